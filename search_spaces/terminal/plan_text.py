@@ -67,7 +67,7 @@ def plan_lines(plan: Plan, width: int | None) -> Iterator[str]:
     yield from table_lines(_COLUMNS, rows, title, width=width)
     yield ""
     yield from _wrapped(_budget_words(plan.budget), width)
-    yield from _wrapped(f"predicted from {_knowledge_words(plan.knowledge)}", width)
+    yield from _wrapped(f"predicted from {knowledge_words(plan.knowledge)}", width)
     for warning in plan.warnings:
         yield from _wrapped(f"warning: {warning}", width)
     if plan.job is not None:
@@ -164,7 +164,8 @@ def _budget_words(bought: BoughtProbes) -> str:
     )
 
 
-def _knowledge_words(used: KnowledgeUsed) -> str:
+def knowledge_words(used: KnowledgeUsed) -> str:
+    """What the predictions of a plan rest on."""
     constants = f"the constants of the cluster ({used.constants or 'of unknown origin'})"
     if used.basis != "measurements":
         kind = "measured constants" if used.basis == "calibration" else "data sheets alone"
