@@ -265,7 +265,7 @@ def test_the_leaderboard_has_the_days_of_a_training_job_by_measured_step_times(
     assert "jobs" not in json.loads(run("leaderboard", name, "--json").stdout)
     text = " ".join(run(*flags).stdout.split())
     assert "training job: 1B tokens on the layout's nodes" in text
-    assert "step time measured" in text
+    assert "rank 1 measured " in text
     larger = json.loads(run(*flags, "--nodes", "2", "--json").stdout)["jobs"]
     assert {job["step_source"] for job in larger} == {"measured and extrapolated"}
     assert run(*flags, "--csv").exit_code == 2
