@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         TrialsAdded,
     )
     from api.schemas.catalogue import ClusterPage, ClusterRead, ModelPage, ModelRead
+    from api.schemas.plans import PlanRead
     from results_db.campaigns.filter import CampaignFilter
     from results_db.database.data_dir import DataDir
     from results_db.errors import TrialFilterInvalidError
@@ -102,6 +103,7 @@ __all__ = [
     "ModelRead",
     "NodePage",
     "Plan",
+    "PlanRead",
     "Problem",
     "RankedTrial",
     "Readiness",
@@ -133,6 +135,7 @@ _SOURCES: Final = (
     "api.schemas.allocations",
     "api.schemas.campaigns_and_trials",
     "api.schemas.catalogue",
+    "api.schemas.plans",
     "results_db.campaigns.filter",
     "results_db.database.data_dir",
     "results_db.errors",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, Final
+
+import httpx
 
 from api.client.call import (
     PAGE,
@@ -38,6 +41,7 @@ from api.schemas.campaigns_and_trials import (
     TrialRead,
     TrialsAdded,
 )
+from api.schemas.plans import PlanRead
 from results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
 from results_db.leaderboard.ranked_layout import ListingSortKey
 from results_db.trials.filter import TrialFilter
@@ -75,8 +79,11 @@ class CampaignCalls:
         top: int | None = None,
         probe_start_s: float | None = None,
         job: TrainingJob | None = None,
-    ) -> Call[Plan]:
+    ) -> Call[Plan | PlanRead]:
         """Ranks the legal layouts of a campaign by predictions; nothing is submitted.
+
+        With more than 50,000 legal layouts it returns the `PlanRead` of a plan that the driver
+        makes, to be read with `planned`.
 
         Args:
             document: the description of the campaign.
@@ -87,11 +94,15 @@ class CampaignCalls:
         return Call(
             method="POST",
             path="/v1/plans",
-            read=reader_of(Plan),
+            read=_read_plan,
             query={"top": top, "probe_start_s": probe_start_s, **_job(job)},
             json=document,
-            is_repeatable=True,
         )
+
+    @route
+    def planned(self, plan_id: int) -> Call[PlanRead]:
+        """A plan that the driver makes or has made."""
+        return get(f"/plans/{segment(plan_id)}", PlanRead)
 
     @route
     def import_table(
@@ -460,6 +471,13 @@ def _ranking(
         "limit": limit,
         "offset": offset,
     }
+
+
+def _read_plan(answer: httpx.Response) -> Plan | PlanRead:
+    """A plan, or what the driver has been asked for."""
+    if answer.status_code == HTTPStatus.ACCEPTED:
+        return reader_of(PlanRead)(answer)
+    return reader_of(Plan)(answer)
 
 
 def _job(job: TrainingJob | None) -> dict[str, Any]:

@@ -32,9 +32,10 @@ from api.service.catalogue import PRESET_NAMES
 from api.service.submission import Submission
 from api.service.submission_check import COUNTED_WITHIN_S, SubmissionCheck, check_submission
 from api.settings import Settings
+from results_db.campaigns.plans import PlanOptions
 from results_db.errors import ResultsDbError
 from results_db.store import Store
-from search_spaces.belief.plan import PROBE_START_S, Plan
+from search_spaces.belief.plan import Plan
 from search_spaces.errors import CampaignInvalidError, SearchSpaceError
 from search_spaces.spec.campaign import STRATEGIES
 from search_spaces.spec.layout import KNOBS
@@ -98,13 +99,8 @@ class SubmitPage:
         if check.problems:
             return self.show(check)
         try:
-            plan = plan_of(
-                self._document(),
-                self.submission,
-                self.store,
-                top=PLANNED_ROWS,
-                probe_start_s=PROBE_START_S,
-            )
+            options = PlanOptions(top=PLANNED_ROWS)
+            plan = plan_of(self._document(), self.submission, self.store, options)
         except (*_WRONG_DOCUMENT, ResultsDbError) as error:
             return self.show(_refused(error))
         return self.show(check, plan=plan)

@@ -109,6 +109,7 @@ ACCESS: Final[Mapping[str, AccessRule]] = MappingProxyType(
         # Campaigns, models and clusters.
         "create_campaign": SUBMITTER,
         "plan_campaign": SUBMITTER,
+        "read_plan": VIEWER,
         "import_campaigns": SUBMITTER,
         "list_campaigns": VIEWER,
         "read_campaign": VIEWER,

@@ -246,56 +246,6 @@ def test_the_leaderboard_is_a_table_csv_or_json(run, service, store, name: str) 
     assert run("leaderboard", name, "--csv", "--json").exit_code == 2
 
 
-def test_the_leaderboard_has_the_days_of_a_training_job_by_measured_step_times(
-    run, service, store, name: str
-) -> None:
-    cluster = {**CAMPAIGN["cluster"], "num_nodes": 2}
-    full = [Layout(tp=2, pp=2, num_microbatches=8), Layout(tp=2, dp=2, num_microbatches=4)]
-    submit(service, store, name, trials=2, layouts=full, cluster=cluster)
-    flags = ("leaderboard", name, "--tokens", "1B", "--mtbf-hours", "1e6")
-    page = json.loads(run(*flags, "--json").stdout)
-    assert (page["job"]["tokens"], page["job"]["mtbf_hours"]) == (10**9, 1e6)
-    for trial, job in zip(page["trials"], page["jobs"], strict=True):
-        assert job["step_source"] == "measured"
-        assert job["layout_key"] == trial["layout_key"]
-        duration = job["duration"]
-        steps_s = -(-(10**9) // (8 * 128)) * trial["step_time_s"]
-        assert duration["days"] * 86400 == pytest.approx(steps_s / (1 - duration["lost_share"]))
-        assert 0 < duration["lost_share"] < 0.001
-    assert "jobs" not in json.loads(run("leaderboard", name, "--json").stdout)
-    text = " ".join(run(*flags).stdout.split())
-    assert "training job: 1B tokens on the layout's nodes" in text
-    assert "rank 1 measured " in text
-    larger = json.loads(run(*flags, "--nodes", "2", "--json").stdout)["jobs"]
-    assert {job["step_source"] for job in larger} == {"measured and extrapolated"}
-    assert run(*flags, "--csv").exit_code == 2
-    refused = run("leaderboard", name, "--nodes", "2")
-    assert refused.exit_code == 2
-    assert "say its tokens too" in refused.output
-
-
-def test_a_dry_run_prints_the_services_plan_and_submits_nothing(
-    run, service, store, tmp_path: Path, name: str
-) -> None:
-    submit(service, store, f"{name}-before", trials=2)
-    store.end_campaign(store.campaign_by_name(f"{name}-before").id, "COMPLETED", "budget", "")
-    file = tmp_path / "c.yaml"
-    document = {**CAMPAIGN, "name": name, "start_from": [f"{name}-before"]}
-    file.write_text(yaml.safe_dump(document))
-    done = run("campaign", "submit", str(file), "--dry-run")
-    assert done.exit_code == 0, done.output
-    assert done.stdout.startswith(f"plan of {name}: tiny on local-cpu. Every figure")
-    assert "the budget pays for 4 probes" in done.stdout
-    assert "stored measurements" in done.stdout
-    plan = json.loads(run("campaign", "submit", str(file), "--dry-run", "--json").stdout)
-    assert plan["knowledge"]["num_measurements"] >= 2
-    assert run("campaign", "show", name).exit_code == 1, "it was not submitted"
-    file.write_text(yaml.safe_dump({**document, "model": "gpt-0"}))
-    refused = run("campaign", "submit", str(file), "--dry-run")
-    assert refused.exit_code == 1
-    assert "gpt-0" in refused.output
-
-
 def test_an_empty_leaderboard_says_so(run, service, store, name: str) -> None:
     submit(service, store, name)
     done = run("leaderboard", name)

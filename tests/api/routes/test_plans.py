@@ -19,6 +19,8 @@ from search_spaces.spec.layout import Layout
 from search_spaces.statistics.training_job import TrainingJob
 from tests.api.local_api import CAMPAIGN, CLUSTER, Api
 from tests.api.report.page import Page
+from tests.waiting import wait_until
+from tuner.driver.driver import Driver
 from tuner.estimate.plan_command import plan as plan_command
 
 LAYOUT = Layout(tp=2, num_microbatches=8)
@@ -128,17 +130,49 @@ def test_wrong_parameters_are_refused_by_name(api: Api, query: str, field: str) 
     assert [each["field"] for each in refused["errors"]] == [field]
 
 
-def test_a_space_that_is_too_large_is_left_to_the_command(
+def test_the_driver_plans_a_space_that_is_too_large_to_wait_for(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "MAX_PLANNED", 3)
-    refused = api.post("/plans", CAMPAIGN, status=422)
-    (error,) = refused["errors"]
-    assert error["field"] == "body.space"
-    assert error["message"] == (
-        "4 legal layouts are more than 3, the most that the service plans; plan it with "
-        "`layout-tuner plan FILE` on your own machine"
+    expected = api.post("/plans?top=2&probe_start_s=5&tokens=1M", CAMPAIGN)
+    monkeypatch.setattr(planning, "MAX_AT_ONCE", 3)
+    answer = api.http.post("/v1/plans?top=2&probe_start_s=5&tokens=1M", json=CAMPAIGN)
+    assert answer.status_code == 202, answer.text
+    waiting = answer.json()
+    assert (waiting["state"], waiting["plan"]) == ("WAITING", None)
+    path = f"/plans/{waiting['id']}"
+    assert answer.headers["Location"] == f"/v1{path}"
+    assert api.get(path) == waiting
+
+    driver = Driver(api.store)
+    wait_until(
+        "the driver has made it", lambda: driver.step() and api.get(path)["state"] != "WAITING"
     )
+    done = api.get(path)
+    assert (done["state"], done["problem"]) == ("DONE", "")
+    assert done["plan"] == expected
+    assert api.get("/campaigns")["campaigns"] == []
+    assert api.get("/plans/99", 404)["detail"].startswith("there is no plan 99")
+
+
+def test_a_plan_for_the_driver_is_refused_like_a_submission(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "MAX_AT_ONCE", 3)
+    small = {**CLUSTER, "device_memory_bytes": 1 << 20}
+    for changes in ({"start_from": ["nobody"]}, {"cluster": small}):
+        planned = api.post("/plans", {**CAMPAIGN, **changes}, status=422)
+        submitted = api.post("/campaigns", {**CAMPAIGN, **changes}, status=422)
+        assert planned["detail"] == submitted["detail"]
+    assert api.store.next_plan() is None
+
+
+def test_no_more_than_eight_plans_wait_for_the_driver(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "MAX_AT_ONCE", 3)
+    for _ in range(8):
+        api.post("/plans", CAMPAIGN, status=202)
+    assert "8 plans wait for the driver" in api.post("/plans", CAMPAIGN, status=409)["detail"]
 
 
 def test_a_users_own_cluster_is_planned_for(api: Api) -> None:
