@@ -19,7 +19,7 @@ PROSE_WIDTH: Final = 100
 _COLUMNS: Final = (
     ">rank",
     "layout",
-    ">step s",
+    ">predicted s",
     ">95 %",
     ">tokens/s",
     ">/device",
