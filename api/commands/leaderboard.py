@@ -16,7 +16,7 @@ from api.commands.connection import service_options
 from api.commands.display import json_option, print_json
 from api.commands.training_job import job_options, print_jobs
 from api.commands.trial_conditions import read_conditions, where_option
-from api.plans.measured_jobs import MeasuredLayout, measured_jobs
+from api.plans.measured_jobs import measured_jobs, step_interval
 from api.schemas.campaigns_and_trials import CampaignDetail, LeaderboardPage, RankedTrial
 from api.service.formatting import (
     LAYOUT_HEADINGS,
@@ -145,15 +145,12 @@ def _jobs(
 ) -> list[tuple[str, JobEstimate]]:
     """The training job with each listed layout."""
     ranked = (
-        MeasuredLayout(
-            rank=trial.rank,
-            layout=trial.layout,
-            step_time_s=trial.step_time_s,
-            value=trial.value,
-            low=trial.value_low,
-            high=trial.value_high,
+        (
+            each.rank,
+            each.layout,
+            step_interval(each.step_time_s, each.value, each.value_low, each.value_high),
         )
-        for trial in page.trials
+        for each in page.trials
     )
     return measured_jobs(job, campaign.spec, ranked)
 

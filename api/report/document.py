@@ -19,7 +19,7 @@ from api.dashboard.figures.campaign_plots import CampaignPlots, PlotChoices
 from api.dashboard.leaderboard_table import LeaderboardTable, leaderboard_table
 from api.dashboard.rendering import document
 from api.dashboard.trial_facts import TrialFacts, knob_pairs
-from api.plans.measured_jobs import MeasuredLayout, measured_jobs
+from api.plans.measured_jobs import measured_jobs, step_interval
 from api.report.failures import failures
 from api.report.reproduction import commands
 from api.service.findings import REASONS, bounds, finding_of, lead
@@ -128,13 +128,10 @@ def _job_lines(
 ) -> Iterator[str]:
     """The days of a training job with each of the best layouts."""
     ranked = (
-        MeasuredLayout(
-            rank=each.rank,
-            layout=each.trial.layout,
-            step_time_s=each.step_time_s,
-            value=each.value,
-            low=each.low,
-            high=each.high,
+        (
+            each.rank,
+            each.trial.layout,
+            step_interval(each.step_time_s, each.value, each.low, each.high),
         )
         for each in best
     )

@@ -26,92 +26,63 @@ class JobEstimate:
     layout_key: str
     """The layout on the job's nodes; empty: the layout cannot be used on so many nodes."""
     duration: JobDuration | None
-    """None: see `problem`."""
+    """Null: see `problem`."""
     step_source: StepSource
     """Where its step time comes from."""
     problem: str = ""
     """Why the layout cannot be used on so many nodes, or why the job would never end."""
 
 
-def predicted_job(
+def estimate_job(
     job: TrainingJob,
     layout: Layout,
     model: ModelShape,
     cluster: Cluster,
     step_of: Callable[[Layout], StepInterval],
     *,
+    is_measured: bool = False,
     allow_tp_across_nodes: bool = False,
 ) -> JobEstimate:
-    """The job with a layout whose step time is predicted.
+    """The training job with one layout.
 
     Args:
         job: tokens, nodes and failures.
         layout: the layout, on its own nodes.
         model: the model to train.
         cluster: the cluster; it may have fewer nodes than the job.
-        step_of: predicts the step time of the scaled layout.
+        step_of: the step time of the layout on the job's nodes.
+        is_measured: whether the step time was measured on the layout's own nodes.
         allow_tp_across_nodes: whether a tensor-parallel group may span nodes.
     """
+    source: StepSource = "measured" if is_measured else "predicted"
     try:
-        larger = _on_its_nodes(job, layout, model, cluster, allow_tp_across_nodes)
-        duration = _duration(job, larger, model, step_of(larger))
-    except SearchSpaceError as error:
-        return JobEstimate(
-            layout_key="", duration=None, step_source="predicted", problem=error.problem
-        )
-    return JobEstimate(layout_key=larger.key, duration=duration, step_source="predicted")
-
-
-def measured_job(
-    job: TrainingJob,
-    layout: Layout,
-    model: ModelShape,
-    cluster: Cluster,
-    step: StepInterval,
-    *,
-    allow_tp_across_nodes: bool = False,
-) -> JobEstimate:
-    """The job with a layout whose step time was measured on the layout's own nodes.
-
-    On more nodes the measured step time is multiplied by the ratio of the predicted ones; the
-    interval stays that of the measurement, and does not hold the error of the ratio.
-    """
-    source: StepSource = "measured"
-    try:
-        larger = _on_its_nodes(job, layout, model, cluster, allow_tp_across_nodes)
-        if larger != layout:
-            source = "measured and extrapolated"
-            step = step.times(
-                float(step_time_s(larger, model, cluster)[0])
-                / float(step_time_s(layout, model, cluster)[0])
+        if job.num_nodes not in (None, layout.num_nodes):
+            source = "measured and extrapolated" if is_measured else source
+            layout = scaled(
+                layout,
+                job.num_nodes or layout.num_nodes,
+                model=model,
+                cluster=cluster,
+                allow_tp_across_nodes=allow_tp_across_nodes,
             )
-        duration = _duration(job, larger, model, step)
+        tokens = layout.global_batch_size * model.seq_length
+        duration = job.duration(step_of(layout), tokens_per_step=tokens, num_nodes=layout.num_nodes)
     except SearchSpaceError as error:
         return JobEstimate(layout_key="", duration=None, step_source=source, problem=error.problem)
-    return JobEstimate(layout_key=larger.key, duration=duration, step_source=source)
+    return JobEstimate(layout_key=layout.key, duration=duration, step_source=source)
 
 
-def _on_its_nodes(
-    job: TrainingJob,
-    layout: Layout,
-    model: ModelShape,
-    cluster: Cluster,
-    allow_tp_across_nodes: bool,
-) -> Layout:
-    if job.num_nodes in (None, layout.num_nodes):
-        return layout
-    assert job.num_nodes is not None, "it is not None above"
-    return scaled(
-        layout,
-        job.num_nodes,
-        model=model,
-        cluster=cluster,
-        allow_tp_across_nodes=allow_tp_across_nodes,
-    )
+def extrapolated(
+    step: StepInterval, measured: Layout, model: ModelShape, cluster: Cluster
+) -> Callable[[Layout], StepInterval]:
+    """The step time of a measured layout on other nodes, as a function of the scaled layout.
 
+    The measured step time is multiplied by the ratio of the predicted ones; the interval is that of
+    the measurement, and does not hold the error of the ratio.
+    """
 
-def _duration(
-    job: TrainingJob, layout: Layout, model: ModelShape, step: StepInterval
-) -> JobDuration:
-    tokens = layout.global_batch_size * model.seq_length
-    return job.duration(step, tokens_per_step=tokens, num_nodes=layout.num_nodes)
+    def on(layout: Layout) -> StepInterval:
+        there, here = (float(step_time_s(each, model, cluster)[0]) for each in (layout, measured))
+        return step.times(there / here)
+
+    return on

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final, Literal, get_args
 
 import numpy as np
 
-from search_spaces.belief.job import JobEstimate, predicted_job
+from search_spaces.belief.job import JobEstimate, estimate_job
 from search_spaces.belief.known_measurements import Knowledge
 from search_spaces.belief.outlook import Outlook, RankedLayouts
 from search_spaces.documents.calibration_file import has_measured_constants
@@ -44,33 +43,20 @@ StepPart = Literal[
 """What the time of a step goes into. The bubble: stages that wait for the first and the last
 micro-batch, or for a slower stage."""
 
-_PARTS: Final[Mapping[str, StepPart]] = MappingProxyType(
-    {
-        "tensor_inside": "tensor parallel",
-        "tensor_across": "tensor parallel",
-        "latency_inside": "tensor parallel",
-        "latency_across": "tensor parallel",
-        "imbalance": "pipeline bubble",
-        "equal_layers": "pipeline bubble",
-        "host": "host",
-        "host_tensor": "host",
-        "each_microbatch": "host",
-        "each_step": "host",
-        "data_inside": "data parallel",
-        "data_across": "data parallel",
-        "data_congestion": "data parallel",
-        "data_latency": "data parallel",
-        "data_overlap": "data parallel",
-        "shards_overlap": "data parallel",
-        "weights_gather": "data parallel",
-        "gather_latency": "data parallel",
-        "pipeline_inside": "pipeline transfers",
-        "pipeline_across": "pipeline transfers",
-        "pipeline_latency": "pipeline transfers",
-        "optimizer": "optimizer",
-    }
-)
-"""The part of each term of the step time; all other terms are compute."""
+_TERMS: Final[Mapping[StepPart, tuple[str, ...]]] = {
+    "tensor parallel": ("tensor_inside", "tensor_across", "latency_inside", "latency_across"),
+    "pipeline bubble": ("imbalance", "equal_layers"),
+    "pipeline transfers": ("pipeline_inside", "pipeline_across", "pipeline_latency"),
+    "data parallel": (
+        *("data_inside", "data_across", "data_congestion", "data_latency"),
+        *("data_overlap", "shards_overlap", "weights_gather", "gather_latency"),
+    ),
+    "host": ("host", "host_tensor", "each_microbatch", "each_step"),
+    "optimizer": ("optimizer",),
+}
+"""The terms of the step time that are not compute, by their part."""
+
+_PARTS: Final = {term: part for part, terms in _TERMS.items() for term in terms}
 
 _NOT_EACH_SLOT: Final = frozenset({"accumulation", "each_step"})
 """Terms of compute and host that do not repeat in the slots of the pipeline's bubble."""
@@ -266,7 +252,7 @@ def _planned(rank: int, layout: Layout, outlook: Outlook, job: TrainingJob | Non
         shares=shares,
         job=None
         if job is None
-        else predicted_job(
+        else estimate_job(
             job,
             layout,
             spec.model,

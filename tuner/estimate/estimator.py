@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.belief.job import JobEstimate, predicted_job
+from search_spaces.belief.job import JobEstimate, estimate_job
 from search_spaces.belief.known_measurements import Knowledge
 from search_spaces.belief.memory import ELSEWHERE, MemoryBelief
 from search_spaces.belief.memory_evidence import Evidence, evidence_of
@@ -130,7 +130,7 @@ class Estimator:
 
     def job(self, job: TrainingJob, layout: Layout) -> JobEstimate:
         """The training job with one layout, at the predicted step time on the job's nodes."""
-        return predicted_job(job, layout, self.model, self.cluster, self._step)
+        return estimate_job(job, layout, self.model, self.cluster, self._step)
 
     def _step(self, layout: Layout) -> StepInterval:
         (log_mean,), (log_sd,) = self.step_times(LayoutColumns.of(layout))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from search_spaces.belief import outlook as outlook_module
-from search_spaces.belief.job import measured_job
+from search_spaces.belief.job import JobEstimate, estimate_job, extrapolated
 from search_spaces.belief.known_measurements import Knowledge, Sample
 from search_spaces.belief.memory import MemoryBelief
 from search_spaces.belief.memory_evidence import usable_bytes
@@ -336,13 +336,18 @@ def test_a_measured_job_keeps_the_measured_time_on_its_own_nodes() -> None:
     layout = Layout(num_nodes=2, dp=16, num_microbatches=16, precision="bf16")
     step = StepInterval(expected_s=10.0, low_s=9.0, high_s=11.0)
     job = TrainingJob(tokens=10**11)
-    here = measured_job(job, layout, spec.model, spec.cluster, step)
+
+    def measured_job(job: TrainingJob) -> JobEstimate:
+        step_of = extrapolated(step, layout, spec.model, spec.cluster)
+        return estimate_job(job, layout, spec.model, spec.cluster, step_of, is_measured=True)
+
+    here = measured_job(job)
     assert here.step_source == "measured"
     tokens = 256 * spec.model.seq_length
     assert here.duration == job.duration(step, tokens_per_step=tokens, num_nodes=2)
 
     larger = replace(layout, num_nodes=4, dp=32, num_microbatches=8)
-    there = measured_job(replace(job, num_nodes=4), layout, spec.model, spec.cluster, step)
+    there = measured_job(replace(job, num_nodes=4))
     assert there.step_source == "measured and extrapolated"
     assert there.layout_key == larger.key
     assert here.duration is not None
