@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 PIP_FLAGS ?=
 
 INSTALLED := $(VENV)/.installed
-.PHONY: install demo pictures check lint types layers structure test test-slow test-nightly test-faults test-slurm test-exports slurm-packages browser-packages openapi reference test-gpu bench-enumerate bench-estimates bench-memory bench-trainer bench-search bench-stopping bench-packing bench-workers bench-service bench-programs bench-revisions bench-dashboard bench-gpu clean
+.PHONY: install demo pictures check lint types layers structure test test-slow test-nightly test-faults test-slurm test-exports slurm-packages browser-packages openapi reference test-gpu bench-enumerate bench-plan bench-estimates bench-memory bench-trainer bench-search bench-stopping bench-packing bench-workers bench-service bench-programs bench-revisions bench-dashboard bench-gpu clean
 
 install: $(INSTALLED)
 
@@ -132,6 +132,9 @@ test-gpu: $(INSTALLED)
 
 bench-enumerate: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_enumerate
+
+bench-plan: $(INSTALLED)
+	$(BIN)/python -m benchmarks.bench_plan
 
 # TABLE: peaks by rank, as of the run of 175B on Frontier.
 bench-memory: $(INSTALLED)

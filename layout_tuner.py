@@ -63,11 +63,14 @@ if TYPE_CHECKING:
         TrialsAdded,
     )
     from api.schemas.catalogue import ClusterPage, ClusterRead, ModelPage, ModelRead
+    from api.schemas.plans import PlanRead
     from results_db.campaigns.filter import CampaignFilter
     from results_db.database.data_dir import DataDir
     from results_db.errors import TrialFilterInvalidError
     from results_db.records import MeasurementRecord
     from results_db.trials.filter import TrialFilter
+    from search_spaces.belief.plan import Plan
+    from search_spaces.statistics.training_job import TrainingJob
 
     __version__: str
 
@@ -99,6 +102,8 @@ __all__ = [
     "ModelPage",
     "ModelRead",
     "NodePage",
+    "Plan",
+    "PlanRead",
     "Problem",
     "RankedTrial",
     "Readiness",
@@ -110,6 +115,7 @@ __all__ = [
     "TokenFileInvalidError",
     "TokenPage",
     "TokenRead",
+    "TrainingJob",
     "TrialDetailRead",
     "TrialFilter",
     "TrialFilterInvalidError",
@@ -129,11 +135,14 @@ _SOURCES: Final = (
     "api.schemas.allocations",
     "api.schemas.campaigns_and_trials",
     "api.schemas.catalogue",
+    "api.schemas.plans",
     "results_db.campaigns.filter",
     "results_db.database.data_dir",
     "results_db.errors",
     "results_db.records",
     "results_db.trials.filter",
+    "search_spaces.belief.plan",
+    "search_spaces.statistics.training_job",
 )
 """Modules that define the names of `__all__`; importing the client imports all of them."""
 

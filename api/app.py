@@ -32,6 +32,7 @@ from api.routes import (
     health,
     imports,
     leaderboard,
+    plans,
     reports,
     trials,
     workers,
@@ -107,6 +108,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     app.state.book = book
     app.state.authentication = _authentication(settings, book, sessions)
     app.state.document_readers = asyncio.Semaphore(DOCUMENTS_AT_ONCE)
+    app.state.planning = asyncio.Semaphore(1)
     app.state.metrics = Metrics(store, lambda: app.state.hub.num_watchers)
     app.router.routes.extend(_ROUTES)
     problems.install(app)
@@ -163,6 +165,7 @@ def _all_routes() -> Sequence[BaseRoute]:
     for routes in (
         workers,
         campaigns,
+        plans,
         imports,
         reports,
         catalogue,

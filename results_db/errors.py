@@ -9,6 +9,14 @@ class CampaignNotFoundError(ResultsDbError):
     """No campaign has this id or name."""
 
 
+class PlanNotFoundError(ResultsDbError):
+    """No plan has this id."""
+
+
+class PlanLimitError(ResultsDbError):
+    """Too many plans wait for the driver."""
+
+
 class CampaignDuplicateError(ResultsDbError):
     """Another campaign has this name already."""
 

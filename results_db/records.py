@@ -98,7 +98,7 @@ EventKind = Literal[
     "campaign.analysed",
 ]
 
-LiveEventKind = Literal["campaign.progress", "worker.changed", "nodes.changed"]
+LiveEventKind = Literal["campaign.progress", "worker.changed", "nodes.changed", "plan.ended"]
 """Kinds of events that only those get who watch at the moment; they are not stored."""
 
 EVENT_KINDS: Final[tuple[EventKind | LiveEventKind, ...]] = (
@@ -106,6 +106,11 @@ EVENT_KINDS: Final[tuple[EventKind | LiveEventKind, ...]] = (
     *get_args(LiveEventKind),
 )
 """All kinds of events that watchers get."""
+
+PlanState = Literal["WAITING", "DONE", "FAILED"]
+"""Of a plan that the driver makes."""
+
+PLAN_STATES: Final[tuple[PlanState, ...]] = get_args(PlanState)
 
 CAMPAIGN_STATES: Final[tuple[CampaignState, ...]] = get_args(CampaignState)
 
@@ -171,6 +176,24 @@ class CampaignRecord:
     """Name of the token that submitted it; empty: it is older than tokens."""
     notes: str = ""
     """Notes of its users."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanRecord:
+    """A plan that the driver makes, or has made."""
+
+    id: int
+    state: PlanState
+    created_by: str
+    """Name of the token that requested it."""
+    created_at: datetime
+    ended_at: datetime | None
+    spec: Mapping[str, Any]
+    options: Mapping[str, Any]
+    answer: Mapping[str, Any]
+    """The plan as JSON values; empty unless DONE."""
+    problem: str
+    """Why it could not be made; empty unless FAILED."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

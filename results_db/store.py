@@ -18,8 +18,8 @@ from results_db.campaigns.driver_lease import DriverLeases
 from results_db.campaigns.imports import Imports
 from results_db.campaigns.models_and_clusters import Descriptions
 from results_db.campaigns.overview import Overviews
+from results_db.campaigns.plans import Plans
 from results_db.campaigns.reports import Reports
-from results_db.campaigns.start_from import EarlierTrials
 from results_db.database.change_mark import ChangeMark
 from results_db.database.data_dir import DataDir
 from results_db.database.session import Database
@@ -42,7 +42,7 @@ class Store(
     # Campaigns, with imports, models and clusters, reports and events.
     Campaigns,
     Imports,
-    EarlierTrials,
+    Plans,
     Descriptions,
     Reports,
     Overviews,

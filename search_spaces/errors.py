@@ -97,6 +97,10 @@ class ModelTooLargeError(SearchSpaceError):
     """Every legal layout needs far more memory than a device has."""
 
 
+class TrainingJobInvalidError(SearchSpaceError):
+    """The description of a training job is impossible, or the job would never end."""
+
+
 class OutcomeInvalidError(SearchSpaceError):
     """A document is not a valid description of an outcome or a probe."""
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, Final
+
+import httpx
 
 from api.client.call import (
     PAGE,
@@ -38,11 +41,14 @@ from api.schemas.campaigns_and_trials import (
     TrialRead,
     TrialsAdded,
 )
+from api.schemas.plans import PlanRead
 from results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
 from results_db.leaderboard.ranked_layout import ListingSortKey
 from results_db.trials.filter import TrialFilter
 from results_db.trials.sort_order import SortKey
+from search_spaces.belief.plan import Plan
 from search_spaces.protocol.worker_messages import TrialState
+from search_spaces.statistics.training_job import TrainingJob
 
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -64,6 +70,39 @@ class CampaignCalls:
         """
         key = idempotency_key or str(uuid.uuid4())
         return post_once("/campaigns", CampaignDetail, document, key)
+
+    @route
+    def plan(
+        self,
+        document: Mapping[str, Any],
+        *,
+        top: int | None = None,
+        probe_start_s: float | None = None,
+        job: TrainingJob | None = None,
+    ) -> Call[Plan | PlanRead]:
+        """Ranks the legal layouts of a campaign by predictions; nothing is submitted.
+
+        With more than 50,000 legal layouts it returns the `PlanRead` of a plan that the driver
+        makes, to be read with `planned`.
+
+        Args:
+            document: the description of the campaign.
+            top: how many layouts are listed; None: 10.
+            probe_start_s: seconds that a probe is taken to last besides its steps; None: 60.
+            job: the training job to be predicted with each listed layout.
+        """
+        return Call(
+            method="POST",
+            path="/v1/plans",
+            read=_read_plan,
+            query={"top": top, "probe_start_s": probe_start_s, **_job(job)},
+            json=document,
+        )
+
+    @route
+    def planned(self, plan_id: int) -> Call[PlanRead]:
+        """A plan that the driver makes or has made."""
+        return get(f"/plans/{segment(plan_id)}", PlanRead)
 
     @route
     def import_table(
@@ -145,9 +184,14 @@ class CampaignCalls:
         return delete(_path(campaign))
 
     @route
-    def report(self, campaign: str) -> Call[str]:
-        """The campaign as one HTML document without scripts or external resources."""
-        return get_text(_path(campaign, "report"))
+    def report(self, campaign: str, *, job: TrainingJob | None = None) -> Call[str]:
+        """The campaign as one HTML document without scripts or external resources.
+
+        Args:
+            campaign: its name or id.
+            job: a training job, whose days with each of the best layouts are in the report.
+        """
+        return get_text(_path(campaign, "report"), **_job(job))
 
     @route
     def pause_campaign(self, campaign: str) -> Call[CampaignDetail]:
@@ -426,4 +470,24 @@ def _ranking(
         "within": within,
         "limit": limit,
         "offset": offset,
+    }
+
+
+def _read_plan(answer: httpx.Response) -> Plan | PlanRead:
+    """A plan, or what the driver has been asked for."""
+    if answer.status_code == HTTPStatus.ACCEPTED:
+        return reader_of(PlanRead)(answer)
+    return reader_of(Plan)(answer)
+
+
+def _job(job: TrainingJob | None) -> dict[str, Any]:
+    """The query of a training job."""
+    if job is None:
+        return {}
+    return {
+        "tokens": str(job.tokens),
+        "nodes": job.num_nodes,
+        "mtbf_hours": job.mtbf_hours,
+        "checkpoint_s": job.checkpoint_s,
+        "restart_s": job.restart_s,
     }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from dataclasses import fields
+import time
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import click
 
@@ -45,11 +47,16 @@ from api.service.formatting import (
 )
 from results_db.campaigns.filter import CampaignFilter
 from results_db.records import CAMPAIGN_STATES, BaselineRead, Cost, KnobStepRead
+from search_spaces.belief.plan import Plan
 from search_spaces.spec.campaign import STRATEGIES
 from search_spaces.spec.objectives import ALL_OBJECTIVES
+from search_spaces.terminal.console import terminal_width
 from search_spaces.terminal.live_output import work_line
+from search_spaces.terminal.plan_text import plan_lines
 from search_spaces.terminal.plurals import counted
 from search_spaces.terminal.text_table import print_table
+
+_POLL_S: Final = 0.5
 
 
 @click.group()
@@ -114,15 +121,40 @@ def list_campaigns(
 
 @campaign.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--dry-run", is_flag=True, help="Print the service's plan of it, and submit nothing.")
 @json_option
 @service_options
-def submit(file: Path, as_json: bool, client: Client) -> None:
+def submit(file: Path, dry_run: bool, as_json: bool, client: Client) -> None:
     """Submit the campaign in FILE (YAML, or JSON where its name ends in .json).
 
     A file that is not YAML or JSON is bad usage (exit code 2); a campaign that the service refuses
     is a failure (exit code 1).
     """
-    print_submitted(client.create_campaign(read_document_file(file, "the campaign")), as_json)
+    document = read_document_file(file, "the campaign")
+    if not dry_run:
+        print_submitted(client.create_campaign(document), as_json)
+        return
+    plan = _planned(client, document)
+    if as_json:
+        click.echo(json.dumps(asdict(plan), indent=2))
+        return
+    for line in plan_lines(plan, terminal_width(sys.stdout)):
+        click.echo(line)
+
+
+def _planned(client: Client, document: dict[str, Any]) -> Plan:
+    """The service's plan; one that the driver makes is waited for."""
+    planned = client.plan(document)
+    if isinstance(planned, Plan):
+        return planned
+    with work_line(sys.stderr, ticks=True) as line:
+        line.say(f"the driver makes plan {planned.id}")
+        while planned.state == "WAITING":
+            time.sleep(_POLL_S)
+            planned = client.planned(planned.id)
+    if planned.plan is None:
+        raise click.ClickException(planned.problem)
+    return planned.plan
 
 
 @campaign.command("import")

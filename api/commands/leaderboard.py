@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,8 +14,10 @@ import click
 from api.client import Client
 from api.commands.connection import service_options
 from api.commands.display import json_option, print_json
+from api.commands.training_job import job_options, print_jobs
 from api.commands.trial_conditions import read_conditions, where_option
-from api.schemas.campaigns_and_trials import LeaderboardPage, RankedTrial
+from api.plans.measured_jobs import measured_jobs, step_interval
+from api.schemas.campaigns_and_trials import CampaignDetail, LeaderboardPage, RankedTrial
 from api.service.formatting import (
     LAYOUT_HEADINGS,
     baseline_words,
@@ -28,7 +32,9 @@ from api.service.formatting import (
 )
 from api.service.parquet import num_rows
 from results_db.records import BaselineRead
+from search_spaces.belief.job import JobEstimate
 from search_spaces.spec.objectives import OBJECTIVES
+from search_spaces.statistics.training_job import TrainingJob
 from search_spaces.terminal.console import write_bytes
 from search_spaces.terminal.plurals import counted
 from search_spaces.terminal.text_table import print_table
@@ -59,6 +65,7 @@ _OUTPUT: Final = Path("-")
 @click.option(
     "--intervals", is_flag=True, help="With --csv or --parquet: also runs, intervals and ties."
 )
+@job_options
 @json_option
 @service_options
 def leaderboard(
@@ -71,6 +78,7 @@ def leaderboard(
     as_csv: bool,
     parquet: Path | None,
     intervals: bool,
+    job: TrainingJob | None,
     as_json: bool,
     client: Client,
 ) -> None:
@@ -85,7 +93,12 @@ def leaderboard(
     A campaign of several objectives is ranked by its first; a star marks its Pareto front. Trials
     that break its constraints are counted, and not ranked. A star marks the campaign's baseline,
     too, and a line says what the winner gains over it.
+
+    With --tokens the days of the training job follow, from the measured step times; on more nodes
+    than the measured ones these are multiplied by the ratio of the predicted step times.
     """
+    if job is not None and (as_csv or parquet is not None):
+        raise click.UsageError("--tokens does not go with --csv or --parquet")
     if as_csv + as_json + (parquet is not None) > 1:
         raise click.UsageError("--csv, --json and --parquet exclude each other")
     asked: dict[str, Any] = {
@@ -104,8 +117,16 @@ def leaderboard(
         _write(parquet, content, limit)
         return
     page = client.leaderboard(campaign, **asked)
-    if as_json:
+    if as_json and job is None:
         print_json(page)
+        return
+    campaign_read = client.campaign(campaign)
+    jobs = [] if job is None else _jobs(job, campaign_read, page)
+    if as_json:
+        document = page.model_dump(mode="json")
+        document["job"] = asdict(job) if job else None
+        document["jobs"] = [asdict(estimate) for _, estimate in jobs]
+        click.echo(json.dumps(document, indent=2))
         return
     if page.trials:
         _print_ranking(campaign, page, conditions, front=front, within=within)
@@ -113,9 +134,25 @@ def leaderboard(
         met = " that meets every --where" if conditions else ""
         click.echo(f"campaign {campaign} has no ranked trial{met} yet")
     _print_remarks(page)
-    campaign_read = client.campaign(campaign)
     if (baseline := campaign_read.baseline) is not None:
         click.echo(_gain_line(baseline, campaign_read.objective))
+    if job is not None:
+        print_jobs(job, jobs)
+
+
+def _jobs(
+    job: TrainingJob, campaign: CampaignDetail, page: LeaderboardPage
+) -> list[tuple[str, JobEstimate]]:
+    """The training job with each listed layout."""
+    ranked = (
+        (
+            each.rank,
+            each.layout,
+            step_interval(each.step_time_s, each.value, each.value_low, each.value_high),
+        )
+        for each in page.trials
+    )
+    return measured_jobs(job, campaign.spec, ranked)
 
 
 def _gain_line(baseline: BaselineRead, objective: str) -> str:

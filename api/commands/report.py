@@ -8,6 +8,8 @@ import click
 
 from api.client import Client
 from api.commands.connection import service_options
+from api.commands.training_job import job_options
+from search_spaces.statistics.training_job import TrainingJob
 
 
 @click.command()
@@ -18,19 +20,23 @@ from api.commands.connection import service_options
     help="Where it goes: a file, by default CAMPAIGN.html, or - for the output.",
 )
 @click.option("--force", is_flag=True, help="Overwrite the file.")
+@job_options
 @service_options
-def report(campaign: str, out: Path | None, force: bool, client: Client) -> None:
+def report(
+    campaign: str, out: Path | None, force: bool, job: TrainingJob | None, client: Client
+) -> None:
     """Write a campaign's report: one HTML document to mail or print.
 
     It loads nothing and runs nothing. Of a campaign that still runs it shows what there is so far.
+    With --tokens it has the days of the training job with each of the best layouts.
     """
     if out == Path("-"):
-        click.echo(client.report(campaign), nl=False)
+        click.echo(client.report(campaign, job=job), nl=False)
         return
     target = out or Path(f"{campaign}.html")
     if target.exists() and not force:
         raise click.ClickException(f"{target} exists; choose another --out, or --force")
-    document = client.report(campaign)
+    document = client.report(campaign, job=job)
     try:
         target.write_text(document, encoding="utf-8")
     except OSError as error:

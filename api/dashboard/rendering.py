@@ -32,6 +32,7 @@ from api.service.progress import node_seconds_left
 from api.version import version
 from results_db.records import EVENT_KINDS, CampaignRecord
 from search_spaces.terminal.console import escaped
+from search_spaces.terminal.plan_text import knowledge_words
 
 PAGE_HEADERS: Final[Mapping[str, str]] = {
     # No inline script and no inline style: names and logs come from outside.
@@ -148,6 +149,7 @@ def _environment() -> Environment:
         "campaign_path": campaign_path,
         "duration": duration,
         "figure": figure,
+        "knowledge_words": knowledge_words,
         "memory": memory,
         "node_seconds_left": node_seconds_left,
         "objective_figure": objective_figure,

@@ -26,13 +26,16 @@ from api.dashboard.rendering import go_to, render
 from api.dependencies import SettingsDep, StoreDep, campaign_named, campaign_reference
 from api.errors import ApiError, DocumentInvalidError, DocumentMalformedError, DocumentTooLargeError
 from api.http.documents import read_json, read_yaml
+from api.plans.planning import plan_of
 from api.routes.campaigns import SubmissionDep
 from api.service.catalogue import PRESET_NAMES
 from api.service.submission import Submission
 from api.service.submission_check import COUNTED_WITHIN_S, SubmissionCheck, check_submission
 from api.settings import Settings
+from results_db.campaigns.plans import PlanOptions
 from results_db.errors import ResultsDbError
 from results_db.store import Store
+from search_spaces.belief.plan import Plan
 from search_spaces.errors import CampaignInvalidError, SearchSpaceError
 from search_spaces.spec.campaign import STRATEGIES
 from search_spaces.spec.layout import KNOBS
@@ -44,6 +47,8 @@ router = APIRouter()
 View = Literal["form", "yaml"]
 
 YAML: Final = "yaml"
+PLANNED_ROWS: Final = 5
+"""Layouts of a plan that the page shows."""
 _DEFAULTS: Final = {"strategy": "guided", "budget": {"trials": 50}}
 """What the form of a new campaign begins with."""
 _WRONG_DOCUMENT: Final = (SearchSpaceError, ApiError)
@@ -61,8 +66,14 @@ class SubmitPage:
     form: dict[str, str]
     """The fields of the form by name; `view` is the view that they are of."""
 
-    def show(self, check: SubmissionCheck | None = None, *, is_checked: bool = True) -> Response:
-        """The page with the result of the check."""
+    def show(
+        self,
+        check: SubmissionCheck | None = None,
+        *,
+        is_checked: bool = True,
+        plan: Plan | None = None,
+    ) -> Response:
+        """The page with the result of the check, and with a plan where there is one."""
         if check is None and is_checked:
             check = self.check()
         own = {
@@ -78,8 +89,21 @@ class SubmitPage:
             objectives=ALL_OBJECTIVES,
             strategies=STRATEGIES,
             knobs=KNOBS.values(),
+            plan=plan,
             **self.findings(check),
         )
+
+    def plan(self) -> Response:
+        """Shows the best layouts by predictions; nothing is submitted."""
+        check = self.check()
+        if check.problems:
+            return self.show(check)
+        try:
+            options = PlanOptions(top=PLANNED_ROWS)
+            plan = plan_of(self._document(), self.submission, self.store, options)
+        except (*_WRONG_DOCUMENT, ResultsDbError) as error:
+            return self.show(_refused(error))
+        return self.show(check, plan=plan)
 
     def turn(self) -> Response:
         """Shows the document in the other view; one that cannot be read stays in its view."""
@@ -207,9 +231,16 @@ def show_submit(
 
 @router.post("/submit")
 async def do_submit(page: SubmitPageDep) -> Response:
-    """Submits the campaign, checks it, opens a file, or shows the other view."""
-    act = {"submit": page.submit, "form": page.turn, YAML: page.turn, "open": page.open}
-    async with page.request.app.state.document_readers:
+    """Submits the campaign, plans or checks it, opens a file, or shows the other view."""
+    act = {
+        "submit": page.submit,
+        "plan": page.plan,
+        "form": page.turn,
+        YAML: page.turn,
+        "open": page.open,
+    }
+    state = page.request.app.state
+    async with state.planning if page.form["do"] == "plan" else state.document_readers:
         return await run_in_threadpool(act.get(page.form["do"], page.show))
 
 

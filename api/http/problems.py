@@ -47,6 +47,8 @@ STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     db_errors.TrialLogNotFoundError: HTTPStatus.NOT_FOUND,
     db_errors.WorkerNotFoundError: HTTPStatus.NOT_FOUND,
     db_errors.WorkerSupersededError: HTTPStatus.CONFLICT,
+    db_errors.PlanNotFoundError: HTTPStatus.NOT_FOUND,
+    db_errors.PlanLimitError: HTTPStatus.CONFLICT,
     db_errors.CampaignDuplicateError: HTTPStatus.CONFLICT,
     db_errors.CampaignStateError: HTTPStatus.CONFLICT,
     db_errors.IdempotencyKeyReusedError: HTTPStatus.UNPROCESSABLE_ENTITY,

@@ -1,4 +1,4 @@
-"""Live events: progress of running trials, workers and nodes, computed from two states.
+"""Live events: progress of running trials, workers, nodes and plans, computed from two states.
 
 They are sent to those who watch at the moment, and never stored: they have no number, and a watcher
 that was away does not get them again (decision 52).
@@ -38,7 +38,7 @@ class LiveEvent:
 
     kind: LiveEventKind
     campaign_id: int | None
-    """None: it concerns a worker or nodes, and only watchers of all campaigns get it."""
+    """None: it concerns a worker, nodes or a plan, and only watchers of all campaigns get it."""
     content: bytes
     """In the format of the stream, without an id: a watcher resumes after a stored event."""
 
@@ -49,6 +49,7 @@ def live_events(before: LiveState, now: LiveState, at: datetime) -> list[LiveEve
         *_of_campaigns(before, now, at),
         *_of_workers(before, now, at),
         *_of_nodes(before, now, at),
+        *_of_plans(before, now, at),
     ]
 
 
@@ -137,6 +138,12 @@ def _of_nodes(before: LiveState, now: LiveState, at: datetime) -> Iterator[LiveE
             "nodes": [_node(key, now.nodes.get(key)) for key in keys[:MAX_LISTED]],
         }
         yield _event("nodes.changed", at, data)
+
+
+def _of_plans(before: LiveState, now: LiveState, at: datetime) -> Iterator[LiveEvent]:
+    for id_, state in now.plans.items():
+        if state != "WAITING" and before.plans.get(id_, "WAITING") == "WAITING":
+            yield _event("plan.ended", at, {"plan_id": id_, "state": state})
 
 
 def _node(key: NodeKey, status: NodeStatus | None) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from api.dashboard.figures.campaign_plots import CampaignPlots, PlotChoices
 from api.dashboard.leaderboard_table import LeaderboardTable, leaderboard_table
 from api.dashboard.rendering import document
 from api.dashboard.trial_facts import TrialFacts, knob_pairs
+from api.plans.measured_jobs import measured_jobs, step_interval
 from api.report.failures import failures
 from api.report.reproduction import commands
 from api.service.findings import REASONS, bounds, finding_of, lead
@@ -31,6 +32,8 @@ from results_db.records import Analysis, CampaignRecord
 from results_db.store import Store
 from results_db.trials.filter import TrialFilter
 from search_spaces.spec.layout import KNOBS
+from search_spaces.statistics.training_job import TrainingJob
+from search_spaces.terminal.plan_text import PROSE_WIDTH, job_lines
 
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 """Content security policy: a browser may only show a report. The file and the answer have it."""
@@ -41,7 +44,9 @@ SHOWN: Final = 20
 _SLICE_WIDTH: Final = 460.0
 
 
-def report(store: Store, campaign: CampaignRecord, made_at: datetime) -> str:
+def report(
+    store: Store, campaign: CampaignRecord, made_at: datetime, job: TrainingJob | None = None
+) -> str:
     """A campaign's report: HTML without scripts or external resources."""
     finding = finding_of(store, campaign)
     winner, ended = finding.winner, store.ended_trials(campaign.id)
@@ -89,6 +94,7 @@ def report(store: Store, campaign: CampaignRecord, made_at: datetime) -> str:
             width=96,
         ),
         machine=machine,
+        job=None if job is None else "\n".join(_job_lines(job, campaign, best)),
         version=version(),
         **_leaderboard(store, campaign, best, plots.ranked_baseline),
     )
@@ -115,6 +121,21 @@ def _leaderboard(
         columns = [column.name for column in whole.columns]
         rows += zip([baseline], table(LeaderboardQuery(wanted=wanted), columns).lines, strict=True)
     return {"leaderboard": whole, "leaders": rows}
+
+
+def _job_lines(
+    job: TrainingJob, campaign: CampaignRecord, best: Sequence[RankedLayout]
+) -> Iterator[str]:
+    """The days of a training job with each of the best layouts."""
+    ranked = (
+        (
+            each.rank,
+            each.trial.layout,
+            step_interval(each.step_time_s, each.value, each.low, each.high),
+        )
+        for each in best
+    )
+    return job_lines(job, measured_jobs(job, campaign.spec, ranked), PROSE_WIDTH)
 
 
 def _winner(store: Store, best: RankedLayout) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from fastapi.responses import HTMLResponse
 
 from api.dependencies import CampaignDep, StoreDep
 from api.errors import AnalysisUnavailableError
+from api.http.job_parameters import JobDep
 from api.report.document import POLICY, report
 from api.schemas.campaigns_and_trials import AnalysisRead, KnobImportance
 from results_db.campaigns.imports import IMPORTED
@@ -15,10 +16,11 @@ router = APIRouter(prefix="/v1/campaigns", tags=["campaigns"])
 
 
 @router.get("/{campaign}/report", response_class=HTMLResponse)
-def read_report(campaign: CampaignDep, store: StoreDep) -> HTMLResponse:
+def read_report(campaign: CampaignDep, store: StoreDep, job: JobDep) -> HTMLResponse:
     """Read a campaign's report: one HTML document that loads no other file and runs no script.
 
-    For a campaign that has not ended it shows the results so far.
+    For a campaign that has not ended it shows the results so far. With `tokens` it has the days of
+    the training job with each of the best layouts.
     """
     headers = {
         "Content-Security-Policy": POLICY,
@@ -26,7 +28,7 @@ def read_report(campaign: CampaignDep, store: StoreDep) -> HTMLResponse:
         "Referrer-Policy": "no-referrer",
         "Content-Disposition": f'inline; filename="{campaign.name}.html"',
     }
-    return HTMLResponse(report(store, campaign, store.now()), headers=headers)
+    return HTMLResponse(report(store, campaign, store.now(), job), headers=headers)
 
 
 @router.get("/{campaign}/analysis")

@@ -17,9 +17,12 @@ from typing import Any, Final
 
 from api.schemas.campaigns_and_trials import Document
 from results_db import records
+from search_spaces.belief import job, plan
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol import measurement, outcome, worker_messages
 from search_spaces.spec.layout import Layout
+from search_spaces.spec.space import Exclusion
+from search_spaces.statistics import training_job
 
 
 def _classes_of(module: ModuleType) -> Iterator[type]:
@@ -33,6 +36,10 @@ _VALUES: Final[tuple[type, ...]] = (
     *_classes_of(measurement),
     *_classes_of(outcome),
     *_classes_of(records),
+    *_classes_of(plan),
+    *_classes_of(job),
+    *_classes_of(training_job),
+    Exclusion,
     Layout,
     Prediction,
 )

@@ -108,6 +108,8 @@ ACCESS: Final[Mapping[str, AccessRule]] = MappingProxyType(
         "show_timeline": VIEWER,
         # Campaigns, models and clusters.
         "create_campaign": SUBMITTER,
+        "plan_campaign": SUBMITTER,
+        "read_plan": VIEWER,
         "import_campaigns": SUBMITTER,
         "list_campaigns": VIEWER,
         "read_campaign": VIEWER,

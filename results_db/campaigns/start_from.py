@@ -6,8 +6,10 @@ why it is keyed by cluster, device and release of torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Final, cast
 
 from sqlalchemy import Select, and_, false, func, or_, select
@@ -19,15 +21,37 @@ from results_db.models.service_tables import WorkerRow
 from results_db.models.tables import Attempt, Campaign, Import, MeasurementRow, Trial
 from results_db.records import CampaignRecord
 from results_db.rows import trial_layout
+from search_spaces.belief.known_measurements import Knowledge, Sample
+from search_spaces.belief.observation import ObservationState
 from search_spaces.protocol.measurement import EMBEDDED_TRAINER
 from search_spaces.protocol.worker_messages import TrialState
+from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables.table import software_of_source
 
 MAX_KNOWN_TRIALS: Final = 2000
 """Most trials of other campaigns that one campaign starts from; the newest are taken."""
 
-_TEACHING_STATES: Final = ("COMPLETED", "INFEASIBLE", "FAILED")
+_SAMPLE_STATES: Final[Mapping[str, ObservationState]] = MappingProxyType(
+    {"COMPLETED": "completed", "INFEASIBLE": "infeasible", "FAILED": "failed"}
+)
+"""The states of trials that show something about their layouts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedCampaign:
+    """A campaign that was not submitted; its fields are those of a `CampaignRecord`."""
+
+    spec: Mapping[str, Any]
+    cluster_name: str
+    trainer: str
+    created_at: datetime
+    """The time of the plan."""
+    id: None = None
+
+
+StartingCampaign = CampaignRecord | PlannedCampaign
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +75,7 @@ class KnownTrial:
 class EarlierTrials(StoreSection):
     """The store's methods for trials of other campaigns."""
 
-    def known_trials(self, campaign: CampaignRecord) -> list[KnownTrial]:
+    def known_trials(self, campaign: StartingCampaign) -> list[KnownTrial]:
         """Trials that the campaign starts from, the oldest first.
 
         Unless `knowledge` is none: trials of campaigns that had ended on the same cluster with the
@@ -68,7 +92,7 @@ class EarlierTrials(StoreSection):
             found = [_known_trial(sources, trainer, *row) for row in rows]
         return found[::-1]
 
-    def count_known_trials(self, campaign: CampaignRecord) -> int:
+    def count_known_trials(self, campaign: StartingCampaign) -> int:
         """The number of trials of other campaigns that the campaign starts from."""
         with self._db.read() as session:
             query = _known(campaign, _Sources.of(session, campaign), Trial.id)
@@ -94,7 +118,7 @@ class _Sources:
     """By id, the software of imported campaigns, as far as their source names it."""
 
     @classmethod
-    def of(cls, session: Session, campaign: CampaignRecord) -> _Sources:
+    def of(cls, session: Session, campaign: StartingCampaign) -> _Sources:
         alike = _alike(session, campaign)
         names = campaign.spec.get("start_from", ())
         named = session.scalars(
@@ -138,7 +162,7 @@ def _software(worker: WorkerRow, trainer: str) -> str:
     return f"{trainer} {worker.trainers.get(trainer, '')}"
 
 
-def _alike(session: Session, campaign: CampaignRecord) -> list[Campaign]:
+def _alike(session: Session, campaign: StartingCampaign) -> list[Campaign]:
     if campaign.spec.get("knowledge", "auto") == "none":
         return []
     query = select(Campaign).where(
@@ -162,7 +186,7 @@ def _hardware(spec: Mapping[str, Any]) -> tuple[Any, ...]:
     return cluster.get("device"), cluster.get("devices_per_node")
 
 
-def _known(campaign: CampaignRecord, sources: _Sources, *columns: Any) -> Select[Any]:
+def _known(campaign: StartingCampaign, sources: _Sources, *columns: Any) -> Select[Any]:
     return (
         select(*columns)
         .select_from(Trial)
@@ -170,7 +194,7 @@ def _known(campaign: CampaignRecord, sources: _Sources, *columns: Any) -> Select
         .outerjoin(Attempt, and_(Attempt.trial_id == Trial.id, Attempt.attempt == Trial.attempt))
         .outerjoin(WorkerRow, WorkerRow.id == Attempt.worker_id)
         .where(
-            Trial.state.in_(_TEACHING_STATES),
+            Trial.state.in_(_SAMPLE_STATES),
             Trial.ended_at <= campaign.created_at,
             # A lost node says nothing about the layout; oversubscription itself makes ranks slow.
             func.coalesce(Trial.reason, "") != "node_lost",
@@ -205,4 +229,28 @@ def _known_trial(
         step_time_s=None if completed is None else completed.step_time_s,
         peak_memory_bytes=None if completed is None else completed.peak_memory_bytes,
         software=software,
+    )
+
+
+def knowledge_of(trials: Iterable[KnownTrial]) -> Knowledge:
+    """Trials of other campaigns as samples, in their order."""
+    known = list(trials)
+    # Trials of one campaign share its description objects; each is parsed once.
+    models = {id(trial.model): trial.model for trial in known}
+    clusters = {id(trial.cluster): trial.cluster for trial in known}
+    model_of = {key: ModelShape.from_mapping(model) for key, model in models.items()}
+    cluster_of = {key: Cluster.from_mapping(cluster) for key, cluster in clusters.items()}
+    return Knowledge(
+        samples=tuple(
+            Sample(
+                model=model_of[id(trial.model)],
+                cluster=cluster_of[id(trial.cluster)],
+                layout=trial.layout,
+                state=_SAMPLE_STATES[trial.state],
+                step_time_s=trial.step_time_s,
+                peak_memory_bytes=trial.peak_memory_bytes,
+                software=trial.software,
+            )
+            for trial in known
+        )
     )

@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 from results_db.database.session import Database
 
 RUNNING_CAMPAIGN: Final = "SELECT 1 FROM campaigns WHERE state = 'RUNNING' LIMIT 1"
+WAITING_PLAN: Final = "SELECT 1 FROM plans WHERE state = 'WAITING' LIMIT 1"
 RUNNING_TRIAL: Final = "SELECT 1 FROM trials WHERE state = 'RUNNING' LIMIT 1"
 WAITING_TRIAL: Final = """
     SELECT 1 FROM trials JOIN campaigns ON campaigns.id = trials.campaign_id

@@ -1,4 +1,4 @@
-"""The state that live events are computed from: running trials, costs, workers, nodes.
+"""The state that live events are computed from: running trials, costs, workers, nodes, plans.
 
 Live events are not stored. A process that has watchers reads this state once a second, and compares
 it with the one before (decision 52). Heartbeats write it in any case, so every process sees what
@@ -19,8 +19,10 @@ from sqlalchemy.orm import Session
 from results_db.allocations.workers import WORKER_ALIVE_S
 from results_db.database.compiled_statement import DriverStatement
 from results_db.database.store_base import StoreSection
+from results_db.models.plans import PlanRow
 from results_db.models.service_tables import AllocationNode, NodeQuarantine, WorkerRow
 from results_db.models.tables import Attempt, Campaign, Trial
+from results_db.records import PlanState
 from search_spaces.protocol.worker_messages import AllocationState, AttemptPhase, NodeState
 
 WorkerState = Literal[AllocationState, "lost", "ended"]
@@ -87,7 +89,11 @@ class LiveState:
     workers: Mapping[str, WorkerSession] = field(default_factory=dict)
     """By the id of the session."""
     nodes: Mapping[NodeKey, NodeStatus] = field(default_factory=dict)
+    plans: Mapping[int, PlanState] = field(default_factory=dict)
+    """The states of the plans that the driver makes, by id."""
 
+
+_PLANS: Final = DriverStatement(select(PlanRow.id, PlanRow.state).order_by(PlanRow.id))
 
 _CAMPAIGN_COLUMNS: Final = (Campaign.id, Campaign.ended_at.is_(None), Campaign.node_seconds)
 
@@ -158,6 +164,7 @@ class LiveStates(StoreSection):
                 campaigns=_campaigns(session, known),
                 workers=workers,
                 nodes=_nodes(session, workers),
+                plans=dict(_PLANS.rows(session)),
             )
 
 

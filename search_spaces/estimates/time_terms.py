@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.estimates.links import Links
-from search_spaces.spec.cluster import MEASURED_SOURCE, Cluster
+from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import PRECISIONS
 from search_spaces.spec.layout_columns import LayoutColumns, code_of
 from search_spaces.spec.model_shape import ModelShape
@@ -157,7 +157,7 @@ def _peaks(cluster: Cluster) -> Floats:
     stated = cluster.peak_flops_per_s
     a_byte = 150.0 if cluster.memory_bandwidth_bytes_per_s > 3e11 else 10.0
     guess = max(stated.values(), default=a_byte * cluster.memory_bandwidth_bytes_per_s)
-    if cluster.source.startswith(MEASURED_SOURCE):
+    if cluster.is_measured:
         share = 1.0  # the peak is that of a product already
     else:
         known = (share for part, share in ACHIEVED_SHARES.items() if part in cluster.device)

@@ -108,6 +108,11 @@ class Cluster:
         return "cpu" in self.device.lower()
 
     @property
+    def is_measured(self) -> bool:
+        """Whether `layout-tuner calibrate` measured the constants; the peak is a product's then."""
+        return self.source.startswith(MEASURED_SOURCE)
+
+    @property
     def num_devices(self) -> int:
         """Devices of the whole machine."""
         return self.num_nodes * self.devices_per_node

@@ -193,7 +193,7 @@ def test_the_base_install_lists_every_command_and_says_what_is_missing(base: Ins
         assert printed.startswith(f"Error: `layout-tuner {command}` needs ")
         assert f"pip install 'layout-tuner[{NEEDS[command].extra}]'" in printed
     assert {command: code for command, (code, _) in ended[1].items()} == dict.fromkeys(ended[1], 0)
-    assert {"estimate", "campaign", "export"} <= set(ended[1])
+    assert {"estimate", "plan", "campaign", "export"} <= set(ended[1])
 
 
 def test_the_base_install_estimates_and_renders_a_batch_script(base: Installed) -> None:

@@ -8,32 +8,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Final
 
-from results_db.campaigns.start_from import KnownTrial
+from results_db.campaigns.start_from import KnownTrial, knowledge_of
 from results_db.records import CampaignRecord, TrialRecord
-from search_spaces.belief.known_measurements import Knowledge, Sample
 from search_spaces.belief.observation import (
     FAILED,
     INFEASIBLE,
     Observation,
     ObservationInvalidError,
-    ObservationState,
 )
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.campaign_settings import Budget
-from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
 from tuner.errors import CampaignBrokenError, LayoutUnknownError, TunerError
 from tuner.strategies.base import LayoutSearch
 from tuner.strategies.problem import SearchProblem
 from tuner.strategies.registry import make_strategy
-
-_SAMPLE_STATES: Final[dict[str, ObservationState]] = {
-    "COMPLETED": "completed",
-    "INFEASIBLE": "infeasible",
-    "FAILED": "failed",
-}
 
 _IN_A_ROW: Final = 2
 """Told trials after which too little must be possible for a campaign to end."""
@@ -226,30 +216,6 @@ def observe(trial: TrialRecord, objective: str) -> Observation | None:
                 peak_memory_bytes=trial.measurement.peak_memory_bytes,
             )
     return None
-
-
-def knowledge_of(trials: Iterable[KnownTrial]) -> Knowledge:
-    """Trials of other campaigns as samples, in their order."""
-    known = list(trials)
-    # Trials of one campaign share its description objects; each is parsed once.
-    models = {id(trial.model): trial.model for trial in known}
-    clusters = {id(trial.cluster): trial.cluster for trial in known}
-    model_of = {key: ModelShape.from_mapping(model) for key, model in models.items()}
-    cluster_of = {key: Cluster.from_mapping(cluster) for key, cluster in clusters.items()}
-    return Knowledge(
-        samples=tuple(
-            Sample(
-                model=model_of[id(trial.model)],
-                cluster=cluster_of[id(trial.cluster)],
-                layout=trial.layout,
-                state=_SAMPLE_STATES[trial.state],
-                step_time_s=trial.step_time_s,
-                peak_memory_bytes=trial.peak_memory_bytes,
-                software=trial.software,
-            )
-            for trial in known
-        )
-    )
 
 
 @contextmanager

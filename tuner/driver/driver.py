@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from results_db.database.change_mark import RUNNING_CAMPAIGN
+from results_db.database.change_mark import RUNNING_CAMPAIGN, WAITING_PLAN
 from results_db.database.outage_log import LoopOutage
 from results_db.errors import (
     CampaignNotFoundError,
@@ -35,6 +35,7 @@ from tuner.driver.budget_check import (
 from tuner.driver.campaign_opening import BackgroundOpening, ImmediateOpening
 from tuner.driver.campaign_search import CampaignSearch
 from tuner.driver.open_trial_target import OpenTrialTarget
+from tuner.driver.planning import Planning
 from tuner.driver.remeasuring import NUM_ROUNDS, round_of_repeats
 from tuner.errors import TunerError
 
@@ -74,6 +75,7 @@ class Driver:
         """
         self._store = store
         self._opening = opening or ImmediateOpening()
+        self._planning = Planning(store)
         self._poll_interval_s = poll_interval_s
         self._searches: dict[int, CampaignSearch] = {}
         self._beat_at = -HEARTBEAT_INTERVAL_S
@@ -121,6 +123,7 @@ class Driver:
         if self._is_idle():
             return True
         self._beat()
+        self._planning.step()
         campaigns = self._store.campaigns_to_drive()
         self._found_some = bool(campaigns)
         self._drop_others({campaign.id for campaign in campaigns})
@@ -128,10 +131,13 @@ class Driver:
         return all(results)
 
     def _is_idle(self) -> bool:
-        """Whether no campaign runs, as in the last round; known without a transaction."""
+        """Whether no campaign runs, as in the last round, and no plan waits.
+
+        It is known without a transaction.
+        """
         if self._found_some or self._mark is None:
             return False
-        return not self._mark.finds(RUNNING_CAMPAIGN)
+        return not (self._mark.finds(RUNNING_CAMPAIGN) or self._mark.finds(WAITING_PLAN))
 
     def _pause_s(self, failures: int) -> float:
         if failures:

@@ -12,15 +12,16 @@ import click
 
 from search_spaces.connection.data_home import DATA_DIR_VARIABLE, default_data_dir
 from search_spaces.errors import SearchSpaceError
+from search_spaces.statistics.training_job import TrainingJob
 from search_spaces.terminal.live_output import WorkLine, work_line
 from search_spaces.terminal.plurals import counted
 from workers.commands.command_input import described, fail, refuse
-from workers.commands.options import layout_of, layout_options
+from workers.commands.options import job_options, layout_of, layout_options
 
 if TYPE_CHECKING:
     from search_spaces.spec.cluster import Cluster
     from search_spaces.spec.layout import Layout
-    from tuner.estimate.estimator import Calibration
+    from tuner.estimate.estimator import Calibration, Estimator
 
 
 @click.command()
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Print every part of the step time; by default those below 1 % are added up.",
 )
+@job_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, all parts in it.")
 def estimate(
     model: str | None,
@@ -66,17 +68,21 @@ def estimate(
     calibrate_from: tuple[str, ...],
     data_dir: Path | None,
     all_terms: bool,
+    job: TrainingJob | None,
     as_json: bool,
     **knobs: Any,
 ) -> None:
     """Predict throughput, step time and memory of one layout, without running it.
 
     With --table: of every row of a measurement table, whose own measurements are not looked at.
+    With --tokens: also the days of the training job.
     """
     if (model is None) == (table is None):
         refuse("say either --model, for one layout, or --table, for a table of them")
     if out is not None and table is None:
         refuse(f"--out {out} goes with --table; for one layout redirect the output")
+    if table is not None and job is not None:
+        refuse("--tokens goes with --model; a job has one layout")
     if table is not None:
         with work_line(sys.stderr, ticks=True) as line:
             said = _predicted_table(table, calibrate_from, line)
@@ -89,11 +95,22 @@ def estimate(
     machine = _machine(cluster, data_dir)
     estimator, layout = _asked(str(model), machine, software, knobs, calibration)
     assert isinstance(estimator, Estimator)
-    report = document(estimator, layout)
+    report = document(estimator, layout, job)
     click.echo(json.dumps(report) if as_json else text(report, all_terms=all_terms))
     if not as_json:
+        if job is not None:
+            _print_job(job, estimator, layout)
         for warning in report["warnings"]:
             click.echo(f"warning: {warning}", err=True)
+
+
+def _print_job(job: TrainingJob, estimator: Estimator, layout: Layout) -> None:
+    from search_spaces.terminal.plan_text import job_lines
+    from tuner.estimate.report import WIDTH
+
+    click.echo()
+    for line in job_lines(job, [("this layout", estimator.job(job, layout))], WIDTH):
+        click.echo(line)
 
 
 def _asked(

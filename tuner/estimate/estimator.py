@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.belief.job import JobEstimate, estimate_job
 from search_spaces.belief.known_measurements import Knowledge
 from search_spaces.belief.memory import ELSEWHERE, MemoryBelief
 from search_spaces.belief.memory_evidence import Evidence, evidence_of
@@ -20,6 +21,7 @@ from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
+from search_spaces.statistics.training_job import StepInterval, TrainingJob
 from search_spaces.tables import MeasurementTable, TableCell
 
 Floats = NDArray[np.float64]
@@ -114,17 +116,26 @@ class Estimator:
         """All estimates of one layout."""
         columns = LayoutColumns.of(layout)
         (peak,), (deviation,), (fits,) = self.peaks(columns)
-        (log_mean,), (log_sd,) = self.step_times(columns)
+        step = self._step(layout)
         return LayoutEstimate(
             stages=tuple(self._stages(layout)),
             peak_bytes=float(peak),
             deviation_bytes=float(deviation),
             fits=float(fits),
-            step_time_s=float(np.exp(log_mean)),
-            step_time_low_s=float(np.exp(log_mean - _NORMAL_95 * log_sd)),
-            step_time_high_s=float(np.exp(log_mean + _NORMAL_95 * log_sd)),
-            time_parts=tuple(self._parts(layout, float(np.exp(log_mean)))),
+            step_time_s=step.expected_s,
+            step_time_low_s=step.low_s,
+            step_time_high_s=step.high_s,
+            time_parts=tuple(self._parts(layout, step.expected_s)),
         )
+
+    def job(self, job: TrainingJob, layout: Layout) -> JobEstimate:
+        """The training job with one layout, at the predicted step time on the job's nodes."""
+        return estimate_job(job, layout, self.model, self.cluster, self._step)
+
+    def _step(self, layout: Layout) -> StepInterval:
+        (log_mean,), (log_sd,) = self.step_times(LayoutColumns.of(layout))
+        low, middle, high = np.exp(log_mean + _NORMAL_95 * log_sd * np.array([-1.0, 0.0, 1.0]))
+        return StepInterval(expected_s=float(middle), low_s=float(low), high_s=float(high))
 
     def warnings(self, layouts: Layout | LayoutColumns) -> Iterator[str]:
         """In which respects the layouts lie outside of the calibration."""

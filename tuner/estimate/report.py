@@ -10,6 +10,7 @@ from typing import Any, Final
 from search_spaces.spec.cluster import GIB
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.throughput import Throughput
+from search_spaces.statistics.training_job import TrainingJob
 from search_spaces.terminal.plurals import counted
 from tuner.estimate.estimator import Estimator
 
@@ -20,8 +21,10 @@ WIDTH: Final = 80
 """Longest line of the text, in columns."""
 
 
-def document(estimator: Estimator, layout: Layout) -> dict[str, Any]:
-    """The estimate as plain JSON values."""
+def document(
+    estimator: Estimator, layout: Layout, job: TrainingJob | None = None
+) -> dict[str, Any]:
+    """The estimate as plain JSON values, with that of a training job where one is described."""
     estimate = estimator.layout(layout)
     tokens = layout.global_batch_size * estimator.model.seq_length
     return {
@@ -53,6 +56,7 @@ def document(estimator: Estimator, layout: Layout) -> dict[str, Any]:
         "time_parts": [asdict(part) for part in estimate.time_parts],
         "calibrated_on": _calibrated_on(estimator),
         "warnings": list(estimator.warnings(layout)),
+        "job": None if job is None else asdict(job) | asdict(estimator.job(job, layout)),
     }
 
 

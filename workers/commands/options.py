@@ -1,4 +1,4 @@
-"""Options that several commands share: those of layouts, allocations and the service."""
+"""Options that several commands share: of layouts, training jobs, allocations and the service."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ import click
 
 from search_spaces.connection.service_address import SERVICE_OPTIONS, locate_service
 from search_spaces.documents.reading import whole_number_problem
-from search_spaces.errors import LayoutInvalidError, ServiceNotFoundError
+from search_spaces.errors import (
+    LayoutInvalidError,
+    ServiceNotFoundError,
+    TrainingJobInvalidError,
+)
 from search_spaces.spec.default_precision import default_precision
 from search_spaces.spec.knobs import Knob
 from search_spaces.spec.layout import KNOBS, Layout
-from workers.commands.command_input import fail
+from search_spaces.statistics.training_job import JOB_OPTIONS, TrainingJob
+from workers.commands.command_input import fail, refuse
 
 if TYPE_CHECKING:
     from search_spaces.spec.cluster import Cluster
@@ -209,3 +214,20 @@ def _num_microbatches(knobs: Mapping[str, Any], batch: int | None) -> int:
             f"{given}), not of --global-batch-size={batch}; leave one of the two out"
         )
     return batch // at_once
+
+
+def job_options(function: Function) -> Function:
+    """Adds the options about a training job; passes on a `TrainingJob`, or None."""
+
+    @functools.wraps(function)
+    def command(*arguments: Any, **options: Any) -> Any:
+        given = {name: options.pop(name) for name in JOB_OPTIONS}
+        try:
+            job = TrainingJob.read(**given)
+        except TrainingJobInvalidError as error:
+            refuse(str(error))
+        return function(*arguments, job=job, **options)
+
+    for name, (kind, text) in reversed(list(JOB_OPTIONS.items())):
+        command = click.option(f"--{name.replace('_', '-')}", name, type=kind, help=text)(command)
+    return command  # type: ignore[return-value]

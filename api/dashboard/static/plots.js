@@ -2,7 +2,7 @@
 // A plot is drawn again when its campaign changes, when the stream of events comes back after a gap,
 // when the page's choices change, and when the theme changes.
 const REDRAW_MS = 1000; // between two requests of one plot
-const LIVE_ONLY = new Set(["campaign.progress", "worker.changed", "nodes.changed"]);
+const LIVE_ONLY = new Set(["campaign.progress", "worker.changed", "nodes.changed", "plan.ended"]);
 const meta = (name) => document.querySelector(`meta[name=${name}]`).content;
 const plots = new Map(); // by the element: what is known of a plot
 const dark = matchMedia("(prefers-color-scheme: dark)");

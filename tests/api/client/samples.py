@@ -14,6 +14,7 @@ from api.schemas.access import TokenCreate
 from results_db.campaigns.filter import CampaignFilter
 from results_db.trials.filter import CHOICES, LISTED_FIELDS, TEXTS, TrialFilter
 from search_spaces.protocol.metrics import METRICS
+from search_spaces.statistics.training_job import TrainingJob
 
 
 def full_filter() -> TrialFilter:
@@ -50,6 +51,7 @@ SAMPLES: Mapping[Any, Callable[[], Any]] = {
     bytes: lambda: b"a,b\n",
     TrialFilter: full_filter,
     CampaignFilter: full_campaign_filter,
+    TrainingJob: lambda: TrainingJob(tokens=10**9, num_nodes=2),
     TokenCreate: lambda: TokenCreate(name="some", role="viewer"),
     datetime: lambda: datetime(2026, 1, 2, tzinfo=UTC),
 }

@@ -90,6 +90,15 @@ def test_a_calibrated_estimate_needs_numpy_alone(monkeypatch: pytest.MonkeyPatch
     assert json.loads(shown.output)
 
 
+def test_a_plan_needs_numpy_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for package in ("scipy", "sqlalchemy", "fastapi", "torch"):
+        monkeypatch.setitem(sys.modules, package, None)
+    campaign = str(Path(__file__).parents[3] / "examples" / "tiny.yaml")
+    shown = CliRunner().invoke(main, ["plan", campaign, "--json", "--data-dir", str(tmp_path)])
+    assert shown.exit_code == 0, shown.stderr
+    assert json.loads(shown.output)["num_legal"] > 0
+
+
 def test_nothing_is_said_where_everything_is_installed() -> None:
     assert [missing_extra(command) for command in NEEDS] == [None] * len(NEEDS)
     assert missing_extra("estimate") is None

@@ -17,6 +17,7 @@ COMMANDS = {
     "probe": ["probe", "--model", "FILE"],
     "worker": ["worker", "--cluster", "FILE", "--url", "http://127.0.0.1:9"],
     "estimate": ["estimate", "--model", "FILE", "--num-microbatches", "4"],
+    "plan": ["plan", "FILE"],
 }
 FILES = {
     "empty": (b"", "empty"),

@@ -119,6 +119,40 @@ def test_a_campaign_like_an_imported_one_is_submitted(
     assert campaign(shared, f"{name}-2").json()["strategy"] == "exhaustive"
 
 
+def test_a_plan_is_shown_before_submission_and_keeps_the_fields(
+    visitor: Visitor, shared: Populated
+) -> None:
+    page = visitor.open("/submit?model=gpt-22b&cluster=frontier")
+    fill(page, name="planned", global_batch_size="64", num_nodes="2, 4", tp="2, 4, 8", pp="1, 2, 4")
+    fill(page, trials="7")
+    page.get_by_role("button", name="Plan", exact=True).click()
+    plan = page.locator("#plan")
+    expect(plan).to_contain_text("Every figure of a layout is predicted, from data sheets alone")
+    expect(plan).to_contain_text("The budget pays for 7 probes")
+    document = {
+        "name": "planned",
+        "model": "gpt-22b",
+        "cluster": "frontier",
+        "space": {"global_batch_size": 64, "num_nodes": [2, 4], "tp": [2, 4, 8], "pp": [1, 2, 4]},
+        "budget": {"trials": 7},
+    }
+    planned = httpx.post(
+        f"{shared.url}/v1/plans?top=5", json=document, headers=shared.headers("submitter")
+    ).json()
+    rows = plan.get_by_role("row").all()[1:]
+    assert [row.get_by_role("cell").nth(1).inner_text() for row in rows] == [
+        each["layout_key"] for each in planned["layouts"]
+    ]
+    expect(page.get_by_label("Name")).to_have_value("planned")
+    look_at(page)
+    assert campaign(shared, "planned").status_code == 404
+
+    fill(page, trials="none")
+    page.get_by_role("button", name="Plan", exact=True).click()
+    expect(page.locator("#check")).to_contain_text("One thing is wrong")
+    expect(page.locator("#plan")).to_have_count(0)
+
+
 def test_rules_that_exclude_layouts_are_not_cut(visitor: Visitor) -> None:
     visitor.page.set_viewport_size({"width": 1400, "height": 900})
     page = visitor.open("/submit?model=gpt-175b&cluster=frontier&space=paper-table-v")

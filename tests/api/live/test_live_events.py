@@ -15,6 +15,7 @@ from api.client import Client
 from api.live.live_events import MAX_LISTED, LiveEvent, first_events, live_events
 from api.settings import Settings
 from results_db.allocations.workers import WORKER_ALIVE_S
+from results_db.campaigns.plans import PlanOptions
 from results_db.database.data_dir import DataDir
 from results_db.events.live_state import (
     LiveState,
@@ -35,6 +36,7 @@ from tests.results_db.factories import (
     completed,
     lease_one,
     make_campaign,
+    make_spec,
     make_worker,
 )
 
@@ -200,6 +202,23 @@ def test_workers_and_nodes_are_told_to_watchers_of_everything(url: str, store: S
         assert next_of(watcher, "worker.changed")["data"]["state"] == "ended"
         store.pause_campaign(campaign)
         assert of_campaign.kinds(1) == ["campaign.paused"]
+
+
+def test_the_end_of_a_plan_is_told_to_watchers_of_everything(url: str, store: Store) -> None:
+    plan = store.request_plan(make_spec("planned"), PlanOptions())
+    with Watcher(f"{url}/events") as watcher:
+        watcher.opened()
+        store.end_plan(plan.id, "no layout is legal")
+        told = next_of(watcher, "plan.ended")
+    assert told["data"] == {"plan_id": plan.id, "state": "FAILED"}
+    assert (told["campaign_id"], told["seq"]) == (None, None)
+
+
+def test_a_plan_that_had_ended_is_not_told_again() -> None:
+    done = LiveState(plans={1: "DONE", 2: "WAITING"})
+    assert live_events(done, LiveState(plans={1: "DONE", 2: "WAITING"}), START) == []
+    (event,) = live_events(done, LiveState(plans={1: "DONE", 2: "DONE"}), START)
+    assert b'"plan_id":2' in event.content
 
 
 def test_a_heartbeat_at_one_service_reaches_the_watcher_of_another(

@@ -147,6 +147,19 @@ def test_hostile_text_anywhere_is_refused_or_stays_a_name(asked_of_workers: Any)
             assert asked == normal, (path, hostile)
 
 
+def test_hostile_text_in_a_planned_campaign_is_refused_or_stays_a_name(api: Api) -> None:
+    document = full_document()
+    normal = api.post("/plans", document)
+    for number, path in enumerate(leaves(document)):
+        hostile = HOSTILE[number % len(HOSTILE)]
+        answer = api.http.post("/v1/plans", json=with_value(document, path, hostile))
+        assert answer.status_code in (200, 422), (path, answer.text)
+        # A device that is named a CPU keeps less in memory: its name is looked at, and no more.
+        if answer.status_code == 200 and path != ("cluster", "device"):
+            figures = [each["predicted"] for each in answer.json()["layouts"]]
+            assert figures == [each["predicted"] for each in normal["layouts"]], path
+
+
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_fields_that_nobody_knows_are_refused(api: Api, hostile: str) -> None:
     for place in ((), ("model",), ("cluster",), ("space",), ("budget",), ("probe",), ("stop",)):
@@ -155,7 +168,8 @@ def test_fields_that_nobody_knows_are_refused(api: Api, hostile: str) -> None:
         for step in place:
             holder = holder[step]
         holder[hostile] = hostile
-        assert api.http.post("/v1/campaigns", json=document).status_code == 422
+        for route in ("campaigns", "plans"):
+            assert api.http.post(f"/v1/{route}", json=document).status_code == 422
 
 
 def test_a_clusters_constants_are_read_in_their_folder_whatever_its_name(tmp_path: Path) -> None:

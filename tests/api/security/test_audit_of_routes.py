@@ -19,6 +19,7 @@ from tests.search_spaces.tables.tables import make_text
 
 UNAUDITED = {
     "do_check": "it stores nothing",
+    "plan_campaign": "it stores no campaign; a plan for the driver has the name of its token",
     "lease_trials": "attempts tell who leased what, and when",
     "post_heartbeat": "sessions tell when a worker was heard of",
     "post_outcome": "attempts tell how they ended",

@@ -157,6 +157,7 @@ def test_a_number_of_thousands_of_digits_is_refused(
     ("method", "path"),
     [
         ("POST", "/campaigns"),
+        ("POST", "/plans"),
         ("POST", "/workers"),
         ("POST", "/workers/w/heartbeats"),
         ("POST", "/trials/1/outcome"),
@@ -188,6 +189,9 @@ def test_numbers_of_thousands_of_digits_in_paths_queries_and_headers_are_refused
         ("GET", f"/campaigns?limit={digits}", {}),
         ("GET", f"/campaigns?cursor={digits}", {}),
         ("GET", f"/audit?since={digits}", {}),
+        ("POST", f"/plans?top={digits}", submitter),
+        ("POST", f"/plans?tokens={digits}", submitter),
+        ("GET", f"/campaigns/first/report?nodes={digits}", {}),
         ("GET", "/events", {"Last-Event-ID": digits}),
         ("POST", "/campaigns", {"Content-Length": digits}),
     ]
@@ -281,6 +285,7 @@ def _routes() -> Iterator[APIRoute]:
         exports,
         imports,
         leaderboard,
+        plans,
         reports,
         trials,
         workers,
@@ -288,7 +293,7 @@ def _routes() -> Iterator[APIRoute]:
 
     for module in (
         *(access, allocations, campaigns, catalogue, events, exports, imports),
-        *(leaderboard, reports, trials, workers),
+        *(leaderboard, plans, reports, trials, workers),
     ):
         yield from (route for route in module.router.routes if isinstance(route, APIRoute))
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from results_db.campaigns.start_from import MAX_KNOWN_TRIALS, software_of
+from results_db.campaigns.start_from import MAX_KNOWN_TRIALS, PlannedCampaign, software_of
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import WorkerCreate
 from search_spaces.spec.layout import Layout
@@ -181,6 +181,22 @@ def test_only_the_newest_are_known_the_oldest_of_them_first(
     assert MAX_KNOWN_TRIALS == 2000
     lab.ended("earlier", lab.worker(), A, B, C, D)
     assert lab.known(lab.campaign("mine")) == [B, C, D]
+
+
+def test_a_plan_knows_what_the_campaign_would_start_from_if_it_were_submitted_now(lab: Lab) -> None:
+    worker = lab.worker()
+    lab.ended("first", worker, A, B)
+    lab.ended("elsewhere", worker, C, box={**BOX, "devices_per_node": 4})
+    lab.clock.forward(1)
+    spec = make_spec("planned") | {"cluster": dict(BOX)}
+    planned = PlannedCampaign(
+        spec=spec, cluster_name="box", trainer="embedded", created_at=lab.store.now()
+    )
+    known = lab.store.known_trials(planned)
+    submitted = lab.campaign("planned")
+    assert known == lab.store.known_trials(lab.store.campaign(submitted))
+    assert [trial.layout for trial in known] == [A, B]
+    assert lab.store.count_known_trials(planned) == 2
 
 
 @pytest.mark.parametrize(

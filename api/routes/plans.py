@@ -1,0 +1,82 @@
+"""Plans of campaigns."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from api.dependencies import StoreDep
+from api.http.job_parameters import JobDep
+from api.http.problems import names_fields_of_body
+from api.http.request_bodies import CAMPAIGN_SCHEMA, DocumentDep, JsonRoute, body_of
+from api.plans.planning import plan_or_request
+from api.routes.campaigns import SubmissionDep
+from api.schemas.plans import PlanRead
+from results_db.campaigns.plans import PlanOptions
+from search_spaces.belief.plan import DEFAULT_TOP, MAX_TOP, PROBE_START_S, Plan
+from search_spaces.documents.limits import MAX_ID
+
+router = APIRouter(route_class=JsonRoute, prefix="/v1/plans", tags=["campaigns"])
+
+_ACCEPTED: Final[dict[int | str, dict[str, Any]]] = {
+    HTTPStatus.ACCEPTED: {
+        "description": "The driver makes the plan; the event `plan.ended` follows.",
+        "model": PlanRead,
+        "headers": {"Location": {"description": "The plan.", "schema": {"type": "string"}}},
+    }
+}
+
+
+@router.post(
+    "",
+    dependencies=[Depends(names_fields_of_body)],
+    openapi_extra=body_of(CAMPAIGN_SCHEMA),
+    response_model=Plan,
+    responses=_ACCEPTED,
+)
+async def plan_campaign(
+    request: Request,
+    document: DocumentDep,
+    submission: SubmissionDep,
+    store: StoreDep,
+    job: JobDep,
+    top: Annotated[int, Query(ge=1, le=MAX_TOP, description="Layouts to list.")] = DEFAULT_TOP,
+    probe_start_s: Annotated[
+        float,
+        Query(
+            ge=0,
+            le=1e6,
+            allow_inf_nan=False,
+            description="Seconds that a probe is taken to last besides its steps.",
+        ),
+    ] = PROBE_START_S,
+) -> Any:
+    """Rank the legal layouts of a campaign by predictions, without running any.
+
+    The body is that of a new campaign, which is not submitted. The predictions use the measurements
+    from which the campaign would start. 422 for the reasons of a new campaign. With more than
+    50,000 legal layouts the driver makes the plan: 202 with its id, and 409 while 8 others wait.
+    """
+    options = PlanOptions(top=top, probe_start_s=probe_start_s, job=job)
+    # Fitting thousands of measurements takes seconds of a core: one plan at a time.
+    async with request.app.state.planning:
+        planned = await run_in_threadpool(plan_or_request, document, submission, store, options)
+    if isinstance(planned, Plan):
+        return planned
+    return Response(
+        PlanRead.of_record(planned).model_dump_json(),
+        HTTPStatus.ACCEPTED,
+        headers={"Location": f"{router.prefix}/{planned.id}"},
+        media_type="application/json",
+    )
+
+
+@router.get("/{plan_id}")
+def read_plan(
+    plan_id: Annotated[int, Path(ge=1, le=MAX_ID, description="The plan's id.")], store: StoreDep
+) -> PlanRead:
+    """Read a plan that the driver makes or has made. It is kept for a day."""
+    return PlanRead.of_record(store.plan(plan_id))

@@ -1,0 +1,29 @@
+"""Documents of plans that the driver makes."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Self
+
+from api.schemas.campaigns_and_trials import Document
+from results_db.records import PlanRecord, PlanState
+from search_spaces.belief.plan import Plan
+
+
+class PlanRead(Document):
+    """A plan that the driver makes."""
+
+    id: int
+    state: PlanState
+    """WAITING for the driver, DONE, or FAILED."""
+    created_at: datetime
+    ended_at: datetime | None
+    problem: str
+    """Why it could not be made; empty unless FAILED."""
+    plan: Plan | None
+    """Null unless DONE."""
+
+    @classmethod
+    def of_record(cls, record: PlanRecord) -> Self:
+        """The document of a record."""
+        return cls.of(record, plan=record.answer or None)

@@ -1,0 +1,145 @@
+"""Plans of campaigns: made from what the database knows, at once or by the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, Self
+
+from sqlalchemy import delete, func, select
+
+from results_db.campaigns.start_from import EarlierTrials, PlannedCampaign, knowledge_of
+from results_db.database.retry import retried
+from results_db.errors import PlanLimitError, PlanNotFoundError
+from results_db.models.plans import PlanRow
+from results_db.records import PlanRecord
+from results_db.rows import record_of
+from search_spaces.belief.plan import DEFAULT_TOP, PROBE_START_S, Plan, make_plan
+from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.space import LegalSet
+from search_spaces.statistics.training_job import TrainingJob
+
+MAX_WAITING: Final = 8
+"""Most plans that wait for the driver."""
+KEPT: Final = timedelta(days=1)
+"""How long a plan can be read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanOptions:
+    """What a plan lists and assumes."""
+
+    top: int = DEFAULT_TOP
+    """How many layouts are listed."""
+    probe_start_s: float = PROBE_START_S
+    """Assumed seconds of a probe outside of its iterations."""
+    job: TrainingJob | None = None
+    """The training job to be predicted with each listed layout."""
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Reads back what `asdict` gave."""
+        job = mapping["job"]
+        return cls(**{**mapping, "job": None if job is None else TrainingJob(**job)})
+
+
+class Plans(EarlierTrials):
+    """The store's methods for plans."""
+
+    def make_plan(
+        self,
+        spec: CampaignSpec,
+        options: PlanOptions,
+        *,
+        legal: LegalSet | None = None,
+        at: datetime | None = None,
+    ) -> Plan:
+        """Makes a plan with the measurements from which the campaign would start.
+
+        Args:
+            spec: the campaign.
+            options: what is listed and assumed.
+            legal: its legal set, if the caller has it already.
+            at: the time of the request; None: now.
+
+        Raises:
+            SearchSpaceError: the campaign would be refused.
+        """
+        planned = PlannedCampaign(
+            spec=spec.to_mapping(),
+            cluster_name=spec.cluster.name,
+            trainer=spec.probe.trainer,
+            created_at=at or self._clock(),
+        )
+        return make_plan(
+            spec,
+            legal=legal,
+            knowledge=knowledge_of(self.known_trials(planned)),
+            top=options.top,
+            probe_start_s=options.probe_start_s,
+            job=options.job,
+        )
+
+    @retried
+    def request_plan(self, spec: Mapping[str, Any], options: PlanOptions) -> PlanRecord:
+        """Stores a campaign for the driver to plan; plans of yesterday are deleted.
+
+        Raises:
+            PlanLimitError: too many plans wait.
+        """
+        now = self._clock()
+        with self._db.write() as session:
+            session.execute(delete(PlanRow).where(PlanRow.created_at < now - KEPT))
+            waiting = select(func.count()).where(PlanRow.state == "WAITING")
+            if (session.scalar(waiting) or 0) >= MAX_WAITING:
+                raise PlanLimitError(
+                    f"{MAX_WAITING} plans wait for the driver, and no more may; try again later, "
+                    "or use `layout-tuner plan FILE` on your own machine"
+                )
+            row = PlanRow(
+                state="WAITING",
+                created_by=self._actor.name,
+                created_at=now,
+                spec=dict(spec),
+                options=asdict(options),
+                answer={},
+                problem="",
+            )
+            session.add(row)
+            session.flush()
+            return record_of(PlanRecord, row)
+
+    def plan(self, plan_id: int) -> PlanRecord:
+        """One plan.
+
+        Raises:
+            PlanNotFoundError: there is none of this id.
+        """
+        with self._db.read() as session:
+            row = session.get(PlanRow, plan_id)
+            if row is None:
+                raise PlanNotFoundError(
+                    f"there is no plan {plan_id}; plans are deleted after a day"
+                )
+            return record_of(PlanRecord, row)
+
+    def next_plan(self) -> PlanRecord | None:
+        """The plan that has waited longest; None: none waits."""
+        query = select(PlanRow).where(PlanRow.state == "WAITING").order_by(PlanRow.id).limit(1)
+        with self._db.read() as session:
+            row = session.scalar(query)
+            return None if row is None else record_of(PlanRecord, row)
+
+    @retried
+    def end_plan(self, plan_id: int, result: Plan | str) -> None:
+        """Stores a plan, or why it could not be made; a plan that was deleted is left so."""
+        with self._db.write() as session:
+            row = session.get(PlanRow, plan_id, with_for_update=True)
+            if row is None or row.state != "WAITING":
+                return
+            row.ended_at = self._clock()
+            if isinstance(result, str):
+                row.state, row.problem = "FAILED", result
+            else:
+                row.state, row.answer = "DONE", asdict(result)

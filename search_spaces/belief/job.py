@@ -1,0 +1,88 @@
+"""How long the training job of a layout takes, on more nodes than the layout's where asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from search_spaces.errors import SearchSpaceError
+from search_spaces.estimates.time import step_time_s
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.scaling import scaled
+from search_spaces.statistics.training_job import JobDuration, StepInterval, TrainingJob
+
+StepSource = Literal["predicted", "measured", "measured and extrapolated"]
+"""The source of a job's step time; extrapolated: measured on fewer nodes, and multiplied by the
+ratio of the predicted step times."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobEstimate:
+    """The training job with one layout."""
+
+    layout_key: str
+    """The layout on the job's nodes; empty: the layout cannot be used on so many nodes."""
+    duration: JobDuration | None
+    """Null: see `problem`."""
+    step_source: StepSource
+    """Where its step time comes from."""
+    problem: str = ""
+    """Why the layout cannot be used on so many nodes, or why the job would never end."""
+
+
+def estimate_job(
+    job: TrainingJob,
+    layout: Layout,
+    model: ModelShape,
+    cluster: Cluster,
+    step_of: Callable[[Layout], StepInterval],
+    *,
+    is_measured: bool = False,
+    allow_tp_across_nodes: bool = False,
+) -> JobEstimate:
+    """The training job with one layout.
+
+    Args:
+        job: tokens, nodes and failures.
+        layout: the layout, on its own nodes.
+        model: the model to train.
+        cluster: the cluster; it may have fewer nodes than the job.
+        step_of: the step time of the layout on the job's nodes.
+        is_measured: whether the step time was measured on the layout's own nodes.
+        allow_tp_across_nodes: whether a tensor-parallel group may span nodes.
+    """
+    source: StepSource = "measured" if is_measured else "predicted"
+    try:
+        if job.num_nodes not in (None, layout.num_nodes):
+            source = "measured and extrapolated" if is_measured else source
+            layout = scaled(
+                layout,
+                job.num_nodes or layout.num_nodes,
+                model=model,
+                cluster=cluster,
+                allow_tp_across_nodes=allow_tp_across_nodes,
+            )
+        tokens = layout.global_batch_size * model.seq_length
+        duration = job.duration(step_of(layout), tokens_per_step=tokens, num_nodes=layout.num_nodes)
+    except SearchSpaceError as error:
+        return JobEstimate(layout_key="", duration=None, step_source=source, problem=error.problem)
+    return JobEstimate(layout_key=layout.key, duration=duration, step_source=source)
+
+
+def extrapolated(
+    step: StepInterval, measured: Layout, model: ModelShape, cluster: Cluster
+) -> Callable[[Layout], StepInterval]:
+    """The step time of a measured layout on other nodes, as a function of the scaled layout.
+
+    The measured step time is multiplied by the ratio of the predicted ones; the interval is that of
+    the measurement, and does not hold the error of the ratio.
+    """
+
+    def on(layout: Layout) -> StepInterval:
+        there, here = (float(step_time_s(each, model, cluster)[0]) for each in (layout, measured))
+        return step.times(there / here)
+
+    return on

@@ -1,0 +1,144 @@
+"""What is predicted of the layouts of one campaign before anything of it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search_spaces.belief.known_measurements import Knowledge
+from search_spaces.belief.memory import MemoryBelief
+from search_spaces.belief.memory_evidence import usable_bytes
+from search_spaces.belief.time import TimeCalibration
+from search_spaces.estimates.storage import TrainerStorage
+from search_spaces.estimates.time import PRIOR, TimePart, step_time_parts, step_time_s
+from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.objectives import objective_factors
+from search_spaces.spec.space import LegalSet
+from search_spaces.statistics.training_job import StepInterval
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_CHUNK: Final = 1 << 14
+"""Layouts that are predicted together; a column takes 128 KiB."""
+_NORMAL_95: Final = 1.96
+_LEAST_FIT: Final = 1e-300
+"""Probability of fitting below which all layouts are alike: its logarithm stays finite."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RankedLayouts:
+    """All layouts of a legal set, the best first; arrays of shape [layouts]."""
+
+    order: Ints
+    """Their positions in the legal set."""
+    step_time_s: Floats
+    """Predicted medians of their step times."""
+    fits: Floats
+    """Probabilities that they fit into memory beside the campaign's headroom."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """Predictions for the layouts of one campaign."""
+
+    spec: CampaignSpec
+    """The campaign."""
+    software: str = ""
+    """What will run it, as a table's source says it; empty: this project's trainer."""
+    knowledge: Knowledge = field(default_factory=Knowledge)
+    """Measurements from elsewhere."""
+
+    @cached_property
+    def time(self) -> TimeCalibration:
+        """The calibration of step times."""
+        return TimeCalibration.fit(self.knowledge)
+
+    @cached_property
+    def memory(self) -> MemoryBelief:
+        """The belief about peaks."""
+        prior = MemoryBelief.prior(self.spec.cluster, software=self.software)
+        return prior.told_elsewhere(self.knowledge)
+
+    def rank(self, legal: LegalSet) -> RankedLayouts:
+        """All layouts by their first objective times their probability of fitting.
+
+        Only means are computed, some thousand layouts at a time. Equal layouts stay in the
+        canonical order.
+        """
+        steps, fits, score = np.empty((3, len(legal)))
+        for start in range(0, len(legal), _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            columns = legal.columns(rows)
+            log_s, fits[rows] = self.log_step_s(columns), self.fits(columns)
+            factors = objective_factors(self.spec.objective, columns, self.spec.model)
+            steps[rows] = np.exp(log_s)
+            score[rows] = np.log(factors) - log_s + np.log(np.maximum(fits[rows], _LEAST_FIT))
+        order = np.argsort(-score, kind="stable")
+        return RankedLayouts(order=order, step_time_s=steps[order], fits=fits[order])
+
+    def log_step_s(self, columns: LayoutColumns) -> Floats:
+        """Logarithms of the predicted medians of step times in seconds, of columns of one axis."""
+        devices = np.asarray(columns.num_devices)
+        log_s = np.empty(devices.size)
+        for count in np.unique(devices):
+            rows = devices == count
+            factors, whole = self._factors(int(count))
+            here = step_time_s(columns.rows(rows), self.spec.model, self.spec.cluster, factors)
+            log_s[rows] = np.log(here) + whole
+        return log_s
+
+    def fits(self, columns: LayoutColumns) -> Floats:
+        """Probability that each layout fits into a device and keeps the campaign's headroom."""
+        return self.memory.fits(columns, self.spec.model, self._capacity_bytes)
+
+    def step(self, layout: Layout) -> StepInterval:
+        """The predicted step time of one layout: its median and 95 % interval."""
+        (mean,), (deviation,) = self.time.predict(
+            layout, self.spec.model, self.spec.cluster, software=self.software
+        )
+        low, middle, high = np.exp(mean + _NORMAL_95 * deviation * np.array([-1.0, 0.0, 1.0]))
+        return StepInterval(expected_s=float(middle), low_s=float(low), high_s=float(high))
+
+    def parts(self, layout: Layout) -> list[TimePart]:
+        """The parts of one layout's predicted step, which add up to it but for a common factor."""
+        factors, _ = self._factors(layout.num_devices)
+        return step_time_parts(layout, self.spec.model, self.spec.cluster, factors)
+
+    def _factors(self, num_devices: int) -> tuple[Floats, float]:
+        """The factors of the terms on so many devices, and the logarithm of that on the step."""
+        if num_devices not in self._known_factors:
+            deviations, _ = self.time.deviations(
+                self.spec.model,
+                self.spec.cluster,
+                num_devices=num_devices,
+                software=self.software,
+            )
+            factors = PRIOR * np.exp(deviations[:-1])
+            self._known_factors[num_devices] = factors, float(deviations[-1])
+        return self._known_factors[num_devices]
+
+    @cached_property
+    def _known_factors(self) -> dict[int, tuple[Floats, float]]:
+        return {}
+
+    @cached_property
+    def _capacity_bytes(self) -> float:
+        """A device's memory; with headroom, that of the device which the allowed peak just fits."""
+        capacity = float(self.spec.cluster.device_memory_bytes)
+        storage, allowed = self.memory.storage, self.spec.allowed_memory_bytes
+        if allowed >= usable_bytes(capacity, storage):
+            return capacity
+        return _capacity_for(allowed, storage)
+
+
+def _capacity_for(peak_bytes: float, storage: TrainerStorage) -> float:
+    """The memory of the smallest device that a peak fits into: the inverse of `usable_bytes`."""
+    reserved = peak_bytes * (1.0 + storage.reserved_share)
+    return min(reserved + storage.context_bytes, 2.0 * reserved)

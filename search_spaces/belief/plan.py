@@ -1,0 +1,367 @@
+"""A plan of a campaign: its legal layouts, ranked by what is predicted of them; nothing is run."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+import numpy as np
+
+from search_spaces.belief.job import JobEstimate, estimate_job
+from search_spaces.belief.known_measurements import Knowledge
+from search_spaces.belief.outlook import Outlook, RankedLayouts
+from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.objectives import Objective, objective_factors
+from search_spaces.spec.space import Exclusion, LegalSet
+from search_spaces.spec.throughput import Throughput
+from search_spaces.statistics.training_job import TrainingJob
+
+DEFAULT_TOP: Final = 10
+MAX_TOP: Final = 1000
+"""Most layouts that a plan lists."""
+PROBE_START_S: Final = 60.0
+"""Assumed seconds of a probe before its first iteration and after its last: a large job's processes
+start, connect and build the model in about a minute."""
+
+_HOUR_S: Final = 3600.0
+
+StepPart = Literal[
+    "compute",
+    "tensor parallel",
+    "pipeline bubble",
+    "pipeline transfers",
+    "data parallel",
+    "host",
+    "optimizer",
+]
+"""What the time of a step goes into. The bubble: stages that wait for the first and the last
+micro-batch, or for a slower stage."""
+
+_TERMS: Final[Mapping[StepPart, tuple[str, ...]]] = {
+    "tensor parallel": ("tensor_inside", "tensor_across", "latency_inside", "latency_across"),
+    "pipeline bubble": ("imbalance", "equal_layers"),
+    "pipeline transfers": ("pipeline_inside", "pipeline_across", "pipeline_latency"),
+    "data parallel": (
+        *("data_inside", "data_across", "data_congestion", "data_latency"),
+        *("data_overlap", "shards_overlap", "weights_gather", "gather_latency"),
+    ),
+    "host": ("host", "host_tensor", "each_microbatch", "each_step"),
+    "optimizer": ("optimizer",),
+}
+"""The terms of the step time that are not compute, by their part."""
+
+_PARTS: Final = {term: part for part, terms in _TERMS.items() for term in terms}
+
+_NOT_EACH_SLOT: Final = frozenset({"accumulation", "each_step"})
+"""Terms of compute and host that do not repeat in the slots of the pipeline's bubble."""
+
+_SLOTTED: Final = frozenset({"compute", "tensor parallel", "host", "pipeline transfers"})
+"""Parts whose terms take m + (p - 1) / v slots, of which (p - 1) / v are the bubble."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictedFigures:
+    """What is predicted of one layout."""
+
+    step_time_s: float
+    """Predicted median of the step time."""
+    step_time_low_s: float
+    """Lower end of its 95 % interval."""
+    step_time_high_s: float
+    """Upper end of it."""
+    tokens_per_s: float
+    """Tokens per second of all devices, at the median."""
+    tokens_per_s_per_device: float
+    """The same of one device."""
+    model_tflops_per_device: float
+    """Model TFLOP/s of one device, without recomputation."""
+    mfu: float | None
+    """Share of the peak that the model's FLOPs use; None: the cluster states no peak."""
+    peak_memory_bytes: int
+    """Expected peak of the fullest device."""
+    fits: float
+    """Probability that it fits into a device and keeps the campaign's memory headroom."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepShare:
+    """A part of a predicted step."""
+
+    part: StepPart
+    share: float
+    """Share of the step time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedLayout:
+    """A layout of a plan."""
+
+    rank: int
+    """1 is the best."""
+    layout_key: str
+    layout: Layout
+    predicted: PredictedFigures
+    objective_value: float
+    """The predicted first objective of the campaign."""
+    limited_by: StepPart
+    """The part with the largest share of the step."""
+    shares: tuple[StepShare, ...]
+    """All parts of the step, the largest first; they sum to 1."""
+    job: JobEstimate | None = None
+    """The training job with it; None: no job was described."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoughtProbes:
+    """What the budget of a campaign pays for, if its probes are the plan's layouts in order.
+
+    Probes that stop early and repeats of the best layouts are not predicted.
+    """
+
+    num_probes: int
+    """Probes of the best layouts."""
+    expected_fitting: float
+    """How many of them are expected to fit into memory."""
+    node_hours: float
+    """Node-hours that they hold."""
+    wall_time_s: float
+    """Seconds that they take one after another."""
+    ended_by: Literal["trials", "node_hours", "wall_time_s", "layouts"]
+    """The bound that allows no further probe; layouts: every legal one is probed."""
+    probe_start_s: float
+    """Assumed seconds of a probe outside of its iterations."""
+    iterations: int
+    """Iterations of a probe, warm-up included."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnowledgeUsed:
+    """What the predictions of a plan rest on."""
+
+    basis: Literal["measurements", "calibration", "data sheets"]
+    """measurements: of step times and peaks, on top of the constants. calibration: constants that
+    `layout-tuner calibrate` measured. data sheets: constants alone that were not measured."""
+    num_measurements: int
+    """Measured and failed runs."""
+    num_step_times: int
+    """Measured step times among them."""
+    num_peaks: int
+    """Measured peaks of memory among them."""
+    models: tuple[str, ...]
+    """Models that were measured."""
+    clusters: tuple[str, ...]
+    """Clusters on which they were measured."""
+    constants: str
+    """Where the constants of the cluster come from."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """The plan of a campaign. All figures of layouts are predicted."""
+
+    campaign: str
+    model: str
+    cluster: str
+    objective: Objective
+    """What the layouts are ranked by, times their probability of fitting."""
+    num_combinations: int
+    """Combinations of the space."""
+    num_legal: int
+    """Layouts that the campaign may probe."""
+    illegal: tuple[Exclusion, ...]
+    """Combinations that each rule excludes, the most first; one may break several rules."""
+    expected_fitting: float
+    """Legal layouts that are expected to fit into memory: the sum of their probabilities."""
+    layouts: tuple[PlannedLayout, ...]
+    """The best layouts."""
+    budget: BoughtProbes
+    knowledge: KnowledgeUsed
+    job: TrainingJob | None
+    """The training job that was described."""
+    warnings: tuple[str, ...]
+
+
+def make_plan(
+    spec: CampaignSpec,
+    *,
+    legal: LegalSet | None = None,
+    knowledge: Knowledge | None = None,
+    software: str = "",
+    top: int = DEFAULT_TOP,
+    probe_start_s: float = PROBE_START_S,
+    job: TrainingJob | None = None,
+) -> Plan:
+    """Ranks the layouts of a campaign by the predicted objective times the probability of fitting.
+
+    Args:
+        spec: the campaign.
+        legal: its legal set, if the caller has it already.
+        knowledge: measurements from elsewhere.
+        software: what will run it, as a table's source says it; empty: this project's trainer.
+        top: how many layouts are listed.
+        probe_start_s: assumed seconds of a probe outside of its iterations.
+        job: the training job to be predicted with each listed layout.
+
+    Raises:
+        NoLegalLayoutError: there is no legal layout.
+        SpaceInvalidError: the campaign lists a layout that is not legal.
+        ModelTooLargeError: every layout would certainly run out of memory.
+    """
+    legal = legal or spec.legal_set()
+    spec.refuse_if_too_large(legal)
+    outlook = Outlook(spec=spec, software=software, knowledge=knowledge or Knowledge())
+    ranked = outlook.rank(legal)
+    best = [legal.layout(int(position)) for position in ranked.order[:top]]
+    return Plan(
+        campaign=spec.name,
+        model=spec.model.name,
+        cluster=spec.cluster.name,
+        objective=spec.objective,
+        num_combinations=legal.num_combinations,
+        num_legal=len(legal),
+        illegal=legal.exclusions,
+        expected_fitting=float(ranked.fits.sum()),
+        layouts=tuple(
+            _planned(rank, layout, outlook, job) for rank, layout in enumerate(best, start=1)
+        ),
+        budget=_bought(spec, legal, ranked, probe_start_s),
+        knowledge=_used(outlook.knowledge, spec.cluster),
+        job=job,
+        warnings=(*spec.warnings, *_warnings(outlook, best)),
+    )
+
+
+def _planned(rank: int, layout: Layout, outlook: Outlook, job: TrainingJob | None) -> PlannedLayout:
+    spec = outlook.spec
+    figures = _figures(layout, outlook)
+    factor = objective_factors(spec.objective, LayoutColumns.of(layout), spec.model)
+    shares = step_shares(layout, outlook)
+    return PlannedLayout(
+        rank=rank,
+        layout_key=layout.key,
+        layout=layout,
+        predicted=figures,
+        objective_value=float(factor) / figures.step_time_s,
+        limited_by=shares[0].part,
+        shares=shares,
+        job=None
+        if job is None
+        else estimate_job(
+            job,
+            layout,
+            spec.model,
+            spec.cluster,
+            outlook.step,
+            allow_tp_across_nodes=spec.space.allow_tp_across_nodes,
+        ),
+    )
+
+
+def _figures(layout: Layout, outlook: Outlook) -> PredictedFigures:
+    spec, step = outlook.spec, outlook.step(layout)
+    tokens_per_s = layout.global_batch_size * spec.model.seq_length / step.expected_s
+    peak_flops = spec.cluster.peak_flops_per_s.get(layout.precision)
+    rate = Throughput(
+        model=spec.model,
+        layout=layout,
+        tokens_per_s=tokens_per_s,
+        peak_tflops_per_device=(peak_flops or 0.0) / 1e12,
+    )
+    columns = LayoutColumns.of_each([layout])
+    (peak_bytes,), _ = outlook.memory.peak_bytes(columns, spec.model)
+    (fits,) = outlook.fits(columns)
+    return PredictedFigures(
+        step_time_s=step.expected_s,
+        step_time_low_s=step.low_s,
+        step_time_high_s=step.high_s,
+        tokens_per_s=tokens_per_s,
+        tokens_per_s_per_device=rate.tokens_per_s_per_device,
+        model_tflops_per_device=rate.model_tflops_per_device,
+        mfu=rate.mfu if peak_flops else None,
+        peak_memory_bytes=round(float(peak_bytes)),
+        fits=float(fits),
+    )
+
+
+def step_shares(layout: Layout, outlook: Outlook) -> tuple[StepShare, ...]:
+    """The parts of a layout's predicted step, the largest first; parts of 0 are left out."""
+    seconds: dict[StepPart, float] = defaultdict(float)
+    idle_slots = (layout.pp - 1) / layout.vpp
+    bubble = idle_slots / (layout.num_microbatches + idle_slots)
+    for term in outlook.parts(layout):
+        part = _PARTS.get(term.name, "compute")
+        waiting = 0.0
+        if part in _SLOTTED and term.name not in _NOT_EACH_SLOT:
+            waiting = bubble * term.seconds
+        seconds["pipeline bubble"] += waiting
+        seconds[part] += term.seconds - waiting
+    total = sum(seconds.values())
+    shares = [
+        StepShare(part=part, share=seconds[part] / total)
+        for part in get_args(StepPart)
+        if seconds[part] > 0
+    ]
+    return tuple(sorted(shares, key=lambda each: -each.share))
+
+
+def _bought(
+    spec: CampaignSpec, legal: LegalSet, ranked: RankedLayouts, probe_start_s: float
+) -> BoughtProbes:
+    """How many of the ranked layouts the budget pays for, one probe each."""
+    probe, budget = spec.probe, spec.budget
+    iterations = probe.warmup + probe.iterations
+    seconds = np.minimum(probe_start_s + iterations * ranked.step_time_s, probe.deadline_s)
+    node_s = np.cumsum(seconds * legal.column("num_nodes")[ranked.order])
+    seconds = np.cumsum(seconds)
+    bounds = {"layouts": len(legal)}
+    if budget.trials is not None:
+        bounds["trials"] = budget.trials
+    if budget.node_hours is not None:
+        bounds["node_hours"] = int(np.searchsorted(node_s, budget.node_hours * _HOUR_S, "right"))
+    if budget.wall_time_s is not None:
+        bounds["wall_time_s"] = int(np.searchsorted(seconds, budget.wall_time_s, "right"))
+    ended_by, count = min(bounds.items(), key=lambda bound: bound[1])
+    return BoughtProbes(
+        num_probes=count,
+        expected_fitting=float(ranked.fits[:count].sum()),
+        node_hours=float(node_s[count - 1]) / _HOUR_S if count else 0.0,
+        wall_time_s=float(seconds[count - 1]) if count else 0.0,
+        ended_by=ended_by,  # type: ignore[arg-type]
+        probe_start_s=probe_start_s,
+        iterations=iterations,
+    )
+
+
+def _used(knowledge: Knowledge, cluster: Cluster) -> KnowledgeUsed:
+    basis: Literal["measurements", "calibration", "data sheets"] = "data sheets"
+    if len(knowledge):
+        basis = "measurements"
+    elif cluster.is_measured:
+        basis = "calibration"
+    return KnowledgeUsed(
+        basis=basis,
+        num_measurements=len(knowledge),
+        num_step_times=sum(each.step_time_s is not None for each in knowledge),
+        num_peaks=sum(each.peak_memory_bytes is not None for each in knowledge),
+        models=tuple(sorted({each.model.name for each in knowledge})),
+        clusters=tuple(sorted({each.cluster.name for each in knowledge})),
+        constants=cluster.source,
+    )
+
+
+def _warnings(outlook: Outlook, layouts: list[Layout]) -> tuple[str, ...]:
+    """In which respects the listed layouts lie outside of what was measured."""
+    if not any(each.step_time_s is not None for each in outlook.knowledge):
+        return ()
+    outside = outlook.time.outside(
+        LayoutColumns.of_each(layouts),
+        outlook.spec.model,
+        outlook.spec.cluster,
+        software=outlook.software,
+    )
+    return () if outside is None else (outside,)

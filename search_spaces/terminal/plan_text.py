@@ -1,0 +1,207 @@
+"""A plan as text, and the days of training jobs as a table."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from search_spaces.belief.job import JobEstimate
+from search_spaces.belief.plan import BoughtProbes, KnowledgeUsed, Plan, PlannedLayout
+from search_spaces.spec.cluster import GIB
+from search_spaces.statistics.training_job import TrainingJob
+from search_spaces.terminal.plurals import counted
+from search_spaces.terminal.text_table import table_lines
+
+PROSE_WIDTH: Final = 100
+"""Width of sentences in a file."""
+
+_COLUMNS: Final = (
+    ">rank",
+    "layout",
+    ">predicted s",
+    ">95 %",
+    ">tokens/s",
+    ">/device",
+    ">MFU",
+    ">TFLOP/s",
+    ">GiB",
+    ">P(fits)",
+    "limited by",
+)
+_JOB_COLUMNS: Final = (
+    "",
+    "step time",
+    ">days",
+    ">95 %",
+    ">node-hours",
+    ">checkpoint every",
+    ">lost",
+    "layout",
+)
+_BOUNDS: Final = {
+    "trials": "the budget of trials",
+    "node_hours": "the budget of node-hours",
+    "wall_time_s": "the wall time, with one probe at a time",
+    "layouts": "the number of legal layouts",
+}
+_MOST_NAMES: Final = 5
+
+
+def plan_lines(plan: Plan, width: int | None) -> Iterator[str]:
+    """The lines of a plan for a terminal of this width; None: for a file, with whole tables."""
+    yield from _wrapped(
+        f"plan of {plan.campaign}: {plan.model} on {plan.cluster}. Every figure of a layout is "
+        "predicted; nothing was run.",
+        width,
+    )
+    yield ""
+    yield from _space_lines(plan, width)
+    yield ""
+    same = _same_parts(plan.layouts) if width else []
+    title = (
+        f"predicted: the best {len(plan.layouts)} of {plan.num_legal:,} by {plan.objective} times "
+        f"P(fits){'; all ' if same else ''}{' '.join(same)}"
+    )
+    rows = [_row(each, same) for each in plan.layouts]
+    yield from table_lines(_COLUMNS, rows, title, width=width)
+    yield ""
+    yield from _wrapped(_budget_words(plan.budget), width)
+    yield from _wrapped(f"predicted from {knowledge_words(plan.knowledge)}", width)
+    for warning in plan.warnings:
+        yield from _wrapped(f"warning: {warning}", width)
+    if plan.job is not None:
+        yield ""
+        jobs = [(f"rank {each.rank}", each.job) for each in plan.layouts if each.job is not None]
+        yield from job_lines(plan.job, jobs, width)
+
+
+def job_lines(
+    job: TrainingJob, jobs: Sequence[tuple[str, JobEstimate]], width: int | None
+) -> Iterator[str]:
+    """The days of a training job with some layouts, and what was assumed.
+
+    Args:
+        job: its description.
+        jobs: the name of each layout, and the estimate.
+        width: of the terminal; None: for a file, with a whole table.
+    """
+    where = "the layout's nodes" if job.num_nodes is None else counted(job.num_nodes, "node")
+    # A line of its own above the table: a title would be folded into it.
+    yield from _wrapped(f"training job: {_count(job.tokens)} tokens on {where}", width)
+    rows = [_job_row(name, estimate) for name, estimate in jobs if estimate.duration is not None]
+    if rows:
+        yield from table_lines(_JOB_COLUMNS, rows, width=width)
+    for name, estimate in jobs:
+        if estimate.problem:
+            yield from _wrapped(f"{name}: {estimate.problem}", width)
+    yield from _wrapped(
+        f"assumed: a node fails every {job.mtbf_hours:,g} h, a checkpoint takes "
+        f"{job.checkpoint_s:g} s, a restart {job.restart_s:g} s; checkpoints at Daly's interval",
+        width,
+    )
+
+
+def _space_lines(plan: Plan, width: int | None) -> Iterator[str]:
+    yield from _wrapped(
+        f"{plan.num_combinations:,} combinations, {plan.num_legal:,} legal, about "
+        f"{plan.expected_fitting:,.0f} of these expected to fit into memory",
+        width,
+    )
+    for each in plan.illegal:
+        yield from _wrapped(
+            f"  {each.count:,} illegal by {each.rule}, as: {each.example}", width, indent="    "
+        )
+
+
+def _same_parts(layouts: Sequence[PlannedLayout]) -> list[str]:
+    """The parts of the layouts' keys that all of them have; none where there is one layout."""
+    if len(layouts) < 2:
+        return []
+    first, *others = (each.layout_key.split("-") for each in layouts)
+    return [part for at, part in enumerate(first) if all(key[at] == part for key in others)]
+
+
+def _row(planned: PlannedLayout, same: Sequence[str]) -> tuple[str, ...]:
+    figures = planned.predicted
+    parts = [part for part in planned.layout_key.split("-") if part not in same]
+    return (
+        str(planned.rank),
+        " ".join(parts),
+        _figure(figures.step_time_s),
+        f"{_figure(figures.step_time_low_s, 3)}-{_figure(figures.step_time_high_s, 3)}",
+        _figure(figures.tokens_per_s),
+        _figure(figures.tokens_per_s_per_device),
+        "-" if figures.mfu is None else f"{figures.mfu:.1%}",
+        f"{figures.model_tflops_per_device:.4g}",
+        f"{figures.peak_memory_bytes / GIB:.3g}",
+        f"{figures.fits:.2f}",
+        ", ".join(f"{each.part} {each.share:.0%}" for each in planned.shares[:2]),
+    )
+
+
+def _job_row(name: str, estimate: JobEstimate) -> tuple[str, ...]:
+    duration = estimate.duration
+    assert duration is not None, "the caller has left out the others"
+    return (
+        name,
+        estimate.step_source,
+        _figure(duration.days, 3),
+        f"{_figure(duration.days_low, 3)}-{_figure(duration.days_high, 3)}",
+        _figure(duration.node_hours, 3),
+        _time(duration.checkpoint_interval_s),
+        f"{duration.lost_share:.1%}",
+        estimate.layout_key.replace("-", " "),
+    )
+
+
+def _budget_words(bought: BoughtProbes) -> str:
+    return (
+        f"the budget pays for {counted(bought.num_probes, 'probe')} of the best layouts, of which "
+        f"about {bought.expected_fitting:,.0f} fit: {_figure(bought.node_hours, 3)} node-hours, "
+        f"{_time(bought.wall_time_s)} one after another; the bound is {_BOUNDS[bought.ended_by]}. "
+        f"A probe is taken to last {bought.probe_start_s:g} s and {bought.iterations} predicted steps"
+    )
+
+
+def knowledge_words(used: KnowledgeUsed) -> str:
+    """What the predictions of a plan rest on."""
+    constants = f"the constants of the cluster ({used.constants or 'of unknown origin'})"
+    if used.basis != "measurements":
+        kind = "measured constants" if used.basis == "calibration" else "data sheets alone"
+        return f"{kind}: {constants}, no measurement"
+    return (
+        f"{counted(used.num_measurements, 'stored measurement')} "
+        f"({counted(used.num_step_times, 'step time')}, {counted(used.num_peaks, 'peak')}) of "
+        f"{_names(used.models)} on {_names(used.clusters)}, and {constants}"
+    )
+
+
+def _names(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _figure(value: float, digits: int = 4) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.{digits}g}"
+
+
+def _count(number: int) -> str:
+    """A number of tokens with its unit."""
+    for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6)):
+        if number >= size:
+            return f"{number / size:.4g}{unit}"
+    return f"{number:,}"
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def _wrapped(text: str, width: int | None, *, indent: str = "  ") -> list[str]:
+    return textwrap.wrap(
+        text, width or PROSE_WIDTH, subsequent_indent=indent, break_on_hyphens=False
+    )

@@ -1,0 +1,68 @@
+"""Plans that wait for the driver: in order, few at a time, and for a day."""
+
+from dataclasses import asdict
+from datetime import timedelta
+
+import pytest
+
+from results_db.campaigns.plans import MAX_WAITING, PlanOptions
+from results_db.errors import PlanLimitError, PlanNotFoundError
+from results_db.store import Store
+from search_spaces.belief.plan import make_plan
+from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.statistics.training_job import TrainingJob
+from tests.results_db.factories import TurnableClock, make_spec
+
+OPTIONS = PlanOptions(top=3, probe_start_s=5.0, job=TrainingJob(tokens=10**9, num_nodes=2))
+
+
+def test_plans_are_made_in_the_order_of_their_requests(store: Store) -> None:
+    assert store.next_plan() is None
+    first = store.request_plan(make_spec("first"), OPTIONS)
+    second = store.request_plan(make_spec("second"), PlanOptions())
+    assert store.next_plan() == first == store.plan(first.id)
+    store.end_plan(first.id, "no layout is legal")
+    ended = store.plan(first.id)
+    assert (ended.state, ended.problem, ended.answer) == ("FAILED", "no layout is legal", {})
+    assert ended.ended_at is not None
+    assert store.next_plan() == second
+
+
+def test_a_plan_is_stored_as_it_was_made(store: Store) -> None:
+    space = {"global_batch_size": 64, "num_nodes": [1, 2], "tp": [1, 2, 4]}
+    spec = CampaignSpec.from_mapping(
+        {"name": "first", "model": "gpt-1.3b", "cluster": "frontier", "space": space}
+        | {"budget": {"trials": 5}}
+    )
+    waiting = store.request_plan(spec.to_mapping(), OPTIONS)
+    assert PlanOptions.from_mapping(waiting.options) == OPTIONS
+    assert CampaignSpec.from_stored(waiting.spec) == spec
+    plan = store.make_plan(spec, OPTIONS)
+    assert plan == make_plan(spec, top=3, probe_start_s=5.0, job=OPTIONS.job)
+    store.end_plan(waiting.id, plan)
+    done = store.plan(waiting.id)
+    assert done.state == "DONE"
+    assert done.answer["layouts"][0]["layout_key"] == plan.layouts[0].layout_key
+    assert done.answer["job"] == asdict(OPTIONS.job)  # type: ignore[arg-type]
+    store.end_plan(waiting.id, "too late")
+    assert store.plan(waiting.id) == done, "it had ended"
+
+
+def test_few_plans_wait_and_a_plan_is_kept_for_a_day(store: Store, clock: TurnableClock) -> None:
+    ids = [store.request_plan(make_spec("first"), OPTIONS).id for _ in range(MAX_WAITING)]
+    with pytest.raises(PlanLimitError, match="8 plans wait"):
+        store.request_plan(make_spec("first"), OPTIONS)
+    clock.forward(timedelta(hours=25).total_seconds())
+    last = store.request_plan(make_spec("first"), OPTIONS)
+    with pytest.raises(PlanNotFoundError, match=f"no plan {ids[0]}; plans are deleted after a day"):
+        store.plan(ids[0])
+    store.end_plan(ids[0], "nobody reads it")
+    assert store.next_plan() == last
+
+
+def test_watchers_see_how_plans_end(store: Store) -> None:
+    waiting = store.request_plan(make_spec("first"), OPTIONS)
+    before = store.live_state()
+    assert before.plans == {waiting.id: "WAITING"}
+    store.end_plan(waiting.id, "why")
+    assert store.live_state(before).plans == {waiting.id: "FAILED"}

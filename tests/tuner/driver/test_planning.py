@@ -1,0 +1,87 @@
+"""The driver makes the plans that the service has left to it, beside its campaigns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from results_db.campaigns.plans import PlanOptions
+from results_db.store import Store
+from search_spaces.belief.plan import make_plan
+from search_spaces.spec.campaign import CampaignSpec
+from tests.postgres import upgraded
+from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
+from tests.waiting import wait_until
+from tuner.driver.driver import Driver
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store.open(upgraded(tmp_path / "data"))
+    yield store
+    store.close()
+
+
+def requested(store: Store, spec: CampaignSpec) -> int:
+    return store.request_plan(spec.to_mapping(), PlanOptions(top=3)).id
+
+
+def made(store: Store, plan_id: int, driver: Driver) -> None:
+    wait_until(
+        "the driver has made it", lambda: driver.step() and store.plan(plan_id).state != "WAITING"
+    )
+
+
+def test_a_plan_is_made_though_no_campaign_runs(store: Store) -> None:
+    driver = Driver(store)
+    assert driver.step()
+    spec = make_spec("planned")
+    plan = requested(store, spec)
+    made(store, plan, driver)
+    done = store.plan(plan)
+    assert done.state == "DONE"
+    expected = make_plan(spec, top=3)
+    assert [each["layout_key"] for each in done.answer["layouts"]] == [
+        each.layout_key for each in expected.layouts
+    ]
+
+
+def test_plans_and_campaigns_go_on_side_by_side(store: Store) -> None:
+    driver, worker = Driver(store), FakeWorker(store)
+    campaign = submit(store, make_spec("runs"))
+    plans = [requested(store, make_spec(f"planned-{number}")) for number in range(3)]
+    drive_until(lambda: ended(store, campaign), driver.step, worker)
+    made(store, plans[-1], driver)
+    assert [store.plan(plan).state for plan in plans] == ["DONE"] * 3
+
+
+def test_a_driver_that_takes_over_makes_a_plan_that_another_had_begun(store: Store) -> None:
+    plan = requested(store, make_spec("planned"))
+    Driver(store).step()  # it begins, and never looks again
+    assert store.plan(plan).state == "WAITING"
+    made(store, plan, Driver(store))
+    assert store.plan(plan).state == "DONE"
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ({"space": {"global_batch_size": 7, "dp": 2, "precision": "fp32"}}, "none of the 1 comb"),
+        ({"cluster": None}, "cluster: the field is missing"),
+        ({"budget": 5}, "budget"),
+    ],
+)
+def test_a_plan_that_cannot_be_made_says_why_and_stops_nothing(
+    store: Store, broken: dict[str, object], said: str
+) -> None:
+    driver = Driver(store)
+    spec = make_spec("planned")
+    wrong = store.request_plan({**spec.to_mapping(), **broken}, PlanOptions()).id
+    right = requested(store, spec)
+    made(store, right, driver)
+    failed = store.plan(wrong)
+    assert failed.state == "FAILED"
+    assert said in failed.problem
+    assert store.plan(right).state == "DONE"

@@ -1,0 +1,165 @@
+"""The command `layout-tuner plan`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from search_spaces.connection.data_home import DATA_DIR_VARIABLE, default_data_dir
+from search_spaces.errors import SearchSpaceError
+from search_spaces.statistics.training_job import TrainingJob
+from search_spaces.terminal.console import terminal_width
+from workers.commands.command_input import described, described_cluster, refuse
+from workers.commands.options import job_options
+
+if TYPE_CHECKING:
+    from search_spaces.belief.plan import Plan, PlannedLayout
+
+_TEXT: Final = "text"
+
+
+@click.command()
+@click.argument("campaign", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--cluster", help="A preset, a cluster of the service or a file, for the campaign's.")
+@click.option(
+    "--software",
+    default="",
+    help="What would run it, as a table's source says it; by default this project's trainer.",
+)
+@click.option(
+    "--calibrate-from",
+    "calibrate_from",
+    multiple=True,
+    metavar="TABLE[:KEY=VALUE,...]",
+    help="Measurements that calibrate the estimates, of some cells of a table; may be repeated.",
+)
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    envvar=DATA_DIR_VARIABLE,
+    help="Where `calibrate` keeps constants.  [default: ~/.local/share/layout-tuner]",
+)
+@click.option(
+    "--top", type=click.IntRange(1, 1000), default=10, show_default=True, help="Layouts to list."
+)
+@click.option(
+    "--probe-start-s",
+    type=click.FloatRange(min=0, max=1e6),
+    help="Seconds that a probe is taken to last besides its steps.  [default: 60]",
+)
+@job_options
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice([_TEXT, "json", "csv"]),
+    default=_TEXT,
+    show_default=True,
+    help="How it is printed.",
+)
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+def plan(
+    campaign: Path,
+    cluster: str | None,
+    software: str,
+    calibrate_from: tuple[str, ...],
+    data_dir: Path | None,
+    top: int,
+    probe_start_s: float | None,
+    job: TrainingJob | None,
+    form: str,
+    as_json: bool,
+) -> None:
+    """Rank the legal layouts of the campaign in a file by predictions, without running any.
+
+    It needs no service. Beside the layouts it prints what is illegal and why, what the budget buys,
+    and on what the predictions rest; with --tokens, the days of the training job.
+    """
+    from search_spaces.belief.known_measurements import knowledge_of, read_calibrating_cells
+    from search_spaces.belief.plan import PROBE_START_S, make_plan
+    from search_spaces.spec.campaign import CampaignSpec
+
+    if as_json and form == "csv":
+        refuse("--json and --format csv exclude each other")
+    try:
+        spec = CampaignSpec.from_mapping(_document(campaign, cluster, data_dir))
+        cells = [cell for text in calibrate_from for cell in read_calibrating_cells(text)]
+        planned = make_plan(
+            spec,
+            knowledge=knowledge_of(cells),
+            software=software,
+            top=top,
+            probe_start_s=PROBE_START_S if probe_start_s is None else probe_start_s,
+            job=job,
+        )
+    except SearchSpaceError as error:
+        refuse(*(str(part) for part in error.parts))
+    if as_json or form == "json":
+        click.echo(json.dumps(asdict(planned), indent=2))
+    elif form == "csv":
+        click.echo(_csv(planned), nl=False)
+    else:
+        _print(planned)
+
+
+def _print(planned: Plan) -> None:
+    from search_spaces.terminal.plan_text import plan_lines
+
+    for line in plan_lines(planned, terminal_width(sys.stdout)):
+        click.echo(line)
+
+
+def _document(path: Path, cluster: str | None, data_dir: Path | None) -> dict[str, Any]:
+    """The campaign of a file, with the chosen cluster and the constants measured on it."""
+    from search_spaces.documents.calibration_file import with_measured_constants
+    from search_spaces.documents.reading import read_mapping
+    from search_spaces.errors import CampaignInvalidError
+    from search_spaces.spec.site import cluster_part
+
+    document = read_mapping(described(str(path)), CampaignInvalidError, "the campaign")
+    directory = data_dir or default_data_dir()
+    named = cluster or document.get("cluster")
+    if isinstance(named, str):
+        # The option's variable names no service: one that the environment names goes before it.
+        service_dir = None if data_dir == default_data_dir() else data_dir
+        named = cluster_part(described_cluster(named, data_dir=service_dir))
+    if named is not None:
+        document["cluster"] = with_measured_constants(named, directory)
+    return document
+
+
+def _csv(planned: Plan) -> str:
+    """The ranked layouts as CSV; the headings of predicted figures begin with `predicted_`."""
+    rows = [dict(_cells(each)) for each in planned.layouts]
+    text = io.StringIO()
+    # A layout that cannot be used on the job's nodes has fewer cells.
+    names = dict.fromkeys(name for row in rows for name in row)
+    writer = csv.DictWriter(text, list(names), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _cells(each: PlannedLayout) -> Iterator[tuple[str, Any]]:
+    yield "rank", each.rank
+    yield "layout_key", each.layout_key
+    yield from each.layout.to_mapping().items()
+    yield from _prefixed("predicted", asdict(each.predicted))
+    yield "predicted_limited_by", each.limited_by
+    if each.job is not None:
+        yield "job_layout_key", each.job.layout_key
+        duration = {} if each.job.duration is None else asdict(each.job.duration)
+        yield from _prefixed("predicted_job", duration)
+        yield "job_problem", each.job.problem
+
+
+def _prefixed(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        yield f"{prefix}_{name}", value
