@@ -37,6 +37,9 @@ MAX_SECOND_LOOK: Final = 4000
 FAILURE_COST: Final = 0.5
 """Cost of a failed probe, in expected gains of the best candidate: it gains nothing itself, and may
 take its node with it."""
+_LIKELY: Final = 0.5
+"""Probability of running above which a layout counts for the ranges of the objectives: the headroom
+of what cannot run would make that of the others look alike."""
 GAIN_RISK: Final = 0.1
 """Probability that the best improves by more than `possible_improvement`."""
 SMOOTHING: Final = 0.005
@@ -144,7 +147,9 @@ class GuidedProposer:
         fitting = judged.rows(np.arange(len(free)))
         mean = belief.physical_mean(free)
         values = predictions.goals.values(free, mean, fitting.peak_mean_bytes)
-        weighing = predictions.goals.weighing(values, history.num_taken, rng)
+        likely = fitting.probability > _LIKELY
+        ranged = values[likely] if likely.any() else values
+        weighing = predictions.goals.weighing(ranged, history.num_taken, rng)
         figures = weighing.figure(values)
         best = self._incumbent(history, weighing, figures)
         sound = predictions.sound(belief, free)

@@ -142,6 +142,18 @@ def test_several_objectives_spread_over_the_front() -> None:
     assert len(found["both"]) > len(found["alone"])
 
 
+def test_what_cannot_run_does_not_count_for_the_ranges_of_the_objectives() -> None:
+    objectives = ("tokens_per_s_per_device", "memory_headroom")
+    problem = make_search(memory_gib=4.0, objectives=objectives)
+    _, peaks = make_truth(problem)
+    headroom = 1.0 - peaks / problem.cluster.device_memory_bytes
+    assert headroom.min() < -1.0
+    proposer, history = GuidedProposer(problem, seed=0), History(problem.layouts)
+    weighing = proposer._select(history, np.random.default_rng(0)).weighing
+    assert weighing.low[1] > -0.5
+    assert weighing.low[1] + weighing.span[1] > headroom.max() - 0.2
+
+
 def test_a_failure_that_memory_does_not_explain_casts_doubt_on_its_neighbours() -> None:
     problem = make_search(memory_gib=80.0)
     columns = problem.layouts.columns()
@@ -219,7 +231,7 @@ def test_what_is_pending_leaves_the_others_less_to_gain() -> None:
 
     def mean_gain() -> float:
         rng = np.random.default_rng(0)
-        return float(np.exp(proposer.weigh(history, proposer._select(history, rng), rng)).mean())
+        return float(proposer.weigh(history, proposer._select(history, rng), rng).mean())
 
     with_pending = mean_gain()
     history.pending.clear()
