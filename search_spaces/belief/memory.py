@@ -85,8 +85,11 @@ class MemoryBelief:
         return self._with(evidence_of(samples, ELSEWHERE))
 
     def terms(self, columns: LayoutColumns, model: ModelShape) -> MemoryTerms:
-        """The terms of the peaks, to be computed once for layouts that are used often."""
-        return memory_terms(columns, model, self.storage)
+        """The terms of the peaks, to be computed once for layouts that are used often.
+
+        They are in single precision, since such layouts are many.
+        """
+        return memory_terms(columns, model, self.storage, dtype=np.float32)
 
     def peak_bytes(
         self, layouts: Layout | LayoutColumns | MemoryTerms, model: ModelShape

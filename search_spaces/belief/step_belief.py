@@ -61,7 +61,7 @@ class StepModel:
         """The model of some of the layouts."""
         terms = TimeTerms(
             names=self.terms.names,
-            seconds=self.terms.seconds[rows],
+            seconds=self.terms.seconds[rows].astype(np.float64),  # all may be in single precision
             backward_share=self.terms.backward_share[rows],
         )
         return type(self)(terms=terms, points=self.points[rows])
@@ -188,7 +188,8 @@ class StepBelief:
 
     def physical_mean(self, rows: Ints) -> Floats:
         """Expected logarithms without the residual, which costs more to compute."""
-        return self._model.rows(rows).log_s(self.deviations_F)
+        # Not of the rows alone, which would copy all terms where the rows are most layouts.
+        return self._model.log_s(self.deviations_F)[rows]
 
     def physical_deviation(self, rows: Ints) -> Floats:
         """Standard deviations of those."""

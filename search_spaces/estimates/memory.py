@@ -93,13 +93,13 @@ NUM_MEMORY_FACTORS: Final = len(MEMORY_TERMS) + 1
 class MemoryTerms:
     """The terms of the peaks of many layouts, or of many stages."""
 
-    num_bytes: Floats
+    num_bytes: NDArray[np.floating[Any]]
     """Expected bytes of each of `MEMORY_TERMS`, of the first stage and of the last; shape
     [2, number of terms, layouts]."""
-    deviation_bytes: Floats
+    deviation_bytes: NDArray[np.floating[Any]]
     """Standard deviation of each term, and of the factor on all terms, from the uncertainty of the
     trainer's storage; shape [2, number of terms + 1, layouts]."""
-    scatter_bytes: Floats
+    scatter_bytes: NDArray[np.floating[Any]]
     """Standard deviation that is independent for each layout; shape [2, layouts]."""
 
 
@@ -123,13 +123,16 @@ def memory_terms(
     layouts: Layout | LayoutColumns,
     model: ModelShape,
     storage: TrainerStorage = EMBEDDED_TRAINER,
+    *,
+    dtype: type[np.floating[Any]] = np.float64,
 ) -> MemoryTerms:
     """The terms of the peaks of the first and the last stage, for many layouts.
 
-    Columns are broadcast against each other and flattened.
+    Columns are broadcast against each other and flattened. Searches of millions of layouts keep the
+    terms in single precision.
     """
     columns = LayoutColumns.of(layouts).flattened()
-    terms = _no_terms(2, columns.tp.size)
+    terms = _no_terms(2, columns.tp.size, dtype)
     for start in range(0, columns.tp.size, _CHUNK):
         rows = slice(start, start + _CHUNK)
         part = columns.rows(rows)
@@ -148,11 +151,13 @@ def stage_terms(
     return terms
 
 
-def _no_terms(num_ends: int, num_layouts: int) -> MemoryTerms:
+def _no_terms(
+    num_ends: int, num_layouts: int, dtype: type[np.floating[Any]] = np.float64
+) -> MemoryTerms:
     return MemoryTerms(
-        num_bytes=np.empty((num_ends, len(MEMORY_TERMS), num_layouts)),
-        deviation_bytes=np.empty((num_ends, NUM_MEMORY_FACTORS, num_layouts)),
-        scatter_bytes=np.empty((num_ends, num_layouts)),
+        num_bytes=np.empty((num_ends, len(MEMORY_TERMS), num_layouts), dtype),
+        deviation_bytes=np.empty((num_ends, NUM_MEMORY_FACTORS, num_layouts), dtype),
+        scatter_bytes=np.empty((num_ends, num_layouts), dtype),
     )
 
 

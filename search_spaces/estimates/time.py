@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,6 +120,13 @@ _HOST: Final = terms_of("host")
 _REDUCTION: Final = terms_of("reduction")
 _ODDS: Final = terms_of("odds")
 _REST: Final = terms_of("rest")
+_IS_KIND: Final = np.array(
+    [
+        [prior.kind == kind for kind in ("device", "host", "reduction", "rest")]
+        for prior in FACTOR_PRIORS.values()
+    ]
+)
+"""Whether a term is of a kind; shape [terms, kinds]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -214,7 +221,7 @@ class TimeTerms:
 
     names: tuple[str, ...]
     """Names of the terms (`TERM_NAMES`)."""
-    seconds: Floats
+    seconds: NDArray[np.floating[Any]]
     """Seconds; one row per layout, one column per term. Terms of the kind odds have the seconds
     that are hidden or not."""
     backward_share: Floats
@@ -235,6 +242,8 @@ class TimeTerms:
         return np.asarray(grown / sums.total[:, None], dtype=np.float64)
 
     def _sums(self, factors: Floats) -> StepSums:
+        if factors.ndim == 1:
+            return self._sums_alike(factors)
         seconds = self.seconds * factors
         sums = {
             kind: seconds[:, places].sum(axis=1)
@@ -245,6 +254,19 @@ class TimeTerms:
             **sums,
             rest=seconds[:, _REST].sum(axis=1),
             odds=odds.sum(axis=1),
+            backward_share=self.backward_share,
+        )
+
+    def _sums_alike(self, factors: Floats) -> StepSums:
+        """The sums for the same factors everywhere: one matrix product, since layouts are many."""
+        weights = np.where(_IS_KIND, factors[:, None], 0.0).astype(self.seconds.dtype)
+        device, host, reduction, rest = (self.seconds @ weights).T
+        return StepSums(
+            device=device,
+            host=host,
+            reduction=reduction,
+            rest=rest,
+            odds=(self.seconds[:, _ODDS] > 0) @ factors[_ODDS],
             backward_share=self.backward_share,
         )
 
@@ -261,13 +283,20 @@ class TimePart:
     """Its expected seconds."""
 
 
-def time_terms(layouts: Layout | LayoutColumns, model: ModelShape, cluster: Cluster) -> TimeTerms:
+def time_terms(
+    layouts: Layout | LayoutColumns,
+    model: ModelShape,
+    cluster: Cluster,
+    *,
+    dtype: type[np.floating[Any]] = np.float64,
+) -> TimeTerms:
     """All terms of the steps of all layouts.
 
-    Columns are broadcast against each other and flattened.
+    Columns are broadcast against each other and flattened. Searches of millions of layouts keep the
+    terms in single precision.
     """
     columns = LayoutColumns.of(layouts).flattened()
-    seconds = np.empty((len(TERM_NAMES), columns.tp.size))
+    seconds = np.empty((len(TERM_NAMES), columns.tp.size), dtype=dtype)
     backward_share = np.empty(columns.tp.size)
     for rows, step in _steps(columns, model, cluster):
         backward_share[rows] = step.backward_share

@@ -34,7 +34,7 @@ class Predictions:
     def __init__(self, problem: SearchProblem) -> None:
         columns = problem.layouts.columns()
         points = knob_coordinates(columns)
-        terms = time_terms(columns, problem.model, problem.cluster)
+        terms = time_terms(columns, problem.model, problem.cluster, dtype=np.float32)
         self._model = StepModel(terms=terms, points=points)
         self._prior = factors_prior(problem)
         self.fitting = FittingBelief(problem, columns, points)
