@@ -175,7 +175,7 @@ def test_measured_constants_of_the_cluster_are_used(
     campaign: Path, no_constants_of_this_machine: Path
 ) -> None:
     before = json.loads(printed(campaign, "--json"))
-    constants = {"peak_flops_per_s": {"bf16": 50e12}}
+    constants = {"peak_flops_per_s": {"bf16": 25e12}}
     write_constants(
         no_constants_of_this_machine,
         MeasuredConstants(
