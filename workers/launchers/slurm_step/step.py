@@ -276,11 +276,15 @@ class Step:
     def _note_losses(self) -> None:
         """Notes lost nodes; each loss is one event."""
         if self._process is None or self._is_over:
-            return None
+            return
         code = self._process.exit_code()
         if code is not None:
             self._is_over = True
-            return self._lose_with_srun(code, self._last_words())
+            later, self._events = self._events, []
+            self._lose_with_srun(code, self._last_words())
+            # Where srun was killed, Slurm kills the ranks of the step: first comes the cause.
+            self._events = self._events + later if code < 0 else later + self._events
+            return
         now = time.monotonic()
         for node, member in self._members.items():
             if member.hello is None and now > self._launched_at + self._connect_within_s:
@@ -293,7 +297,6 @@ class Step:
                 if member.name in words or now > member.disconnected_at + _CAUSE_WITHIN_S:
                     why = f"node {member.name} was lost: its line closed"
                     self._lose(node, why + _quoted(words))
-        return None
 
     def _lose(self, node: int, why: str, *, to_blame: bool = True) -> None:
         member = self._members[node]
