@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
+
+import numpy as np
 
 from search_spaces.errors import SearchSpaceError
 from search_spaces.estimates.time import step_time_s
@@ -13,6 +15,8 @@ from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.scaling import scaled
 from search_spaces.statistics.training_job import JobDuration, StepInterval, TrainingJob
+
+_NORMAL_95: Final = 1.96
 
 StepSource = Literal["predicted", "measured", "measured and extrapolated"]
 """The source of a job's step time; extrapolated: measured on fewer nodes, and multiplied by the
@@ -70,6 +74,12 @@ def estimate_job(
     except SearchSpaceError as error:
         return JobEstimate(layout_key="", duration=None, step_source=source, problem=error.problem)
     return JobEstimate(layout_key=layout.key, duration=duration, step_source=source)
+
+
+def predicted_step(log_mean: float, log_sd: float) -> StepInterval:
+    """The median and the 95 % interval of a step from the logarithm of its seconds."""
+    low, middle, high = np.exp(log_mean + _NORMAL_95 * log_sd * np.array([-1.0, 0.0, 1.0]))
+    return StepInterval(expected_s=float(middle), low_s=float(low), high_s=float(high))
 
 
 def extrapolated(

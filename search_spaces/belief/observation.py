@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal, Self
 
+from search_spaces.errors import SearchSpaceError
 
-class ObservationInvalidError(ValueError):
+
+class ObservationInvalidError(SearchSpaceError):
     """An observation contradicts itself, or its objective cannot be ranked."""
 
 

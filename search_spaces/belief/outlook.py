@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.belief.job import predicted_step
 from search_spaces.belief.known_measurements import Knowledge
 from search_spaces.belief.memory import MemoryBelief
 from search_spaces.belief.memory_evidence import usable_bytes
@@ -27,7 +28,6 @@ Ints = NDArray[np.int64]
 
 _CHUNK: Final = 1 << 14
 """Layouts that are predicted together; a column takes 128 KiB."""
-_NORMAL_95: Final = 1.96
 _LEAST_FIT: Final = 1e-300
 """Probability of fitting below which all layouts are alike: its logarithm stays finite."""
 
@@ -103,8 +103,7 @@ class Outlook:
         (mean,), (deviation,) = self.time.predict(
             layout, self.spec.model, self.spec.cluster, software=self.software
         )
-        low, middle, high = np.exp(mean + _NORMAL_95 * deviation * np.array([-1.0, 0.0, 1.0]))
-        return StepInterval(expected_s=float(middle), low_s=float(low), high_s=float(high))
+        return predicted_step(mean, deviation)
 
     def parts(self, layout: Layout) -> list[TimePart]:
         """The parts of one layout's predicted step, which add up to it but for a common factor."""

@@ -12,6 +12,7 @@ measurement of a layout with much tensor parallelism improves the prediction of 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, Self
 
 import numpy as np
@@ -172,6 +173,7 @@ class StepBelief:
         own_M = self.kernel.noise**2 * (1.0 / self.weights_M - 1.0)
         return missed_M, np.sqrt(np.maximum(variance_M - own_M, self.kernel.noise**2))
 
+    @cached_property
     def slowed(self) -> Floats:
         """How likely each measured run was slowed down, by its prediction from all others."""
         if not len(self.rows):

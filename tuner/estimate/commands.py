@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from search_spaces.connection.data_home import DATA_DIR_VARIABLE, default_data_dir
+from search_spaces.connection.data_home import default_data_dir
 from search_spaces.errors import SearchSpaceError
 from search_spaces.statistics.training_job import TrainingJob
 from search_spaces.terminal.live_output import WorkLine, work_line
 from search_spaces.terminal.plurals import counted
+from tuner.estimate.options import calibrate_from_option, data_dir_option, software_option
 from workers.commands.command_input import described, fail, refuse
 from workers.commands.options import job_options, layout_of, layout_options
 
@@ -28,30 +29,15 @@ if TYPE_CHECKING:
 @click.option("--model", help="Name of a model preset, or a JSON or YAML file.")
 @click.option("--cluster", default="local-cpu", show_default=True, help="What it would run on.")
 @layout_options
-@click.option(
-    "--software",
-    default="",
-    help="What would run it, as a table's source says it; by default this project's trainer.",
-)
+@software_option
 @click.option(
     "--table",
     type=click.Path(path_type=Path),
     help="Instead of one layout: a measurement table, whose every row gets predicted columns.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Where that goes; by default stdout.")
-@click.option(
-    "--calibrate-from",
-    "calibrate_from",
-    multiple=True,
-    metavar="TABLE[:KEY=VALUE,...]",
-    help="Measurements that calibrate the estimates, of some cells of a table; may be repeated.",
-)
-@click.option(
-    "--data-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    envvar=DATA_DIR_VARIABLE,
-    help="Where `calibrate` keeps constants.  [default: ~/.local/share/layout-tuner]",
-)
+@calibrate_from_option
+@data_dir_option
 @click.option(
     "--all-terms",
     is_flag=True,

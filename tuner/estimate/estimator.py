@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.belief.job import JobEstimate, estimate_job
+from search_spaces.belief.job import JobEstimate, estimate_job, predicted_step
 from search_spaces.belief.known_measurements import Knowledge
 from search_spaces.belief.memory import ELSEWHERE, MemoryBelief
 from search_spaces.belief.memory_evidence import Evidence, evidence_of
@@ -25,8 +25,6 @@ from search_spaces.statistics.training_job import StepInterval, TrainingJob
 from search_spaces.tables import MeasurementTable, TableCell
 
 Floats = NDArray[np.float64]
-
-_NORMAL_95 = 1.96
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,8 +132,7 @@ class Estimator:
 
     def _step(self, layout: Layout) -> StepInterval:
         (log_mean,), (log_sd,) = self.step_times(LayoutColumns.of(layout))
-        low, middle, high = np.exp(log_mean + _NORMAL_95 * log_sd * np.array([-1.0, 0.0, 1.0]))
-        return StepInterval(expected_s=float(middle), low_s=float(low), high_s=float(high))
+        return predicted_step(log_mean, log_sd)
 
     def warnings(self, layouts: Layout | LayoutColumns) -> Iterator[str]:
         """In which respects the layouts lie outside of the calibration."""

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from search_spaces.connection.data_home import DATA_DIR_VARIABLE, default_data_dir
+from search_spaces.connection.data_home import default_data_dir
 from search_spaces.errors import SearchSpaceError
 from search_spaces.statistics.training_job import TrainingJob
 from search_spaces.terminal.console import terminal_width
+from tuner.estimate.options import calibrate_from_option, data_dir_option, software_option
 from workers.commands.command_input import described, described_cluster, refuse
 from workers.commands.options import job_options
 
@@ -29,24 +30,9 @@ _TEXT: Final = "text"
 @click.command()
 @click.argument("campaign", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--cluster", help="A preset, a cluster of the service or a file, for the campaign's.")
-@click.option(
-    "--software",
-    default="",
-    help="What would run it, as a table's source says it; by default this project's trainer.",
-)
-@click.option(
-    "--calibrate-from",
-    "calibrate_from",
-    multiple=True,
-    metavar="TABLE[:KEY=VALUE,...]",
-    help="Measurements that calibrate the estimates, of some cells of a table; may be repeated.",
-)
-@click.option(
-    "--data-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    envvar=DATA_DIR_VARIABLE,
-    help="Where `calibrate` keeps constants.  [default: ~/.local/share/layout-tuner]",
-)
+@software_option
+@calibrate_from_option
+@data_dir_option
 @click.option(
     "--top", type=click.IntRange(1, 1000), default=10, show_default=True, help="Layouts to list."
 )

@@ -55,14 +55,14 @@ class Predictions:
     def doubted(self, history: History, belief: StepBelief) -> dict[int, float]:
         """How likely each measured layout was slowed down, where it may be worth another run."""
         slowed: dict[int, float] = {}
-        for row, share in zip(belief.rows.tolist(), belief.slowed().tolist(), strict=True):
+        for row, share in zip(belief.rows.tolist(), belief.slowed.tolist(), strict=True):
             if share > _DOUBT and len(history.completed_runs(row)) < _MOST_RUNS:
                 slowed[row] = max(share, slowed.get(row, 0.0))
         return {row: share for row, share in slowed.items() if row not in history.pending}
 
     def sound(self, belief: StepBelief, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Probability that some layouts do not stall."""
-        return 1.0 - self.stalls.probability(rows, belief.rows, belief.slowed())
+        return 1.0 - self.stalls.probability(rows, belief.rows, belief.slowed)
 
     def of_one(
         self, history: History, belief: StepBelief, fitting: Fitting, rows: NDArray[np.int64]

@@ -11,15 +11,11 @@ import click
 
 from search_spaces.connection.service_address import SERVICE_OPTIONS, locate_service
 from search_spaces.documents.reading import whole_number_problem
-from search_spaces.errors import (
-    LayoutInvalidError,
-    ServiceNotFoundError,
-    TrainingJobInvalidError,
-)
+from search_spaces.errors import LayoutInvalidError, ServiceNotFoundError
 from search_spaces.spec.default_precision import default_precision
 from search_spaces.spec.knobs import Knob
 from search_spaces.spec.layout import KNOBS, Layout
-from search_spaces.statistics.training_job import JOB_OPTIONS, TrainingJob
+from search_spaces.terminal.job_options import with_job_options
 from workers.commands.command_input import fail, refuse
 
 if TYPE_CHECKING:
@@ -217,17 +213,5 @@ def _num_microbatches(knobs: Mapping[str, Any], batch: int | None) -> int:
 
 
 def job_options(function: Function) -> Function:
-    """Adds the options about a training job; passes on a `TrainingJob`, or None."""
-
-    @functools.wraps(function)
-    def command(*arguments: Any, **options: Any) -> Any:
-        given = {name: options.pop(name) for name in JOB_OPTIONS}
-        try:
-            job = TrainingJob.read(**given)
-        except TrainingJobInvalidError as error:
-            refuse(str(error))
-        return function(*arguments, job=job, **options)
-
-    for name, (kind, text) in reversed(list(JOB_OPTIONS.items())):
-        command = click.option(f"--{name.replace('_', '-')}", name, type=kind, help=text)(command)
-    return command  # type: ignore[return-value]
+    """See `with_job_options`."""
+    return with_job_options(function, option=click.option, refuse=refuse)
