@@ -287,6 +287,11 @@ class TrialRecord:
     losses moves a trial to the end."""
     is_baseline: bool = False
     """Whether its layout is the campaign's baseline."""
+    full_layout: Layout | None = None
+    """Of a cheap probe, the layout that it stands for; `layout` is the part that runs. None: the
+    trial runs its layout in full."""
+    num_layers: int | None = None
+    """Of a cheap probe, the layers of the model that it runs."""
 
     def objective(self, name: str, *, device_memory_bytes: int | None = None) -> float | None:
         """The value of an objective; None if it was not measured.
@@ -557,3 +562,5 @@ class LeaseRecord:
     repeat_of: int | None
     """The trial that this one deliberately repeats."""
     lease_expires_at: datetime
+    num_layers: int | None = None
+    """Of a cheap probe, the layers of the model that it runs; None: the layout runs in full."""

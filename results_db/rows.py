@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import datetime
 from functools import cache
 from typing import Any, Final, TypeVar, cast
@@ -27,7 +27,9 @@ from search_spaces.errors import SearchSpaceError
 from search_spaces.protocol.measurement import EMBEDDED_TRAINER
 from search_spaces.protocol.outcome import Breakdown
 from search_spaces.spec.campaign_settings import Constraints
+from search_spaces.spec.fidelity import Fidelity
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
+from search_spaces.spec.model_shape import ModelShape
 
 MAX_CLOCK_GAP_S: Final = 15.0
 """Longest gap between two ticks of the driver that counts as wall time of a campaign."""
@@ -139,8 +141,20 @@ def campaign_record(campaign: Campaign, now: datetime) -> CampaignRecord:
     )
 
 
+def cheap_columns(layout: Layout, fidelity: Fidelity, model: ModelShape) -> dict[str, Any]:
+    """The columns of a trial that runs a part of a layout."""
+    return {
+        **layout_columns(fidelity.reduced(layout)),
+        "layout_key": fidelity.key(layout, model),
+        "full_num_nodes": layout.num_nodes,
+        "full_dp": layout.dp,
+        "full_num_microbatches": layout.num_microbatches,
+        "num_layers": fidelity.num_layers,
+    }
+
+
 def layout_columns(layout: Layout) -> dict[str, Any]:
-    """The columns of a trial that follow from its layout."""
+    """The columns of a trial that follow from the layout that it runs."""
     return {
         **layout.to_mapping(),
         "layout_key": layout.key,
@@ -150,8 +164,20 @@ def layout_columns(layout: Layout) -> dict[str, Any]:
 
 
 def trial_layout(trial: Trial) -> Layout:
-    """The layout of a trial."""
+    """The layout that a trial runs."""
     return Layout(**{name: getattr(trial, name) for name in LAYOUT_FIELDS})
+
+
+def full_layout_of(trial: Trial) -> Layout | None:
+    """The layout that a cheap probe stands for; None: the trial runs its layout in full."""
+    if trial.full_num_nodes is None or trial.full_dp is None or trial.full_num_microbatches is None:
+        return None
+    return replace(
+        trial_layout(trial),
+        num_nodes=trial.full_num_nodes,
+        dp=trial.full_dp,
+        num_microbatches=trial.full_num_microbatches,
+    )
 
 
 def trial_words(campaign: Campaign, trial: Trial) -> str:
@@ -166,6 +192,7 @@ def trial_record(trial: Trial) -> TrialRecord:
         TrialRecord,
         trial,
         layout=trial_layout(trial),
+        full_layout=full_layout_of(trial),
         cost=cost_of(trial),
         measurement=None if measurement is None else measurement_record(measurement),
     )

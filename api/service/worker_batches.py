@@ -153,7 +153,9 @@ def _lease_read(spec: CampaignSpec, lease: LeaseRecord, best: float | None) -> L
     above_s = None
     if best is not None and _has_something_to_beat(spec, lease):
         above_s = step_time_at(best, spec, lease)
-    probe = spec.probe_request(lease.layout, stop_above_step_time_s=above_s)
+    probe = spec.probe_request(
+        lease.layout, num_layers=lease.num_layers, stop_above_step_time_s=above_s
+    )
     return LeaseRead(
         trial_id=lease.trial_id,
         attempt=lease.attempt,
@@ -168,11 +170,14 @@ def _has_something_to_beat(spec: CampaignSpec, lease: LeaseRecord) -> bool:
     """Whether a slow run of the leased layout is stopped early.
 
     It is not in an exhaustive campaign, which measures every layout; with several objectives, where
-    a slow layout may be on the front; in a repeat, which is compared with other runs; and in the
-    baseline, which the winner is compared with. The value to beat is the low end of the winner's
+    a slow layout may be on the front; in a repeat, which is compared with other runs; in the
+    baseline, which the winner is compared with; and in a cheap probe, which does less work than the
+    best one did. The value to beat is the low end of the winner's
     interval, not the figure of one lucky run.
     """
     if not spec.stop.early or spec.strategy == "exhaustive" or len(spec.objectives) > 1:
+        return False
+    if lease.num_layers is not None:
         return False
     is_compared = lease.repeat_of is not None or lease.layout == spec.baseline
     return not is_compared and spec.probe.iterations > LEAST_TIMED

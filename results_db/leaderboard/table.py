@@ -158,9 +158,8 @@ class FirstRuns:
     def add(self, campaign: Campaign, trial: Trial, measured: Measurement) -> None:
         """Adds the only run of a layout, unless it is not ranked."""
         allowed = campaign.max_peak_memory_bytes
-        if measured.oversubscribed or not (
-            allowed is None or measured.peak_memory_bytes <= allowed
-        ):
+        is_left_out = measured.oversubscribed or trial.num_layers is not None  # a cheap probe
+        if is_left_out or not (allowed is None or measured.peak_memory_bytes <= allowed):
             return
         run = SimpleNamespace(
             **{name: getattr(trial, name) for name in _OF_TRIAL},
@@ -203,6 +202,7 @@ def completed(campaign_id: int) -> ColumnElement[bool]:
         MeasurementRow.campaign_id == campaign_id,
         MeasurementRow.oversubscribed.is_(False),
         Trial.state == "COMPLETED",
+        Trial.num_layers.is_(None),  # a cheap probe is not ranked
         has_ranked_tokens(campaign_id),
     )
 

@@ -195,6 +195,14 @@ class Trial(Base):
     num_devices: Mapped[int]
     global_batch_size: Mapped[int]
 
+    full_num_nodes: Mapped[int | None]
+    """Of a cheap probe, the nodes of the layout that it stands for; None, as in the next three:
+    the trial runs its layout in full."""
+    full_dp: Mapped[int | None]
+    full_num_microbatches: Mapped[int | None]
+    num_layers: Mapped[int | None]
+    """Layers of the model that it runs."""
+
     state: Mapped[str] = mapped_column(String(16))
     reason: Mapped[str | None] = mapped_column(String(40))
     message: Mapped[str] = mapped_column(Text, default="")

@@ -248,6 +248,7 @@ def _hand_out(
         layout=trial_layout(trial),
         repeat_of=trial.repeat_of,
         lease_expires_at=until,
+        num_layers=trial.num_layers,
     )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from sqlalchemy import func, insert, select
 from sqlalchemy.exc import IntegrityError
@@ -46,11 +46,11 @@ from results_db.records import (
 from results_db.rows import (
     WITH_MEASUREMENT,
     baseline_of,
+    cheap_columns,
     columns_of,
     cost_of,
     layout_columns,
     record_of,
-    trial_layout,
     trial_record,
     trial_words,
 )
@@ -59,11 +59,18 @@ from results_db.trials.loss_check import trials_in_doubt
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol.outcome import Environment, Iteration
 from search_spaces.protocol.worker_messages import TrialState
+from search_spaces.spec.fidelity import Fidelity
 from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
 
 MAX_TIMES: Final = 20
 """Most repeats of a trial in one request."""
 
+_OF_LAYOUT: Final = (
+    *layout_columns(Layout()),
+    *("full_num_nodes", "full_dp", "full_num_microbatches", "num_layers"),
+)
+"""The columns of a trial that say what it runs."""
 _NOT_MEASURED: Final = frozenset({"FAILED", "INFEASIBLE", "CANCELLED"})
 
 
@@ -72,14 +79,20 @@ class Trials(StoreSection):
 
     @retried
     def add_trial(
-        self, campaign_id: int, layout: Layout, *, prediction: Prediction | None = None
+        self,
+        campaign_id: int,
+        layout: Layout,
+        *,
+        fidelity: Fidelity | None = None,
+        prediction: Prediction | None = None,
     ) -> TrialRecord:
-        """Adds a trial, PENDING, of a layout that the campaign has not tried.
+        """Adds a trial, PENDING, of a layout that the campaign has not tried at this fidelity.
 
         Args:
             campaign_id: of the campaign.
             layout: of the trial.
-            prediction: what the search predicts of it; None: nothing.
+            fidelity: the part of the layout that it runs, as a cheap probe; None: all of it.
+            prediction: what the search predicts of what runs; None: nothing.
 
         Raises:
             CampaignNotFoundError: there is no such campaign.
@@ -91,7 +104,11 @@ class Trials(StoreSection):
                 campaign = lock_campaign(session, campaign_id)
                 if campaign is None:
                     raise CampaignNotFoundError(f"there is no campaign {campaign_id}")
-                trial = add_row(session, campaign, layout, self._clock())
+                columns = layout_columns(layout)
+                if fidelity is not None:
+                    model = ModelShape.from_mapping(campaign.spec["model"])
+                    columns = cheap_columns(layout, fidelity, model)
+                trial = add_row(session, campaign, columns, self._clock())
                 if prediction is not None:
                     columns = columns_of(prediction, trial_id=trial.id)
                     session.execute(insert(PredictionRow).values(columns))
@@ -388,7 +405,7 @@ class Trials(StoreSection):
         return add_row(
             session,
             campaign,
-            trial_layout(trial),
+            {name: getattr(trial, name) for name in _OF_LAYOUT},
             self._clock(),
             repeat_of=trial.id,
             repeat_index=(last or 0) + 1,
@@ -411,13 +428,21 @@ class Trials(StoreSection):
 def add_row(
     session: Session,
     campaign: Campaign,
-    layout: Layout,
+    columns: Mapping[str, Any],
     now: datetime,
     *,
     repeat_of: int | None = None,
     repeat_index: int = 0,
 ) -> Trial:
     """Adds a trial, PENDING, to a campaign whose row is locked.
+
+    Args:
+        session: a transaction.
+        campaign: the campaign.
+        columns: `layout_columns` or `cheap_columns`.
+        now: the time.
+        repeat_of: the trial that it repeats.
+        repeat_index: its number among the repeats.
 
     Raises:
         CampaignStateError: the campaign has ended.
@@ -435,9 +460,10 @@ def add_row(
         repeat_index=repeat_index,
         created_at=now,
         measurement=None,
-        is_baseline=layout == baseline_of(campaign.spec),
-        **layout_columns(layout),
+        **columns,
     )
+    baseline = baseline_of(campaign.spec)
+    trial.is_baseline = baseline is not None and trial.layout_key == baseline.key
     session.add(trial)
     session.flush()
     tell(trial, "trial.added", now)

@@ -25,6 +25,7 @@ from search_spaces.protocol.outcome import (
 )
 from search_spaces.spec.baseline import complete_baseline, read_stated_knobs
 from search_spaces.spec.campaign_settings import (
+    FORECASTING_STRATEGIES,
     KNOWLEDGE_SOURCES,
     Budget,
     Constraints,
@@ -37,6 +38,7 @@ from search_spaces.spec.campaign_settings import (
 )
 from search_spaces.spec.cluster import GIB, Cluster
 from search_spaces.spec.default_precision import default_precision, with_stored_precision
+from search_spaces.spec.fidelity import with_layers
 from search_spaces.spec.layout import Layout, Precision
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.objectives import (
@@ -233,6 +235,16 @@ class CampaignSpec:
         }
 
     @property
+    def uses_cheap_probes(self) -> bool:
+        """Whether trials may run a part of their layouts: see `ProbeSettings.fidelity`."""
+        return (
+            self.probe.fidelity == "auto"
+            and self.budget.node_hours is not None
+            and self.strategy in FORECASTING_STRATEGIES
+            and self.runs == 1
+        )
+
+    @property
     def baseline_is_outside(self) -> bool:
         """Whether there is a baseline that is not among the layouts of the space."""
         devices_per_node = self.cluster.devices_per_node
@@ -305,11 +317,18 @@ class CampaignSpec:
         return f" beside the headroom of {headroom:.0%} that was asked for" if headroom else ""
 
     def probe_request(
-        self, layout: Layout, *, stop_above_step_time_s: float | None = None
+        self,
+        layout: Layout,
+        *,
+        num_layers: int | None = None,
+        stop_above_step_time_s: float | None = None,
     ) -> ProbeRequest:
-        """The request to a worker to probe `layout`."""
+        """The request to a worker to probe `layout`, with fewer layers where a number is given."""
+        model = self.model
+        if num_layers is not None and num_layers != model.num_layers:
+            model = with_layers(model, num_layers)
         return ProbeRequest(
-            model=self.model,
+            model=model,
             layout=layout,
             seed=self.seed,
             warmup=self.probe.warmup,

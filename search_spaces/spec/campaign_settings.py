@@ -10,6 +10,7 @@ from search_spaces.documents.duration import name_without_unit, read_duration_s
 from search_spaces.documents.reading import (
     Problems,
     is_positive_number,
+    read_choice,
     read_fields_of,
     read_mapping,
     shown,
@@ -36,6 +37,12 @@ DEFAULT_REMEASURE: Final = 3
 MAX_REMEASURE: Final = 20
 FORECASTING_STRATEGIES: Final = ("guided",)
 """Strategies that predict how much the remaining layouts can improve the best."""
+
+ProbeFidelity = Literal["auto", "full"]
+"""auto: cheap probes where the budget counts node-hours. full: every probe runs its whole
+layout."""
+
+PROBE_FIDELITIES: Final[tuple[ProbeFidelity, ...]] = get_args(ProbeFidelity)
 
 T = TypeVar("T")
 
@@ -139,6 +146,9 @@ class ProbeSettings:
     """What trains: the embedded trainer, or one of those that the workers' owners have listed."""
     parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
     """Values of parameters that the trainer's owner has declared."""
+    fidelity: ProbeFidelity = "auto"
+    """Whether the search may use cheap probes (`search_spaces.spec.fidelity`); the layouts that may
+    be the best are measured in full in any case."""
 
     def __post_init__(self) -> None:
         problems = Problems()
@@ -148,6 +158,8 @@ class ProbeSettings:
                 problems.add(CampaignInvalidError(problem, field=name))
         if problem := switch_problem(self.compile):
             problems.add(CampaignInvalidError(problem, field="compile"))
+        with problems.collecting():
+            read_choice(self.fidelity, PROBE_FIDELITIES, CampaignInvalidError, field="fidelity")
         if problem := url_name_problem(self.trainer):
             problems.add(CampaignInvalidError(problem, field="trainer"))
         with problems.collecting("parameters"):

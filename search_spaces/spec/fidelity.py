@@ -1,0 +1,124 @@
+"""The fidelity of a probe: in full, or a cheap one that runs a part of the layout's work.
+
+A step is linear in the micro-batches, and its memory depends on those in flight alone, so a probe
+with fewer of them tells nearly as much for a fraction of the node-seconds. Fewer data-parallel
+replicas take fewer nodes. Fewer layers are cheaper still, but say nothing of the memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.rules import ALL_SCOPES, violations
+
+_ROUNDS: Final = 2
+"""Micro-batches of a cheap probe, in pipeline depths: one fills the pipeline, one keeps it full."""
+_LEAST_MICROBATCHES: Final = 8
+"""Fewest micro-batches of a cheap probe: what happens once a step must not dominate it."""
+_LEAST_SAVING: Final = 2
+"""A part is reduced only by at least this factor: less is not worth the error."""
+_LEAST_LAYERS: Final = 2
+"""Fewest layers of each virtual stage."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fidelity:
+    """The part of a layout that a cheap probe runs."""
+
+    num_microbatches: int
+    """Micro-batches of each replica."""
+    dp: int
+    """Data-parallel replicas."""
+    num_layers: int
+    """Layers of the model."""
+
+    def reduced(self, layout: Layout) -> Layout:
+        """The layout that the probe runs: it takes nodes in proportion to its replicas."""
+        num_nodes = max(layout.num_nodes * self.dp // layout.dp, 1)
+        return replace(
+            layout, num_nodes=num_nodes, dp=self.dp, num_microbatches=self.num_microbatches
+        )
+
+    def reduced_model(self, model: ModelShape) -> ModelShape:
+        """The model that the probe trains."""
+        return model if self.num_layers == model.num_layers else with_layers(model, self.num_layers)
+
+    def key(self, layout: Layout, model: ModelShape) -> str:
+        """The name of the probe: the layout's key, and what is reduced."""
+        layers = f"-l{self.num_layers}" if self.num_layers < model.num_layers else ""
+        return f"{layout.key}~mb{self.num_microbatches}-dp{self.dp}{layers}"
+
+    def words(self, layout: Layout, model: ModelShape) -> str:
+        """What the probe runs, for people."""
+        parts = (
+            (self.num_microbatches, layout.num_microbatches, "micro-batches"),
+            (self.dp, layout.dp, "replicas"),
+            (self.num_layers, model.num_layers, "layers"),
+        )
+        return ", ".join(f"{run} of {whole} {what}" for run, whole, what in parts if run < whole)
+
+    def keeps_memory(self, model: ModelShape) -> bool:
+        """Whether the probe's memory is that of the layout: it trains all layers."""
+        return self.num_layers == model.num_layers
+
+
+def with_layers(model: ModelShape, num_layers: int) -> ModelShape:
+    """The model with another number of layers; its name says so."""
+    return replace(model, name=f"{model.name}-{num_layers}-layers", num_layers=num_layers)
+
+
+def fidelity_of(layout: Layout, probed: Layout, num_layers: int) -> Fidelity:
+    """The fidelity at which a probe ran `probed` for a layout."""
+    assert probed == replace(
+        layout, num_nodes=probed.num_nodes, dp=probed.dp, num_microbatches=probed.num_microbatches
+    ), f"{probed.key} is no part of {layout.key}"
+    return Fidelity(num_microbatches=probed.num_microbatches, dp=probed.dp, num_layers=num_layers)
+
+
+def fidelities(layout: Layout, model: ModelShape, cluster: Cluster) -> list[Fidelity]:
+    """The cheap probes of a layout: fewer micro-batches; then also replicas; then also layers.
+
+    Each is legal on the cluster. Empty: the layout is cheap already.
+    """
+    rounds = max(_ROUNDS * layout.pp, _LEAST_MICROBATCHES)
+    num_microbatches = -(-rounds // layout.pp) * layout.pp  # the interleaved schedule needs this
+    if num_microbatches * _LEAST_SAVING > layout.num_microbatches:
+        return []
+    all_layers = model.num_layers
+    fewer = Fidelity(num_microbatches=num_microbatches, dp=layout.dp, num_layers=all_layers)
+    found = [fewer]
+    dp = _fewest_replicas(layout)
+    if dp * _LEAST_SAVING <= layout.dp:
+        found.append(replace(fewer, dp=dp))
+    layers = _LEAST_LAYERS * layout.pp * layout.vpp
+    if layers * _LEAST_SAVING <= all_layers:
+        found.append(replace(found[-1], num_layers=layers))
+    return [each for each in found if _is_legal(each, layout, model, cluster)]
+
+
+def _fewest_replicas(layout: Layout) -> int:
+    """The fewest replicas that fill whole nodes; all where ZeRO shards the states over them."""
+    if layout.zero_stage:
+        return layout.dp  # the shards, and with them the memory, would grow
+    ranks_per_node = layout.num_devices // layout.num_nodes
+    return next(
+        dp
+        for dp in range(1, layout.dp + 1)
+        if layout.dp % dp == 0 and layout.tp * layout.pp * dp % ranks_per_node == 0
+    )
+
+
+def _is_legal(fidelity: Fidelity, layout: Layout, model: ModelShape, cluster: Cluster) -> bool:
+    # The trainer's own limits, and spaces that let tp leave a node, were judged for the layout.
+    scopes = ALL_SCOPES - {"trainer", "redundant"}
+    return not violations(
+        fidelity.reduced(layout),
+        fidelity.reduced_model(model),
+        cluster,
+        allow_tp_across_nodes=True,
+        scopes=scopes,
+    )
