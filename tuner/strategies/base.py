@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from search_spaces.belief.observation import Observation
 from search_spaces.estimates.prediction import Prediction
+from search_spaces.spec.fidelity import Fidelity
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.space import EVERY_ROW
@@ -49,6 +51,16 @@ class LayoutSet(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheapRun:
+    """A completed cheap probe of a layout."""
+
+    fidelity: Fidelity
+    """The part of the layout that ran."""
+    observation: Observation
+    """What was measured of that part; its objective is not comparable with those of layouts."""
+
+
 class History:
     """The proposals and outcomes of a search, by position in the layout set."""
 
@@ -61,6 +73,10 @@ class History:
         """Outcomes by position, in the order of the last tells; runs of one layout are pooled."""
         self._runs: dict[int, dict[int, Observation]] = {}
         """The runs of each layout by their numbers."""
+        self.cheap: dict[int, CheapRun] = {}
+        """What cheap probes of layouts measured, by position; such a layout stays free."""
+        self.left_node_s: float | None = None
+        """Node-seconds that the budget has left; None: it does not count them."""
         self.pending: dict[int, None] = {}
         """Positions that were proposed and not told, in the order of the asks."""
 
@@ -86,6 +102,14 @@ class History:
         completed = self.completed_runs(index)
         self.observations.pop(index, None)
         self.observations[index] = pooled(completed) if completed else observation
+
+    def note_cheap(self, index: int, observation: Observation, fidelity: Fidelity) -> None:
+        """Notes the outcome of a cheap probe; see `LayoutSearch.tell`."""
+        if observation.state != "completed":
+            self.note(index, observation, None)
+            return
+        self.pending.pop(index, None)
+        self.cheap[index] = CheapRun(fidelity=fidelity, observation=observation)
 
     def completed_runs(self, index: int) -> list[Observation]:
         """The completed runs of a layout."""
@@ -134,6 +158,15 @@ class ImprovementPredicting(Protocol):
 
 
 @runtime_checkable
+class FidelityChoosing(Protocol):
+    """A proposer that may have its layouts probed in part."""
+
+    def fidelity(self, index: int) -> Fidelity | None:
+        """The part of the layout, which was proposed last, to be probed; None: all of it."""
+        ...
+
+
+@runtime_checkable
 class LayoutPredicting(Protocol):
     """A proposer that predicts step times and memory."""
 
@@ -155,21 +188,39 @@ class LayoutSearch:
         """Whether no layout is left to propose."""
         return self._history.num_free == 0
 
-    def ask(self) -> Layout | None:
+    def ask(self, *, left_node_s: float | None = None) -> Layout | None:
         """A layout that is now pending; None: none is left that was not proposed before.
 
-        A layout that was measured is proposed again where the strategy doubts the measurement.
+        A layout that was measured is proposed again where the strategy doubts the measurement, and
+        one that a cheap probe measured is proposed again to be measured in full: `fidelity` tells.
+
+        Args:
+            left_node_s: node-seconds that the budget has left; None: it does not count them.
         """
         if self.exhausted:
             return None
         history = self._history
+        history.left_node_s = left_node_s
         index = int(self._proposer.propose(history))
         is_repeat = index in history.observations and index not in history.pending
         assert history.is_free[index] or is_repeat, f"layout {index} was proposed a second time"
         self._mark_pending(index)
         return self._layouts.layout(index)
 
-    def tell(self, layout: Layout, observation: Observation, *, run: int | None = None) -> None:
+    def fidelity(self, layout: Layout) -> Fidelity | None:
+        """The part of the layout, which was asked for last, to be probed; None: all of it."""
+        if not isinstance(self._proposer, FidelityChoosing):
+            return None
+        return self._proposer.fidelity(self._index(layout))
+
+    def tell(
+        self,
+        layout: Layout,
+        observation: Observation,
+        *,
+        run: int | None = None,
+        fidelity: Fidelity | None = None,
+    ) -> None:
         """Learns the outcome of a layout, which need not have been proposed by this search.
 
         Several completed runs of one layout are pooled (`pooled`); beside them failed ones say
@@ -180,11 +231,16 @@ class LayoutSearch:
             observation: the outcome.
             run: number of the run; a later outcome of the same run replaces the earlier one. None:
                 another run.
+            fidelity: the part of the layout that ran; None: all of it. A part that fails is taken
+                for a failure of the layout.
 
         Raises:
             LayoutUnknownError: the layout is not in the set.
         """
-        self._history.note(self._index(layout), observation, run)
+        if fidelity is None:
+            self._history.note(self._index(layout), observation, run)
+        else:
+            self._history.note_cheap(self._index(layout), observation, fidelity)
 
     def resume(self, layout: Layout) -> None:
         """Marks a layout as pending that was proposed before a restart.

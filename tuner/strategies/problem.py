@@ -5,11 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from search_spaces.belief.known_measurements import Knowledge
+from search_spaces.protocol.outcome import DEFAULT_ITERATIONS, DEFAULT_WARMUP
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.objectives import DEFAULT_OBJECTIVES, OBJECTIVES
 from tuner.errors import ProblemInvalidError
 from tuner.strategies.base import LayoutSet
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeCosts:
+    """What decides the node-seconds of a probe, beside its layout."""
+
+    start_s: float = 60.0
+    """Seconds until a probe's first step."""
+    num_steps: int = DEFAULT_WARMUP + DEFAULT_ITERATIONS
+    """Steps of a probe, warm-up included."""
+
+    def node_s(self, num_nodes: int, step_s: float) -> float:
+        """Node-seconds of a probe."""
+        return num_nodes * (self.start_s + self.num_steps * step_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -35,6 +50,9 @@ class SearchProblem:
     """The training software: a table's source; empty for the embedded trainer."""
     knowledge: Knowledge = field(default_factory=Knowledge)
     """Measurements from elsewhere."""
+    costs: ProbeCosts | None = None
+    """The costs by which the search chooses between cheap probes and full ones; None: every probe
+    is a full one."""
 
     def __post_init__(self) -> None:
         if not self.objectives:
