@@ -1,8 +1,10 @@
-"""A campaign for a large job: what finding a winner costs when every probe is a full one."""
+"""Campaigns for a large job: what finding a winner costs with cheap probes, and with full ones."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -11,66 +13,170 @@ from benchmarks.results_file import table
 from benchmarks.search.search_disturbances import NoisyProbes
 from benchmarks.search.search_record import Part, Promise
 from benchmarks.search.search_runs import Effort, simulated_cells, tasks_of
-from tuner.replay.run import ReplayedProbe, ReplayRun, replay_all
+from search_spaces.tables import TableCell
+from tuner.driver.driver import LEAST_COMPLETED
+from tuner.replay.run import ReplayedProbe, ReplayRun, ReplayTask, replay_all
+from tuner.strategies.problem import ProbeCosts
+from workers.simulation.scenarios import simulated_part
 
 SCENARIO: Final = "frontier-175b"
-START_S: Final = 60.0
-"""Seconds until a probe's first step."""
+COSTS: Final = ProbeCosts(start_s=60.0)
 LANDSCAPES: Final = 5
 WITHIN: Final = 0.02
+BUDGET_NODE_HOURS: Final = 40.0
+_CHEAP: Final = "guided, cheap probes"
+_FULL: Final = "guided, full probes"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ending:
+    """How a campaign ended."""
+
+    node_hours: float
+    regret: float | None
+    """Of the layout that leads; None: no layout was measured in full."""
+    num_full: int
+    num_cheap: int
 
 
 def frontier_175b(effort: Effort) -> Part:
-    """Node-hours until the leader is truly within 2 % of the best; probes of ten full steps."""
+    """Node-hours to a winner within 2 %: known by its figures alone, or named by the campaign."""
     cells = simulated_cells(SCENARIO, min(LANDSCAPES, effort.seeds))
-    rows = []
-    for strategy in ("guided", "model-only", "deephyper+memory"):
-        tasks = [
-            task
-            for seed, cell in enumerate(cells)
-            for task in tasks_of(
-                [cell], strategy, [seed], stop_within=WITHIN, disturbance=NoisyProbes()
+    tasks = {
+        name: _tasks(cells, name.split(",")[0], is_cheap=name == _CHEAP)
+        for name in (_CHEAP, _FULL, "model-only", "deephyper+memory")
+    }
+    found = {
+        name: [_until_found(run) for run in _run(each, effort)] for name, each in tasks.items()
+    }
+    guided = {
+        name: [replace(task, stop_within=None, expects=True) for task in tasks[name]]
+        for name in (_CHEAP, _FULL)
+    }
+    named = {
+        name: [_until_named(run) for run in _run(each, effort)] for name, each in guided.items()
+    }
+    bounded = {
+        name: [
+            _ending(run.probes)
+            for run in _run(
+                [replace(task, budget_node_s=BUDGET_NODE_HOURS * 3600) for task in each], effort
             )
         ]
-        runs = list(replay_all(tasks, jobs=effort.jobs))
-        hours = [_node_hours(run) for run in runs]
-        rows.append(
-            (
-                strategy,
-                f"{sum(run.probes_to(WITHIN) is not None for run in runs)} of {len(runs)}",
-                f"{np.mean([len(_until_found(run)) for run in runs]):.1f}",
-                f"{np.mean(hours):.0f}",
-                f"{np.min(hours):.0f} to {np.max(hours):.0f}",
-            )
-        )
-    steps = [row.step_time_s for cell in cells for row in cell.merged if row.step_time_s]
-    first = cells[0].merged[0].layout
-    about = (
-        f"{len(cells)} landscapes of `{SCENARIO}`: {len(cells[0].merged):,} layouts on "
-        f"{first.num_nodes} nodes, global batch {first.global_batch_size}, steps of {min(steps):.0f} "
-        f"s and more. A probe starts for {START_S:.0f} s and runs ten full steps; one at a time, each with 2 % of noise."
-    )
-    header = ("strategy", "reached 2 %", "probes", "node-hours (mean)", "range")
+        for name, each in guided.items()
+    }
     return Part(
-        title="frontier-175b",
-        text=f"{about}\n\n{table(header, rows)}\n\nThere are no cheaper probes yet.",
-        promises=(
+        title=SCENARIO,
+        text="\n\n".join(
+            (
+                _about(cells),
+                f"Until the layout that leads is truly within {WITHIN:.0%}:",
+                _table(found),
+                "Until a campaign with `converged_within: 0.02` names its winner:",
+                _table(named),
+                f"With `budget: {{node_hours: {BUDGET_NODE_HOURS:g}}}`:",
+                _table(bounded),
+            )
+        ),
+        promises=tuple(
             Promise(
-                what="frontier-175b: node-hours to 2 %, cheap probes as a share of full ones",
+                what=f"{SCENARIO}: node-hours until the winner is {what}, cheap probes as a share "
+                "of full ones",
                 asked="a fifth",
-                measured=None,
+                measured=_mean_hours(each[_CHEAP]) / _mean_hours(each[_FULL]),
                 most=0.2,
-            ),
+                shown="{:.2f}",
+            )
+            for what, each in (("within 2 %", found), ("named", named))
         ),
     )
 
 
-def _until_found(run: ReplayRun) -> Sequence[ReplayedProbe]:
-    """The probes until the leader is truly within the share; all of a run that never gets there."""
-    return run.probes[: run.probes_to(WITHIN)]
+def _tasks(cells: Sequence[TableCell], strategy: str, *, is_cheap: bool) -> list[ReplayTask]:
+    return [
+        replace(
+            task,
+            costs=COSTS,
+            parts=partial(simulated_part, SCENARIO, seed) if is_cheap else None,
+        )
+        for seed, cell in enumerate(cells)
+        for task in tasks_of(
+            [cell], strategy, [seed], stop_within=WITHIN, disturbance=NoisyProbes()
+        )
+    ]
 
 
-def _node_hours(run: ReplayRun) -> float:
-    probes = _until_found(run)
-    starting = sum(START_S * probe.layout.num_nodes for probe in probes)
-    return (starting + sum(probe.node_seconds for probe in probes)) / 3600
+def _run(tasks: Sequence[ReplayTask], effort: Effort) -> list[ReplayRun]:
+    return list(replay_all(tasks, jobs=effort.jobs))
+
+
+def _until_found(run: ReplayRun) -> _Ending:
+    """All of a run that never gets there."""
+    return _ending(run.probes[: run.probes_to(WITHIN)])
+
+
+def _until_named(run: ReplayRun) -> _Ending:
+    """As the driver ends a campaign: twice in a row too little is left to gain."""
+    small = [
+        probe.possible_improvement is not None and probe.possible_improvement < WITHIN
+        for probe in run.probes
+    ]
+    completed = np.cumsum([probe.step_time_s is not None for probe in run.probes])
+    for count in range(2, len(run.probes) + 1):
+        if all(small[count - 2 : count]) and completed[count - 1] >= LEAST_COMPLETED:
+            return _ending(run.probes[:count])
+    return _ending(run.probes)
+
+
+def _ending(probes: Sequence[ReplayedProbe]) -> _Ending:
+    num_full = sum(probe.fidelity is None for probe in probes)
+    return _Ending(
+        node_hours=sum(probe.node_seconds for probe in probes) / 3600,
+        regret=probes[-1].leader_regret,
+        num_full=num_full,
+        num_cheap=len(probes) - num_full,
+    )
+
+
+def _mean_hours(endings: Sequence[_Ending]) -> float:
+    return float(np.mean([ending.node_hours for ending in endings]))
+
+
+def _table(endings: dict[str, list[_Ending]]) -> str:
+    rows = [
+        (
+            name,
+            f"{sum(each.regret is not None and each.regret <= WITHIN for each in some)} "
+            f"of {len(some)}",
+            f"{max(1.0 if each.regret is None else each.regret for each in some):.1%}",
+            f"{np.mean([each.num_full for each in some]):.1f}",
+            f"{np.mean([each.num_cheap for each in some]):.1f}",
+            f"{_mean_hours(some):.0f}",
+            f"{min(each.node_hours for each in some):.0f} to "
+            f"{max(each.node_hours for each in some):.0f}",
+        )
+        for name, some in endings.items()
+    ]
+    header = (
+        "strategy",
+        "winner within 2 %",
+        "worst regret",
+        "full probes",
+        "cheap probes",
+        "node-hours (mean)",
+        "range",
+    )
+    return table(header, rows)
+
+
+def _about(cells: Sequence[TableCell]) -> str:
+    steps = [row.step_time_s for cell in cells for row in cell.merged if row.step_time_s]
+    first = cells[0].merged[0].layout
+    full_h = COSTS.node_s(first.num_nodes, min(steps)) / 3600
+    return (
+        f"{len(cells)} landscapes of `{SCENARIO}`: {len(cells[0].merged):,} layouts on "
+        f"{first.num_nodes} nodes, global batch {first.global_batch_size}, steps of {min(steps):.0f} "
+        f"s and more. A probe starts for {COSTS.start_s:.0f} s and runs {COSTS.warmup} steps of "
+        f"warm-up and {COSTS.iterations} timed ones (a cheap one at most 4), one at a time, each "
+        f"with 2 % of noise: a full probe of the fastest layout takes {full_h:.0f} node-hours."
+    )

@@ -11,6 +11,7 @@ measurement of a layout with much tensor parallelism improves the prediction of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Self
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from search_spaces.belief.residual import ResidualKernel, candidate_kernels, log_likelihood
 from search_spaces.belief.slow_runs import run_weights, sound_probability
 from search_spaces.estimates.time import PRIOR, TimeTerms
+from search_spaces.spec.space import EVERY_ROW
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -78,10 +80,41 @@ class StepModel:
         return np.concatenate([shares, np.ones((len(shares), 1))], axis=1)
 
 
+def joined(models: Sequence[StepModel]) -> StepModel:
+    """The rows of several models, one after the other."""
+    terms = [each.terms for each in models]
+    return StepModel(
+        terms=TimeTerms(
+            names=terms[0].names,
+            seconds=np.concatenate([each.seconds for each in terms]),
+            backward_share=np.concatenate([each.backward_share for each in terms]),
+        ),
+        points=np.concatenate([each.points for each in models]),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class MeasuredParts:
+    """What ran in each measurement, where some measured a part of a layout."""
+
+    model: StepModel
+    """The closed form of what ran; the coordinates of the layout that it stands for."""
+    errors: Floats
+    """Covariance of the errors, in logarithms, of a part as a measurement of its layout; shape
+    [measurements, measurements]."""
+
+
 class StepBelief:
     """The posterior after some measurements."""
 
-    def __init__(self, model: StepModel, prior: FactorsPrior, rows: Ints, log_s: Floats) -> None:
+    def __init__(
+        self,
+        model: StepModel,
+        prior: FactorsPrior,
+        rows: Ints,
+        log_s: Floats,
+        parts: MeasuredParts | None = None,
+    ) -> None:
         """Fits factors and residual.
 
         Args:
@@ -89,12 +122,14 @@ class StepBelief:
             prior: of the factors.
             rows: the measured layouts.
             log_s: logarithms of their step times.
+            parts: what ran of the measured layouts; None: all of them ran in full.
         """
         self._model = model
         self._prior = prior
         self.rows = rows
         """The measured layouts, in the order of their runs."""
-        self._measured = model.rows(rows)
+        self._measured = model.rows(rows) if parts is None else parts.model
+        self._errors_MM = np.zeros((len(rows),) * 2) if parts is None else parts.errors
         self._log_s_M = log_s
         self.kernel = ResidualKernel()
         self.kernels: dict[ResidualKernel, float] = {self.kernel: 1.0}
@@ -112,15 +147,17 @@ class StepBelief:
         self._inverse_MM = self._inverse(self.kernel)
 
     def _inverse(self, kernel: ResidualKernel) -> Floats:
-        return np.asarray(
-            np.linalg.inv(kernel.of_measured(self._measured.points, self.weights_M)),
-            dtype=np.float64,
-        )
+        return np.asarray(np.linalg.inv(self._covariance(kernel)), dtype=np.float64)
+
+    def _covariance(self, kernel: ResidualKernel, rows: slice = EVERY_ROW) -> Floats:
+        """Covariance of some measurements about the closed form, noise included."""
+        points, weights = self._measured.points[rows], self.weights_M[rows]
+        return np.asarray(kernel.of_measured(points, weights) + self._errors_MM[rows, rows])
 
     def _fit_factors(self) -> None:
         """Gauss-Newton steps from the current factors."""
         measured, prior = self._measured, self._prior
-        noise_MM = self.kernel.of_measured(measured.points, self.weights_M)
+        noise_MM = self._covariance(self.kernel)
         for _ in range(_STEPS):
             slopes_MF = measured.slopes(self.deviations_F)
             gains_FM = prior.covariance @ slopes_MF.T
@@ -145,14 +182,12 @@ class StepBelief:
     def _choose_kernel(self) -> None:
         """The kernels by likelihood, with the factors' prior spread on top."""
         latest = slice(-_MAX_FOR_KERNEL, None)
-        points = self._measured.points[latest]
         slopes = self._measured.slopes(self.deviations_F)[latest]
-        weights = self.weights_M[latest]
         spread = slopes @ self._prior.covariance @ slopes.T
         linear = self._linear()[latest]
         logs = {
             kernel: kernel.log_prior
-            + log_likelihood(spread + kernel.of_measured(points, weights), linear)
+            + log_likelihood(spread + self._covariance(kernel, latest), linear)
             for kernel in candidate_kernels()
         }
         self.kernel = max(logs, key=lambda kernel: logs[kernel])
@@ -166,7 +201,7 @@ class StepBelief:
         Rasmussen and Williams 2006, equations 5.10 to 5.12. The spread is that of a sound run.
         """
         slopes = self._measured.slopes(self.deviations_F)
-        noise_MM = self.kernel.of_measured(self._measured.points, self.weights_M)
+        noise_MM = self._covariance(self.kernel)
         inverse_MM = np.linalg.inv(slopes @ self._prior.covariance @ slopes.T + noise_MM)
         variance_M = 1.0 / np.diagonal(inverse_MM)
         missed_M = (inverse_MM @ self._linear()) * variance_M
@@ -202,7 +237,10 @@ class StepBelief:
 
         Factors and residual are treated as independent, so the spread is slightly too large.
         """
-        asked = self._model.rows(rows)
+        return self.marginals_of(self._model.rows(rows))
+
+    def marginals_of(self, asked: StepModel) -> tuple[Floats, Floats]:
+        """The same for any closed forms, such as those of parts of layouts."""
         across = self.kernel.between(asked.points, self._measured.points)
         known = np.einsum("nm,nm->n", across @ self._inverse_MM, across)
         residual = np.maximum(self.kernel.amplitude**2 - known, 0.0)

@@ -38,7 +38,7 @@ from search_spaces.spec.campaign_settings import (
 )
 from search_spaces.spec.cluster import GIB, Cluster
 from search_spaces.spec.default_precision import default_precision, with_stored_precision
-from search_spaces.spec.fidelity import with_layers
+from search_spaces.spec.fidelity import cheap_iterations, with_layers
 from search_spaces.spec.layout import Layout, Precision
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.objectives import (
@@ -241,6 +241,7 @@ class CampaignSpec:
             self.probe.fidelity == "auto"
             and self.budget.node_hours is not None
             and self.strategy in FORECASTING_STRATEGIES
+            and len(self.objectives) == 1
             and self.runs == 1
         )
 
@@ -323,16 +324,18 @@ class CampaignSpec:
         num_layers: int | None = None,
         stop_above_step_time_s: float | None = None,
     ) -> ProbeRequest:
-        """The request to a worker to probe `layout`, with fewer layers where a number is given."""
-        model = self.model
-        if num_layers is not None and num_layers != model.num_layers:
-            model = with_layers(model, num_layers)
+        """The request to a worker to probe `layout`; a cheap probe states its number of layers."""
+        model, iterations = self.model, self.probe.iterations
+        if num_layers is not None:
+            iterations = cheap_iterations(iterations)
+            if num_layers != model.num_layers:
+                model = with_layers(model, num_layers)
         return ProbeRequest(
             model=model,
             layout=layout,
             seed=self.seed,
             warmup=self.probe.warmup,
-            iterations=self.probe.iterations,
+            iterations=iterations,
             deadline_s=self.probe.deadline_s,
             memory_limit_bytes=self.cluster.device_memory_bytes,
             compile=self.probe.compile,

@@ -21,6 +21,8 @@ _LEAST_MICROBATCHES: Final = 8
 """Fewest micro-batches of a cheap probe: what happens once a step must not dominate it."""
 _LEAST_SAVING: Final = 2
 """A part is reduced only by at least this factor: less is not worth the error."""
+_ITERATIONS: Final = 4
+"""Timed iterations of a cheap probe, at most."""
 _LEAST_LAYERS: Final = 2
 """Fewest layers of each virtual stage."""
 
@@ -64,6 +66,14 @@ class Fidelity:
     def keeps_memory(self, model: ModelShape) -> bool:
         """Whether the probe's memory is that of the layout: it trains all layers."""
         return self.num_layers == model.num_layers
+
+
+def cheap_iterations(iterations: int) -> int:
+    """Timed iterations of a cheap probe, of those of a full one.
+
+    The extrapolation is off by more than the mean of a few iterations is.
+    """
+    return min(iterations, _ITERATIONS)
 
 
 def with_layers(model: ModelShape, num_layers: int) -> ModelShape:

@@ -28,16 +28,18 @@ from threadpoolctl import threadpool_limits
 from search_spaces.belief.known_measurements import Knowledge
 from search_spaces.belief.observation import FAILED, INFEASIBLE, Observation
 from search_spaces.estimates.prediction import Prediction
+from search_spaces.spec.fidelity import Fidelity
 from search_spaces.spec.layout import Layout
 from search_spaces.tables import CellKey, TableCell, TableRow
 from tuner.errors import ReplayFailedError, StrategyUnknownError
 from tuner.replay.cell_layouts import CellLayouts
 from tuner.strategies.base import LayoutSearch
-from tuner.strategies.problem import SearchProblem
+from tuner.strategies.problem import ProbeCosts, SearchProblem
 from tuner.strategies.registry import STRATEGIES, make_strategy
 
 ITERATIONS: Final = 10
 """Iterations of a probe, as in arXiv:2312.12705 and in campaigns."""
+_STEPS_ALONE: Final = ProbeCosts(start_s=0.0, warmup=0, iterations=ITERATIONS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +73,8 @@ class ReplayedProbe:
     """Simulated cost: the probe's seconds times its nodes."""
     step_time_s: float | None = None
     """True seconds of a step; None: it did not complete."""
+    fidelity: Fidelity | None = None
+    """The part of the layout that ran, as a cheap probe, which has no regret; None: all of it."""
     conditions: ProbeConditions = field(default_factory=ProbeConditions)
     """What it met on the machine."""
     prediction: Prediction | None = None
@@ -110,7 +114,7 @@ class ReplayRun:
 
     def failed_within(self, num_probes: int) -> int:
         """How many of the first probes did not complete."""
-        return sum(probe.regret is None for probe in self.probes[:num_probes])
+        return sum(probe.step_time_s is None for probe in self.probes[:num_probes])
 
 
 def is_within(regret: float | None, share: float) -> bool:
@@ -140,6 +144,12 @@ class ReplayTask:
     stop_within: float | None = 0.0
     """The search ends when the layout that is ranked first is within this share of the best, truly
     and as measured; None: it uses all probes."""
+    parts: Callable[[Layout, Fidelity], TableRow] | None = None
+    """The truth of cheap probes, which run a part of a layout; None: every probe is a full one."""
+    costs: ProbeCosts | None = None
+    """What probes cost beside their timed steps; None: nothing. Needed for cheap probes."""
+    budget_node_s: float | None = None
+    """Node-seconds after which no probe starts; None: their number alone bounds the search."""
     expects: bool = False
     """Whether to ask the strategy after every probe what improvement it expects of the rest."""
 
@@ -157,7 +167,9 @@ class ReplayTask:
             )
         layouts = CellLayouts(cell)
         strategy = make_strategy(
-            self.strategy, problem_of(cell, layouts, self.knowledge), seed=self.seed
+            self.strategy,
+            problem_of(cell, layouts, self.knowledge, costs=self.costs if self.parts else None),
+            seed=self.seed,
         )
         search = _Search(self, layouts, strategy)
         try:
@@ -177,7 +189,13 @@ class ReplayTask:
         )
 
 
-def problem_of(cell: TableCell, layouts: CellLayouts, knowledge: Knowledge) -> SearchProblem:
+def problem_of(
+    cell: TableCell,
+    layouts: CellLayouts,
+    knowledge: Knowledge,
+    *,
+    costs: ProbeCosts | None = None,
+) -> SearchProblem:
     """The search problem whose legal layouts are those of a cell."""
     return SearchProblem(
         layouts=layouts,
@@ -185,6 +203,7 @@ def problem_of(cell: TableCell, layouts: CellLayouts, knowledge: Knowledge) -> S
         cluster=cell.cluster,
         software=cell.key.software,
         knowledge=knowledge,
+        costs=costs,
     )
 
 
@@ -193,6 +212,11 @@ class _Probe:
     """A probe that runs."""
 
     row: TableRow
+    """The truth of what runs."""
+    layout: Layout
+    """What the strategy asked for."""
+    fidelity: Fidelity | None
+    """The part of it that runs; None: all of it."""
     conditions: ProbeConditions
     prediction: Prediction | None
 
@@ -252,41 +276,67 @@ class _Search:
         task = self._task
         while self._num_asked < task.probes and len(self._running) < task.pending:
             started = time.perf_counter()
-            layout = self._strategy.ask()
+            left_node_s = None
+            if task.budget_node_s is not None:
+                spent = sum(probe.node_seconds for probe in self.returned)
+                left_node_s = task.budget_node_s - spent
+                if left_node_s <= 0:
+                    return
+            layout = self._strategy.ask(left_node_s=left_node_s)
             self.search_s += time.perf_counter() - started
             if layout is None:
                 return
+            fidelity = self._strategy.fidelity(layout)
             row = self._row(layout)
+            if fidelity is not None and task.parts is not None:
+                row = task.parts(layout, fidelity)
             conditions = ProbeConditions()
             if task.disturbance is not None:
                 conditions = task.disturbance(row, task.seed, self._num_asked)
             prediction = self._strategy.predict(layout)
-            probe = _Probe(row=row, conditions=conditions, prediction=prediction)
-            ends_at_s = self._now_s + self._duration_s(probe.measured)
+            probe = _Probe(
+                row=row,
+                layout=layout,
+                fidelity=fidelity,
+                conditions=conditions,
+                prediction=prediction,
+            )
+            ends_at_s = self._now_s + self._duration_s(probe)
             # Of probes that end at the same time, the one that was asked for first is told first.
             heapq.heappush(self._running, (ends_at_s, self._num_asked, probe))
             self._num_asked += 1
 
-    def _duration_s(self, row: TableRow) -> float:
-        return self._failed_s if row.step_time_s is None else ITERATIONS * row.step_time_s
+    def _duration_s(self, probe: _Probe) -> float:
+        costs = self._task.costs or _STEPS_ALONE
+        step_s, fidelity = probe.measured.step_time_s, probe.fidelity
+        if step_s is None:
+            # A part of the micro-batches fails in that part of the time.
+            whole = probe.layout.num_microbatches
+            run = fidelity.num_microbatches if fidelity is not None else whole
+            return costs.start_s + self._failed_s * run / whole
+        return costs.node_s(1, step_s, is_cheap=fidelity is not None)
 
     def _end(self, probe: _Probe) -> ReplayedProbe:
         """Tells the strategy what the probe measured; returns the record of it."""
-        measured, layout = probe.measured, probe.row.layout
-        if measured.tokens_per_s is not None:
+        measured, layout = probe.measured, probe.layout
+        is_full = probe.fidelity is None
+        if is_full and measured.tokens_per_s is not None:
             self._measured.setdefault(layout, []).append(measured.tokens_per_s)
         told = replace(observation_of(measured), nodes=probe.conditions.nodes)
         started = time.perf_counter()
-        self._strategy.tell(layout, told)
+        if probe.fidelity and not probe.fidelity.keeps_memory(self._task.cell.model):
+            told = replace(told, peak_memory_bytes=None)
+        self._strategy.tell(layout, told, fidelity=probe.fidelity)
         self.search_s += time.perf_counter() - started
         leader = self._leader()
         expected = self._strategy.possible_improvement() if self._task.expects else None
         return ReplayedProbe(
             layout=layout,
-            regret=self._regret(layout),
+            regret=self._regret(layout) if is_full else None,
+            fidelity=probe.fidelity,
             leader_regret=None if leader is None else self._regret(leader),
             ended_at_s=self._now_s,
-            node_seconds=self._duration_s(measured) * layout.num_nodes,
+            node_seconds=self._duration_s(probe) * probe.row.layout.num_nodes,
             step_time_s=probe.row.step_time_s,
             conditions=probe.conditions,
             prediction=probe.prediction,

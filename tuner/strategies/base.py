@@ -109,7 +109,14 @@ class History:
             self.note(index, observation, None)
             return
         self.pending.pop(index, None)
+        if index not in self.observations and not self.is_free[index]:
+            self.is_free[index] = True  # to be measured in full
+            self.num_free += 1
         self.cheap[index] = CheapRun(fidelity=fidelity, observation=observation)
+
+    def seen(self) -> dict[int, Observation]:
+        """All outcomes by position; a layout's own ones replace that of its cheap probe."""
+        return {row: run.observation for row, run in self.cheap.items()} | self.observations
 
     def completed_runs(self, index: int) -> list[Observation]:
         """The completed runs of a layout."""

@@ -116,7 +116,7 @@ class FittingBelief:
         model = self._problem.model
         measured = {
             row: seen.peak_memory_bytes
-            for row, seen in history.observations.items()
+            for row, seen in history.seen().items()
             if seen.peak_memory_bytes is not None
         }
         if 2 * len(rows) > len(self._points):  # copying the terms of most layouts takes longer
@@ -180,7 +180,7 @@ def samples_of(history: History, problem: SearchProblem) -> Sequence[Sample]:
             peak_memory_bytes=seen.peak_memory_bytes,
             software=problem.software,
         )
-        for index, seen in history.observations.items()
+        for index, seen in history.seen().items()
     ]
 
 

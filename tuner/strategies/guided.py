@@ -5,7 +5,7 @@ best of all measured and pending layouts. Its value is that gain, times its prob
 minus what a failure costs, times the probability of one.
 """
 
-# ruff: noqa: N803, N806 (arrays carry their shape in the name: S draws, N layouts, P pending)
+# ruff: noqa: N806 (arrays carry their shape in the name: S draws, N layouts, P pending)
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from search_spaces.belief.step_belief import StepBelief
 from search_spaces.estimates.prediction import Prediction
+from search_spaces.spec.fidelity import Fidelity
 from tuner.strategies.base import History
+from tuner.strategies.cheap_probes import Candidate, CheapProbes
 from tuner.strategies.fitting import Fitting
 from tuner.strategies.goals import Weighing
+from tuner.strategies.improvement import best_places, largest, mean_gains
 from tuner.strategies.predictions import Predictions
 from tuner.strategies.problem import SearchProblem
 
@@ -42,10 +44,6 @@ _LIKELY: Final = 0.5
 of what cannot run would make that of the others look alike."""
 GAIN_RISK: Final = 0.1
 """Probability that the best improves by more than `possible_improvement`."""
-SMOOTHING: Final = 0.005
-"""Width, in logarithms of the objective, over which a gain sets in."""
-TRACE: Final = 1e-3
-"""Weight of the part of a gain that fades slowly below the best figure."""
 HEAD_START: Final = 0.5
 """Before anything ran, the figure to beat is this far (in logarithms) below the median free
 layout."""
@@ -71,6 +69,17 @@ class _Candidates:
     """The figure to beat."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Proposed:
+    """A proposal."""
+
+    row: int
+    fidelity: Fidelity | None
+    """The part of the layout to be probed; None: all of it."""
+    prediction: Prediction
+    """What was predicted of what runs."""
+
+
 class GuidedProposer:
     """Learns factors and residual of the closed form; proposes the largest expected gain."""
 
@@ -78,24 +87,42 @@ class GuidedProposer:
         self._predictions = Predictions(problem)
         self._allowed_bytes = problem.allowed_memory_bytes
         self._seed = seed
-        self._proposed: tuple[int, Prediction] | None = None
-        """The layout that was proposed last, and what was predicted of it."""
+        self._cheap = (
+            None
+            if problem.costs is None
+            else CheapProbes(problem, problem.costs, self._predictions)
+        )
+        self._proposed: _Proposed | None = None
+        """What was proposed last."""
 
     def propose(self, history: History) -> int:
         """The candidate of the largest value."""
-        rng = np.random.default_rng([self._seed, history.num_taken])
+        rng = self._rng(history)
         candidates = self._select(history, rng)
-        values = self.weigh(history, candidates, rng)
-        place = np.array([int(values.argmax())])
+        chosen, fidelity = self._choose(history, candidates, rng)
+        place = np.array([chosen])
         rows, fitting = candidates.rows[place], candidates.fitting.rows(place)
-        prediction = self._predictions.of_one(history, candidates.belief, fitting, rows)
-        self._proposed = int(rows[0]), prediction
+        prediction = self._predictions.of_one(
+            history, candidates.belief, fitting, rows, fidelity=fidelity
+        )
+        self._proposed = _Proposed(row=int(rows[0]), fidelity=fidelity, prediction=prediction)
         return int(rows[0])
+
+    def _rng(self, history: History) -> np.random.Generator:
+        """Draws for one state of the history: a rebuilt search draws the same."""
+        return np.random.default_rng(
+            [self._seed, history.num_taken, *([len(history.cheap)] if history.cheap else [])]
+        )
+
+    def fidelity(self, index: int) -> Fidelity | None:
+        """The part of the layout that was proposed last to be probed; None: all of it."""
+        proposed = self._proposed
+        return proposed.fidelity if proposed is not None and proposed.row == index else None
 
     def predict(self, history: History, index: int) -> Prediction:
         """What is predicted of a layout; for the one that was proposed last, as of its proposal."""
-        if self._proposed is not None and self._proposed[0] == index:
-            return self._proposed[1]
+        if self._proposed is not None and self._proposed.row == index:
+            return self._proposed.prediction
         rows = np.array([index])
         fitting = self._predictions.fitting.judge(history, rows)
         belief = self._predictions.belief(history)
@@ -110,7 +137,7 @@ class GuidedProposer:
         """
         if not any(True for _ in history.successes()) or self._predictions.goals.num_objectives > 1:
             return None
-        rng = np.random.default_rng([self._seed, history.num_taken])
+        rng = self._rng(history)
         candidates = self._select(history, rng)
         figures_SN = self._draw_figures(candidates, candidates.rows, candidates.fitting, rng)
         runs_N = candidates.fitting.probability * candidates.sound
@@ -118,19 +145,71 @@ class GuidedProposer:
         best_S = np.where(runs_SN, figures_SN - candidates.best, 0.0).max(axis=1, initial=0.0)
         return float(np.expm1(np.quantile(best_S, 1.0 - GAIN_RISK)))
 
-    def weigh(self, history: History, candidates: _Candidates, rng: np.random.Generator) -> Floats:
-        """The value of each candidate; a failure is not cheaper because others are pending."""
+    def _choose(
+        self, history: History, candidates: _Candidates, rng: np.random.Generator
+    ) -> tuple[int, Fidelity | None]:
+        """The place of the next candidate, and the part of it to be probed."""
+        if self._cheap is None:
+            return int(self.weigh(history, candidates, rng).argmax()), None
+        rows = candidates.rows
+        log_s, log_sd = candidates.belief.marginals(rows)
+        peaks = candidates.fitting.peak_mean_bytes
+        figures = candidates.weighing.figure(self._predictions.goals.values(rows, log_s, peaks))
+        is_probed = np.isin(rows, list(history.cheap))
+        best_full = candidates.best if any(True for _ in history.successes()) else -np.inf
+        best_probed = int(np.where(is_probed, figures, -np.inf).argmax())
+        leads = bool(is_probed[best_probed] and figures[best_probed] > best_full)
+        values = self.weigh(history, candidates, rng, over=best_probed if leads else None)
+        place = int(np.where(is_probed, -np.inf, values).argmax())
+        candidate = Candidate(
+            row=int(rows[place]),
+            log_s=float(log_s[place]),
+            log_sd=float(log_sd[place]),
+            above_best=float(figures[place] - (figures[best_probed] if leads else candidates.best)),
+            runs=float(candidates.fitting.probability[place]),
+        )
+        fidelity, node_s = self._cheap.choose(candidates.belief, candidate)
+        if int(rows[place]) in history.observations:
+            fidelity = None  # a repetition of a full probe
+        if is_probed[best_probed]:
+            gain = np.inf
+            if best_full > -np.inf:
+                gain = float(self.weigh(history, candidates, rng)[best_probed])
+            full_node_s = self._cheap.full_node_s(int(rows[best_probed]), log_s[best_probed])
+            if is_probed.all() or self._cheap.is_turn_of_full(
+                history, gain, full_node_s, float(values[place]), node_s
+            ):
+                return best_probed, None
+        return place, fidelity
+
+    def weigh(
+        self,
+        history: History,
+        candidates: _Candidates,
+        rng: np.random.Generator,
+        *,
+        over: int | None = None,
+    ) -> Floats:
+        """The value of each candidate; a failure is not cheaper because others are pending.
+
+        Args:
+            history: with the pending layouts.
+            candidates: all of them.
+            rng: draws the figures.
+            over: the place of the candidate whose figure is to be exceeded; None: the best figure.
+        """
         pending, count = np.array(list(history.pending), dtype=np.int64), len(candidates.rows)
         fits = candidates.fitting.joined(candidates.pending_fitting)
         every = np.concatenate([candidates.rows, pending])
         figures_SN = self._draw_figures(candidates, every, fits, rng)
         runs_SP = rng.random((NUM_DRAWS, len(pending))) < fits.probability[count:]
         pending_SP = np.where(runs_SP, figures_SN[:, count:], -np.inf)
-        best_S = np.maximum(candidates.best, pending_SP.max(axis=1, initial=-np.inf))
+        alone_S1 = candidates.best if over is None else figures_SN[:, [over]]
+        beside_S1 = np.maximum(alone_S1, pending_SP.max(axis=1, initial=-np.inf)[:, None])
         runs_N = candidates.fitting.probability
         alone_N, beside_N = (
-            candidates.sound * _mean_gains(figures_SN[:, :count] - best)
-            for best in (candidates.best, best_S[:, None])
+            candidates.sound * mean_gains(figures_SN[:, :count] - best)
+            for best in (alone_S1, beside_S1)
         )
         cost = FAILURE_COST * (runs_N * alone_N).max()
         return np.asarray(runs_N * beside_N - (1.0 - runs_N) * cost)
@@ -154,18 +233,18 @@ class GuidedProposer:
         best = self._incumbent(history, weighing, figures)
         sound = predictions.sound(belief, free)
         penalty = np.log(fitting.probability) + np.log(sound)
-        places = _largest(figures + penalty, MAX_FIRST_LOOK)
+        places = largest(figures + penalty, MAX_FIRST_LOOK)
         if len(places) > MAX_SECOND_LOOK:
             deviation = belief.physical_deviation(free[places])
-            chosen = _best_places(
-                figures[places], deviation, best, penalty[places], MAX_SECOND_LOOK
-            )
+            chosen = best_places(figures[places], deviation, best, penalty[places], MAX_SECOND_LOOK)
             places = places[chosen]
         if len(places) > MAX_CANDIDATES:
             mean, deviation = belief.marginals(free[places])
             values = predictions.goals.values(free[places], mean, fitting.peak_mean_bytes[places])
             figures, penalty = weighing.figure(values), penalty[places]
-            places = places[_best_places(figures, deviation, best, penalty, MAX_CANDIDATES)]
+            places = places[best_places(figures, deviation, best, penalty, MAX_CANDIDATES)]
+        probed = np.flatnonzero(np.isin(free, list(history.cheap)))
+        places = np.union1d(places, probed).astype(np.int64) if len(probed) else places
         others = np.arange(len(free), len(free) + len(pending) + len(again))
         repeated = judged.rows(others[len(pending) :])
         repeated = replace(repeated, probability=np.ones(len(again)))  # they ran
@@ -205,41 +284,3 @@ class GuidedProposer:
                 best, float(weighing.figure(self._predictions.goals.values(rows, log_s, peaks))[0])
             )
         return best if best > -np.inf else float(np.median(figures)) - HEAD_START
-
-
-def _best_places(
-    figures: Floats, deviation: Floats, best: float, penalty: Floats, count: int
-) -> Ints:
-    """Positions of the best layouts: half by expected figure, half by expected improvement.
-
-    The expected improvement over the best so far is equation 15 of Jones et al. 1998.
-    """
-    if len(figures) <= count:
-        return np.arange(len(figures))
-    deviation = np.maximum(deviation, SMOOTHING)
-    over = (figures - best) / deviation
-    density = np.exp(-0.5 * over**2) / np.sqrt(2.0 * np.pi)
-    gain = deviation * (density + over * ndtr(over))
-    hoped = np.log(np.maximum(gain, 1e-12)) + penalty
-    return np.union1d(_largest(figures + penalty, count // 2), _largest(hoped, count // 2))
-
-
-def _largest(values: Floats, count: int) -> Ints:
-    """Positions of the `count` largest values, or of all values."""
-    if len(values) <= count:
-        return np.arange(len(values))
-    return np.argpartition(-values, count)[:count]
-
-
-def _mean_gains(above_SN: Floats) -> Floats:
-    return np.asarray(SMOOTHING * soft_gains(above_SN / SMOOTHING).mean(axis=0))
-
-
-def soft_gains(above: Floats) -> Floats:
-    """A smooth positive part: log(1 + exp(x)), plus a small part that fades as -1 / (4 x) below 0.
-
-    The slow part decides where no draw gains anything: with the exponential tail alone, a layout
-    that cannot fit would be worth more than one that is 10 % worse.
-    """
-    rounded = np.logaddexp(0.0, above)
-    return np.asarray(rounded + TRACE * 0.5 * (above + np.sqrt(above**2 + 1.0)))

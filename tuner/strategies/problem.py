@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from search_spaces.belief.known_measurements import Knowledge
 from search_spaces.protocol.outcome import DEFAULT_ITERATIONS, DEFAULT_WARMUP
 from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.fidelity import cheap_iterations
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.objectives import DEFAULT_OBJECTIVES, OBJECTIVES
 from tuner.errors import ProblemInvalidError
@@ -19,12 +20,15 @@ class ProbeCosts:
 
     start_s: float = 60.0
     """Seconds until a probe's first step."""
-    num_steps: int = DEFAULT_WARMUP + DEFAULT_ITERATIONS
-    """Steps of a probe, warm-up included."""
+    warmup: int = DEFAULT_WARMUP
+    """Steps before the timed ones."""
+    iterations: int = DEFAULT_ITERATIONS
+    """Timed steps of a full probe."""
 
-    def node_s(self, num_nodes: int, step_s: float) -> float:
+    def node_s(self, num_nodes: int, step_s: float, *, is_cheap: bool = False) -> float:
         """Node-seconds of a probe."""
-        return num_nodes * (self.start_s + self.num_steps * step_s)
+        timed = cheap_iterations(self.iterations) if is_cheap else self.iterations
+        return num_nodes * (self.start_s + (self.warmup + timed) * step_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

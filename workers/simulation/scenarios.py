@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from search_spaces.documents.reading import nearest, shown
 from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.fidelity import Fidelity
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
@@ -182,6 +183,25 @@ def simulated_table(described: Scenario | str, seed: int) -> MeasurementTable:
     cluster = replace(chosen.cluster, num_nodes=first.num_nodes)
     cell = TableCell(key=key, model=chosen.model, cluster=cluster, rows=rows)
     return MeasurementTable(cells=(cell,), notes=(f"{SIMULATED}: nobody has measured these rows",))
+
+
+def simulated_part(name: str, seed: int, layout: Layout, fidelity: Fidelity) -> TableRow:
+    """What a cheap probe of a layout measures on the machine of `simulated_table`.
+
+    Only for scenarios whose truth is a walk through the events of a step.
+
+    Raises:
+        ScenarioUnknownError: there is no scenario of that name.
+    """
+    chosen = scenario(name)
+    assert chosen.truth == "events", f"{name} has no machine that could run a part of a layout"
+    machine = Machine.draw(chosen.cluster, layout.num_devices, np.random.default_rng([seed, 0]))
+    part, model = fidelity.reduced(layout), fidelity.reduced_model(chosen.model)
+    peak = peak_memory_bytes(part, model, machine, seed=seed)
+    step_s = float("nan")
+    if peak <= chosen.cluster.device_memory_bytes:
+        step_s = float(step_times_s([part], model, machine)[0])
+    return _row(replace(chosen, model=model), part, peak, step_s, number=1)
 
 
 def _truth(

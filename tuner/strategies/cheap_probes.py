@@ -1,0 +1,109 @@
+"""Whether the next probe runs its layout in full, or which part of it.
+
+Only layouts that were measured in full are ranked, and one full probe of a large job costs as much
+as ten cheap ones. So cheap probes explore, until the layouts that no probe has measured would
+hardly improve the best; then the best one is measured in full.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search_spaces.belief.step_belief import StepBelief
+from search_spaces.spec.fidelity import Fidelity, fidelities
+from tuner.strategies.base import History
+from tuner.strategies.improvement import expected_improvement
+from tuner.strategies.predictions import Predictions
+from tuner.strategies.problem import ProbeCosts, SearchProblem
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+WORTH: Final = 0.01
+"""Expected gain of the next cheap probe, as a share of the best, for which they go on."""
+_RESERVE: Final = 1.2
+"""Expected node-seconds of a full probe, times this, that a budget keeps for one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A layout as the choice of its fidelity sees it."""
+
+    row: int
+    """Its position."""
+    log_s: float
+    """Expected logarithm of its step time."""
+    log_sd: float
+    """Standard deviation of that."""
+    above_best: float
+    """How far its expected figure is above the best, in logarithms of the objective."""
+    runs: float
+    """Probability that it runs."""
+
+
+class CheapProbes:
+    """Chooses the part of a layout that a probe runs, by gain per node-second."""
+
+    def __init__(self, problem: SearchProblem, costs: ProbeCosts, predictions: Predictions) -> None:
+        self._problem = problem
+        self._costs = costs
+        self._predictions = predictions
+
+    def choose(self, belief: StepBelief, candidate: Candidate) -> tuple[Fidelity | None, float]:
+        """The fidelity of the largest expected gain per node-second, and its node-seconds.
+
+        None: the whole layout.
+
+        A part that leaves a share of the error open gains less, and one without all layers does not
+        show whether the layout fits: its failure costs a full probe later.
+        """
+        problem, row = self._problem, candidate.row
+        layout = problem.layouts.layout(row)
+        full_node_s = self.full_node_s(row, candidate.log_s)
+        chosen: tuple[Fidelity | None, float]
+        best, chosen = self._gain(candidate, 0.0) / full_node_s, (None, full_node_s)
+        for fidelity in fidelities(layout, problem.model, problem.cluster):
+            part = self._predictions.part(row, fidelity)
+            (log_s,), _ = belief.marginals_of(part)
+            nodes = fidelity.reduced(layout).num_nodes
+            spent = node_s = self._costs.node_s(nodes, float(np.exp(log_s)), is_cheap=True)
+            if not fidelity.keeps_memory(problem.model):
+                node_s += (1.0 - candidate.runs) * full_node_s
+            error = self._predictions.extrapolation_log_sd(row, fidelity)
+            rate = self._gain(candidate, error) / node_s
+            if rate > best:
+                best, chosen = rate, (fidelity, spent)
+        return chosen
+
+    def full_node_s(self, row: int, log_s: float) -> float:
+        """Expected node-seconds of a full probe."""
+        nodes = int(self._problem.layouts.column("num_nodes")[row])
+        return self._costs.node_s(nodes, float(np.exp(log_s)))
+
+    def is_turn_of_full(
+        self, history: History, gain: float, node_s: float, cheap_gain: float, cheap_node_s: float
+    ) -> bool:
+        """Whether the best layout among those of cheap probes is measured in full now.
+
+        Args:
+            history: with what the budget has left.
+            gain: expected from measuring it in full; infinite where no layout was.
+            node_s: expected node-seconds of that.
+            cheap_gain: expected from the best probe of another layout.
+            cheap_node_s: expected node-seconds of that.
+        """
+        left = history.left_node_s
+        is_last_chance = left is not None and left < _RESERVE * node_s + cheap_node_s
+        if cheap_gain >= WORTH and not is_last_chance:
+            return False
+        return gain >= WORTH or gain / node_s > cheap_gain / cheap_node_s
+
+    @staticmethod
+    def _gain(candidate: Candidate, error: float) -> float:
+        """Expected improvement once the layout's figure is known but for an error."""
+        learnt = candidate.log_sd**2 / np.hypot(candidate.log_sd, error)
+        return float(expected_improvement(candidate.above_best, learnt))
