@@ -19,6 +19,7 @@ def make_run(*regrets: float | None, allowed: int = 10, search_s: float = 0.0) -
             leader_regret=min((r for r in regrets[:place] if r is not None), default=None),
             ended_at_s=place,
             node_seconds=2.0,
+            step_time_s=None if regret is None else 1.0,
         )
         for place, regret in enumerate(regrets, 1)
     ]

@@ -55,9 +55,9 @@ def test_the_strategy_is_told_tokens_per_second_and_device_and_what_was_measured
     told: list[tuple[Layout, Observation]] = []
 
     class Listening(LayoutSearch):
-        def tell(self, layout: Layout, observation: Observation) -> None:
+        def tell(self, layout: Layout, observation: Observation, **more: Any) -> None:
             told.append((layout, observation))
-            super().tell(layout, observation)
+            super().tell(layout, observation, **more)
 
     def listening(name: str, problem: Any, *, seed: int) -> LayoutSearch:
         inner = make_strategy(name, problem, seed=seed)
@@ -188,13 +188,17 @@ def asking_for(monkeypatch: pytest.MonkeyPatch, order: list[int]) -> list[Observ
         def __init__(self, layouts: Any) -> None:
             self._left = [layouts.layout(place) for place in order]
 
-        def ask(self) -> Layout | None:
+        def ask(self, *, left_node_s: float | None = None) -> Layout | None:
+            assert left_node_s is None
             return self._left.pop(0) if self._left else None
 
         def predict(self, layout: Layout) -> None:
             return None
 
-        def tell(self, layout: Layout, observation: Observation) -> None:
+        def fidelity(self, layout: Layout) -> None:
+            return None
+
+        def tell(self, layout: Layout, observation: Observation, *, fidelity: None) -> None:
             told.append(observation)
 
     monkeypatch.setattr(

@@ -21,7 +21,8 @@ from tests.tuner.problems import ListedLayouts, make_cluster, make_problem
 from tests.tuner.strategies.test_strategies import make_layouts
 from tuner.strategies.base import History, LayoutSearch
 from tuner.strategies.fitting import FittingBelief
-from tuner.strategies.guided import GuidedProposer, soft_gains
+from tuner.strategies.guided import GuidedProposer
+from tuner.strategies.improvement import soft_gains
 from tuner.strategies.predictions import Predictions
 from tuner.strategies.problem import SearchProblem
 from tuner.strategies.registry import make_strategy

@@ -1,0 +1,89 @@
+"""Which parts of a layout a cheap probe may run, and what it is called."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from search_spaces.spec.fidelity import Fidelity, cheap_iterations, fidelities, fidelity_of
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
+from search_spaces.spec.presets.models import model_preset
+
+MODEL = model_preset("gpt-175b")
+FRONTIER = CLUSTER_PRESETS["frontier"]
+LARGE = Layout(
+    num_nodes=16,
+    tp=8,
+    pp=8,
+    dp=2,
+    micro_batch_size=1,
+    num_microbatches=640,
+    recompute="full",
+    precision="bf16",
+)
+
+
+def found(layout: Layout) -> list[Fidelity]:
+    return fidelities(layout, MODEL, FRONTIER)
+
+
+def test_micro_batches_go_first_then_replicas_and_then_layers() -> None:
+    fewer, one_replica, few_layers = found(LARGE)
+    assert fewer == Fidelity(num_microbatches=16, dp=2, num_layers=96)  # two pipelines full
+    assert one_replica == Fidelity(num_microbatches=16, dp=1, num_layers=96)
+    assert few_layers == Fidelity(num_microbatches=16, dp=1, num_layers=16)  # two a stage
+
+
+def test_what_runs_has_the_nodes_of_its_replicas_and_all_other_knobs() -> None:
+    _, one_replica, few_layers = found(LARGE)
+    assert one_replica.reduced(LARGE) == replace(LARGE, num_nodes=8, dp=1, num_microbatches=16)
+    assert one_replica.reduced_model(MODEL) is MODEL
+    reduced = few_layers.reduced_model(MODEL)
+    assert (reduced.num_layers, reduced.hidden_size) == (16, MODEL.hidden_size)
+    assert reduced.name == "gpt-175b-16-layers"
+
+
+def test_zero_keeps_its_replicas_because_the_shards_would_grow() -> None:
+    assert {each.dp for each in found(replace(LARGE, zero_stage=1))} == {2}
+
+
+def test_replicas_fill_whole_nodes() -> None:
+    layout = replace(LARGE, num_nodes=2, tp=2, pp=2, dp=4)
+    assert [each.dp for each in found(layout)][:2] == [4, 2]  # dp 1 would take half a node
+
+
+@pytest.mark.parametrize(("microbatches", "is_cheap"), [(31, False), (32, True)])
+def test_a_layout_with_few_micro_batches_is_cheap_already(
+    microbatches: int, is_cheap: bool
+) -> None:
+    assert bool(found(replace(LARGE, num_microbatches=microbatches))) == is_cheap
+
+
+def test_an_interleaved_schedule_gets_a_multiple_of_its_stages() -> None:
+    layout = replace(LARGE, num_nodes=12, pp=6, vpp=2)
+    assert {each.num_microbatches for each in found(layout)} == {12}
+
+
+def test_its_name_and_its_words_say_what_is_reduced() -> None:
+    fewer, _, few_layers = found(LARGE)
+    assert fewer.key(LARGE, MODEL) == f"{LARGE.key}~mb16-dp2"
+    assert few_layers.key(LARGE, MODEL) == f"{LARGE.key}~mb16-dp1-l16"
+    assert fewer.words(LARGE, MODEL) == "16 of 640 micro-batches"
+    assert few_layers.words(LARGE, MODEL) == (
+        "16 of 640 micro-batches, 1 of 2 replicas, 16 of 96 layers"
+    )
+
+
+def test_only_a_part_with_all_layers_tells_the_memory() -> None:
+    assert [each.keeps_memory(MODEL) for each in found(LARGE)] == [True, True, False]
+
+
+def test_a_fidelity_is_read_back_from_what_ran() -> None:
+    for each in found(LARGE):
+        assert fidelity_of(LARGE, each.reduced(LARGE), each.num_layers) == each
+
+
+def test_a_cheap_probe_times_few_iterations() -> None:
+    assert [cheap_iterations(count) for count in (1, 4, 10, 100)] == [1, 4, 4, 4]

@@ -1,0 +1,169 @@
+"""When a search has layouts probed in part, and when in full: on a simulated large job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, partial
+
+import numpy as np
+import pytest
+
+from search_spaces.belief.known_measurements import Knowledge
+from search_spaces.belief.observation import INFEASIBLE, Observation
+from search_spaces.spec.fidelity import Fidelity
+from search_spaces.spec.layout import Layout
+from search_spaces.tables import TableCell
+from tuner.replay.cell_layouts import CellLayouts
+from tuner.replay.run import ReplayRun, ReplayTask, observation_of, problem_of
+from tuner.strategies.base import LayoutSearch
+from tuner.strategies.problem import ProbeCosts
+from tuner.strategies.registry import make_strategy
+from workers.simulation.scenarios import simulated_part, simulated_table
+
+SCENARIO = "frontier-175b"
+COSTS = ProbeCosts()
+
+
+@cache
+def cell() -> TableCell:
+    return simulated_table(SCENARIO, 0).cells[0]
+
+
+def make_task(**changes: object) -> ReplayTask:
+    task = ReplayTask(
+        cell=cell(),
+        strategy="guided",
+        seed=0,
+        pending=1,
+        probes=16,
+        parts=partial(simulated_part, SCENARIO, 0),
+        costs=COSTS,
+        stop_within=None,
+    )
+    return replace(task, **changes)
+
+
+@cache
+def replayed() -> ReplayRun:
+    return make_task().run()
+
+
+def make_search(cell: TableCell | None = None) -> LayoutSearch:
+    found = cell or simulated_table(SCENARIO, 0).cells[0]
+    problem = problem_of(found, CellLayouts(found), Knowledge(), costs=COSTS)
+    return make_strategy("guided", problem, seed=0)
+
+
+def outcome(layout: Layout, fidelity: Fidelity | None) -> Observation:
+    if fidelity is None:
+        (row,) = (row for row in cell().merged if row.layout == layout)
+        return observation_of(row)
+    seen = observation_of(simulated_part(SCENARIO, 0, layout, fidelity))
+    keeps = fidelity.keeps_memory(cell().model)
+    return seen if keeps else replace(seen, peak_memory_bytes=None)
+
+
+def ask(search: LayoutSearch, left_node_s: float | None = None) -> tuple[Layout, Fidelity | None]:
+    layout = search.ask(left_node_s=left_node_s)
+    assert layout is not None
+    return layout, search.fidelity(layout)
+
+
+def test_cheap_probes_explore_and_the_best_of_them_is_measured_in_full() -> None:
+    probes = replayed().probes
+    full = [place for place, probe in enumerate(probes) if probe.fidelity is None]
+    assert 3 <= full[0] <= 12, "it explores first, and not for ever"
+    seen = {probe.layout for probe in probes[: full[0]]}
+    assert len(seen) == full[0], "no layout is probed twice in part"
+    assert probes[full[0]].layout in seen
+    assert probes[full[0]].leader_regret is not None
+    assert probes[full[0]].leader_regret <= 0.05
+
+
+def test_only_full_probes_name_a_leader() -> None:
+    probes = replayed().probes
+    first = next(place for place, probe in enumerate(probes) if probe.fidelity is None)
+    assert all(probe.leader_regret is None for probe in probes[:first])
+    assert all(probe.regret is None for probe in probes if probe.fidelity is not None)
+
+
+def test_a_cheap_probe_costs_a_fraction_and_is_predicted_as_what_runs() -> None:
+    probes = replayed().probes
+    costs = {bool(probe.fidelity): [] for probe in probes}
+    for probe in probes:
+        costs[bool(probe.fidelity)].append(probe.node_seconds)
+    assert max(costs[True]) < 0.3 * min(costs[False])
+    for probe in probes[3:]:
+        assert probe.prediction is not None
+        assert probe.step_time_s is not None
+        assert probe.prediction.step_time_s == pytest.approx(probe.step_time_s, rel=0.2)
+
+
+def test_an_interrupted_search_goes_on_as_if_it_had_not_been() -> None:
+    search, told = make_search(), []
+    for _ in range(9):
+        layout, fidelity = ask(search)
+        seen = outcome(layout, fidelity)
+        search.tell(layout, seen, fidelity=fidelity)
+        told.append((layout, fidelity, seen))
+    rebuilt = make_search()
+    for layout, fidelity, seen in told:
+        rebuilt.tell(layout, seen, fidelity=fidelity)
+    assert ask(rebuilt) == ask(search)
+
+
+def test_the_last_of_a_budget_goes_to_a_full_probe_of_the_best() -> None:
+    search = make_search()
+    probed = []
+    for _ in range(2):
+        layout, fidelity = ask(search)
+        assert fidelity is not None
+        search.tell(layout, outcome(layout, fidelity), fidelity=fidelity)
+        probed.append(layout)
+    last, fidelity = ask(search, left_node_s=COSTS.node_s(16, 240.0))
+    assert fidelity is None
+    assert last in probed
+
+
+def test_a_part_that_does_not_fit_ends_its_layout_and_one_that_runs_does_not() -> None:
+    search = make_search()
+    layout, fidelity = ask(search)
+    search.tell(layout, INFEASIBLE, fidelity=fidelity)
+    for _ in range(12):
+        other, fidelity = ask(search)
+        assert other != layout
+        search.tell(other, outcome(other, fidelity), fidelity=fidelity)
+
+
+def test_few_layers_are_probed_only_where_the_layout_surely_fits() -> None:
+    rows = {row.layout: row for row in cell().merged}
+    for probe in replayed().probes:
+        if probe.fidelity and not probe.fidelity.keeps_memory(cell().model):
+            assert probe.prediction is not None
+            assert probe.prediction.fit_probability > 0.8, rows[probe.layout]
+
+
+def test_a_job_of_few_micro_batches_is_probed_in_full() -> None:
+    small = simulated_table("a100-1.3b", 0).cells[0]
+    few = tuple(row for row in small.rows if row.layout.num_microbatches <= 8)
+    search = make_search(replace(small, rows=few))
+    _, fidelity = ask(search)
+    assert fidelity is None
+
+
+def test_without_costs_every_probe_is_a_full_one() -> None:
+    problem = problem_of(cell(), CellLayouts(cell()), Knowledge())
+    search = make_strategy("guided", problem, seed=0)
+    assert ask(search)[1] is None
+
+
+def test_a_budget_ends_the_replay_and_counts_starts_and_warm_up() -> None:
+    run = make_task(budget_node_s=4 * 3600.0, probes=60).run()
+    spent = np.cumsum([probe.node_seconds for probe in run.probes])
+    assert spent[-1] >= 4 * 3600.0
+    assert spent[-2] < 4 * 3600.0
+    first = run.probes[0]
+    assert first.fidelity is not None
+    assert first.step_time_s is not None
+    nodes = first.fidelity.reduced(first.layout).num_nodes
+    assert first.node_seconds == pytest.approx(nodes * (60.0 + 6 * first.step_time_s))
