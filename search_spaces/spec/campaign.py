@@ -199,7 +199,7 @@ class CampaignSpec:
         with problems.collecting():
             spec = cls(**{**dict.fromkeys(("model", "cluster", "space")), **values})
         problems.refuse()
-        found = (warning, no_effect_warning(spec.stop, spec.strategy, len(spec.objectives)))
+        found = (warning, no_effect_warning(spec.stop, spec.strategy))
         more = [each for each in found if each and each not in spec.warnings]
         return replace(spec, warnings=(*spec.warnings, *more)) if more else spec
 

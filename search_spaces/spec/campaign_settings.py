@@ -227,7 +227,8 @@ class StopSettings:
     """Whether a probe stops early once it is slower than the best with 95 % confidence."""
     converged_within: float | None = None
     """The campaign ends when the remaining layouts gain more than this share over the best with a
-    probability under 10 %. None: it uses up its budget."""
+    probability under 10 %; with several objectives, of the hypervolume of the front. None: it uses
+    up its budget."""
     remeasure: int = DEFAULT_REMEASURE
     """How many of the best layouts, at most, are measured again before the winner is named. Layouts
     that differ significantly from the best one are not measured again. 0: none."""
@@ -254,16 +255,13 @@ class StopSettings:
         return _read_section(cls, mapping, "stop", "setting")
 
 
-def no_effect_warning(stop: StopSettings, strategy: str, num_objectives: int) -> str | None:
-    """A warning where `converged_within` has no effect with this strategy and these objectives."""
-    if stop.converged_within is None or (
-        strategy in FORECASTING_STRATEGIES and num_objectives == 1
-    ):
+def no_effect_warning(stop: StopSettings, strategy: str) -> str | None:
+    """A warning where `converged_within` has no effect with this strategy."""
+    if stop.converged_within is None or strategy in FORECASTING_STRATEGIES:
         return None
-    what = "several objectives" if num_objectives > 1 else f"strategy {strategy}"
     return (
-        f"stop.converged_within has no effect with {what}: the gain that is left is not predicted; "
-        "the campaign uses up its budget"
+        f"stop.converged_within has no effect with strategy {strategy}: the gain that is left is not "
+        "predicted; the campaign uses up its budget"
     )
 
 

@@ -315,8 +315,9 @@ class Driver:
         possible = search.possible_improvement()
         if possible is None or possible >= share:
             return None
+        what = "best" if len(search.spec.objectives) == 1 else "front's hypervolume"
         return (
-            f"what is left improves the best by more than {possible:.2%} only with a probability "
+            f"what is left improves the {what} by more than {possible:.2%} only with a probability "
             f"of 10 %, which is less than the {share:g} of stop.converged_within, after "
             f"{num_completed} completed trials"
         )

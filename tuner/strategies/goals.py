@@ -91,6 +91,16 @@ class Goals:
             axis=-1,
         )
 
+    def shares(self, values: Floats, best: Floats) -> Floats:
+        """Objectives as numbers from 0 on, whose products compare fronts.
+
+        Args:
+            values: as `values` returns them.
+            best: the best value of each objective; throughputs become shares of it.
+        """
+        is_share = np.array([name == MEMORY_HEADROOM for name in self._names])
+        return np.where(is_share, values, np.exp(np.where(is_share, 0.0, values - best)))
+
     def weighing(self, values: Floats, num_asked: int, rng: np.random.Generator) -> Weighing:
         """The weights of the objectives for this proposal.
 

@@ -9,15 +9,19 @@ minus what a failure costs, times the probability of one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.belief.observation import Observation
 from search_spaces.belief.step_belief import StepBelief
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.spec.fidelity import Fidelity
+from search_spaces.spec.objectives import pareto_front
+from search_spaces.statistics.hypervolume import hypervolume
 from tuner.strategies.base import History
 from tuner.strategies.cheap_probes import Candidate, CheapProbes
 from tuner.strategies.fitting import Fitting
@@ -30,6 +34,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 NUM_DRAWS: Final = 192
+NUM_FRONT_DRAWS: Final = 64
+"""Draws of whole fronts, which take longer."""
 MAX_CANDIDATES: Final = 320
 """Layouts that a proposal compares by joint draws."""
 MAX_FIRST_LOOK: Final = 16_000
@@ -132,18 +138,46 @@ class GuidedProposer:
         """The share by which the best may improve if every free layout were tried.
 
         Of the joint draws from the predictions, one in ten gains more; layouts that do not run or
-        that stall gain nothing. None before anything ran, and for several objectives,
-        which have no single best.
+        that stall gain nothing. Of several objectives it is the hypervolume of the front that
+        improves. None before anything ran.
         """
-        if not any(True for _ in history.successes()) or self._predictions.goals.num_objectives > 1:
+        if not any(True for _ in self._ranked(history)):
             return None
         rng = self._rng(history)
+        num_objectives = self._predictions.goals.num_objectives
+        if num_objectives > 1:
+            # Each selection of candidates looks at another part of the front.
+            gains = [
+                self._front_gains(history, self._select(history, rng, turn=turn), rng)
+                for turn in range(num_objectives + 1)
+            ]
+            return max(float(np.quantile(gains_S, 1.0 - GAIN_RISK)) for gains_S in gains)
         candidates = self._select(history, rng)
         figures_SN = self._draw_figures(candidates, candidates.rows, candidates.fitting, rng)
-        runs_N = candidates.fitting.probability * candidates.sound
-        runs_SN = rng.random(figures_SN.shape) < runs_N
+        runs_SN = rng.random(figures_SN.shape) < candidates.fitting.probability * candidates.sound
         best_S = np.where(runs_SN, figures_SN - candidates.best, 0.0).max(axis=1, initial=0.0)
         return float(np.expm1(np.quantile(best_S, 1.0 - GAIN_RISK)))
+
+    def _front_gains(
+        self, history: History, candidates: _Candidates, rng: np.random.Generator
+    ) -> Floats:
+        """By which share the hypervolume of the measured front grows, in each draw."""
+        goals, rows = self._predictions.goals, candidates.rows
+        measured_MG = np.concatenate(
+            [self._measured_values(row, seen) for row, seen in self._ranked(history)]
+        )
+        best_G = measured_MG.max(axis=0)
+        front_MG = goals.shares(measured_MG, best_G)
+        log_s_SN = candidates.belief.draws(rows, NUM_FRONT_DRAWS, rng)
+        peaks_SN = candidates.fitting.draw_peaks(NUM_FRONT_DRAWS, rng)
+        drawn_SNG = goals.shares(goals.values(rows, log_s_SN, peaks_SN), best_G)
+        runs_SN = rng.random(log_s_SN.shape) < candidates.fitting.probability * candidates.sound
+        now = hypervolume(front_MG)
+        grown = []
+        for drawn_NG, runs in zip(drawn_SNG, runs_SN, strict=True):
+            every = np.concatenate([front_MG, drawn_NG[runs]])
+            grown.append(hypervolume(every[pareto_front(every)]))
+        return np.asarray(grown) / max(now, np.finfo(float).tiny) - 1.0
 
     def _choose(
         self, history: History, candidates: _Candidates, rng: np.random.Generator
@@ -214,8 +248,14 @@ class GuidedProposer:
         cost = FAILURE_COST * (runs_N * alone_N).max()
         return np.asarray(runs_N * beside_N - (1.0 - runs_N) * cost)
 
-    def _select(self, history: History, rng: np.random.Generator) -> _Candidates:
-        """Selects the candidates in three steps; each computes more for fewer layouts."""
+    def _select(self, history: History, rng: np.random.Generator, *, turn: int = 0) -> _Candidates:
+        """Selects the candidates in three steps; each computes more for fewer layouts.
+
+        Args:
+            history: the measurements.
+            rng: draws the weights of several objectives.
+            turn: every third selection considers the first objective alone.
+        """
         predictions = self._predictions
         belief = predictions.belief(history)
         free = np.flatnonzero(history.is_free)
@@ -228,7 +268,7 @@ class GuidedProposer:
         values = predictions.goals.values(free, mean, fitting.peak_mean_bytes)
         likely = fitting.probability > _LIKELY
         ranged = values[likely] if likely.any() else values
-        weighing = predictions.goals.weighing(ranged, history.num_taken, rng)
+        weighing = predictions.goals.weighing(ranged, history.num_taken + turn, rng)
         figures = weighing.figure(values)
         best = self._incumbent(history, weighing, figures)
         sound = predictions.sound(belief, free)
@@ -268,19 +308,25 @@ class GuidedProposer:
 
     def _incumbent(self, history: History, weighing: Weighing, figures: Floats) -> float:
         """The best figure so far; before anything ran, one below the median free layout."""
-        best = -np.inf
-        for row, observation in history.observations.items():
-            if observation.objective is None:
-                continue
-            peak = observation.peak_memory_bytes
-            if peak is not None and peak > self._allowed_bytes:
-                continue
-            rows = np.array([row])
-            log_s = np.array([self._predictions.goals.log_step_s(row, observation)])
-            peaks = np.array(
-                [self._predictions.fitting.peak_bytes(row) if peak is None else float(peak)]
-            )
-            best = max(
-                best, float(weighing.figure(self._predictions.goals.values(rows, log_s, peaks))[0])
-            )
+        best = max(
+            (
+                float(weighing.figure(self._measured_values(row, seen))[0])
+                for row, seen in self._ranked(history)
+            ),
+            default=-np.inf,
+        )
         return best if best > -np.inf else float(np.median(figures)) - HEAD_START
+
+    def _ranked(self, history: History) -> Iterator[tuple[int, Observation]]:
+        """The completed layouts that keep the memory headroom, in the order of the tells."""
+        for row, seen in history.observations.items():
+            peak = seen.peak_memory_bytes
+            if seen.objective is not None and (peak is None or peak <= self._allowed_bytes):
+                yield row, seen
+
+    def _measured_values(self, row: int, seen: Observation) -> Floats:
+        """The measured objectives of a layout; shape [1, objectives]."""
+        log_s = np.array([self._predictions.goals.log_step_s(row, seen)])
+        peak = seen.peak_memory_bytes
+        peaks = np.array([self._predictions.fitting.peak_bytes(row) if peak is None else peak])
+        return self._predictions.goals.values(np.array([row]), log_s, peaks.astype(np.float64))

@@ -50,28 +50,15 @@ def test_a_setting_that_cannot_be_is_refused_by_its_name(stop: Any, words: str) 
         make_spec(stop=stop)
 
 
-@pytest.mark.parametrize(
-    ("changes", "what"),
-    [
-        ({"strategy": "random"}, "strategy random"),
-        (
-            {
-                "strategy": "guided",
-                "objective": ["tokens_per_s", "memory_headroom"],
-            },
-            "several objectives",
-        ),
-    ],
-)
-def test_a_user_hears_that_nobody_can_tell_when_the_campaign_has_converged(
-    changes: dict[str, Any], what: str
-) -> None:
-    spec = make_spec(stop={"converged_within": 0.02}, **changes)
+def test_a_user_hears_that_nobody_can_tell_when_the_campaign_has_converged() -> None:
+    spec = make_spec(stop={"converged_within": 0.02}, strategy="random")
     (warning,) = spec.warnings
-    assert warning.startswith(f"stop.converged_within has no effect with {what}:")
+    assert warning.startswith("stop.converged_within has no effect with strategy random:")
     assert CampaignSpec.from_mapping(spec.to_mapping()) == spec, "it is said once"
-    assert make_spec(**changes).warnings == ()
+    assert make_spec(strategy="random").warnings == ()
 
 
 def test_guided_heeds_convergence_and_nothing_is_warned_of() -> None:
-    assert make_spec(strategy="guided", stop={"converged_within": 0.02}).warnings == ()
+    for objective in ("tokens_per_s", ["tokens_per_s", "memory_headroom"]):
+        spec = make_spec(strategy="guided", objective=objective, stop={"converged_within": 0.02})
+        assert spec.warnings == ()

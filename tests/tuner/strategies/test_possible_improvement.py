@@ -51,10 +51,17 @@ def test_guided_expects_the_same_when_it_is_asked_again() -> None:
     assert search.possible_improvement() == search.possible_improvement()
 
 
-def test_guided_does_not_judge_a_front_by_one_figure() -> None:
+def test_guided_expects_less_of_a_front_the_more_it_knows() -> None:
     search = make_search("guided", objective=["tokens_per_s_per_device", "memory_headroom"])
-    told(search, 4)
     assert search.possible_improvement() is None
+    told(search, 3)
+    early = search.possible_improvement()
+    assert early == search.possible_improvement()
+    told(search, 20)
+    late = search.possible_improvement()
+    assert early is not None
+    assert late is not None
+    assert 0.0 <= late < 0.5 * early
 
 
 def test_failures_alone_leave_everything_to_expect() -> None:
