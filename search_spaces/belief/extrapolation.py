@@ -11,12 +11,13 @@ alone: the figure for these is assumed.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final
 
 from search_spaces.belief.job import predicted_step
 from search_spaces.estimates.time import step_time_s
 from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.fidelity import Fidelity
+from search_spaces.spec.fidelity import Fidelity, fidelity_of
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.statistics.training_job import StepInterval
@@ -24,6 +25,57 @@ from search_spaces.statistics.training_job import StepInterval
 MICROBATCHES_LOG_SD: Final = 0.03
 REPLICAS_LOG_SD: Final = 0.01
 LAYERS_LOG_SD: Final = 0.04
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheapProbe:
+    """What of a layout a cheap probe runs, and the step time of the layout that follows from it."""
+
+    full_layout: Layout
+    """The layout that it stands for."""
+    full_layout_key: str
+    """The canonical key of that layout."""
+    num_layers: int
+    """Layers of the model that it runs."""
+    runs: str
+    """What it runs, such as "16 of 640 micro-batches, 1 of 2 replicas"."""
+    measures_memory: bool
+    """Whether its peak memory is that of the layout: it runs all layers."""
+    full_step: StepInterval | None
+    """The extrapolated step time of the layout; null: the probe has not completed."""
+
+    @classmethod
+    def of(
+        cls,
+        layout: Layout,
+        probed: Layout,
+        num_layers: int,
+        model: ModelShape,
+        cluster: Cluster,
+        *,
+        measured_s: float | None,
+    ) -> CheapProbe:
+        """A probe of a part of a layout.
+
+        Args:
+            layout: the layout that it stands for.
+            probed: the layout that it runs.
+            num_layers: layers of the model that it runs.
+            model: the whole model.
+            cluster: the cluster.
+            measured_s: seconds of a step of the part; None: not measured.
+        """
+        part = fidelity_of(layout, probed, num_layers)
+        return cls(
+            full_layout=layout,
+            full_layout_key=layout.key,
+            num_layers=num_layers,
+            runs=part.words(layout, model),
+            measures_memory=part.keeps_memory(model),
+            full_step=None
+            if measured_s is None
+            else extrapolated_step(measured_s, part, layout, model, cluster),
+        )
 
 
 def extrapolation_log_sd(fidelity: Fidelity, layout: Layout, model: ModelShape) -> float:

@@ -324,11 +324,8 @@ class CampaignSpec:
         stop_above_step_time_s: float | None = None,
     ) -> ProbeRequest:
         """The request to a worker to probe `layout`, with fewer layers where a number is given."""
-        model = self.model
-        if num_layers is not None and num_layers != model.num_layers:
-            model = with_layers(model, num_layers)
         return ProbeRequest(
-            model=model,
+            model=self.model if num_layers is None else with_layers(self.model, num_layers),
             layout=layout,
             seed=self.seed,
             warmup=self.probe.warmup,
