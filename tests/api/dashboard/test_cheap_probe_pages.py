@@ -6,12 +6,22 @@ import html
 import re
 
 import pytest
+from playwright.sync_api import Browser, expect
 
 from api.dashboard.figures.campaign_plots import CampaignPlots, PlotChoices
 from api.dashboard.figures.figure import PlotFigure
 from api.service.findings import short_layout
-from tests.api.cheap_campaign import FULL, ONLY_CHEAP, add_cheap_campaign
+from tests.api.cheap_campaign import (
+    CHEAP_CAMPAIGN,
+    FEWER,
+    FULL,
+    ONLY_CHEAP,
+    add_cheap_campaign,
+)
+from tests.api.dashboard.browser import look_at
+from tests.api.dashboard.explored import Explored
 from tests.api.local_api import Api
+from tests.results_db.factories import completed
 
 pytestmark = pytest.mark.sqlite_is_enough
 
@@ -68,7 +78,7 @@ def test_lists_of_trials_show_the_layout_and_its_extrapolated_step(
 ) -> None:
     step = api.get(f"/trials/{ids[2]}")["cheap_probe"]["full_step"]["expected_s"]
     text = page(api, "/campaigns/large/trials")
-    assert f"{short_layout(ONLY_CHEAP)} of which 8 of 64 micro-batches, 2 of 4 layers" in text
+    assert f"{short_layout(ONLY_CHEAP)} (runs 8 of 64 micro-batches, 2 of 4 layers)" in text
     assert f"extrapolated step {step:.4g} s (95 %" in text
     compared = page(api, "/compare", trial=[ids[1], ids[3]])
     assert "trial 1 cheap probe" in compared
@@ -107,3 +117,21 @@ def test_estimates_of_cheap_probes_are_of_the_part_that_ran(
     figure = plots(api).draw(name)  # type: ignore[arg-type]
     assert drawn_trials(figure) == set(ids.values())
     assert "2 cheap probes: estimated and measured is the part that ran." in figure.says
+
+
+def test_pages_with_cheap_probes_fit_a_phone_and_are_accessible(
+    browser: Browser, explored: Explored
+) -> None:
+    campaign = explored.post("/campaigns", CHEAP_CAMPAIGN)["id"]
+    for fidelity in (FEWER, None):
+        trial = explored.store.add_trial(campaign, FULL, fidelity=fidelity)
+        (lease,) = explored.store.lease(explored.worker, 1)
+        explored.store.post_outcome(trial.id, lease.attempt, completed(trial.layout))
+    first = explored.store.trial_by_number(campaign, 1).id
+    with explored.visitor(browser, "viewer") as visitor:
+        for path in ("/campaigns/large", "/campaigns/large/trials", f"/trials/{first}"):
+            page = visitor.open(path)
+            expect(page.locator("main")).to_contain_text("cheap probe")
+            look_at(page)
+        page.get_by_role("link", name="Measured in full: trial 2").click()
+        expect(page.get_by_role("heading", name="Trial 2 COMPLETED")).to_be_visible()
