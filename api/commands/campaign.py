@@ -36,6 +36,7 @@ from api.schemas.campaigns_and_trials import (
 from api.service.formatting import (
     baseline_words,
     budget_words,
+    cheap_count_words,
     duration,
     effect_words,
     figure,
@@ -349,6 +350,9 @@ def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:
         ),
         ("cost", _cost(campaign.cost)),
     ]
+    if campaign.cheap_probes:
+        took = campaign.cheap_probe_node_seconds
+        facts.append(("cheap probes", cheap_count_words(campaign.cheap_probes, took)))
     if progress.best is not None:
         best = f"{figure(progress.best)} {unit(campaign.objective)}"
         facts.append(("best", f"{best}, trial {progress.best_trial}"))

@@ -21,6 +21,7 @@ from api.schemas.campaigns_and_trials import CampaignDetail, LeaderboardPage, Ra
 from api.service.formatting import (
     LAYOUT_HEADINGS,
     baseline_words,
+    cheap_count_words,
     gain_sentence,
     half_interval,
     layout_cells,
@@ -134,6 +135,9 @@ def leaderboard(
         met = " that meets every --where" if conditions else ""
         click.echo(f"campaign {campaign} has no ranked trial{met} yet")
     _print_remarks(page)
+    if campaign_read.cheap_probes:
+        took = campaign_read.cheap_probe_node_seconds
+        click.echo(f"beside them: {cheap_count_words(campaign_read.cheap_probes, took)}")
     if (baseline := campaign_read.baseline) is not None:
         click.echo(_gain_line(baseline, campaign_read.objective))
     if job is not None:

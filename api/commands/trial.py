@@ -22,23 +22,27 @@ from api.schemas.campaigns_and_trials import (
 )
 from api.service.formatting import (
     LAYOUT_HEADINGS,
+    cheap_probe_words,
     duration,
     figure,
     layout_cells,
     memory,
     percent,
     state_words,
+    step_words,
     trainer_words,
 )
 from results_db.records import AttemptRecord
 from results_db.trials.filter import TrialFilter
 from results_db.trials.sort_order import SORT_KEYS, SortKey
+from search_spaces.belief.extrapolation import CheapProbe
 from search_spaces.documents.limits import MAX_ID
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.terminal.console import write_bytes
 from search_spaces.terminal.text_table import print_table
 
 DEFAULT_LIMIT: Final = 50
+_CHEAP_HEADINGS: Final = ("cheap probe", ">step in full")
 TRIAL_HELP: Final = "TRIAL is an id, or CAMPAIGN/NUMBER as tiny/3."
 
 
@@ -88,13 +92,16 @@ def list_trials(
         print_json(page)
     else:
         has_baseline = any(each.is_baseline for each in shown)
+        has_cheap = any(each.cheap_probe for each in shown)
         columns = (
             *(">id", ">trial", "state"),
             *(("baseline",) if has_baseline else ()),
             *LAYOUT_HEADINGS,
             *(">tokens/s", ">step", ">MFU", ">memory"),
+            *(_CHEAP_HEADINGS if has_cheap else ()),
         )
-        print_table(columns, [_row(each, has_baseline=has_baseline) for each in shown], keys=2)
+        rows = [_row(each, has_baseline=has_baseline, has_cheap=has_cheap) for each in shown]
+        print_table(columns, rows, keys=2)
     if len(found) > limit:
         click.echo(
             f"there are more than {limit}: narrow them with --where, or raise --limit", err=True
@@ -201,7 +208,7 @@ def _print_added(added: TrialsAdded, as_json: bool) -> None:
         click.echo(f"trial {each.id} (number {each.number}) is {each.state}: {each.layout_key}")
 
 
-def _row(trial: TrialRead, *, has_baseline: bool) -> tuple[str, ...]:
+def _row(trial: TrialRead, *, has_baseline: bool, has_cheap: bool) -> tuple[str, ...]:
     measured = trial.measurement
     return (
         str(trial.id),
@@ -213,7 +220,14 @@ def _row(trial: TrialRead, *, has_baseline: bool) -> tuple[str, ...]:
         "-" if measured is None else f"{measured.step_time_s:.4g} s",
         percent(None if measured is None else measured.mfu),
         "-" if measured is None else memory(measured.peak_memory_bytes),
+        *(_cheap_cells(trial.cheap_probe) if has_cheap else ()),
     )
+
+
+def _cheap_cells(probe: CheapProbe | None) -> tuple[str, str]:
+    if probe is None:
+        return "", ""
+    return probe.runs, "-" if probe.full_step is None else step_words(probe.full_step)
 
 
 def _facts(trial: TrialDetailRead) -> list[tuple[str, str]]:
@@ -222,6 +236,8 @@ def _facts(trial: TrialDetailRead) -> list[tuple[str, str]]:
         ("layout", f"{trial.layout_key}{', the baseline' if trial.is_baseline else ''}"),
         ("state", state_words(trial.state, trial.reason)),
     ]
+    if trial.cheap_probe is not None:
+        facts.append(("stands for", cheap_probe_words(trial.cheap_probe)))
     if trial.message:
         facts.append(("message", trial.message))
     if trial.node:

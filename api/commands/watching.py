@@ -16,12 +16,13 @@ import click
 from api.client import Client
 from api.errors import ServiceError
 from api.schemas.campaigns_and_trials import CampaignDetail, TrialRead
-from api.service.formatting import duration, figure, unit
+from api.service.formatting import cheap_probe_words, duration, figure, unit
 from results_db.trials.filter import TrialFilter
 from search_spaces.protocol.worker_messages import TrialState
 from search_spaces.spec.objectives import measured_objective
 from search_spaces.terminal.console import escaped_line, on_interrupt, terminal_width
 from search_spaces.terminal.live_output import LiveBlock, sparkline
+from search_spaces.terminal.plurals import counted
 
 POLL_S: Final = 0.5
 PATIENCE_S: Final = 60.0
@@ -111,6 +112,8 @@ def progress_line(campaign: CampaignDetail, *, with_best: bool = True) -> str:
     progress = campaign.progress
     of = "" if progress.trials_planned is None else f" of {progress.trials_planned}"
     parts = [f"{campaign.name}: {campaign.state}", f"{progress.trials_ended}{of} trials done"]
+    if campaign.cheap_probes:
+        parts[-1] += f" ({counted(campaign.cheap_probes, 'cheap probe')})"
     if progress.trials["RUNNING"]:
         parts.append(f"{progress.trials['RUNNING']} running")
     if with_best and progress.best is not None:
@@ -184,7 +187,9 @@ class CampaignView:
             more = progress.trials["RUNNING"] - 1
             others = f"; {more} more" if more > 0 else ""
             done = f"iteration {trial.iterations_done}{_planned(campaign, trial)}"
-            yield "now", f"trial {trial.number}, {done}{others}: {trial.layout_key}"
+            probe = trial.cheap_probe
+            what = trial.layout_key if probe is None else cheap_probe_words(probe)
+            yield "now", f"trial {trial.number}, {done}{others}: {what}"
         failed = progress.trials["FAILED"] + progress.trials["INFEASIBLE"]
         if failed:
             yield "failed", f"{failed}: {self._reasons(failed)}"
@@ -233,7 +238,7 @@ class CampaignView:
 def _value(campaign: CampaignDetail, trial: TrialRead) -> float | None:
     """The objective of a trial; None: it has none, or does not count."""
     measured = trial.measurement
-    if measured is None or measured.oversubscribed or measured.shortened:
+    if measured is None or measured.oversubscribed or measured.shortened or trial.cheap_probe:
         return None
     return measured_objective(
         campaign.objective,

@@ -14,6 +14,7 @@ from api.dashboard.campaign_view import render_campaign
 from api.dependencies import CampaignDep, StoreDep
 from api.http.cursors import MAX_CURSOR
 from api.http.query_parameters import StatedFilterDep
+from api.plans.cheap_probes import cheap_probes
 from api.service.findings import REASONS
 from api.service.trial_listing import page_of_trials
 from results_db.campaigns.charts import FailureCount
@@ -65,14 +66,16 @@ def show_trials(
     before: Cursor = None,
 ) -> HTMLResponse:
     """All trials with their states, the newest first."""
+    listed = page_of_trials(
+        store, campaign, wanted, _NEWEST_FIRST, cursor=cursor, before=before, limit=PAGE
+    )
     return render_campaign(
         request,
         store,
         campaign,
         "campaign_trials.html",
-        listed=page_of_trials(
-            store, campaign, wanted, _NEWEST_FIRST, cursor=cursor, before=before, limit=PAGE
-        ),
+        listed=listed,
+        cheap_probes=cheap_probes(store, listed.trials),
         phases=store.running_phases(campaign.id),
         wanted=wanted,
     )
@@ -90,15 +93,17 @@ def show_failures(
     """Failures by reason, each with an example, and the trials that failed."""
     if not wanted.states:
         wanted = TrialFilter(**wanted.stated, states=_WITHOUT_RESULT)
+    listed = page_of_trials(
+        store, campaign, wanted, _NEWEST_FIRST, cursor=cursor, before=before, limit=PAGE
+    )
     return render_campaign(
         request,
         store,
         campaign,
         "campaign_failures.html",
         reasons=_reasons(store, campaign),
-        listed=page_of_trials(
-            store, campaign, wanted, _NEWEST_FIRST, cursor=cursor, before=before, limit=PAGE
-        ),
+        listed=listed,
+        cheap_probes=cheap_probes(store, listed.trials),
         wanted=wanted,
     )
 

@@ -19,6 +19,7 @@ from starlette.datastructures import QueryParams
 from api.dashboard.assets import assets, maplibre_style_id
 from api.service.findings import peak_words, short_layout
 from api.service.formatting import (
+    cheap_count_words,
     duration,
     figure,
     memory,
@@ -26,6 +27,7 @@ from api.service.formatting import (
     objective_figure,
     percent,
     state_words,
+    step_words,
     unit,
 )
 from api.service.progress import node_seconds_left
@@ -147,6 +149,9 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "campaign_path": campaign_path,
+        "cheap_words": lambda probes: cheap_count_words(
+            len(probes), sum(probe.node_seconds for probe in probes)
+        ),
         "duration": duration,
         "figure": figure,
         "knowledge_words": knowledge_words,
@@ -157,6 +162,7 @@ def _environment() -> Environment:
         "percent": percent,
         "short_layout": short_layout,
         "state_words": state_words,
+        "step_words": step_words,
         "unit": unit,
         "count": lambda number: f"{number:,}",
         "node_hours": lambda seconds: figure(seconds / 3600),

@@ -10,6 +10,7 @@ from api.dashboard.drawings.bars import PlotPart, step_parts
 from api.dashboard.drawings.static_plot import static_plot
 from api.dashboard.drawings.svg import Drawn
 from api.dashboard.figures.estimates import memory_by_stage
+from api.plans.cheap_probes import cheap_probes
 from api.service.findings import bounds
 from api.service.formatting import (
     figure,
@@ -17,6 +18,7 @@ from api.service.formatting import (
     moment,
     objective_figure,
     percent,
+    step_words,
     trainer_words,
     unit,
 )
@@ -24,9 +26,11 @@ from results_db.leaderboard.ranked_layout import LeaderboardQuery, RankedLayout
 from results_db.records import CampaignRecord, TrialDetail, TrialRecord
 from results_db.store import Store
 from results_db.trials.filter import TrialFilter
+from search_spaces.belief.extrapolation import CheapProbe
 from search_spaces.errors import SearchSpaceError
 from search_spaces.estimates.memory import stage_memory
 from search_spaces.protocol.measurement import EMBEDDED_TRAINER
+from search_spaces.spec.fidelity import with_layers
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.terminal.plurals import counted
@@ -50,6 +54,10 @@ class TrialFacts:
     """The layout with the rank before."""
     after: RankedLayout | None
     """The layout with the rank after."""
+    cheap: CheapProbe | None
+    """What of a layout it runs; None: it runs all of its layout."""
+    in_full: RankedLayout | None
+    """The layout of a cheap probe on the leaderboard; None: it was not measured in full."""
 
     @classmethod
     def of(cls, store: Store, trial_id: int) -> Self:
@@ -60,7 +68,10 @@ class TrialFacts:
         """
         detail = store.trial_detail(trial_id)
         campaign = store.campaign(detail.trial.campaign_id)
-        ranked = _ranked(store, campaign, detail.trial)
+        trial = detail.trial
+        cheap = cheap_probes(store, [trial]).get(trial.id)
+        found = _ranked(store, campaign, trial.full_layout or trial.layout)
+        ranked = None if cheap else found
         around = {}
         if ranked is not None:
             near = store.ranked_layouts(
@@ -73,6 +84,8 @@ class TrialFacts:
             ranked=ranked,
             before=around.get(-1),
             after=around.get(1),
+            cheap=cheap,
+            in_full=found if cheap else None,
         )
 
     @property
@@ -96,13 +109,20 @@ class TrialFacts:
 
     @property
     def figures(self) -> Pairs:
-        """What it measured."""
-        return list(figure_pairs(self.campaign, self.trial, self.ranked))
+        """What it measured; of a cheap probe also what ran, and the extrapolated step."""
+        found = list(figure_pairs(self.campaign, self.trial, self.ranked))
+        if self.cheap is None:
+            return found
+        step = self.cheap.full_step
+        extrapolated = (
+            [] if step is None else [("step time in full, extrapolated", step_words(step))]
+        )
+        return [("cheap probe", self.cheap.runs), *extrapolated, *found]
 
     @property
     def most_bytes(self) -> float:
         """The largest number in the drawing of its memory."""
-        peaks = (*_measured_bytes(self.trial), *_estimated_bytes(self.campaign, self.trial.layout))
+        peaks = (*_measured_bytes(self.trial), *_estimated_bytes(self.campaign, self.trial))
         return max((*peaks, _device_memory_bytes(self.campaign) or 0))
 
     def memory(self, *, top_bytes: float | None = None) -> Drawn | None:
@@ -122,14 +142,17 @@ def _measured_bytes(trial: TrialRecord) -> tuple[int, ...]:
     return () if measured is None else measured.peak_memory_bytes_by_stage
 
 
-def _estimated_bytes(campaign: CampaignRecord, layout: Layout) -> list[float]:
+def _estimated_bytes(campaign: CampaignRecord, trial: TrialRecord) -> list[float]:
     """The estimated peak of each stage; empty where the embedded estimate does not apply."""
+    layout = trial.layout
     if campaign.trainer != EMBEDDED_TRAINER or layout.pp > _MAX_ESTIMATED:
         return []
     try:
         model = ModelShape.from_mapping(campaign.spec.get("model", {}))
     except SearchSpaceError:
         return []  # the description of the campaign cannot be read
+    if trial.num_layers is not None:
+        model = with_layers(model, trial.num_layers)
     return [stage.total_bytes for stage in stage_memory(layout, model)]
 
 
@@ -137,7 +160,7 @@ def stages_drawn(
     campaign: CampaignRecord, trial: TrialRecord, *, top_bytes: float | None = None
 ) -> Drawn | None:
     """Memory by stage, measured and estimated, below the capacity; None: neither is known."""
-    measured, estimated = _measured_bytes(trial), _estimated_bytes(campaign, trial.layout)
+    measured, estimated = _measured_bytes(trial), _estimated_bytes(campaign, trial)
     if not measured and not estimated:
         return None
     capacity_bytes = _device_memory_bytes(campaign)
@@ -145,8 +168,8 @@ def stages_drawn(
     return static_plot(drawn, "Peak memory by pipeline stage")
 
 
-def _ranked(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> RankedLayout | None:
-    same = TrialFilter(**{name: (getattr(trial.layout, name),) for name in KNOBS})
+def _ranked(store: Store, campaign: CampaignRecord, layout: Layout) -> RankedLayout | None:
+    same = TrialFilter(**{name: (getattr(layout, name),) for name in KNOBS})
     listing = LeaderboardQuery(wanted=same)
     found = store.ranked_layouts(campaign.id, campaign.objective, listing=listing, limit=1)
     return found[0] if found else None

@@ -19,10 +19,12 @@ from api.dashboard.rendering import render
 from api.dashboard.trial_facts import TrialFacts, knob_pairs
 from api.dependencies import HolderDep, StoreDep
 from api.routes.trials import TrialPath
-from api.service.findings import REASONS, bounds
-from api.service.formatting import objective_figure, unit
+from api.service.findings import REASONS, bounds, short_layout
+from api.service.formatting import figure, objective_figure, step_words, unit
 from api.service.probe_command import MODEL_FILE, probe_command
+from results_db.leaderboard.ranked_layout import RankedLayout
 from results_db.records import ENDED_CAMPAIGN_STATES, CampaignRecord
+from search_spaces.belief.extrapolation import CheapProbe
 from search_spaces.protocol.outcome import Iteration
 
 MAX_ROWS: Final = 60
@@ -38,7 +40,9 @@ def show_trial(
     """A trial: its layout drawn, what it measured or why it did not, and how to run it again."""
     facts = TrialFacts.of(store, trial_id)
     trial, campaign = facts.trial, facts.campaign
-    command = probe_command(campaign.spec, trial.layout) if "model" in campaign.spec else None
+    command = None
+    if "model" in campaign.spec:
+        command = probe_command(campaign.spec, trial.layout, num_layers=trial.num_layers)
     return render(
         request,
         "trial.html",
@@ -80,10 +84,25 @@ def _summary(facts: TrialFacts) -> Iterator[str]:
         yield ". "
         if ranked.shortened:
             yield "Its probe was stopped early, since it was slower than the best of its time. "
+    elif facts.cheap is not None:
+        yield from _cheap(facts.cheap, facts.in_full)
     elif trial.state == "COMPLETED":
         yield "It is not ranked: its ranks shared devices, or it breaks the campaign's constraints. "
     if trial.message:
         yield f"{trial.message[:1].upper()}{trial.message[1:].rstrip('.')}. "
+
+
+def _cheap(probe: CheapProbe, in_full: RankedLayout | None) -> Iterator[str]:
+    """What a cheap probe says of its layout."""
+    yield f"It is a cheap probe of the layout {short_layout(probe.full_layout)}: it runs {probe.runs}. "
+    if probe.full_step is not None:
+        yield f"From that, a step of the whole layout takes {step_words(probe.full_step)}. "
+        yield "Its own figures are those of what ran, and it is not ranked. "
+    if not probe.measures_memory:
+        yield "With fewer layers it says nothing of the layout's memory. "
+    if in_full is not None:
+        step_s, number = in_full.step_time_s, in_full.trial.number
+        yield f"Trial {number} measured the layout in full: {figure(step_s)} s a step. "
 
 
 def _running(facts: TrialFacts) -> str:

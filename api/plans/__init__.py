@@ -1,1 +1,1 @@
-"""Plans of campaigns with what the service has measured, and the training jobs of layouts."""
+"""Plans of campaigns, the training jobs of layouts, and the layouts behind cheap probes."""

@@ -31,6 +31,7 @@ from results_db.leaderboard.ranked_layout import WHOLE, LeaderboardQuery, Ranked
 from results_db.records import Analysis, CampaignRecord
 from results_db.store import Store
 from results_db.trials.filter import TrialFilter
+from search_spaces.spec.fidelity import is_cheap
 from search_spaces.spec.layout import KNOBS
 from search_spaces.statistics.training_job import TrainingJob
 from search_spaces.terminal.plan_text import PROSE_WIDTH, job_lines
@@ -72,6 +73,7 @@ def report(
         bounds=bounds,
         half_interval=half_interval,
         num_constrained=store.count_constrained(campaign.id),
+        cheap=[trial for trial in ended if is_cheap(trial.layout_key)],
         plots=plots,
         knobs=KNOBS,
         drawn=lambda name, label, knob=None: static_plot(
@@ -212,6 +214,12 @@ def _states(
         for state, count in counts.items()
         if count
     ]
+    if cheap := [trial.node_seconds for trial in ended if is_cheap(trial.layout_key)]:
+        whole = sum(seconds.values()) - sum(cheap)
+        states += [
+            ("of these cheap probes", f"{len(cheap):,}, {_hours(sum(cheap))}"),
+            ("of these in full", f"{len(ended) - len(cheap):,}, {_hours(whole)}"),
+        ]
     if num_known:
         states.append(("started from", f"{num_known:,} trials of other campaigns"))
     return states

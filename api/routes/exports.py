@@ -11,11 +11,13 @@ from fastapi import APIRouter, Query
 from api import exporters
 from api.dependencies import CampaignDep, StoreDep
 from api.errors import ExportUnavailableError
+from api.plans.cheap_probes import cheap_probes
 from api.schemas.campaigns_and_trials import ExportFormatPage, ExportFormatRead, ExportRead
-from api.service.formatting import gain_sentence, measured_sentence
+from api.service.formatting import gain_sentence, measured_sentence, step_words
 from results_db.campaigns.imports import IMPORTED
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store
+from search_spaces.belief.extrapolation import CheapProbe
 from search_spaces.documents.limits import MAX_ID
 from search_spaces.documents.reading import MAX_COUNT
 from search_spaces.errors import LayoutInvalidError
@@ -68,6 +70,8 @@ def export_trial(
 ) -> ExportRead:
     """Write the files of a training job with the layout of the best trial, or of another one.
 
+    Of a cheap probe, the layout that it stands for; the notes say what was measured of it.
+
     409 if the campaign has no ranked trial yet, if the other trial is not COMPLETED, or if an
     imported layout is not legal: it is unknown whether such a job would run. 422 if the trainer
     refuses the layout, lacks a knob of it that is not in `without`, or if the layout does not scale
@@ -96,7 +100,7 @@ def export_of(
     if campaign.strategy == IMPORTED:
         _refuse_illegal(campaign, chosen)
     source = _source(campaign, chosen, tuple(_comments(store, campaign, chosen)))
-    if nodes is not None and nodes != chosen.layout.num_nodes:
+    if nodes is not None and nodes != source.job.layout.num_nodes:
         source = _on_nodes(source, campaign, nodes)
     bundle = exporters.export(format_name, source, without=without)
     return ExportRead.of(bundle, trial=chosen.number, notes=[*source.comments, *bundle.notes])
@@ -111,7 +115,19 @@ def _comments(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> Ite
         yield gain
     if trial.measurement is not None:
         environment = store.trial_detail(trial.id).environment
-        yield measured_sentence(trial.measurement, environment)
+        sentence = measured_sentence(trial.measurement, environment)
+        probe = cheap_probes(store, [trial]).get(trial.id)
+        yield from [sentence] if probe is None else _cheap_comments(probe, sentence)
+
+
+def _cheap_comments(probe: CheapProbe, measured: str) -> Iterator[str]:
+    """That the layout was not measured in full, what ran of it, and what follows."""
+    yield f"the layout was not measured in full: a cheap probe ran {probe.runs}"
+    yield f"of what ran, {measured}"
+    if probe.full_step is not None:
+        yield f"extrapolated to the whole layout: a step of {step_words(probe.full_step)}"
+    if not probe.measures_memory:
+        yield "the memory of the layout was not measured: the probe ran fewer layers"
 
 
 def _on_nodes(
@@ -189,7 +205,7 @@ def _source(
     spec = CampaignSpec.from_stored(campaign.spec)
     job = TrainerJob(
         model=spec.model,
-        layout=trial.layout,
+        layout=trial.full_layout or trial.layout,
         seed=spec.seed,
         warmup=spec.probe.warmup,
         compile=spec.probe.compile,

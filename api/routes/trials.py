@@ -20,7 +20,7 @@ from api.schemas.campaigns_and_trials import (
     TrialRepeat,
     TrialsAdded,
 )
-from api.schemas.from_records import trial_detail_read, trial_read
+from api.schemas.from_records import trial_detail_read, trial_read, trials_read
 from api.service.trial_listing import page_of_trials
 from results_db.trials.sort_order import SortKey, TrialOrder
 from search_spaces.protocol.worker_messages import TrialId
@@ -75,7 +75,7 @@ def list_trials(
         limit=limit,
     )
     return TrialPage(
-        trials=[trial_read(trial) for trial in listed.trials],
+        trials=trials_read(store, listed.trials),
         next_cursor=listed.next_cursor,
         previous_cursor=listed.previous_cursor,
         total=listed.total,
@@ -86,7 +86,7 @@ def list_trials(
 @router.get("/trials/{trial_id}")
 def read_trial(trial_id: TrialPath, store: StoreDep) -> TrialDetailRead:
     """Read a trial with its iterations, environment, log tail and attempts."""
-    return trial_detail_read(store.trial_detail(trial_id))
+    return trial_detail_read(store, store.trial_detail(trial_id))
 
 
 @router.get("/trials/{trial_id}/log", response_class=PlainTextResponse)
@@ -106,7 +106,7 @@ def repeat_trial(
     """
     times = (body or TrialRepeat()).times
     added = store.measure_again(trial_id, times=times)
-    return TrialsAdded(trials=[trial_read(trial) for trial in added])
+    return TrialsAdded(trials=trials_read(store, added))
 
 
 @router.post("/trials/{trial_id}/requeue", status_code=HTTPStatus.CREATED)
@@ -116,7 +116,7 @@ def requeue_trial(trial_id: TrialPath, store: StoreDep) -> TrialRead:
     409 if the trial is in another state, if its layout already waits or runs, or if its campaign
     has ended.
     """
-    return trial_read(store.requeue_trial(trial_id))
+    return trial_read(store, store.requeue_trial(trial_id))
 
 
 @router.post("/trials/{trial_id}/cancel")
@@ -126,4 +126,4 @@ def cancel_trial(trial_id: TrialPath, store: StoreDep) -> TrialRead:
     A waiting trial is CANCELLED at once; a running one stays RUNNING until its worker has stopped
     it after its next heartbeat. 409 if it has ended in another way.
     """
-    return trial_read(store.cancel_trial(trial_id))
+    return trial_read(store, store.cancel_trial(trial_id))

@@ -17,6 +17,7 @@ from results_db.records import (
     LiveEventKind,
     MeasurementRecord,
 )
+from search_spaces.belief.extrapolation import CheapProbe
 from search_spaces.documents.duration import MAX_DURATION_S
 from search_spaces.documents.reading import MAX_COUNT
 from search_spaces.estimates.prediction import Prediction
@@ -135,6 +136,10 @@ class CampaignDetail(CampaignRead):
 
     starts_from: int
     """Number of trials of other campaigns that calibrate its search from the start."""
+    cheap_probes: int
+    """Ended trials that were cheap probes: they run a part of a layout, and are not ranked."""
+    cheap_probe_node_seconds: float
+    """The part of `node_seconds` that these took."""
     spec: dict[str, Any]
     """The description without names of presets; it can be submitted again under another name."""
 
@@ -178,7 +183,7 @@ class ImportRead(Document):
     """Values that the table lacks and that were assumed."""
 
 
-class TrialRead(Document):
+class TrialOfLayout(Document):
     """The state of a trial."""
 
     id: int
@@ -186,8 +191,10 @@ class TrialRead(Document):
     """Position in its campaign, from 1."""
     campaign_id: int
     layout: Layout
+    """The layout that it runs; its figures are of this one."""
     layout_key: str
-    """The canonical key of the layout."""
+    """The canonical key of the layout; of a cheap probe, of the one that it stands for, and what of
+    it is run."""
     num_devices: int
     global_batch_size: int
     state: TrialState
@@ -214,6 +221,14 @@ class TrialRead(Document):
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
+
+
+class TrialRead(TrialOfLayout):
+    """The state of a trial."""
+
+    cheap_probe: CheapProbe | None
+    """What of a layout it runs, and the layout's extrapolated step time; null: it runs all of its
+    layout."""
 
 
 class TrialDetailRead(TrialRead):
@@ -258,8 +273,11 @@ class TrialPage(Document):
     """Whether `total` is all of them; false: there are more."""
 
 
-class RankedTrial(TrialRead):
-    """A layout on the leaderboard, with the first of its trials and that trial's measurement."""
+class RankedTrial(TrialOfLayout):
+    """A layout on the leaderboard, with the first of its trials and that trial's measurement.
+
+    It was measured in full: cheap probes are not ranked.
+    """
 
     rank: int
     """Rank on the unfiltered leaderboard of the campaign; 1 is the best."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from api.plans.cheap_probes import cheap_probes, ended_cheap_probes
 from api.schemas.allocations import AllocationRead, NotLeasedRead
 from api.schemas.campaigns_and_trials import (
     CampaignDetail,
@@ -20,6 +21,7 @@ from results_db.allocations.allocations import AllocationRecord, WaitingTrial
 from results_db.database.storable_values import UNREADABLE
 from results_db.records import BaselineRead, CampaignRecord, TrialDetail, TrialRecord
 from results_db.store import Store
+from search_spaces.belief.extrapolation import CheapProbe
 
 NOT_LEASED_SHOWN: Final = 20
 """Unleased trials for which an allocation states the reason."""
@@ -42,10 +44,13 @@ def campaign_detail(store: Store, campaign: CampaignRecord) -> CampaignDetail:
     """A campaign with its description."""
     baselines = store.baselines([campaign])
     progress = progress_of(store, [campaign], baselines, store.now())
+    cheap = ended_cheap_probes(store, campaign)
     return CampaignDetail.of(
         campaign,
         **_campaign_fields(campaign, progress[campaign.id], baselines.get(campaign.id)),
         starts_from=store.count_known_trials(campaign),
+        cheap_probes=len(cheap),
+        cheap_probe_node_seconds=sum(trial.node_seconds for trial in cheap),
     )
 
 
@@ -67,17 +72,23 @@ def _campaign_fields(
     }
 
 
-def trial_read(trial: TrialRecord) -> TrialRead:
+def trial_read(store: Store, trial: TrialRecord) -> TrialRead:
     """A trial as lists show it."""
-    return TrialRead.of(trial, **_trial_fields(trial))
+    return trials_read(store, [trial])[0]
 
 
-def trial_detail_read(detail: TrialDetail) -> TrialDetailRead:
+def trials_read(store: Store, trials: Sequence[TrialRecord]) -> list[TrialRead]:
+    """Trials as lists show them."""
+    probes = cheap_probes(store, trials)
+    return [TrialRead.of(trial, **_trial_fields(trial, probes)) for trial in trials]
+
+
+def trial_detail_read(store: Store, detail: TrialDetail) -> TrialDetailRead:
     """A trial with everything that is stored about it."""
     trial = detail.trial
     return TrialDetailRead.of(
         trial,
-        **_trial_fields(trial),
+        **_trial_fields(trial, cheap_probes(store, [trial])),
         iterations=detail.iterations,
         environment=detail.environment,
         log_tail=detail.log_tail,
@@ -86,9 +97,13 @@ def trial_detail_read(detail: TrialDetail) -> TrialDetailRead:
     )
 
 
-def _trial_fields(trial: TrialRecord) -> dict[str, Any]:
+def _trial_fields(trial: TrialRecord, probes: Mapping[int, CheapProbe]) -> dict[str, Any]:
     layout = trial.layout
-    return {"num_devices": layout.num_devices, "global_batch_size": layout.global_batch_size}
+    return {
+        "num_devices": layout.num_devices,
+        "global_batch_size": layout.global_batch_size,
+        "cheap_probe": probes.get(trial.id),
+    }
 
 
 def allocation_reads(store: Store, allocations: Iterable[AllocationRecord]) -> list[AllocationRead]:

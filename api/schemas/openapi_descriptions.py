@@ -18,6 +18,7 @@ from typing import Any, Final
 from api.schemas.campaigns_and_trials import Document
 from results_db import records
 from search_spaces.belief import job, plan
+from search_spaces.belief.extrapolation import CheapProbe
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol import measurement, outcome, worker_messages
 from search_spaces.spec.layout import Layout
@@ -39,6 +40,7 @@ _VALUES: Final[tuple[type, ...]] = (
     *_classes_of(plan),
     *_classes_of(job),
     *_classes_of(training_job),
+    CheapProbe,
     Exclusion,
     Layout,
     Prediction,

@@ -7,9 +7,11 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from results_db.records import BaselineRead, GainRead, MeasurementRecord
+from search_spaces.belief.extrapolation import CheapProbe
 from search_spaces.protocol.measurement import EMBEDDED_TRAINER, IMPORTED_TRAINER, Environment
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.objectives import MEMORY_HEADROOM
+from search_spaces.statistics.training_job import StepInterval
 from search_spaces.terminal.plurals import counted
 
 
@@ -48,6 +50,28 @@ def objective_figure(name: str, value: float | None) -> str:
 def percent(share: float | None, factor: float = 1.0) -> str:
     """A share times a factor, in percent."""
     return "-" if share is None else f"{share * factor:.1%}"
+
+
+def step_words(step: StepInterval) -> str:
+    """A step time with its 95 % interval."""
+    return f"{figure(step.expected_s)} s (95 %: {figure(step.low_s)} to {figure(step.high_s)} s)"
+
+
+def cheap_probe_words(probe: CheapProbe) -> str:
+    """What a cheap probe stands for and runs, and the step that follows from what it measured."""
+    words = f"cheap probe of {probe.full_layout_key}: {probe.runs}"
+    if probe.full_step is None:
+        return words
+    unsaid = "" if probe.measures_memory else "; it says nothing of the memory"
+    return f"{words}; extrapolated step {step_words(probe.full_step)}{unsaid}"
+
+
+def cheap_count_words(number: int, node_seconds: float) -> str:
+    """The number of cheap probes of a campaign, and what they took."""
+    took = f"{figure(node_seconds / 3600)} node-hours"
+    return (
+        f"{counted(number, 'cheap probe')}, {took}: they run parts of layouts, and are not ranked"
+    )
 
 
 def state_words(state: str, reason: str | None) -> str:

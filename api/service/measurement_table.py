@@ -8,6 +8,7 @@ from typing import Any, Final
 from results_db.leaderboard.ranked_layout import RankedLayout
 from results_db.records import CampaignRecord, TrialRecord
 from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.fidelity import with_layers
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables.columns import MEASURED_COLUMNS
 from search_spaces.tables.table import own_source
@@ -56,9 +57,12 @@ def measurement_rows(
 
 
 def trial_table(campaign: CampaignRecord, trials: Sequence[TrialRecord]) -> str:
-    """Ended trials of a campaign as CSV, one row each; failed trials are included."""
+    """Ended trials of a campaign as CSV, one row each; failed trials are included.
+
+    The row of a cheap probe has the layout and the layers that ran.
+    """
     common = _common(campaign)
-    return table_text(common | _trial(trial) for trial in trials)
+    return table_text(common | _trial(campaign, trial) for trial in trials)
 
 
 def _common(campaign: CampaignRecord) -> dict[str, Any]:
@@ -69,8 +73,11 @@ def _common(campaign: CampaignRecord) -> dict[str, Any]:
     }
 
 
-def _trial(trial: TrialRecord) -> dict[str, Any]:
+def _trial(campaign: CampaignRecord, trial: TrialRecord) -> dict[str, Any]:
     row = layout_values(trial.layout) | {"status": _STATUS[trial.state]}
+    if trial.num_layers is not None:
+        model = ModelShape.from_mapping(campaign.spec["model"])
+        row |= model_values(with_layers(model, trial.num_layers))
     if trial.state == "COMPLETED":
         row |= {column: getattr(trial.measurement, column) for column in MEASURED_COLUMNS}
     return row

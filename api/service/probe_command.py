@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from search_spaces.spec.campaign_settings import ProbeSettings
+from search_spaces.spec.fidelity import with_layers
 from search_spaces.spec.layout import KNOBS, Layout
+from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import LOCAL_CPU
 from search_spaces.spec.presets.models import MODEL_PRESETS
 
@@ -31,16 +33,21 @@ class ProbeCommand:
     """The content of `MODEL_FILE`, which the line names; None: the model is a preset."""
 
 
-def probe_command(spec: Mapping[str, Any], layout: Layout) -> ProbeCommand | None:
+def probe_command(
+    spec: Mapping[str, Any], layout: Layout, *, num_layers: int | None = None
+) -> ProbeCommand | None:
     """The command for a layout of a campaign; None: it takes several nodes, which no probe does.
 
     Args:
         spec: the campaign's description.
-        layout: the layout.
+        layout: the layout that runs.
+        num_layers: layers of the model that runs; None: all.
     """
     if layout.num_nodes > 1:
         return None
     model, probe, default = spec["model"], dict(spec.get("probe", {})), ProbeSettings()
+    if num_layers is not None:
+        model = with_layers(ModelShape.from_mapping(model), num_layers).to_mapping()
     preset = MODEL_PRESETS.get(model["name"])
     is_preset = preset is not None and preset.to_mapping() == model
     words = ["layout-tuner", "probe", "--model", model["name"] if is_preset else MODEL_FILE]

@@ -325,17 +325,13 @@ class CampaignSpec:
         stop_above_step_time_s: float | None = None,
     ) -> ProbeRequest:
         """The request to a worker to probe `layout`; a cheap probe states its number of layers."""
-        model, iterations = self.model, self.probe.iterations
-        if num_layers is not None:
-            iterations = cheap_iterations(iterations)
-            if num_layers != model.num_layers:
-                model = with_layers(model, num_layers)
+        iterations = self.probe.iterations
         return ProbeRequest(
-            model=model,
+            model=self.model if num_layers is None else with_layers(self.model, num_layers),
             layout=layout,
             seed=self.seed,
             warmup=self.probe.warmup,
-            iterations=iterations,
+            iterations=iterations if num_layers is None else cheap_iterations(iterations),
             deadline_s=self.probe.deadline_s,
             memory_limit_bytes=self.cluster.device_memory_bytes,
             compile=self.probe.compile,

@@ -25,6 +25,8 @@ _ITERATIONS: Final = 4
 """Timed iterations of a cheap probe, at most."""
 _LEAST_LAYERS: Final = 2
 """Fewest layers of each virtual stage."""
+_PART: Final = "~"
+"""Parts the key of a layout from what a cheap probe of it runs; no key of a layout has it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,12 +49,12 @@ class Fidelity:
 
     def reduced_model(self, model: ModelShape) -> ModelShape:
         """The model that the probe trains."""
-        return model if self.num_layers == model.num_layers else with_layers(model, self.num_layers)
+        return with_layers(model, self.num_layers)
 
     def key(self, layout: Layout, model: ModelShape) -> str:
         """The name of the probe: the layout's key, and what is reduced."""
         layers = f"-l{self.num_layers}" if self.num_layers < model.num_layers else ""
-        return f"{layout.key}~mb{self.num_microbatches}-dp{self.dp}{layers}"
+        return f"{layout.key}{_PART}mb{self.num_microbatches}-dp{self.dp}{layers}"
 
     def words(self, layout: Layout, model: ModelShape) -> str:
         """What the probe runs, for people."""
@@ -76,8 +78,15 @@ def cheap_iterations(iterations: int) -> int:
     return min(iterations, _ITERATIONS)
 
 
+def is_cheap(key: str) -> bool:
+    """Whether the key of a trial is that of a cheap probe (`Fidelity.key`)."""
+    return _PART in key
+
+
 def with_layers(model: ModelShape, num_layers: int) -> ModelShape:
-    """The model with another number of layers; its name says so."""
+    """The model with this number of layers; if it is another one, the name says so."""
+    if num_layers == model.num_layers:
+        return model
     return replace(model, name=f"{model.name}-{num_layers}-layers", num_layers=num_layers)
 
 

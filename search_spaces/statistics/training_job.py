@@ -160,11 +160,14 @@ class TrainingJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepInterval:
-    """A step time in seconds with its 95 % interval."""
+    """A step time with its 95 % interval."""
 
     expected_s: float
+    """Seconds of a step."""
     low_s: float
+    """Lower end of the interval."""
     high_s: float
+    """Upper end of the interval."""
 
     def times(self, factor: float) -> StepInterval:
         """The interval of steps that are so many times longer."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol.outcome import Outcome
+from search_spaces.spec.fidelity import Fidelity
 from search_spaces.spec.layout import Layout
 from tests.results_db.factories import completed
 
@@ -98,10 +100,19 @@ class Api:
         """Reports that a leased trial was measured."""
         assert self.report(worker_id, lease, completed(layout, **changes))["accepted"]
 
-    def complete(self, worker_id: str, campaign: str, layout: Layout, **changes: Any) -> int:
+    def complete(
+        self,
+        worker_id: str,
+        campaign: str,
+        layout: Layout,
+        *,
+        fidelity: Fidelity | None = None,
+        prediction: Prediction | None = None,
+        **changes: Any,
+    ) -> int:
         """Adds a trial as the driver would, runs it as a worker would; returns its id."""
         campaign_id = self.store.campaign_by_name(campaign).id
-        trial = self.store.add_trial(campaign_id, layout)
-        outcome = completed(layout, **changes)
+        trial = self.store.add_trial(campaign_id, layout, fidelity=fidelity, prediction=prediction)
+        outcome = completed(trial.layout, **changes)
         assert self.report(worker_id, self.lease(worker_id), outcome)["accepted"]
         return int(trial.id)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from api.schemas.campaigns_and_trials import RankedTrial
-from api.schemas.from_records import trial_read
 from results_db.leaderboard.ranked_layout import RankedLayout
 from results_db.records import CampaignRecord
 from search_spaces.spec.objectives import OBJECTIVES
@@ -45,8 +44,10 @@ def _ranked_trial(
         if name in OBJECTIVES and value is not None:
             values[name] = value * (measured.step_time_s / standing.step_time_s)
     values[ranked_by] = standing.value
-    return RankedTrial(
-        **dict(trial_read(trial)),
+    return RankedTrial.of(
+        trial,
+        num_devices=trial.layout.num_devices,
+        global_batch_size=trial.layout.global_batch_size,
         rank=standing.rank,
         objectives=values,
         on_front=on_front,

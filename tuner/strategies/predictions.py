@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.belief.extrapolation import extrapolation_log_sd
+from search_spaces.belief.extrapolation import COMMON_LOG_SD, extrapolation_log_sd
 from search_spaces.belief.pipeline_stalls import PipelineStalls
 from search_spaces.belief.residual import knob_coordinates
 from search_spaces.belief.slow_runs import MEAN_EXCESS
@@ -34,9 +34,6 @@ _DOUBT: Final = 0.05
 """Probability of a slowed run from which on a repetition is considered."""
 _MOST_RUNS: Final = 4
 """Runs of one layout: more would not settle what these leave open."""
-_COMMON_LOG_SD: Final = 0.05
-"""Standard deviation of an error that all cheap probes share: on the table by which
-`search_spaces.belief.extrapolation` was chosen, extrapolated steps are 4 % too short."""
 _HERE: Final = "this campaign"
 
 
@@ -77,7 +74,7 @@ class Predictions:
         off = [self.extrapolation_log_sd(row, run.fidelity) for row, run in cheap.items()]
         is_cheap = np.repeat([0.0, 1.0], [len(rows), len(parts)])
         errors = np.diag(np.r_[np.zeros(len(rows)), np.square(off)])
-        errors += _COMMON_LOG_SD**2 * np.outer(is_cheap, is_cheap)
+        errors += COMMON_LOG_SD**2 * np.outer(is_cheap, is_cheap)
         return MeasuredParts(model=joined([self._model.rows(rows), *parts]), errors=errors)
 
     def part(self, row: int, fidelity: Fidelity) -> StepModel:
@@ -134,7 +131,7 @@ class Predictions:
         else:
             row = int(rows[0])
             mean, deviation = belief.marginals_of(self.part(row, fidelity))
-            off = (self.extrapolation_log_sd(row, fidelity), _COMMON_LOG_SD)
+            off = (self.extrapolation_log_sd(row, fidelity), COMMON_LOG_SD)
             deviation = np.sqrt(np.square(deviation) + np.square(off).sum())
         # The second moment of an exponential distribution is twice the square of its mean.
         stalled = MEAN_EXCESS * np.sqrt(2.0 * (1.0 - self.sound(belief, rows)))

@@ -26,6 +26,8 @@ from api.dashboard.figures.figure import (
 from api.dashboard.figures.points import PlotFacts, mark_traces
 from api.service.formatting import figure, memory, percent
 from results_db.records import PredictedTrial
+from search_spaces.spec.fidelity import is_cheap
+from search_spaces.terminal.plurals import counted
 
 GIB: Final = 1 << 30
 MAX_STAGES: Final = 32
@@ -258,7 +260,7 @@ def _estimated(
             "xaxis": axes.axis(f"measured {what}, {unit}"),
             "yaxis": axes.axis(f"estimated {what}, {unit}"),
         },
-        says=[*_ratio_words(pairs, what), *says, *_beyond_words(axes, unit)],
+        says=[*_ratio_words(pairs, what), *says, *_cheap_words(pairs), *_beyond_words(axes, unit)],
         row_ids=[pair.trial.trial_id for pair in furthest[:MOST_ROWS]],
         headings=(">trial", f">measured {what}", ">estimated", ">estimate / measurement", "layout"),
         rows=[
@@ -296,6 +298,13 @@ def _ratio_words(pairs: Sequence[_Pair], what: str) -> list[str]:
         f"Over {len(pairs):,} trials, the estimated {what} is {middle:.2f} times the measured one in "
         f"the median; half of the estimates are within a factor of {math.exp(off):.2f}."
     ]
+
+
+def _cheap_words(pairs: Sequence[_Pair]) -> list[str]:
+    number = sum(is_cheap(pair.trial.layout_key) for pair in pairs)
+    if not number:
+        return []
+    return [f"{counted(number, 'cheap probe')}: estimated and measured is the part that ran."]
 
 
 def _beyond_words(axes: _EqualAxes, unit: str) -> list[str]:

@@ -63,6 +63,7 @@ def parallel(facts: PlotFacts, *, show_all: bool = False) -> PlotFigure:
             f"Each line is a layout: its knobs, and at the right end its {unit(objective)}, which "
             "also colours the line. Dotted lines are layouts that are not ranked.",
             *_constant_words(facts),
+            *facts.cheap_words,
             *hidden_words(ends, objective),
             *left_out_words(facts.num_left_out, "layouts", "the best"),
         ],

@@ -32,7 +32,7 @@ from search_spaces.spec.objectives import pareto_front
 def history(facts: PlotFacts, found: BestSoFar, *, show_all: bool = False) -> PlotFigure:
     """The objective of every trial in the order in which they ended, with the best so far."""
     if not found.points:
-        return PlotFigure(says=["No trial has ended yet."])
+        return PlotFigure(says=["No trial has ended yet.", *facts.cheap_words])
     best = [each for each in found.points if each.is_improvement]
     ends = axis_range(
         [value for each in found.points if (value := _counted_value(each)) is not None],
@@ -68,6 +68,7 @@ def history(facts: PlotFacts, found: BestSoFar, *, show_all: bool = False) -> Pl
         },
         says=[
             *_history_words(found, best, facts.objective),
+            *facts.cheap_words,
             *hidden_words(ends, facts.objective),
             *left_out_words(found.num_left_out, "trials", "those that set a new best"),
         ],

@@ -12,6 +12,7 @@ from api.service.formatting import state_words
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.objectives import MEMORY_HEADROOM, SECONDS_PER_HOUR, memory_headroom
+from search_spaces.terminal.plurals import counted
 
 PointKind = Literal["measured", "stopped early", "not ranked"]
 """not ranked: it has no result, it shared devices, or it breaks the campaign's constraints."""
@@ -60,6 +61,15 @@ class PlotFacts:
     model: ModelShape | None = None
     """None: its description is not complete."""
     device_memory_bytes: int | None = None
+    num_cheap: int = 0
+    """Cheap probes that have ended; they are no points."""
+
+    @property
+    def cheap_words(self) -> list[str]:
+        """That cheap probes are left out; empty: there are none."""
+        if not self.num_cheap:
+            return []
+        return [f"{counted(self.num_cheap, 'cheap probe')} of parts of layouts: not drawn."]
 
     @property
     def num_left_out(self) -> int:

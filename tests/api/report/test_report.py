@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -21,6 +22,7 @@ from search_spaces.protocol.worker_messages import AllocationBody, WorkerCreate
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
 from search_spaces.tables import read_table
+from tests.api.cheap_campaign import add_cheap_campaign
 from tests.api.dashboard.plotted_campaign import plotted_store
 from tests.api.local_api import CAMPAIGN, CLUSTER, Api
 from tests.api.report.page import Page
@@ -474,3 +476,14 @@ def test_a_layout_that_failed_before_it_was_measured_has_its_place(store: Store)
     page = page_of(store, campaign)
     assert "1.60 times the median of the 4 layouts that were measured to the end." in page.text
     assert num_told(page, "winner: trial 5") == 4 + 2
+
+
+def test_a_report_says_what_cheap_probes_took_and_that_the_winner_ran_in_full(api: Api) -> None:
+    add_cheap_campaign(api)
+    page = Page(api.http.get("/v1/campaigns/large/report").text)
+    assert "It was measured in full" in page.text
+    assert "Besides, there were 2 cheap probes, " in page.text
+    cells = re.findall(r"of these (cheap probes|in full)(\d), [0-9.e-]+ node-hours", page.text)
+    assert cells == [("cheap probes", "2"), ("in full", "1")]
+    api.submit()
+    assert "cheap" not in Page(api.http.get("/v1/campaigns/first/report").text).text

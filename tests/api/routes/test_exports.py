@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from api.exporters import FORMATS
+from search_spaces.spec.fidelity import Fidelity
 from search_spaces.spec.layout import Layout
+from tests.api.cheap_campaign import FULL, add_cheap_campaign
 from tests.api.local_api import CLUSTER, Api
 
 SPACE = {"global_batch_size": 8, "tp": [1, 2, 4], "pp": [1, 2], "dp": [1, 2], "vpp": [1, 2]}
@@ -107,3 +109,44 @@ def test_scaling_and_dropping_go_together(measured: Api) -> None:
     said = [note for note in exported["notes"] if note.startswith(("scaled", "without"))]
     assert [note.split()[0] for note in said] == ["scaled", "without"]
     assert "this file is for n2-tp1-pp2-dp4-vpp1" in script_of(exported)
+
+
+def test_a_cheap_probe_exports_its_whole_layout_and_says_what_was_measured(api: Api) -> None:
+    ids = add_cheap_campaign(api)
+    exported = api.get("/campaigns/large/exports", format="megatron-lm", trial=1)
+    script = script_of(exported)
+    assert f"# campaign large, trial 1: {FULL.key}\n" in script
+    assert "--global-batch-size 128" in script
+    step = api.get(f"/trials/{ids[1]}")["cheap_probe"]["full_step"]
+    for note in (
+        "the layout was not measured in full: a cheap probe ran 8 of 64 micro-batches, 1 of 2 "
+        "replicas",
+        f"extrapolated to the whole layout: a step of {step['expected_s']:.4g} s (95 %: "
+        f"{step['low_s']:.4g} to {step['high_s']:.4g} s)",
+    ):
+        assert note in exported["notes"]
+        assert f"# {note}\n" in script
+    (measured,) = [note for note in exported["notes"] if "measured: " in note]
+    assert measured.startswith("of what ran, measured: 2,048 tokens/s per device, ")
+    assert not any("the memory of the layout" in note for note in exported["notes"])
+
+
+def test_an_export_after_fewer_layers_says_that_no_memory_was_measured(api: Api) -> None:
+    add_cheap_campaign(api)
+    exported = api.get("/campaigns/large/exports", format="embedded", trial=2)
+    assert (
+        "the memory of the layout was not measured: the probe ran fewer layers" in exported["notes"]
+    )
+    best = api.get("/campaigns/large/exports", format="embedded")
+    assert best["trial"] == 3
+    assert not any("cheap probe" in note for note in best["notes"])
+
+
+def test_the_nodes_of_a_cheap_probes_layout_are_no_change_of_it(api: Api) -> None:
+    add_cheap_campaign(api)
+    on_two = Layout(num_nodes=2, dp=8, num_microbatches=16)
+    half = Fidelity(num_microbatches=8, dp=4, num_layers=4)
+    api.complete(api.register("w2"), "large", on_two, fidelity=half)
+    exported = api.get("/campaigns/large/exports", format="megatron-lm", trial=4, nodes=2)
+    assert "NUM_NODES=2\n" in script_of(exported)
+    assert not any(note.startswith("scaled") for note in exported["notes"])

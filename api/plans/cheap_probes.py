@@ -1,0 +1,68 @@
+"""Cheap probes among a campaign's trials, and what they say of the layouts that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from results_db.campaigns.reports import TrialBrief
+from results_db.records import CampaignRecord, TrialRecord
+from results_db.store import Store
+from search_spaces.belief.extrapolation import CheapProbe
+from search_spaces.errors import SearchSpaceError
+from search_spaces.spec.campaign_settings import FORECASTING_STRATEGIES
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.fidelity import is_cheap
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+
+
+def cheap_probes(store: Store, trials: Iterable[TrialRecord]) -> dict[int, CheapProbe]:
+    """The cheap probes among trials of any campaigns, by the ids of the trials."""
+
+    @cache
+    def spec_of(campaign_id: int) -> Mapping[str, Any]:
+        return store.campaign(campaign_id).spec
+
+    found = {}
+    for trial in trials:
+        layout, num_layers = trial.full_layout, trial.num_layers
+        if layout is not None and num_layers is not None:
+            found[trial.id] = _probe(spec_of(trial.campaign_id), trial, layout, num_layers)
+    return found
+
+
+def _probe(
+    spec: Mapping[str, Any], trial: TrialRecord, layout: Layout, num_layers: int
+) -> CheapProbe:
+    measured = trial.measurement if trial.state == "COMPLETED" else None
+    try:
+        return CheapProbe.of(
+            layout,
+            trial.layout,
+            num_layers,
+            ModelShape.from_mapping(spec.get("model", {})),
+            Cluster.from_mapping(spec.get("cluster", {})),
+            measured_s=None if measured is None else measured.step_time_s,
+        )
+    except SearchSpaceError:  # the description of the campaign cannot be read
+        return CheapProbe(
+            full_layout=layout,
+            full_layout_key=layout.key,
+            num_layers=num_layers,
+            runs="a part of it",
+            measures_memory=False,
+            full_step=None,
+        )
+
+
+def ended_cheap_probes(store: Store, campaign: CampaignRecord) -> list[TrialBrief]:
+    """The cheap probes of a campaign that have ended, in the order of their ends.
+
+    Only a campaign that may have some is searched for them.
+    """
+    bound = campaign.spec.get("budget", {}).get("node_hours")
+    if bound is None or campaign.strategy not in FORECASTING_STRATEGIES:
+        return []
+    return [trial for trial in store.ended_trials(campaign.id) if is_cheap(trial.layout_key)]

@@ -1,0 +1,137 @@
+"""What pages show of cheap probes."""
+
+from __future__ import annotations
+
+import html
+import re
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from api.dashboard.figures.campaign_plots import CampaignPlots, PlotChoices
+from api.dashboard.figures.figure import PlotFigure
+from api.service.findings import short_layout
+from tests.api.cheap_campaign import (
+    CHEAP_CAMPAIGN,
+    FEWER,
+    FULL,
+    ONLY_CHEAP,
+    add_cheap_campaign,
+)
+from tests.api.dashboard.browser import look_at
+from tests.api.dashboard.explored import Explored
+from tests.api.local_api import Api
+from tests.results_db.factories import completed
+
+pytestmark = pytest.mark.sqlite_is_enough
+
+
+@pytest.fixture
+def ids(api: Api) -> dict[int, int]:
+    return add_cheap_campaign(api)
+
+
+def page(api: Api, path: str, **query: object) -> str:
+    """The text of a page, without its elements."""
+    answer = api.http.get(path, params=query)
+    assert answer.status_code == 200, answer.text
+    text = html.unescape(re.sub(r"<(script|style).*?</\1>|<[^>]*>", " ", answer.text, flags=re.S))
+    return re.sub(r"\s+", " ", text)
+
+
+def plots(api: Api) -> CampaignPlots:
+    campaign = api.store.campaign_by_name("large")
+    return CampaignPlots(store=api.store, campaign=campaign, choices=PlotChoices())
+
+
+def drawn_trials(figure: PlotFigure) -> set[int]:
+    """The ids of the trials that a figure draws."""
+    return {
+        trial for trace in figure.traces for trial in trace.get("customdata", ()) if trial
+    } | set(figure.row_ids)
+
+
+def test_the_page_of_a_cheap_probe_says_what_follows_for_its_layout(
+    api: Api, ids: dict[int, int]
+) -> None:
+    step = api.get(f"/trials/{ids[1]}")["cheap_probe"]["full_step"]
+    text = page(api, f"/trials/{ids[1]}")
+    assert f"It is a cheap probe of the layout {short_layout(FULL)}" in text
+    assert "it runs 8 of 64 micro-batches, 1 of 2 replicas." in text
+    words = f"{step['expected_s']:.4g} s (95 %: {step['low_s']:.4g} to {step['high_s']:.4g} s)"
+    assert text.count(words) == 2
+    assert "Trial 3 measured the layout in full: 1 s a step." in text
+    assert "shared devices" not in text
+    assert "cheap" not in page(api, f"/trials/{ids[3]}")
+
+
+def test_a_probe_of_fewer_layers_is_repeated_with_as_many(api: Api, ids: dict[int, int]) -> None:
+    text = page(api, f"/trials/{ids[2]}")
+    assert "it says nothing of the layout's memory" in text
+    assert "in full:" not in text
+    assert "layout-tuner probe --model model.yaml" in text
+    assert "name: tiny-2-layers" in text
+
+
+def test_lists_of_trials_show_the_layout_and_its_extrapolated_step(
+    api: Api, ids: dict[int, int]
+) -> None:
+    step = api.get(f"/trials/{ids[2]}")["cheap_probe"]["full_step"]["expected_s"]
+    text = page(api, "/campaigns/large/trials")
+    assert f"{short_layout(ONLY_CHEAP)} (runs 8 of 64 micro-batches, 2 of 4 layers)" in text
+    assert f"extrapolated step {step:.4g} s (95 %" in text
+    compared = page(api, "/compare", trial=[ids[1], ids[3]])
+    assert "trial 1 cheap probe" in compared
+
+
+def test_the_leaderboard_says_that_cheap_probes_are_not_ranked(
+    api: Api, ids: dict[int, int]
+) -> None:
+    text = page(api, "/campaigns/large")
+    assert "Beside these: 2 cheap probes, " in text
+    assert "are not ranked" in text
+    api.submit()
+    assert "cheap" not in page(api, "/campaigns/first")
+
+
+@pytest.mark.parametrize("name", ["history", "parallel", "slice", "two-knobs", "time-parts"])
+def test_figures_of_layouts_leave_cheap_probes_out(
+    api: Api, ids: dict[int, int], name: str
+) -> None:
+    found = plots(api)
+    assert found.facts.num_layouts == 1
+    assert drawn_trials(found.draw(name)) <= {ids[3]}  # type: ignore[arg-type]
+
+
+def test_the_history_says_that_it_leaves_them_out(api: Api, ids: dict[int, int]) -> None:
+    figure = plots(api).draw("history")
+    assert drawn_trials(figure) == {ids[3]}
+    assert "1 trial has ended." in figure.says
+    assert "2 cheap probes of parts of layouts: not drawn." in figure.says
+
+
+@pytest.mark.parametrize("name", ["estimated-time", "estimated-memory"])
+def test_estimates_of_cheap_probes_are_of_the_part_that_ran(
+    api: Api, ids: dict[int, int], name: str
+) -> None:
+    figure = plots(api).draw(name)  # type: ignore[arg-type]
+    assert drawn_trials(figure) == set(ids.values())
+    assert "2 cheap probes: estimated and measured is the part that ran." in figure.says
+
+
+def test_pages_with_cheap_probes_fit_a_phone_and_are_accessible(
+    browser: Browser, explored: Explored
+) -> None:
+    campaign = explored.post("/campaigns", CHEAP_CAMPAIGN)["id"]
+    for fidelity in (FEWER, None):
+        trial = explored.store.add_trial(campaign, FULL, fidelity=fidelity)
+        (lease,) = explored.store.lease(explored.worker, 1)
+        explored.store.post_outcome(trial.id, lease.attempt, completed(trial.layout))
+    first = explored.store.trial_by_number(campaign, 1).id
+    with explored.visitor(browser, "viewer") as visitor:
+        for path in ("/campaigns/large", "/campaigns/large/trials", f"/trials/{first}"):
+            page = visitor.open(path)
+            expect(page.locator("main")).to_contain_text("cheap probe")
+            look_at(page)
+        page.get_by_role("link", name="Measured in full: trial 2").click()
+        expect(page.get_by_role("heading", name="Trial 2 COMPLETED")).to_be_visible()

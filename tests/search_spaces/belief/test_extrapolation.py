@@ -1,0 +1,66 @@
+"""Extrapolated steps against the closed form, and their intervals against the stated errors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from search_spaces.belief.extrapolation import (
+    COMMON_LOG_SD,
+    LAYERS_LOG_SD,
+    MICROBATCHES_LOG_SD,
+    REPLICAS_LOG_SD,
+    extrapolated_step,
+    extrapolation_log_sd,
+)
+from search_spaces.estimates.time import step_time_s
+from search_spaces.spec.fidelity import Fidelity, fidelities
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
+from search_spaces.spec.presets.models import model_preset
+
+MODEL = model_preset("llama-7b")
+CLUSTER = CLUSTER_PRESETS["frontier"]
+LAYOUT = Layout(num_nodes=8, tp=2, pp=4, dp=8, micro_batch_size=1, num_microbatches=64)
+WHOLE = Fidelity(num_microbatches=64, dp=8, num_layers=MODEL.num_layers)
+
+
+def test_a_part_that_takes_what_the_closed_form_expects_stands_for_the_expected_step() -> None:
+    expected = float(step_time_s(LAYOUT, MODEL, CLUSTER)[0])
+    parts = fidelities(LAYOUT, MODEL, CLUSTER)
+    assert [part.words(LAYOUT, MODEL) for part in parts] == [
+        "8 of 64 micro-batches",
+        "8 of 64 micro-batches, 1 of 8 replicas",
+        "8 of 64 micro-batches, 1 of 8 replicas, 8 of 32 layers",
+    ]
+    for part in parts:
+        ran = float(step_time_s(part.reduced(LAYOUT), part.reduced_model(MODEL), CLUSTER)[0])
+        step = extrapolated_step(2 * ran, part, LAYOUT, MODEL, CLUSTER)
+        assert step.expected_s == pytest.approx(2 * expected)
+        assert ran < expected / 4
+
+
+@pytest.mark.parametrize(
+    ("reduced", "log_sd"),
+    [
+        ({}, 0.0),
+        ({"num_microbatches": 8}, MICROBATCHES_LOG_SD),
+        ({"dp": 1}, REPLICAS_LOG_SD),
+        ({"num_layers": 8}, LAYERS_LOG_SD),
+        (
+            {"num_microbatches": 8, "dp": 1, "num_layers": 8},
+            math.sqrt(MICROBATCHES_LOG_SD**2 + REPLICAS_LOG_SD**2 + LAYERS_LOG_SD**2),
+        ),
+    ],
+)
+def test_the_interval_holds_the_errors_of_the_parts_that_are_reduced(
+    reduced: dict[str, int], log_sd: float
+) -> None:
+    part = replace(WHOLE, **reduced)
+    assert extrapolation_log_sd(part, LAYOUT, MODEL) == pytest.approx(log_sd)
+    step = extrapolated_step(3.0, part, LAYOUT, MODEL, CLUSTER)
+    both = 1.96 * math.hypot(log_sd, COMMON_LOG_SD)
+    assert math.log(step.high_s / step.expected_s) == pytest.approx(both)
+    assert math.log(step.expected_s / step.low_s) == pytest.approx(both)
