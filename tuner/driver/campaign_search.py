@@ -261,8 +261,8 @@ def full_probe_node_s(spec: CampaignSpec, trials: Sequence[TrialRecord]) -> floa
         (whole_s,) = step_time_s(layout, spec.model, spec.cluster)
         (part_s,) = step_time_s(trial.layout, part, spec.cluster)
         step_s = trial.measurement.step_time_s * float(whole_s / part_s)
-        (factor,) = objective_factors(spec.objective, LayoutColumns.of(layout), spec.model)
-        expected.append((float(factor) / step_s, costs.node_s(layout.num_nodes, step_s)))
+        factor = float(objective_factors(spec.objective, LayoutColumns.of(layout), spec.model))
+        expected.append((factor / step_s, costs.node_s(layout.num_nodes, step_s)))
     return max(expected)[1] if expected else None
 
 
