@@ -508,7 +508,8 @@ def _log_ending(campaign: CampaignRecord, search: CampaignSearch, trial: TrialRe
     if value is None or trial.state != "COMPLETED":
         what = f"{trial.reason}: {trial.message}"
     else:
-        what = f"{search.spec.objective} {value:.4g}"
+        of_part = "" if trial.full_layout is None else ", of a part of its layout"
+        what = f"{search.spec.objective} {value:.4g}{of_part}"
     _log.info("campaign %r: trial %d %s, %s", campaign.name, trial.number, trial.state, what)
 
 
