@@ -325,6 +325,13 @@ def _repeats_of_another() -> Select[Any]:
     )
 
 
+def _cheap_in_part() -> Select[Any]:
+    parts = (Trial.full_num_nodes, Trial.full_dp, Trial.full_num_microbatches)
+    is_cheap = Trial.num_layers.is_not(None)
+    differs = (each.is_not(None) != is_cheap for each in parts)
+    return select(Trial.id).where(or_(Trial.layout_key.contains("~") != is_cheap, *differs))
+
+
 def _wrong_number_of_stages() -> Select[Any]:
     stages = (
         select(StageMemoryRow.trial_id, func.count().label("number"))
@@ -405,6 +412,9 @@ RULES: Final[dict[str, Invariant]] = {
     "repeats": Invariant(
         broken="repeats of another layout, or of another campaign's trial",
         keys=_repeats_of_another,
+    ),
+    "cheap-probes": Invariant(
+        broken="trials that say only in part which layout they stand for", keys=_cheap_in_part
     ),
     "stages": Invariant(
         broken="trials with peaks of more or fewer stages than they have",

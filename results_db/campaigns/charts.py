@@ -47,12 +47,12 @@ class HistoryPoint(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BestSoFar:
-    """The history of a campaign's best: all trials that have ended, or a sample."""
+    """The history of a campaign's best: all ended trials of whole layouts, or a sample."""
 
     points: Sequence[HistoryPoint]
     """In the order of the ends."""
     num_ended: int
-    """Number of trials that have ended."""
+    """Number of trials that have ended, without cheap probes."""
 
     @property
     def num_left_out(self) -> int:
@@ -117,8 +117,9 @@ class CampaignCharts(StoreSection):
         """The campaign's objective of trials in the order of their ends, with the best so far.
 
         A trial counts for the best if it was measured in full, on devices of its own, and within
-        the campaign's constraints. Over the limit, trials are thinned evenly; those that set a new
-        best are kept before all others. The result is cached until the campaign changes.
+        the campaign's constraints. Cheap probes are left out: their figures do not compare. Over
+        the limit, trials are thinned evenly; those that set a new best are kept before all others.
+        The result is cached until the campaign changes.
 
         Raises:
             CampaignNotFoundError: there is no such campaign.
@@ -193,6 +194,11 @@ _TIMELINE: Final = (
 
 
 def _best_so_far(session: Session, campaign: Campaign, limit: int) -> BestSoFar:
+    has_ended = and_(
+        Trial.campaign_id == campaign.id,
+        Trial.ended_seq.is_not(None),
+        Trial.num_layers.is_(None),
+    )
     value = metric_column(campaign.objective)
     counted = case((_counts(campaign), value))
     before = func.max(counted).over(order_by=Trial.ended_seq, rows=(None, -1))
@@ -210,16 +216,14 @@ def _best_so_far(session: Session, campaign: Campaign, limit: int) -> BestSoFar:
             func.row_number().over(order_by=Trial.ended_seq).label("place"),
         )
         .outerjoin(MeasurementRow, MeasurementRow.trial_id == Trial.id)
-        .where(Trial.campaign_id == campaign.id, Trial.ended_seq.is_not(None))
+        .where(has_ended)
         .cte("ended")
     )
     is_improvement = and_(
         ended.c.counted.is_not(None),
         or_(ended.c.before.is_(None), ended.c.counted > ended.c.before),
     )
-    num_ended = session.scalar(
-        select(func.count()).where(Trial.campaign_id == campaign.id, Trial.ended_seq.is_not(None))
-    )
+    num_ended = session.scalar(select(func.count()).where(has_ended))
     every = -(-(num_ended or 0) // limit) or 1
     is_sampled = (ended.c.place - 1) % every == 0
     query = (

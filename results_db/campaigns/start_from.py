@@ -26,6 +26,7 @@ from search_spaces.belief.observation import ObservationState
 from search_spaces.protocol.measurement import EMBEDDED_TRAINER
 from search_spaces.protocol.worker_messages import TrialState
 from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.fidelity import with_layers
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables.table import software_of_source
@@ -59,10 +60,11 @@ class KnownTrial:
     """The result of a layout in another campaign."""
 
     model: Mapping[str, Any]
-    """The fields of the model that was trained."""
+    """The fields of the campaign's model."""
     cluster: Mapping[str, Any]
     """The fields of the cluster on which it ran."""
     layout: Layout
+    """The layout that ran; of a cheap probe, the part."""
     state: TrialState
     step_time_s: float | None
     """Present if and only if COMPLETED."""
@@ -70,6 +72,8 @@ class KnownTrial:
     """Of the fullest rank, where it was measured."""
     software: str
     """The software that ran it; empty: the same as for the new campaign."""
+    num_layers: int | None = None
+    """Of a cheap probe, the layers of the model that was trained; None: all."""
 
 
 class EarlierTrials(StoreSection):
@@ -229,6 +233,7 @@ def _known_trial(
         step_time_s=None if completed is None else completed.step_time_s,
         peak_memory_bytes=None if completed is None else completed.peak_memory_bytes,
         software=software,
+        num_layers=trial.num_layers,
     )
 
 
@@ -236,14 +241,14 @@ def knowledge_of(trials: Iterable[KnownTrial]) -> Knowledge:
     """Trials of other campaigns as samples, in their order."""
     known = list(trials)
     # Trials of one campaign share its description objects; each is parsed once.
-    models = {id(trial.model): trial.model for trial in known}
+    models = {(id(trial.model), trial.num_layers): trial for trial in known}
     clusters = {id(trial.cluster): trial.cluster for trial in known}
-    model_of = {key: ModelShape.from_mapping(model) for key, model in models.items()}
+    model_of = {key: _trained_model(trial) for key, trial in models.items()}
     cluster_of = {key: Cluster.from_mapping(cluster) for key, cluster in clusters.items()}
     return Knowledge(
         samples=tuple(
             Sample(
-                model=model_of[id(trial.model)],
+                model=model_of[id(trial.model), trial.num_layers],
                 cluster=cluster_of[id(trial.cluster)],
                 layout=trial.layout,
                 state=_SAMPLE_STATES[trial.state],
@@ -254,3 +259,11 @@ def knowledge_of(trials: Iterable[KnownTrial]) -> Knowledge:
             for trial in known
         )
     )
+
+
+def _trained_model(trial: KnownTrial) -> ModelShape:
+    """The model that ran: a cheap probe may have had fewer layers than its campaign's model."""
+    model = ModelShape.from_mapping(trial.model)
+    if trial.num_layers in (None, model.num_layers):
+        return model
+    return with_layers(model, trial.num_layers)

@@ -68,7 +68,7 @@ class PlotPoints:
     num_ranked: int
     """Number of ranked layouts in all."""
     num_unranked: int
-    """Number of trials with a result whose layout is not ranked, in all."""
+    """Number of trials with a result whose layout is not ranked, in all; without cheap probes."""
 
     @property
     def num_left_out(self) -> int:
@@ -134,7 +134,8 @@ class LeaderboardOverview(StoreSection):
         The sample has up to a quarter of trials whose layout is not ranked (not runnable, failed,
         or against the constraints), evenly spaced over their ids. Of the ranked layouts it has the
         Pareto front (up to half of the places), the best (a quarter), and others evenly spaced over
-        the ranks. Cancelled trials have no result and no point.
+        the ranks. Cancelled trials have no result and no point, and cheap probes have no point:
+        they ran a part of a layout.
 
         Args:
             campaign_id: the campaign.
@@ -217,7 +218,12 @@ def _unranked_ids(session: Session, campaign_id: int) -> list[int]:
     )
     query = (
         select(Trial.id)
-        .where(Trial.campaign_id == campaign_id, Trial.state.in_(_WITH_RESULT), ~is_ranked)
+        .where(
+            Trial.campaign_id == campaign_id,
+            Trial.state.in_(_WITH_RESULT),
+            Trial.num_layers.is_(None),
+            ~is_ranked,
+        )
         .order_by(Trial.id)
     )
     return [trial_id for (trial_id,) in rows_of(session, query)]

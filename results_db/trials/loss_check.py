@@ -1,8 +1,8 @@
 """Compares the losses of a campaign's trials, and rejects those that computed something else.
 
-The runs of one campaign, batch and precision train the same model on the same tokens. Runs whose
-losses agree are kin. Each layout has one vote, however often it was measured, since a layout that
-computes something wrong mostly does so every time.
+The runs of one campaign, batch, precision and number of layers train the same model on the same
+tokens. Runs whose losses agree are kin. Each layout has one vote, however often it was measured,
+since a layout that computes something wrong mostly does so every time.
 
 Nearly always all runs of a batch size and precision are one kin, and comparing a new run with the
 first one is enough, however many trials the campaign has (`Kinship`). Otherwise all of them are
@@ -67,7 +67,7 @@ class Verdict:
 
 
 def judge(runs: Sequence[VotedRun]) -> Verdict:
-    """Judges the runs of one batch and precision, in the order in which they were measured.
+    """Judges the runs of one group, in the order in which they were measured.
 
     The losses of most layouts are right; among equal numbers, the earliest. A layout that was
     measured twice with different losses has no vote, and none of its runs counts.
@@ -108,8 +108,9 @@ def _again(
     )
 
 
-Group = tuple[int, str, int]
-"""Campaign, precision and global batch size: runs that must have the same losses."""
+Group = tuple[int, str, int, int | None]
+"""Campaign, precision, global batch size, and layers of a cheap probe: runs that must have the same
+losses."""
 
 MAX_KNOWN: Final = 50_000
 """Iterations that a process caches: of a few thousand groups, or fewer with very long probes."""
@@ -170,19 +171,18 @@ class Kinship:
         """Reads the kin of campaigns, which are locked."""
         found = cls()
         rows = session.execute(_kins(), {_CAMPAIGN_IDS: list(campaign_ids)})
-        for campaign_id, kin, precision, batch, is_uncompared in rows:
+        for kin, *of_group, is_uncompared in rows:
+            group = cast("Group", tuple(of_group))
             if is_uncompared:
-                found._uncompared.add(campaign_id)
-            if kin is not None:
-                group = (campaign_id, precision, batch)
-                if found._first.setdefault(group, kin) != kin:
-                    found._doubtful.add(group)
+                found._uncompared.add(group[0])
+            if kin is not None and found._first.setdefault(group, kin) != kin:
+                found._doubtful.add(group)
         found._losses = known.of(session, found._first.values())
         return found
 
     def kin_of(self, trial: Trial, measurement: Measurement) -> int | None:
         """The kin of a new measurement; None: `settle` must judge its whole group."""
-        group = (trial.campaign_id, trial.precision, trial.global_batch_size)
+        group = _group_of(trial)
         if group in self._doubtful or trial.campaign_id in self._uncompared:
             return None
         own = measurement.iterations if measurement.losses_comparable else ()
@@ -195,7 +195,15 @@ class Kinship:
         return None
 
 
+def _group_of(trial: Trial) -> Group:
+    return trial.campaign_id, trial.precision, trial.global_batch_size, trial.num_layers
+
+
 _CAMPAIGN_IDS: Final = "campaign_ids"
+
+
+_OF_GROUP: Final = (Trial.precision, Trial.global_batch_size, Trial.num_layers)
+"""The columns of a trial that name its group within its campaign."""
 
 
 @cache
@@ -218,8 +226,9 @@ def _kins() -> Any:
     untold = exists(literal_column("1")).where(
         MeasurementRow.campaign_id == kins.c.campaign_id, MeasurementRow.kin.is_(None)
     )
+    group = (kins.c.campaign_id, *_OF_GROUP)
     return (
-        select(kins.c.campaign_id, kins.c.kin, Trial.precision, Trial.global_batch_size, untold)
+        select(kins.c.kin, *group, untold)
         .outerjoin_from(kins, Trial, Trial.id == kins.c.kin)
         .order_by(kins.c.kin)
     )
@@ -258,7 +267,7 @@ DIVERGED = "diverged"
 
 
 def settle(session: Session, campaign: Campaign, trial: Trial) -> set[str]:
-    """Compares a new measurement with those of its batch and precision, and judges all of them.
+    """Compares a new measurement with those of its group, and judges all of them.
 
     Called in the transaction that stores the measurement, with the campaign locked. A trial whose
     verdict changes moves to the end of the order of ends, so that the driver reads it again.
@@ -268,7 +277,7 @@ def settle(session: Session, campaign: Campaign, trial: Trial) -> set[str]:
     """
     changed = {trial.layout_key}
     group = _Group(session, cast("Precision", trial.precision))
-    rows = _measured(session, campaign.id, trial.precision, trial.global_batch_size)
+    rows = _measured(session, _group_of(trial))
     before = judge(_runs([row for row in rows if row.kin is not None]))
     group.compare(rows)
     after = judge(_runs(rows))
@@ -290,7 +299,7 @@ def settle(session: Session, campaign: Campaign, trial: Trial) -> set[str]:
 def trials_in_doubt(session: Session, campaign_id: int) -> list[int]:
     """Trials that must be measured again, because no other layout agrees with their losses."""
     groups = session.execute(
-        select(Trial.precision, Trial.global_batch_size)
+        select(Trial.campaign_id, *_OF_GROUP)
         .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
         .where(Trial.campaign_id == campaign_id, Trial.state == "FAILED")
         .where(Trial.reason == DIVERGED)
@@ -298,8 +307,8 @@ def trials_in_doubt(session: Session, campaign_id: int) -> list[int]:
     ).all()
     again = [
         trial_id
-        for precision, batch in groups
-        for trial_id in judge(_runs(_measured(session, campaign_id, precision, batch))).again
+        for group in groups
+        for trial_id in judge(_runs(_measured(session, cast("Group", tuple(group))))).again
     ]
     if not again:
         return []
@@ -322,7 +331,7 @@ class _Measured:
 
 @dataclass(slots=True)
 class _Group:
-    """Losses of the trials of one batch and precision, read when needed."""
+    """Losses of the trials of one group, read when needed."""
 
     session: Session
     precision: Precision
@@ -404,13 +413,14 @@ def _consequence(fault: LossFault, other: _Measured) -> str:
     )
 
 
-def _measured(session: Session, campaign_id: int, precision: str, batch: int) -> list[_Measured]:
-    """The measured trials of one batch and precision, in the order they were made."""
+def _measured(session: Session, group: Group) -> list[_Measured]:
+    """The measured trials of one group, in the order they were made."""
+    campaign_id, *values = group
+    in_group = (each.is_not_distinct_from(own) for each, own in zip(_OF_GROUP, values, strict=True))
     query = (
         select(Trial.id, Trial.number, Trial.layout_key, Trial.state, MeasurementRow.kin)
         .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
-        .where(MeasurementRow.campaign_id == campaign_id)
-        .where(Trial.precision == precision, Trial.global_batch_size == batch)
+        .where(MeasurementRow.campaign_id == campaign_id, *in_group)
         .order_by(Trial.ended_at, Trial.number)
     )
     return [

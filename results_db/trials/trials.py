@@ -116,8 +116,9 @@ class Trials(StoreSection):
         except IntegrityError as error:
             if not breaks_unique(error, "trials", "campaign_id", "layout_key", "repeat_index"):
                 raise
+            part = "" if fidelity is None else " at the same fidelity"
             raise TrialDuplicateError(
-                f"campaign {campaign_id} has a trial of {layout.key} already"
+                f"campaign {campaign_id} has a trial of {layout.key}{part} already"
             ) from error
 
     def trial(self, trial_id: int) -> TrialRecord:
@@ -294,6 +295,20 @@ class Trials(StoreSection):
         )
         with self._db.read() as session:
             return {row[0]: row[1] for row in session.execute(query)}
+
+    def ended_in_full(self, campaign_id: int) -> tuple[int, float]:
+        """The number of ended trials that ran their layouts in full, and their node-seconds.
+
+        Neither cheap probes nor cancelled trials count.
+        """
+        query = select(func.count(), func.coalesce(func.sum(Trial.node_seconds), 0.0)).where(
+            Trial.campaign_id == campaign_id,
+            Trial.num_layers.is_(None),
+            Trial.state.in_(ENDED_TRIAL_STATES - {"CANCELLED"}),
+        )
+        with self._db.read() as session:
+            number, node_seconds = session.execute(query).one()
+        return number, node_seconds
 
     def count_open_trials(self, campaign_id: int) -> int:
         """The number of trials that wait or run."""

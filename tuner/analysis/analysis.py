@@ -114,8 +114,10 @@ def _tried(
 ) -> dict[str, Tried]:
     found = {}
     for trial in trials:
-        # A lost node says nothing about the layout. Ranked layouts follow below, repeats included.
-        if trial.state in _STATES and trial.reason != "node_lost":
+        # A lost node says nothing about the layout, and a cheap probe's figure compares with none.
+        # Ranked layouts follow below, repeats included.
+        is_cheap = trial.full_layout is not None
+        if trial.state in _STATES and trial.reason != "node_lost" and not is_cheap:
             found[trial.layout_key] = Tried(
                 trial_id=trial.id,
                 state=_STATES[trial.state],

@@ -27,6 +27,18 @@ class Spent:
     """Seconds of nodes that probes held."""
     wall_time_s: float
     """Seconds that the campaign was RUNNING."""
+    full_trials: int | None = None
+    """Trials that ran their layouts in full, as far as they have ended; None: there are no others.
+    Cheap probes cost less, and are never repeated for the ranking."""
+    full_node_seconds: float | None = None
+    """Seconds of nodes that those held; None: all that any held."""
+
+    def of_full_trial(self, used: float) -> float:
+        """The part of a cost that a trial takes that runs its layout in full; 0: there is none."""
+        if self.full_trials is None or self.full_node_seconds is None:
+            return used / self.trials if self.trials else 0.0
+        share = self.full_node_seconds / self.node_seconds if self.node_seconds else 1.0
+        return used * share / self.full_trials if self.full_trials else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +49,8 @@ class EndedTrial:
     """COMPLETED, INFEASIBLE, FAILED or CANCELLED."""
     reason: str | None
     """Why it is not COMPLETED."""
+    is_cheap: bool = False
+    """Whether it ran a part of its layout."""
 
 
 def trials_left(budget: Budget, spent: Spent) -> int | None:
@@ -44,13 +58,22 @@ def trials_left(budget: Budget, spent: Spent) -> int | None:
     return None if budget.trials is None else max(budget.trials - spent.trials, 0)
 
 
+def node_seconds_left(budget: Budget, spent: Spent) -> float | None:
+    """Node-seconds that the ended trials have left; None: the budget does not count them."""
+    if budget.node_hours is None:
+        return None
+    return max(budget.node_hours * SECONDS_PER_HOUR - spent.node_seconds, 0.0)
+
+
 def is_reserved(budget: Budget, spent: Spent, num_repeats: int) -> bool:
     """Whether the rest of some bound is reserved for repeats, so that the search must stop.
 
-    A repeat is taken to cost as much as an average trial. At most a quarter of a bound is reserved,
-    and nothing where that is too little for two repeats.
+    A repeat is taken to cost as much as an average trial that ran its layout in full; before one
+    did, nothing is reserved. At most a quarter of a bound is reserved, and nothing where that is
+    too little for two repeats.
     """
-    if num_repeats < LEAST_REPEATS or not spent.trials:
+    full_trials = spent.trials if spent.full_trials is None else spent.full_trials
+    if num_repeats < LEAST_REPEATS or not full_trials:
         return False
     if budget.trials is not None:
         num_reserved = min(num_repeats, int(budget.trials * LARGEST_RESERVE))
@@ -63,7 +86,7 @@ def is_reserved(budget: Budget, spent: Spent, num_repeats: int) -> bool:
     ):
         if limit is None:
             continue
-        each = used / spent.trials
+        each = spent.of_full_trial(used)
         reserve = min(num_repeats * each, limit * LARGEST_RESERVE)
         if reserve >= LEAST_REPEATS * each and used >= limit - reserve:
             return True
@@ -83,16 +106,32 @@ def time_is_up(budget: Budget, spent: Spent) -> str | None:
     return None
 
 
-def closing_message(ending: str, trials: Iterable[EndedTrial]) -> str:
+def closing_message(
+    ending: str, trials: Iterable[EndedTrial], *, full_probe_node_s: float | None = None
+) -> str:
     """How the campaign ended and how its trials ended, in one sentence.
 
-    Where no trial completed, the sentence names the most common reason.
+    Where no trial completed, the sentence names the most common reason; where only cheap probes
+    did, it says what a probe of a whole layout takes.
+
+    Args:
+        ending: how the campaign ended.
+        trials: its trials.
+        full_probe_node_s: node-seconds that a full probe of the best layout is expected to take;
+            None: unknown.
     """
     ended = list(trials)
     states = Counter(trial.state for trial in ended)
     if states["COMPLETED"]:
         parts = [f"{count} {state.lower()}" for state, count in sorted(states.items())]
-        return f"{ending} ({', '.join(parts)})"
+        counted = f"{ending} ({', '.join(parts)})"
+        if any(trial.state == "COMPLETED" and not trial.is_cheap for trial in ended):
+            return counted
+        takes = "" if full_probe_node_s is None else _takes_words(full_probe_node_s)
+        return (
+            f"{counted}; no layout was measured in full, so there is no winner: clone the campaign "
+            f"with a larger budget{takes}"
+        )
     reasons = Counter(
         trial.reason or trial.state.lower() for trial in ended if trial.state != "CANCELLED"
     )
@@ -102,3 +141,8 @@ def closing_message(ending: str, trials: Iterable[EndedTrial]) -> str:
     return (
         f"{ending}; no trial completed; most common reason: {reason} ({count} of {reasons.total()})"
     )
+
+
+def _takes_words(node_s: float) -> str:
+    hours = node_s / SECONDS_PER_HOUR
+    return f"; a full probe of the layout that promised most is expected to take {hours:.2g} node-hours"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Final
@@ -17,12 +18,16 @@ from search_spaces.belief.observation import (
     ObservationInvalidError,
 )
 from search_spaces.estimates.prediction import Prediction
+from search_spaces.estimates.time import step_time_s
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.campaign_settings import Budget
+from search_spaces.spec.fidelity import Fidelity, fidelity_of
 from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.objectives import objective_factors
 from tuner.errors import CampaignBrokenError, LayoutUnknownError, TunerError
 from tuner.strategies.base import LayoutSearch
-from tuner.strategies.problem import SearchProblem
+from tuner.strategies.problem import ProbeCosts, SearchProblem
 from tuner.strategies.registry import make_strategy
 
 _IN_A_ROW: Final = 2
@@ -44,7 +49,7 @@ class CampaignSearch:
         self._baseline_due = spec.baseline
         """The baseline while the campaign has no trial of it."""
         self._measured: dict[Layout, int] = {}
-        """The first trial of each completed layout."""
+        """The first trial of each layout that completed in full."""
         self._possible: list[tuple[int, float | None]] = []
         """The last two answers of `possible_improvement`, after different trials."""
 
@@ -76,6 +81,7 @@ class CampaignSearch:
                 objectives=spec.objectives,
                 min_memory_headroom=spec.constraints.memory_headroom,
                 knowledge=knowledge_of(known_trials),
+                costs=probe_costs(spec, known) if spec.uses_cheap_probes else None,
             )
             strategy = make_strategy(spec.strategy, problem, seed=spec.seed)
             search = cls(spec, strategy, num_layouts=len(legal))
@@ -85,7 +91,7 @@ class CampaignSearch:
         for trial in known:
             if trial.ended_seq is None:
                 search.resume(trial)
-        if any(trial.layout == spec.baseline for trial in known):
+        if any(full_layout(trial) == spec.baseline for trial in known):
             search._baseline_due = None
         return search
 
@@ -101,8 +107,11 @@ class CampaignSearch:
             _log.info("campaign %r: the budget is now %s", campaign.name, budget)
             self.spec = replace(self.spec, budget=budget)
 
-    def ask(self) -> Layout | None:
+    def ask(self, *, left_node_s: float | None = None) -> Layout | None:
         """The next layout, the baseline before all others; None when the legal set is exhausted.
+
+        Args:
+            left_node_s: node-seconds that the budget has left; None: it does not count them.
 
         Raises:
             CampaignBrokenError: the strategy failed.
@@ -110,15 +119,31 @@ class CampaignSearch:
         with _blamed(f"strategy {self.spec.strategy!r} failed to propose a layout"):
             baseline, self._baseline_due = self._baseline_due, None
             if baseline is None:
-                return self._strategy.ask()
+                return self._strategy.ask(left_node_s=left_node_s)
             # Outside of the space the strategy does not know it; inside it must not propose it too.
             with suppress(LayoutUnknownError):
                 self._strategy.resume(baseline)
             return baseline
 
+    def fidelity(self, layout: Layout) -> Fidelity | None:
+        """The part of the layout, which was asked for last, to be probed; None: all of it.
+
+        Raises:
+            CampaignBrokenError: the strategy failed.
+        """
+        if layout == self.spec.baseline:
+            return None  # The winner is compared with it.
+        with _blamed(f"strategy {self.spec.strategy!r} failed to choose a fidelity"):
+            return self._strategy.fidelity(layout)
+
     def measured_by(self, layout: Layout) -> int | None:
-        """The id of the trial that a proposed layout repeats; None: it was not measured yet."""
+        """The id of the trial that a proposed layout repeats; None: not yet measured in full."""
         return self._measured.get(layout)
+
+    @property
+    def has_measured(self) -> bool:
+        """Whether some layout was measured in full."""
+        return bool(self._measured)
 
     def predict(self, layout: Layout) -> Prediction | None:
         """What the strategy predicts of a layout now; None: it does not predict, or not this one.
@@ -167,22 +192,25 @@ class CampaignSearch:
             # One invalid measurement must not end the campaign.
             self._warn(trial, error)
             observation = None
+        layout, fidelity = full_layout(trial), fidelity_of_trial(trial)
         if observation is None:
-            self._strategy.withdraw(trial.layout)
-        else:
-            self._strategy.tell(trial.layout, observation, run=trial.id)
-            if trial.state == "COMPLETED":
-                self._measured[trial.layout] = trial.repeat_of or trial.id
+            self._strategy.withdraw(layout)
+            return
+        if fidelity is not None and not fidelity.keeps_memory(self.spec.model):
+            observation = replace(observation, peak_memory_bytes=None)
+        self._strategy.tell(layout, observation, run=trial.id, fidelity=fidelity)
+        if trial.state == "COMPLETED" and fidelity is None:
+            self._measured[layout] = trial.repeat_of or trial.id
 
     def resume(self, trial: TrialRecord) -> None:
         """Tells the strategy that a trial waits or runs which it did not propose now."""
         try:
-            self._strategy.resume(trial.layout)
+            self._strategy.resume(full_layout(trial))
         except LayoutUnknownError as error:
             self._warn(trial, error)
 
     def _warn(self, trial: TrialRecord, error: ObservationInvalidError | TunerError) -> None:
-        if isinstance(error, LayoutUnknownError) and trial.layout == self.spec.baseline:
+        if isinstance(error, LayoutUnknownError) and full_layout(trial) == self.spec.baseline:
             return  # It lies outside of the space, which its users know.
         _log.warning(
             "campaign %r: trial %d teaches the search nothing: %s",
@@ -190,6 +218,52 @@ class CampaignSearch:
             trial.number,
             error,
         )
+
+
+def full_layout(trial: TrialRecord) -> Layout:
+    """The layout that a trial stands for; a cheap probe runs a part of it."""
+    return trial.layout if trial.full_layout is None else trial.full_layout
+
+
+def fidelity_of_trial(trial: TrialRecord) -> Fidelity | None:
+    """The part of its layout that a trial runs; None: all of it."""
+    if trial.full_layout is None:
+        return None
+    assert trial.num_layers is not None, f"trial {trial.id} has no number of layers"
+    return fidelity_of(trial.full_layout, trial.layout, trial.num_layers)
+
+
+def probe_costs(spec: CampaignSpec, trials: Iterable[TrialRecord]) -> ProbeCosts:
+    """What probes of a campaign cost beside their steps, as far as its trials tell.
+
+    Only completed trials count: one that failed may never have come to its first step.
+    """
+    starts_s = [
+        trial.cost.start / trial.layout.num_nodes for trial in trials if trial.state == "COMPLETED"
+    ]
+    costs = ProbeCosts(num_steps=spec.probe.warmup + spec.probe.iterations)
+    return replace(costs, start_s=statistics.median(starts_s)) if starts_s else costs
+
+
+def full_probe_node_s(spec: CampaignSpec, trials: Sequence[TrialRecord]) -> float | None:
+    """Node-seconds that a full probe of the best layout is expected to take.
+
+    The best is the one whose cheap probe promises the largest objective. A step of the whole layout
+    is longer than one of its part by the ratio of their estimates. None: no cheap probe completed.
+    """
+    costs = probe_costs(spec, trials)
+    expected = []
+    for trial in trials:
+        fidelity = fidelity_of_trial(trial)
+        if fidelity is None or trial.state != "COMPLETED" or trial.measurement is None:
+            continue
+        layout, part = full_layout(trial), fidelity.reduced_model(spec.model)
+        (whole_s,) = step_time_s(layout, spec.model, spec.cluster)
+        (part_s,) = step_time_s(trial.layout, part, spec.cluster)
+        step_s = trial.measurement.step_time_s * float(whole_s / part_s)
+        factor = float(objective_factors(spec.objective, LayoutColumns.of(layout), spec.model))
+        expected.append((factor / step_s, costs.node_s(layout.num_nodes, step_s)))
+    return max(expected)[1] if expected else None
 
 
 def observe(trial: TrialRecord, objective: str) -> Observation | None:

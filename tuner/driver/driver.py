@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from results_db.database.change_mark import RUNNING_CAMPAIGN, WAITING_PLAN
@@ -23,17 +24,20 @@ from results_db.records import CampaignRecord, CampaignState, TrialRecord, Trial
 from results_db.store import Store
 from results_db.trials.leases import HEARTBEAT_INTERVAL_S
 from search_spaces.errors import SearchSpaceError
+from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.layout import Layout
 from tuner.analysis.analysis import analyse
 from tuner.driver.budget_check import (
     EndedTrial,
     Spent,
     closing_message,
     is_reserved,
+    node_seconds_left,
     time_is_up,
     trials_left,
 )
 from tuner.driver.campaign_opening import BackgroundOpening, ImmediateOpening
-from tuner.driver.campaign_search import CampaignSearch
+from tuner.driver.campaign_search import CampaignSearch, full_probe_node_s
 from tuner.driver.open_trial_target import OpenTrialTarget
 from tuner.driver.planning import Planning
 from tuner.driver.remeasuring import NUM_ROUNDS, round_of_repeats
@@ -248,6 +252,9 @@ class Driver:
             node_seconds=campaign.node_seconds,
             wall_time_s=campaign.wall_time_s,
         )
+        if search.spec.uses_cheap_probes:
+            number, node_s = self._store.ended_in_full(campaign.id)
+            spent = replace(spent, full_trials=number, full_node_seconds=node_s)
         if self._analysis_is_due(campaign, search):
             self._analyse(campaign)
         ending = time_is_up(search.spec.budget, spent)
@@ -288,14 +295,14 @@ class Driver:
         reserved = is_reserved(search.spec.budget, spent, NUM_ROUNDS * settings.remeasure)
         added = False
         if converged is None and not reserved:
-            added = self._add_trials(campaign, search, target, most)
+            added = self._add_trials(campaign, search, spent, target, most)
         if num_open or num_repeats or added or self._remeasure(campaign, search, left):
             return
         if converged is None and not reserved and self._run_all_again(campaign, search, left):
             return
         if converged is not None:
             self._complete(campaign, "converged", converged)
-        elif reserved and self._add_trials(campaign, search, target, most):
+        elif reserved and self._add_trials(campaign, search, spent, target, most):
             return  # No layout has to be measured again: the search may use the reserve.
         elif left == 0:
             ending = f"{spent.trials} of {search.spec.budget.trials} trials done"
@@ -310,7 +317,7 @@ class Driver:
         if share is None:
             return None
         num_completed = self._store.count_trials(campaign.id)["COMPLETED"]
-        if num_completed < LEAST_COMPLETED:
+        if num_completed < LEAST_COMPLETED or not search.has_measured:
             return None
         possible = search.possible_improvement()
         if possible is None or possible >= share:
@@ -408,28 +415,41 @@ class Driver:
         return repeated
 
     def _add_trials(
-        self, campaign: CampaignRecord, search: CampaignSearch, target: OpenTrialTarget, most: int
+        self,
+        campaign: CampaignRecord,
+        search: CampaignSearch,
+        spent: Spent,
+        target: OpenTrialTarget,
+        most: int,
     ) -> bool:
         """Writes the new trials that the workers need; returns whether there was any."""
+        left_node_s = node_seconds_left(search.spec.budget, spent)
         added = 0
         while added < most and target.is_short:
-            layout = search.ask()
+            layout = search.ask(left_node_s=left_node_s)
             if layout is None:
                 break
-            measured = search.measured_by(layout)
-            if measured is None:
-                said = search.predict(layout)
-                trial = self._store.add_trial(campaign.id, layout, prediction=said)
-            else:
-                trial = self._store.repeat_trial(measured)
-            what = ", the baseline" if trial.is_baseline else ""
-            what += "" if measured is None else ", again: its measurement is doubted"
-            _log.info(
-                "campaign %r: trial %d is %s%s", campaign.name, trial.number, layout.key, what
-            )
-            target.add(_size(trial))
+            target.add(_size(self._add_trial(campaign, search, layout)))
             added += 1
         return added > 0
+
+    def _add_trial(
+        self, campaign: CampaignRecord, search: CampaignSearch, layout: Layout
+    ) -> TrialRecord:
+        """Writes the trial of a layout that the search asked for."""
+        measured = search.measured_by(layout)
+        what = ""
+        if measured is None:
+            said, fidelity = search.predict(layout), search.fidelity(layout)
+            trial = self._store.add_trial(campaign.id, layout, fidelity=fidelity, prediction=said)
+            if fidelity is not None:
+                what = f", a cheap probe: {fidelity.words(layout, search.spec.model)}"
+        else:
+            trial = self._store.repeat_trial(measured)
+            what = ", again: its measurement is doubted"
+        what = ", the baseline" + what if trial.is_baseline else what
+        _log.info("campaign %r: trial %d is %s%s", campaign.name, trial.number, layout.key, what)
+        return trial
 
     def _analysis_is_due(self, campaign: CampaignRecord, search: CampaignSearch) -> bool:
         seq, at = self._analysed.setdefault(campaign.id, (0, time.monotonic()))
@@ -457,9 +477,14 @@ class Driver:
     def _complete(self, campaign: CampaignRecord, reason: str, ending: str) -> None:
         self._analyse(campaign)
         trials = self._store.trials(campaign.id)
-        message = closing_message(
-            ending, [EndedTrial(state=trial.state, reason=trial.reason) for trial in trials]
-        )
+        ended = [
+            EndedTrial(
+                state=trial.state, reason=trial.reason, is_cheap=trial.full_layout is not None
+            )
+            for trial in trials
+        ]
+        spec = CampaignSpec.from_stored(campaign.spec)
+        message = closing_message(ending, ended, full_probe_node_s=full_probe_node_s(spec, trials))
         # The store refuses if the user has raised the budget since this round read it.
         budget = campaign.spec["budget"]
         self._end(campaign, "COMPLETED", reason, message, budget=budget)
@@ -484,7 +509,8 @@ def _log_ending(campaign: CampaignRecord, search: CampaignSearch, trial: TrialRe
     if value is None or trial.state != "COMPLETED":
         what = f"{trial.reason}: {trial.message}"
     else:
-        what = f"{search.spec.objective} {value:.4g}"
+        of_part = "" if trial.full_layout is None else ", of a part of its layout"
+        what = f"{search.spec.objective} {value:.4g}{of_part}"
     _log.info("campaign %r: trial %d %s, %s", campaign.name, trial.number, trial.state, what)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from search_spaces.spec.fidelity import Fidelity
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import Api
 from tests.results_db.factories import completed
@@ -52,6 +53,18 @@ def test_a_layout_on_more_devices_has_more_to_beat_a_device(api: Api) -> None:
 )
 def test_some_campaigns_stop_no_probe(api: Api, campaign: dict[str, Any]) -> None:
     assert to_beat(api, **campaign) is None
+
+
+def test_a_cheap_probe_is_never_stopped_and_trains_the_layers_of_its_part(api: Api) -> None:
+    created = api.submit(strategy="guided", budget={"node_hours": 1.0})
+    worker = api.register()
+    api.complete(worker, "first", BEST, tokens_per_s=1024.0)
+    part = Fidelity(num_microbatches=4, dp=1, num_layers=2)
+    api.store.add_trial(created["id"], OTHER, fidelity=part)
+    request = api.lease(worker)["request"]
+    assert request["stop_above_step_time_s"] is None
+    assert request["layout"] == part.reduced(OTHER).to_mapping()
+    assert request["model"]["num_layers"] == 2
 
 
 def test_a_repeat_is_never_stopped(api: Api) -> None:

@@ -1,0 +1,63 @@
+"""A real worker runs cheap probes, and then a layout in full."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.service.live_service import LiveService, wait_until
+from results_db.records import TrialRecord
+from tests.tuner.driver.test_cheap_probes import NUM_CHEAP, PartFirst
+from tests.tuner.driver.test_cheap_probes import proposers as proposers
+from tuner.driver.driver import Driver
+
+pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(200)]
+
+SPACE = {"global_batch_size": 64, "tp": 1, "pp": 1, "dp": [1, 2], "micro_batch_size": [1, 2]}
+
+
+def test_outcomes_of_parts_are_those_of_what_ran_and_a_whole_layout_is_ranked(
+    tmp_path: Path, proposers: list[PartFirst]
+) -> None:
+    budget = {"node_hours": 1.0, "trials": NUM_CHEAP + 1}
+    with LiveService(tmp_path) as service:
+        created = service.submit(
+            strategy="guided", budget=budget, space=SPACE, stop={"remeasure": 0}
+        )
+        service.worker().start()
+        store, driver = service.store, Driver(service.store)
+
+        def has_ended() -> bool:
+            driver.step()
+            return store.campaign(created["id"]).ended_at is not None
+
+        wait_until("the campaign has ended", has_ended, 150.0)
+        campaign, trials = store.campaign(created["id"]), store.trials(created["id"])
+        assert len(proposers) == 1
+        assert [trial.state for trial in trials] == ["COMPLETED"] * (NUM_CHEAP + 1), trials
+        sequence = campaign.spec["model"]["seq_length"]
+        for trial in trials:
+            measured = trial.measurement
+            assert measured is not None
+            assert measured.tokens_per_step == trial.layout.global_batch_size * sequence
+            assert trial.cost.iterations > 0 < trial.cost.start
+        *parts, whole = trials
+        for part in parts:
+            assert part.full_layout is not None
+            assert (part.layout.num_microbatches, part.num_layers) == (8, 2)
+            assert part.layout.global_batch_size < part.full_layout.global_batch_size == 64
+        assert whole.layout in [part.full_layout for part in parts]
+        assert whole.layout.global_batch_size == 64
+        (first,) = store.ranked_layouts(campaign.id, campaign.objective)
+        assert first.trial.id == whole.id
+        # Half of the layers have less to keep, and an untrained model's loss is about the same.
+        losses = [store.trial_detail(each.id).iterations[0].loss for each in (parts[0], whole)]
+        assert losses[0] == pytest.approx(losses[1], rel=0.1)
+        of_whole = parts[[part.full_layout for part in parts].index(whole.layout)]
+        assert _peak(of_whole) < _peak(whole)
+
+
+def _peak(trial: TrialRecord) -> int:
+    assert trial.measurement is not None
+    return trial.measurement.peak_memory_bytes

@@ -1,0 +1,194 @@
+"""Cheap probes in the store: trials that run a part of a layout, and stand for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from results_db.admin.integrity import check_database
+from results_db.campaigns.start_from import knowledge_of
+from results_db.errors import TrialDuplicateError, TrialStateError
+from results_db.records import TrialRecord
+from results_db.store import Store
+from search_spaces.protocol.outcome import Outcome
+from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.fidelity import Fidelity, with_layers
+from search_spaces.spec.layout import Layout
+from tests.results_db.factories import (
+    TurnableClock,
+    completed,
+    failed,
+    lease_one,
+    make_measurement,
+    make_worker,
+)
+from tests.results_db.first_weeks import DEVICES, DOCUMENT
+
+WHOLE = Layout(dp=2, num_microbatches=32)
+FEWER = Fidelity(num_microbatches=8, dp=2, num_layers=4)
+"""Eight of 32 micro-batches, with all of tiny's four layers."""
+SMALLEST = Fidelity(num_microbatches=8, dp=1, num_layers=2)
+
+
+@dataclass(slots=True)
+class Bench:
+    """A campaign with cheap probes, and a worker."""
+
+    store: Store
+    spec: CampaignSpec
+    campaign: int
+    worker: str
+
+    @classmethod
+    def of(cls, store: Store, name: str = "large") -> Bench:
+        spec = CampaignSpec.from_mapping(
+            {
+                **DOCUMENT,
+                "name": name,
+                "strategy": "guided",
+                "budget": {"node_hours": 1.0},
+                "space": {"global_batch_size": 64, "tp": [1, 2], "precision": "fp32"},
+            }
+        )
+        created = store.create_campaign(spec.to_mapping(), num_legal_layouts=9)
+        worker = make_worker(store, cluster="box", num_nodes=2, devices_per_node=DEVICES)
+        return cls(store=store, spec=spec, campaign=created.id, worker=worker.id)
+
+    def add(self, layout: Layout = WHOLE, fidelity: Fidelity | None = None) -> TrialRecord:
+        return self.store.add_trial(self.campaign, layout, fidelity=fidelity)
+
+    def run(self, outcome: Outcome | None = None) -> TrialRecord:
+        lease = lease_one(self.store, self.worker)
+        self.store.post_outcome(lease.trial_id, 1, outcome or completed(lease.layout))
+        return self.store.trial(lease.trial_id)
+
+    def probe(
+        self, layout: Layout = WHOLE, fidelity: Fidelity | None = None, **changes: Any
+    ) -> TrialRecord:
+        trial = self.add(layout, fidelity)
+        return self.run(completed(trial.layout, **changes))
+
+
+@pytest.fixture
+def bench(store: Store) -> Bench:
+    return Bench.of(store)
+
+
+def losses(offset: float) -> dict[str, Any]:
+    """Changes of a measurement whose losses are off from the third iteration on."""
+    plain = make_measurement().iterations
+    return {"iterations": tuple(replace(i, loss=i.loss + offset * (i.index > 1)) for i in plain)}
+
+
+def test_a_cheap_probe_is_leased_as_the_part_that_runs_and_stands_for_its_layout(
+    bench: Bench,
+) -> None:
+    added = bench.add(fidelity=SMALLEST)
+    part = Layout(num_microbatches=8)
+    assert added == bench.store.trial(added.id)
+    assert (added.layout, added.full_layout, added.num_layers) == (part, WHOLE, 2)
+    assert added.layout_key == f"{WHOLE.key}~mb8-dp1-l2"
+    (size,) = bench.store.open_trial_sizes(bench.campaign)
+    assert (size.num_nodes, size.num_devices) == (1, 1)
+    lease = lease_one(bench.store, bench.worker)
+    assert (lease.layout, lease.num_layers) == (part, 2)
+    request = bench.spec.probe_request(lease.layout, num_layers=lease.num_layers)
+    assert request.model == with_layers(bench.spec.model, 2)
+    assert request.layout.global_batch_size == 8
+
+
+def test_a_layout_has_one_trial_of_each_fidelity(bench: Bench) -> None:
+    bench.add(fidelity=FEWER)
+    bench.add(fidelity=SMALLEST)
+    whole = bench.add()
+    assert (whole.layout, whole.full_layout, whole.num_layers) == (WHOLE, None, None)
+    with pytest.raises(TrialDuplicateError, match=f"{WHOLE.key} at the same fidelity already"):
+        bench.add(fidelity=FEWER)
+    with pytest.raises(TrialDuplicateError, match=f"{WHOLE.key} already"):
+        bench.add()
+
+
+def test_a_cheap_probe_is_repeated_and_queued_again_as_it_was(bench: Bench) -> None:
+    bench.add(fidelity=SMALLEST)
+    first = bench.run(failed("crashed"))
+    again = bench.store.requeue_trial(first.id)
+    with pytest.raises(TrialStateError, match="is of the same layout"):
+        bench.store.requeue_trial(first.id)
+    third = bench.store.repeat_trial(bench.run().id)
+    for each, index in ((again, 1), (third, 2)):
+        assert each.layout_key == first.layout_key
+        assert (each.layout, each.full_layout) == (first.layout, first.full_layout)
+        assert (each.num_layers, each.repeat_index) == (2, index)
+    assert bench.store.count_repeats(bench.campaign) == {first.layout_key: 2}
+
+
+def test_a_cheap_probe_is_not_ranked_and_has_no_place_beside_whole_layouts(
+    bench: Bench, database_url: str
+) -> None:
+    store, objective = bench.store, bench.spec.objective
+    cheap = bench.probe(fidelity=FEWER, tokens_per_s=9000.0)
+    assert cheap.state == "COMPLETED"
+    store.repeat_trial(cheap.id)
+    bench.run(completed(cheap.layout, tokens_per_s=9500.0))
+    assert store.ranked_layouts(bench.campaign, objective) == []
+    assert store.winner(bench.campaign, objective) is None
+    assert store.values_to_beat([bench.campaign]) == {}
+    whole = bench.probe(tokens_per_s=1000.0)
+    (first,) = store.ranked_layouts(bench.campaign, objective)
+    assert first.trial == whole
+    assert store.rank_of(bench.campaign, cheap.id) is None
+    points = store.plot_points(bench.campaign)
+    assert ([point.trial_id for point in points.points], points.num_unranked) == ([whole.id], 0)
+    history = store.best_so_far(bench.campaign)
+    assert [(point.trial_id, point.best) for point in history.points] == [(whole.id, 1000.0)]
+    assert history.num_ended == 1
+    assert store.ended_in_full(bench.campaign) == (1, whole.node_seconds)
+    assert check_database(database_url).findings == ()
+
+
+def test_losses_are_compared_among_runs_of_as_many_layers(bench: Bench) -> None:
+    other = Layout(tp=2, num_microbatches=64)
+    bench.probe(fidelity=FEWER)
+    bench.probe(other, Fidelity(num_microbatches=16, dp=1, num_layers=4))
+    of_fewer_layers = bench.probe(
+        other, Fidelity(num_microbatches=16, dp=1, num_layers=2), **losses(0.5)
+    )
+    assert of_fewer_layers.state == "COMPLETED", "of the same batch, but of another model"
+    layout = Layout(pp=2, num_microbatches=64)
+    off = bench.probe(layout, Fidelity(num_microbatches=16, dp=1, num_layers=4), **losses(0.5))
+    assert (off.state, off.reason) == ("FAILED", "diverged")
+    assert "several layouts agree" in off.message
+
+
+def test_two_cheap_probes_with_other_losses_are_both_measured_again(bench: Bench) -> None:
+    first = bench.probe(fidelity=SMALLEST)
+    other = Layout(tp=2, num_microbatches=64)
+    second = bench.probe(other, Fidelity(num_microbatches=8, dp=1, num_layers=2), **losses(0.5))
+    assert second.reason == "diverged"
+    assert bench.store.trials_in_doubt(bench.campaign) == [first.id, second.id]
+    for trial in (first, second):
+        bench.store.repeat_trial(trial.id)
+    assert bench.store.trials_in_doubt(bench.campaign) == []
+
+
+@pytest.mark.sqlite_is_enough
+def test_a_later_campaign_learns_of_the_model_and_the_layout_that_ran(
+    store: Store, clock: TurnableClock
+) -> None:
+    bench = Bench.of(store)
+    bench.probe(fidelity=FEWER)
+    bench.probe(fidelity=SMALLEST)
+    bench.probe()
+    clock.forward(1)
+    store.end_campaign(bench.campaign, "COMPLETED", "budget", "")
+    clock.forward(1)
+    later = store.campaign(Bench.of(store, "later").campaign)
+    samples = knowledge_of(store.known_trials(later)).samples
+    model = bench.spec.model
+    assert [(each.model, each.layout) for each in samples] == [
+        (model, FEWER.reduced(WHOLE)),
+        (with_layers(model, 2), SMALLEST.reduced(WHOLE)),
+        (model, WHOLE),
+    ]

@@ -1,0 +1,306 @@
+"""Campaigns whose search has layouts probed in part, and then the best of them in full."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+
+from results_db.records import CampaignRecord, TrialRecord
+from results_db.store import Store
+from search_spaces.protocol.outcome import Outcome
+from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.fidelity import Fidelity, fidelities, fidelity_of
+from search_spaces.spec.layout import Layout
+from tests.results_db.factories import completed, failed
+from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, measured, submit
+from tuner.driver.budget_check import EndedTrial, Spent, closing_message, is_reserved
+from tuner.driver.campaign_search import CampaignSearch, full_probe_node_s, probe_costs
+from tuner.driver.driver import Driver
+from tuner.strategies import registry
+from tuner.strategies.base import History, Proposer
+from tuner.strategies.problem import ProbeCosts, SearchProblem
+
+NUM_CHEAP = 4
+"""Layouts that are probed in part before the best of them is measured in full."""
+PROBE_S = 4.0
+"""What a probe of the fake worker takes, of one node."""
+
+
+class PartFirst:
+    """Probes the first layouts in part, then measures the best of them in full, then the others."""
+
+    def __init__(self, problem: SearchProblem) -> None:
+        self._problem = problem
+        self._part: Fidelity | None = None
+        self.left_node_s: list[float | None] = []
+
+    def propose(self, history: History) -> int:
+        self.left_node_s.append(history.left_node_s)
+        for index in history.cheap.keys() - history.observations.keys() - history.pending.keys():
+            history.is_free[index] = True  # to be measured in full
+        history.num_free = int(history.is_free.sum())
+        waiting = [index for index in range(len(history.layouts)) if history.is_free[index]]
+        probed = [index for index in waiting if index in history.cheap]
+        is_exploring = len(history.cheap) + len(history.pending) < NUM_CHEAP
+        chosen = waiting[0]
+        if probed and not is_exploring:
+            chosen = max(probed, key=lambda index: history.cheap[index].observation.objective or 0)
+        elif is_exploring:
+            chosen = next(index for index in waiting if index not in history.cheap)
+        problem = self._problem
+        parts = fidelities(history.layouts.layout(chosen), problem.model, problem.cluster)
+        assert problem.costs is not None
+        self._part = parts[-1] if parts and is_exploring else None
+        return chosen
+
+    def fidelity(self, _index: int) -> Fidelity | None:
+        return self._part
+
+
+@pytest.fixture
+def proposers(monkeypatch: pytest.MonkeyPatch) -> list[PartFirst]:
+    """Every proposer that a search has made in place of that of `guided`, in order."""
+    made: list[PartFirst] = []
+
+    def make(problem: SearchProblem, _seed: int) -> Proposer:
+        made.append(PartFirst(problem))
+        return made[-1]
+
+    monkeypatch.setitem(registry.STRATEGIES, "guided", make)  # type: ignore[arg-type]
+    return made
+
+
+def make_large_spec(name: str = "large", *, probes: float = 7.5, **changes: object) -> CampaignSpec:
+    """A campaign that cheap probes suit, whose budget is that of so many probes."""
+    space = {"global_batch_size": 256, "tp": [1, 2], "pp": [1, 2], "micro_batch_size": [1, 2]}
+    budget = {"node_hours": probes * PROBE_S / 3600.0}
+    return make_spec(name, strategy="guided", space=space, budget=budget, **changes)
+
+
+def run(store: Store, spec: CampaignSpec) -> CampaignRecord:
+    campaign = submit(store, spec)
+    drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store))
+    return store.campaign(campaign.id)
+
+
+def cheap(trials: list[TrialRecord]) -> list[TrialRecord]:
+    return [trial for trial in trials if trial.full_layout is not None]
+
+
+@pytest.mark.usefixtures("proposers")
+def test_cheap_probes_come_first_and_a_layout_measured_in_full_wins(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = make_large_spec()
+    with caplog.at_level(logging.INFO, logger="tuner"):
+        record = run(store, spec)
+    trials = store.trials(record.id)
+    assert cheap(trials) == trials[:NUM_CHEAP], "those of parts come first"
+    for trial in trials[:NUM_CHEAP]:
+        assert trial.full_layout is not None
+        assert spec.legal_set().index_of(trial.full_layout) is not None
+        assert trial.num_layers == 2 or trial.layout.pp > 1
+        assert trial.layout.num_microbatches == 8 < trial.full_layout.num_microbatches
+    assert "is n1-tp1-pp1-dp8-vpp1-mbs1-mb32-" in caplog.text
+    assert ", a cheap probe: 8 of 32 micro-batches, 2 of 4 layers" in caplog.text
+    assert (record.state, record.reason) == ("COMPLETED", "budget")
+    assert record.message.endswith("completed)")
+    winner = store.winner(record.id, record.objective)
+    assert winner is not None
+    assert winner.trial.full_layout is None
+    best = max(trials[:NUM_CHEAP], key=lambda trial: trial.objective(record.objective) or 0)
+    assert trials[NUM_CHEAP].layout == best.full_layout
+
+
+def test_the_search_hears_of_the_whole_layout_and_of_the_part_that_ran(
+    store: Store, proposers: list[PartFirst]
+) -> None:
+    campaign = submit(store, make_large_spec())
+    driver, worker = Driver(store), FakeWorker(store)
+    for _ in range(3):
+        driver.step()
+        worker.run_one()
+    driver.step()
+    done = [trial for trial in store.trials(campaign.id) if trial.state == "COMPLETED"]
+    history = driver._searches[campaign.id]._strategy._history
+    assert len(done) == len(history.cheap) == 3
+    assert history.observations == {}
+    for trial, (index, cheap_run) in zip(done, history.cheap.items(), strict=True):
+        assert trial.full_layout == history.layouts.layout(index)
+        assert trial.num_layers is not None
+        part = fidelity_of(trial.full_layout, trial.layout, trial.num_layers)
+        assert cheap_run.fidelity == part
+        assert trial.measurement is not None
+        assert cheap_run.observation.step_time_s == trial.measurement.step_time_s
+        has_all_layers = trial.num_layers == 4
+        peak = trial.measurement.peak_memory_bytes if has_all_layers else None
+        assert cheap_run.observation.peak_memory_bytes == peak, "fewer layers need less memory"
+    assert {trial.num_layers for trial in done} == {2, 4}
+    budget_s = 7.5 * PROBE_S
+    assert proposers[0].left_node_s[0] == pytest.approx(budget_s)
+    assert proposers[0].left_node_s[-1] == pytest.approx(budget_s - 3 * PROBE_S)
+
+
+@pytest.mark.parametrize("reason", ["out_of_memory", "crashed"])
+@pytest.mark.usefixtures("proposers")
+def test_a_part_that_fails_is_a_failure_of_its_layout(store: Store, reason: str) -> None:
+    campaign = submit(store, make_large_spec())
+    driver, worker = Driver(store), FakeWorker(store, lambda _layout: failed(reason))
+    driver.step()
+    worker.run_one()
+    driver.step()
+    history = driver._searches[campaign.id]._strategy._history
+    (observation,) = history.observations.values()
+    assert observation.state == ("infeasible" if reason == "out_of_memory" else "failed")
+    assert history.cheap == {}
+
+
+@pytest.mark.usefixtures("proposers")
+def test_a_driver_that_starts_again_tells_the_same_and_goes_the_same_way(store: Store) -> None:
+    one = run(store, make_large_spec("one"))
+    other = submit(store, make_large_spec("other"))
+    worker = FakeWorker(store)
+    drive_until(lambda: ended(store, other), lambda: Driver(store).step(), worker)
+    ways = [[each.layout_key for each in store.trials(id_)] for id_ in (one.id, other.id)]
+    assert ways[0] == ways[1]
+    assert store.campaign(other.id).message == one.message
+
+
+@pytest.mark.usefixtures("proposers")
+def test_a_search_that_is_rebuilt_knows_what_waits_by_its_whole_layout(store: Store) -> None:
+    campaign = submit(store, make_large_spec())
+    driver, worker = Driver(store), FakeWorker(store)
+    driver.step()
+    worker.run_one()
+    driver.step()
+    live = driver._searches[campaign.id]._strategy._history
+    rebuilt = CampaignSearch.rebuild(campaign, store.trials(campaign.id))._strategy._history
+    assert list(rebuilt.pending) == list(live.pending) != []
+    assert rebuilt.cheap == live.cheap != {}
+
+
+@pytest.mark.usefixtures("proposers")
+def test_a_cancelled_cheap_probe_is_not_proposed_again(store: Store) -> None:
+    campaign = submit(store, make_large_spec())
+    driver = Driver(store)
+    driver.step()
+    (first, *_) = store.trials(campaign.id)
+    store.cancel_trial(first.id)
+    driver.step()
+    history = driver._searches[campaign.id]._strategy._history
+    assert first.full_layout not in [history.layouts.layout(index) for index in history.pending]
+    assert not history.is_free[0]
+
+
+@pytest.mark.usefixtures("proposers")
+def test_the_baseline_is_never_probed_in_part(store: Store) -> None:
+    baseline = {"tp": 2, "micro_batch_size": 2}
+    campaign = submit(store, make_large_spec(baseline=baseline))
+    driver, worker = Driver(store), FakeWorker(store)
+    driver.step()
+    worker.run_one()
+    driver.step()
+    first, second, *_ = store.trials(campaign.id)
+    assert (first.is_baseline, first.full_layout) == (True, None)
+    assert second.full_layout is not None
+
+
+@pytest.mark.usefixtures("proposers")
+def test_a_campaign_that_measured_nothing_in_full_says_what_one_probe_takes(store: Store) -> None:
+    spec = make_large_spec(probes=2.5)
+    record = run(store, spec)
+    trials = store.trials(record.id)
+    assert len(cheap(trials)) == len(trials) > 1
+    assert store.winner(record.id, record.objective) is None
+    takes_s = full_probe_node_s(spec, trials)
+    assert takes_s is not None
+    assert "3 completed); no layout was measured in full, so there is no winner" in record.message
+    assert record.message.endswith(f"is expected to take {takes_s / 3600.0:.2g} node-hours")
+
+
+@pytest.mark.usefixtures("proposers")
+def test_a_full_probe_takes_as_many_steps_that_are_as_much_longer_as_is_estimated(
+    store: Store,
+) -> None:
+    spec = make_large_spec(probes=1.5)
+    record = run(store, spec)
+    one, *_ = store.trials(record.id)
+    assert one.measurement is not None
+    steps = spec.probe.warmup + spec.probe.iterations
+    start_s = probe_costs(spec, [one]).start_s
+    takes_s = full_probe_node_s(spec, [one])
+    assert takes_s is not None
+    # Four times the micro-batches and twice the layers, of which neither is all of the work.
+    times_longer = (takes_s - start_s) / steps / one.measurement.step_time_s
+    assert 4.0 < times_longer < 8.5
+    assert full_probe_node_s(spec, []) is None
+
+
+@pytest.mark.usefixtures("proposers")
+def test_a_campaign_is_not_converged_before_a_layout_was_measured_in_full(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        PartFirst, "possible_improvement", lambda _self, _history: 0.0, raising=False
+    )
+    spec = make_large_spec(probes=12, stop={"converged_within": 0.5, "remeasure": 0})
+    monkeypatch.setattr("tuner.driver.driver.LEAST_COMPLETED", 2)
+    record = run(store, spec)
+    assert record.reason == "converged"
+    assert store.winner(record.id, record.objective) is not None
+    assert len(cheap(store.trials(record.id))) == NUM_CHEAP
+
+
+def test_other_campaigns_have_no_cheap_probes(store: Store, proposers: list[PartFirst]) -> None:
+    for changes in ({"probe": {"fidelity": "full"}}, {"budget": {"trials": 3}}):
+        spec = make_large_spec()
+        other = CampaignSpec.from_mapping({**spec.to_mapping(), **changes})
+        assert not other.uses_cheap_probes
+        CampaignSearch.rebuild(submit(store, replace(other, name=f"other-{len(proposers)}")), [])
+        assert proposers[-1]._problem.costs is None
+
+
+@pytest.mark.usefixtures("proposers")
+def test_the_start_of_a_probe_is_what_the_campaign_s_own_took(store: Store) -> None:
+    spec = make_large_spec(probes=20)
+    steps = spec.probe.warmup + spec.probe.iterations
+    assert probe_costs(spec, []) == ProbeCosts(num_steps=steps)
+    campaign = submit(store, spec)
+    driver, worker = Driver(store), FakeWorker(store, slow_to_start)
+    drive_until(lambda: ended(store, campaign), driver.step, worker)
+    trials = store.trials(campaign.id)
+    found = probe_costs(spec, trials)
+    assert found.num_steps == steps
+    assert 20.0 < found.start_s < 30.0
+    crashed = replace(trials[0], state="FAILED", cost=replace(trials[0].cost, start=900.0))
+    assert probe_costs(spec, [crashed, *trials]) == found
+
+
+def slow_to_start(layout: Layout) -> Outcome:
+    outcome = measured(layout)
+    assert outcome.measurement is not None
+    return completed(layout, tokens_per_s=outcome.measurement.tokens_per_s, duration_s=30.0)
+
+
+def test_the_reserve_is_that_of_trials_that_ran_in_full() -> None:
+    budget = make_large_spec(probes=90).budget  # 360 node-seconds
+    spent = Spent(trials=40, node_seconds=280.0, wall_time_s=0.0)
+    assert not is_reserved(budget, spent, 6), "six average trials of seven seconds"
+    none_in_full = replace(spent, full_trials=0, full_node_seconds=0.0)
+    assert not is_reserved(budget, replace(none_in_full, node_seconds=359.0), 6)
+    some = replace(spent, full_trials=3, full_node_seconds=120.0)
+    assert is_reserved(budget, some, 2), "two trials of forty seconds each"
+    assert some.of_full_trial(140.0) == pytest.approx(20.0), "of any other cost, as much a share"
+
+
+def test_a_campaign_with_cheap_probes_alone_says_so_also_where_nothing_is_expected() -> None:
+    part = EndedTrial(state="COMPLETED", reason=None, is_cheap=True)
+    lost = EndedTrial(state="FAILED", reason="crashed")
+    assert closing_message("done", [part, lost]) == (
+        "done (1 completed, 1 failed); no layout was measured in full, so there is no winner: "
+        "clone the campaign with a larger budget"
+    )
+    whole = replace(part, is_cheap=False)
+    assert closing_message("done", [part, whole]) == "done (2 completed)"
