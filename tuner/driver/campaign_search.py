@@ -11,6 +11,7 @@ from typing import Final
 
 from results_db.campaigns.start_from import KnownTrial, knowledge_of
 from results_db.records import CampaignRecord, TrialRecord
+from search_spaces.belief.extrapolation import extrapolated_step
 from search_spaces.belief.observation import (
     FAILED,
     INFEASIBLE,
@@ -18,7 +19,6 @@ from search_spaces.belief.observation import (
     ObservationInvalidError,
 )
 from search_spaces.estimates.prediction import Prediction
-from search_spaces.estimates.time import step_time_s
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.campaign_settings import Budget
 from search_spaces.spec.fidelity import Fidelity, fidelity_of
@@ -241,7 +241,7 @@ def probe_costs(spec: CampaignSpec, trials: Iterable[TrialRecord]) -> ProbeCosts
     starts_s = [
         trial.cost.start / trial.layout.num_nodes for trial in trials if trial.state == "COMPLETED"
     ]
-    costs = ProbeCosts(num_steps=spec.probe.warmup + spec.probe.iterations)
+    costs = ProbeCosts(warmup=spec.probe.warmup, iterations=spec.probe.iterations)
     return replace(costs, start_s=statistics.median(starts_s)) if starts_s else costs
 
 
@@ -257,10 +257,10 @@ def full_probe_node_s(spec: CampaignSpec, trials: Sequence[TrialRecord]) -> floa
         fidelity = fidelity_of_trial(trial)
         if fidelity is None or trial.state != "COMPLETED" or trial.measurement is None:
             continue
-        layout, part = full_layout(trial), fidelity.reduced_model(spec.model)
-        (whole_s,) = step_time_s(layout, spec.model, spec.cluster)
-        (part_s,) = step_time_s(trial.layout, part, spec.cluster)
-        step_s = trial.measurement.step_time_s * float(whole_s / part_s)
+        layout, measured_s = full_layout(trial), trial.measurement.step_time_s
+        step_s = extrapolated_step(
+            measured_s, fidelity, layout, spec.model, spec.cluster
+        ).expected_s
         factor = float(objective_factors(spec.objective, LayoutColumns.of(layout), spec.model))
         expected.append((factor / step_s, costs.node_s(layout.num_nodes, step_s)))
     return max(expected)[1] if expected else None

@@ -38,9 +38,6 @@ class PartFirst:
 
     def propose(self, history: History) -> int:
         self.left_node_s.append(history.left_node_s)
-        for index in history.cheap.keys() - history.observations.keys() - history.pending.keys():
-            history.is_free[index] = True  # to be measured in full
-        history.num_free = int(history.is_free.sum())
         waiting = [index for index in range(len(history.layouts)) if history.is_free[index]]
         probed = [index for index in waiting if index in history.cheap]
         is_exploring = len(history.cheap) + len(history.pending) < NUM_CHEAP
@@ -265,14 +262,14 @@ def test_other_campaigns_have_no_cheap_probes(store: Store, proposers: list[Part
 @pytest.mark.usefixtures("proposers")
 def test_the_start_of_a_probe_is_what_the_campaign_s_own_took(store: Store) -> None:
     spec = make_large_spec(probes=20)
-    steps = spec.probe.warmup + spec.probe.iterations
-    assert probe_costs(spec, []) == ProbeCosts(num_steps=steps)
+    settings = {"warmup": spec.probe.warmup, "iterations": spec.probe.iterations}
+    assert probe_costs(spec, []) == ProbeCosts(**settings)
     campaign = submit(store, spec)
     driver, worker = Driver(store), FakeWorker(store, slow_to_start)
     drive_until(lambda: ended(store, campaign), driver.step, worker)
     trials = store.trials(campaign.id)
     found = probe_costs(spec, trials)
-    assert found.num_steps == steps
+    assert found == ProbeCosts(**settings, start_s=found.start_s)
     assert 20.0 < found.start_s < 30.0
     crashed = replace(trials[0], state="FAILED", cost=replace(trials[0].cost, start=900.0))
     assert probe_costs(spec, [crashed, *trials]) == found
