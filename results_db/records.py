@@ -312,6 +312,14 @@ class TrialRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeCount:
+    """Some ended trials of a campaign."""
+
+    number: int
+    node_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptRecord:
     """One lease of a trial, and how it ended."""
 

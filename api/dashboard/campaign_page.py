@@ -13,7 +13,6 @@ from api.dashboard.leaderboard_table import COLUMNS, PAGE, leaderboard_table
 from api.dashboard.rendering import campaign_path, go_to, page_url
 from api.dependencies import CampaignDep, StoreDep
 from api.http.query_parameters import StatedFilterDep
-from api.plans.cheap_probes import ended_cheap_probes
 from api.routes.leaderboard import Front, Order, Ranking, Sort, Within
 from api.service.findings import finding_of, lead
 from results_db.leaderboard.ranked_layout import LeaderboardQuery, ListingSortKey
@@ -79,7 +78,7 @@ def show_campaign(
         lead=lead(finding),
         table=table,
         objectives=OBJECTIVES,
-        cheap=ended_cheap_probes(store, campaign),
+        cheap=store.ended_probes(campaign.id, cheap=True),
         csv=_table_address(request, campaign, "csv"),
         parquet=_table_address(request, campaign, "parquet"),
     )

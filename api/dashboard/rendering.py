@@ -149,9 +149,7 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "campaign_path": campaign_path,
-        "cheap_words": lambda probes: cheap_count_words(
-            len(probes), sum(probe.node_seconds for probe in probes)
-        ),
+        "cheap_words": lambda probes: cheap_count_words(probes.number, probes.node_seconds),
         "duration": duration,
         "figure": figure,
         "knowledge_words": knowledge_words,

@@ -6,14 +6,11 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from results_db.campaigns.reports import TrialBrief
-from results_db.records import CampaignRecord, TrialRecord
+from results_db.records import TrialRecord
 from results_db.store import Store
 from search_spaces.belief.extrapolation import CheapProbe
 from search_spaces.errors import SearchSpaceError
-from search_spaces.spec.campaign_settings import FORECASTING_STRATEGIES
 from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.fidelity import is_cheap
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 
@@ -55,14 +52,3 @@ def _probe(
             measures_memory=False,
             full_step=None,
         )
-
-
-def ended_cheap_probes(store: Store, campaign: CampaignRecord) -> list[TrialBrief]:
-    """The cheap probes of a campaign that have ended, in the order of their ends.
-
-    Only a campaign that may have some is searched for them.
-    """
-    bound = campaign.spec.get("budget", {}).get("node_hours")
-    if bound is None or campaign.strategy not in FORECASTING_STRATEGIES:
-        return []
-    return [trial for trial in store.ended_trials(campaign.id) if is_cheap(trial.layout_key)]

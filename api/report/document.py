@@ -28,10 +28,9 @@ from api.version import version
 from results_db.campaigns.imports import IMPORTED
 from results_db.campaigns.reports import TrialBrief
 from results_db.leaderboard.ranked_layout import WHOLE, LeaderboardQuery, RankedLayout
-from results_db.records import Analysis, CampaignRecord
+from results_db.records import Analysis, CampaignRecord, ProbeCount
 from results_db.store import Store
 from results_db.trials.filter import TrialFilter
-from search_spaces.spec.fidelity import is_cheap
 from search_spaces.spec.layout import KNOBS
 from search_spaces.statistics.training_job import TrainingJob
 from search_spaces.terminal.plan_text import PROSE_WIDTH, job_lines
@@ -51,6 +50,7 @@ def report(
     """A campaign's report: HTML without scripts or external resources."""
     finding = finding_of(store, campaign)
     winner, ended = finding.winner, store.ended_trials(campaign.id)
+    cheap = store.ended_probes(campaign.id, cheap=True)
     best = store.ranked_layouts(campaign.id, campaign.objective, limit=SHOWN)
     counts = store.count_trials(campaign.id)
     plots = CampaignPlots(store=store, campaign=campaign, choices=PlotChoices())
@@ -73,7 +73,7 @@ def report(
         bounds=bounds,
         half_interval=half_interval,
         num_constrained=store.count_constrained(campaign.id),
-        cheap=[trial for trial in ended if is_cheap(trial.layout_key)],
+        cheap=cheap,
         plots=plots,
         knobs=KNOBS,
         drawn=lambda name, label, knob=None: static_plot(
@@ -183,7 +183,12 @@ def _cost(
             ("first probe", moment(campaign.started_at)),
             ("ended", moment(campaign.ended_at)),
         ],
-        "states": _states(counts, ended, store.count_known_trials(campaign)),
+        "states": _states(
+            counts,
+            ended,
+            store.ended_probes(campaign.id, cheap=True),
+            store.count_known_trials(campaign),
+        ),
     }
 
 
@@ -203,7 +208,7 @@ def _budget(campaign: CampaignRecord, num_trials: int) -> list[tuple[str, str]]:
 
 
 def _states(
-    counts: Mapping[Any, int], ended: Sequence[TrialBrief], num_known: int
+    counts: Mapping[Any, int], ended: Sequence[TrialBrief], cheap: ProbeCount, num_known: int
 ) -> list[tuple[str, str]]:
     """The trials by state, with what those that ended cost."""
     seconds: Counter[str] = Counter()
@@ -214,11 +219,11 @@ def _states(
         for state, count in counts.items()
         if count
     ]
-    if cheap := [trial.node_seconds for trial in ended if is_cheap(trial.layout_key)]:
-        whole = sum(seconds.values()) - sum(cheap)
+    if cheap.number:
+        whole_s = sum(seconds.values()) - cheap.node_seconds
         states += [
-            ("of these cheap probes", f"{len(cheap):,}, {_hours(sum(cheap))}"),
-            ("of these in full", f"{len(ended) - len(cheap):,}, {_hours(whole)}"),
+            ("of these cheap probes", f"{cheap.number:,}, {_hours(cheap.node_seconds)}"),
+            ("of these in full", f"{len(ended) - cheap.number:,}, {_hours(whole_s)}"),
         ]
     if num_known:
         states.append(("started from", f"{num_known:,} trials of other campaigns"))

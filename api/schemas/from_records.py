@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from api.plans.cheap_probes import cheap_probes, ended_cheap_probes
+from api.plans.cheap_probes import cheap_probes
 from api.schemas.allocations import AllocationRead, NotLeasedRead
 from api.schemas.campaigns_and_trials import (
     CampaignDetail,
@@ -44,13 +44,13 @@ def campaign_detail(store: Store, campaign: CampaignRecord) -> CampaignDetail:
     """A campaign with its description."""
     baselines = store.baselines([campaign])
     progress = progress_of(store, [campaign], baselines, store.now())
-    cheap = ended_cheap_probes(store, campaign)
+    cheap = store.ended_probes(campaign.id, cheap=True)
     return CampaignDetail.of(
         campaign,
         **_campaign_fields(campaign, progress[campaign.id], baselines.get(campaign.id)),
         starts_from=store.count_known_trials(campaign),
-        cheap_probes=len(cheap),
-        cheap_probe_node_seconds=sum(trial.node_seconds for trial in cheap),
+        cheap_probes=cheap.number,
+        cheap_probe_node_seconds=cheap.node_seconds,
     )
 
 

@@ -39,6 +39,7 @@ from results_db.records import (
     ENDED_TRIAL_STATES,
     AttemptRecord,
     PredictedTrial,
+    ProbeCount,
     TrialDetail,
     TrialRecord,
     TrialSize,
@@ -296,19 +297,19 @@ class Trials(StoreSection):
         with self._db.read() as session:
             return {row[0]: row[1] for row in session.execute(query)}
 
-    def ended_in_full(self, campaign_id: int) -> tuple[int, float]:
-        """The number of ended trials that ran their layouts in full, and their node-seconds.
+    def ended_probes(self, campaign_id: int, *, cheap: bool) -> ProbeCount:
+        """The ended trials that ran their layouts in full, or the cheap probes among them.
 
-        Neither cheap probes nor cancelled trials count.
+        Cancelled trials do not count.
         """
         query = select(func.count(), func.coalesce(func.sum(Trial.node_seconds), 0.0)).where(
             Trial.campaign_id == campaign_id,
-            Trial.num_layers.is_(None),
+            Trial.num_layers.is_not(None) if cheap else Trial.num_layers.is_(None),
             Trial.state.in_(ENDED_TRIAL_STATES - {"CANCELLED"}),
         )
         with self._db.read() as session:
             number, node_seconds = session.execute(query).one()
-        return number, node_seconds
+        return ProbeCount(number=number, node_seconds=node_seconds)
 
     def count_open_trials(self, campaign_id: int) -> int:
         """The number of trials that wait or run."""

@@ -253,8 +253,8 @@ class Driver:
             wall_time_s=campaign.wall_time_s,
         )
         if search.spec.uses_cheap_probes:
-            number, node_s = self._store.ended_in_full(campaign.id)
-            spent = replace(spent, full_trials=number, full_node_seconds=node_s)
+            full = self._store.ended_probes(campaign.id, cheap=False)
+            spent = replace(spent, full_trials=full.number, full_node_seconds=full.node_seconds)
         if self._analysis_is_due(campaign, search):
             self._analyse(campaign)
         ending = time_is_up(search.spec.budget, spent)

@@ -14,9 +14,7 @@ from api.dashboard.figures.figure import PlotFigure
 from api.dashboard.figures.points import LayoutPoint, PlotFacts
 from api.dashboard.figures.step_times import time_parts
 from api.dashboard.figures.timeline import timeline
-from api.plans.cheap_probes import ended_cheap_probes
-from results_db.campaigns.charts import MAX_TIMELINE, BestSoFar
-from results_db.campaigns.reports import TrialBrief
+from results_db.campaigns.charts import MAX_TIMELINE
 from results_db.leaderboard.overview import PlotPoint
 from results_db.leaderboard.ranked_layout import WHOLE, LeaderboardQuery, RankedLayout
 from results_db.records import Analysis, CampaignRecord, PredictedTrial
@@ -86,7 +84,8 @@ class CampaignPlots:
         """A figure; `knob` is that of a slice."""
         facts, show_all = self.facts, self.choices.show_all
         if name == "history":
-            return objectives.history(facts, self._history(), show_all=show_all)
+            best = self.store.best_so_far(self.campaign.id)
+            return objectives.history(facts, best, show_all=show_all)
         if name == "parallel":
             return knobs.parallel(facts, show_all=show_all)
         if name == "slice":
@@ -109,17 +108,11 @@ class CampaignPlots:
         return timeline(found, self.store.now(), facts.mark_of)
 
     @cached_property
-    def _cheap(self) -> Mapping[int, TrialBrief]:
-        """The cheap probes that have ended, by the ids of their trials: they are no layouts."""
-        return {trial.trial_id: trial for trial in ended_cheap_probes(self.store, self.campaign)}
-
-    @cached_property
     def facts(self) -> PlotFacts:
         """The layouts, with the winner and the baseline."""
         spec = self.campaign.spec
         found = self.store.plot_points(self.campaign.id)
-        points = [_layout_point(each) for each in found.points if each.trial_id not in self._cheap]
-        num_cheap = sum(trial.state != "CANCELLED" for trial in self._cheap.values())
+        points = [_layout_point(point) for point in found.points]
         baseline = self._baseline(points)
         marks = {} if baseline is None else {"baseline": baseline}
         # Ranked layouts come first, the best of them at the front.
@@ -128,18 +121,12 @@ class CampaignPlots:
         return PlotFacts(
             objective=self.campaign.objective,
             points=points,
-            num_layouts=found.num_ranked + found.num_unranked - num_cheap,
+            num_layouts=found.num_ranked + found.num_unranked,
             marks=marks,
             model=_model_of(spec),
             device_memory_bytes=spec["cluster"].get("device_memory_bytes"),
-            num_cheap=len(self._cheap),
+            num_cheap=self.store.ended_probes(self.campaign.id, cheap=True).number,
         )
-
-    def _history(self) -> BestSoFar:
-        """The history of the trials that ran their layouts in full."""
-        found = self.store.best_so_far(self.campaign.id)
-        points = [each for each in found.points if each.trial_id not in self._cheap]
-        return BestSoFar(points=points, num_ended=found.num_ended - len(self._cheap))
 
     def _baseline(self, points: Sequence[LayoutPoint]) -> LayoutPoint | None:
         layout = baseline_of(self.campaign.spec)

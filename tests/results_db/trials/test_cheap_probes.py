@@ -10,7 +10,7 @@ import pytest
 from results_db.admin.integrity import check_database
 from results_db.campaigns.start_from import knowledge_of
 from results_db.errors import TrialDuplicateError, TrialStateError
-from results_db.records import TrialRecord
+from results_db.records import ProbeCount, TrialRecord
 from results_db.store import Store
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.campaign import CampaignSpec
@@ -144,7 +144,9 @@ def test_a_cheap_probe_is_not_ranked_and_has_no_place_beside_whole_layouts(
     history = store.best_so_far(bench.campaign)
     assert [(point.trial_id, point.best) for point in history.points] == [(whole.id, 1000.0)]
     assert history.num_ended == 1
-    assert store.ended_in_full(bench.campaign) == (1, whole.node_seconds)
+    assert store.ended_probes(bench.campaign, cheap=False) == ProbeCount(
+        number=1, node_seconds=whole.node_seconds
+    )
     assert check_database(database_url).findings == ()
 
 
