@@ -13,10 +13,10 @@ from benchmarks.results_file import table
 from benchmarks.search.search_disturbances import NoisyProbes
 from benchmarks.search.search_record import Part, Promise
 from benchmarks.search.search_runs import Effort, simulated_cells, tasks_of
+from search_spaces.spec.fidelity import ProbeCosts
 from search_spaces.tables import TableCell
 from tuner.driver.driver import LEAST_COMPLETED
 from tuner.replay.run import ReplayedProbe, ReplayRun, ReplayTask, replay_all
-from tuner.strategies.problem import ProbeCosts
 from workers.simulation.scenarios import simulated_part
 
 SCENARIO: Final = "frontier-175b"

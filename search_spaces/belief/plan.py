@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -12,8 +12,10 @@ import numpy as np
 from search_spaces.belief.job import JobEstimate, estimate_job
 from search_spaces.belief.known_measurements import Knowledge
 from search_spaces.belief.outlook import Outlook, RankedLayouts
+from search_spaces.estimates.time import step_time_s
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.fidelity import ProbeCosts, fidelities
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.objectives import Objective, objective_factors
@@ -28,6 +30,8 @@ PROBE_START_S: Final = 60.0
 """Assumed seconds of a probe before its first iteration and after its last: a large job's processes
 start, connect and build the model in about a minute."""
 
+_NEAR_BEST: Final = 10
+"""Layouts whose cheap probes are taken to cost as much as all others."""
 _HOUR_S: Final = 3600.0
 
 StepPart = Literal[
@@ -137,6 +141,9 @@ class BoughtProbes:
     """Assumed seconds of a probe outside of its iterations."""
     iterations: int
     """Iterations of a probe, warm-up included."""
+    cheap_probes: int | None = None
+    """Cheap probes of layouts near the best that the node-hours of the budget pay for, beside one
+    probe of the best in full; None: the campaign uses none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,7 +239,11 @@ def make_plan(
         budget=_bought(spec, legal, ranked, probe_start_s),
         knowledge=_used(outlook.knowledge, spec.cluster),
         job=job,
-        warnings=(*spec.warnings, *_warnings(outlook, best)),
+        warnings=(
+            *spec.warnings,
+            *_deadline_warning(spec, float(ranked.step_time_s[0]), probe_start_s),
+            *_warnings(outlook, best),
+        ),
     )
 
 
@@ -314,8 +325,8 @@ def _bought(
 ) -> BoughtProbes:
     """How many of the ranked layouts the budget pays for, one probe each."""
     probe, budget = spec.probe, spec.budget
-    iterations = probe.warmup + probe.iterations
-    seconds = np.minimum(probe_start_s + iterations * ranked.step_time_s, probe.deadline_s)
+    costs = ProbeCosts(start_s=probe_start_s, warmup=probe.warmup, iterations=probe.iterations)
+    seconds = np.minimum(costs.seconds(ranked.step_time_s), probe.deadline_s)
     node_s = np.cumsum(seconds * legal.column("num_nodes")[ranked.order])
     seconds = np.cumsum(seconds)
     bounds = {"layouts": len(legal)}
@@ -333,8 +344,34 @@ def _bought(
         wall_time_s=float(seconds[count - 1]) if count else 0.0,
         ended_by=ended_by,  # type: ignore[arg-type]
         probe_start_s=probe_start_s,
-        iterations=iterations,
+        iterations=probe.warmup + probe.iterations,
+        cheap_probes=_bought_cheap(spec, legal, ranked, costs),
     )
+
+
+def _bought_cheap(
+    spec: CampaignSpec, legal: LegalSet, ranked: RankedLayouts, costs: ProbeCosts
+) -> int | None:
+    """See `BoughtProbes.cheap_probes`; they are taken to cost as much as those of the best ten."""
+    if not spec.uses_cheap_probes or spec.budget.node_hours is None:
+        return None
+    node_s = []
+    for position, step_s in zip(ranked.order[:_NEAR_BEST], ranked.step_time_s, strict=False):
+        layout = legal.layout(int(position))
+        parts = fidelities(layout, spec.model, spec.cluster)
+        part = next((each for each in reversed(parts) if each.keeps_memory(spec.model)), None)
+        if part is None:
+            return None
+        ran = part.reduced(layout)
+        whole_s, part_s = step_time_s(
+            LayoutColumns.of_each([layout, ran]), spec.model, spec.cluster
+        )
+        cheap_s = float(step_s * part_s / whole_s)
+        node_s.append(costs.node_s(ran.num_nodes, cheap_s, is_cheap=True))
+    best = legal.layout(int(ranked.order[0]))
+    full_node_s = costs.node_s(best.num_nodes, float(ranked.step_time_s[0]))
+    left_node_s = spec.budget.node_hours * _HOUR_S - full_node_s
+    return max(int(left_node_s / float(np.mean(node_s))), 0)
 
 
 def _used(knowledge: Knowledge, cluster: Cluster) -> KnowledgeUsed:
@@ -352,6 +389,18 @@ def _used(knowledge: Knowledge, cluster: Cluster) -> KnowledgeUsed:
         clusters=tuple(sorted({each.cluster.name for each in knowledge})),
         constants=cluster.source,
     )
+
+
+def _deadline_warning(spec: CampaignSpec, step_s: float, probe_start_s: float) -> Iterator[str]:
+    """That a probe of the best layout would take longer than the campaign allows."""
+    probe = spec.probe
+    costs = ProbeCosts(start_s=probe_start_s, warmup=probe.warmup, iterations=probe.iterations)
+    if costs.seconds(step_s) > probe.deadline_s:
+        yield (
+            f"a probe of the best layout is expected to take {costs.seconds(step_s):,.0f} s, longer "
+            f"than the campaign's probe.deadline of {probe.deadline_s:,.0f} s, after which it fails "
+            "as a timeout; raise the deadline"
+        )
 
 
 def _warnings(outlook: Outlook, layouts: list[Layout]) -> tuple[str, ...]:

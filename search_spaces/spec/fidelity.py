@@ -8,12 +8,18 @@ replicas take fewer nodes. Fewer layers are cheaper still, but say nothing of th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from search_spaces.protocol.outcome import DEFAULT_ITERATIONS, DEFAULT_WARMUP
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.rules import ALL_SCOPES, violations
+
+T = TypeVar("T", float, NDArray[np.float64])
 
 _ROUNDS: Final = 2
 """Micro-batches of a cheap probe, in pipeline depths: one fills the pipeline, one keeps it full."""
@@ -76,6 +82,30 @@ def cheap_iterations(iterations: int) -> int:
     The extrapolation is off by more than the mean of a few iterations is.
     """
     return min(iterations, _ITERATIONS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeCosts:
+    """What decides the node-seconds of a probe, beside its layout."""
+
+    start_s: float = 60.0
+    """Seconds until a probe's first step."""
+    warmup: int = DEFAULT_WARMUP
+    """Steps before the timed ones."""
+    iterations: int = DEFAULT_ITERATIONS
+    """Timed steps of a full probe."""
+
+    def seconds(self, step_s: T) -> T:
+        """Seconds of a full probe, from those of a step."""
+        return self.start_s + (self.warmup + self.iterations) * step_s
+
+    def node_s(self, num_nodes: int, step_s: float, *, is_cheap: bool = False) -> float:
+        """Node-seconds of a probe."""
+        if is_cheap:
+            return replace(self, iterations=cheap_iterations(self.iterations)).node_s(
+                num_nodes, step_s
+            )
+        return num_nodes * self.seconds(step_s)
 
 
 def is_cheap(key: str) -> bool:

@@ -156,11 +156,18 @@ def _job_row(name: str, estimate: JobEstimate) -> tuple[str, ...]:
 
 
 def _budget_words(bought: BoughtProbes) -> str:
+    cheap = ""
+    if bought.cheap_probes is not None:
+        cheap = (
+            f". By its node-hours alone it pays for {counted(bought.cheap_probes, 'cheap probe')} "
+            "beside a full one of the best"
+        )
     return (
         f"the budget pays for {counted(bought.num_probes, 'probe')} of the best layouts, of which "
         f"about {bought.expected_fitting:,.0f} fit: {_figure(bought.node_hours, 3)} node-hours, "
         f"{_time(bought.wall_time_s)} one after another; the bound is {_BOUNDS[bought.ended_by]}. "
         f"A probe is taken to last {bought.probe_start_s:g} s and {bought.iterations} predicted steps"
+        f"{cheap}"
     )
 
 

@@ -21,13 +21,13 @@ from search_spaces.belief.observation import (
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.campaign_settings import Budget
-from search_spaces.spec.fidelity import Fidelity, fidelity_of
+from search_spaces.spec.fidelity import Fidelity, ProbeCosts, fidelity_of
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.objectives import objective_factors
 from tuner.errors import CampaignBrokenError, LayoutUnknownError, TunerError
 from tuner.strategies.base import LayoutSearch
-from tuner.strategies.problem import ProbeCosts, SearchProblem
+from tuner.strategies.problem import SearchProblem
 from tuner.strategies.registry import make_strategy
 
 _IN_A_ROW: Final = 2

@@ -28,13 +28,13 @@ from threadpoolctl import threadpool_limits
 from search_spaces.belief.known_measurements import Knowledge
 from search_spaces.belief.observation import FAILED, INFEASIBLE, Observation
 from search_spaces.estimates.prediction import Prediction
-from search_spaces.spec.fidelity import Fidelity
+from search_spaces.spec.fidelity import Fidelity, ProbeCosts
 from search_spaces.spec.layout import Layout
 from search_spaces.tables import CellKey, TableCell, TableRow
 from tuner.errors import ReplayFailedError, StrategyUnknownError
 from tuner.replay.cell_layouts import CellLayouts
 from tuner.strategies.base import LayoutSearch
-from tuner.strategies.problem import ProbeCosts, SearchProblem
+from tuner.strategies.problem import SearchProblem
 from tuner.strategies.registry import STRATEGIES, make_strategy
 
 ITERATIONS: Final = 10

@@ -105,11 +105,16 @@ class History:
 
     def note_cheap(self, index: int, observation: Observation, fidelity: Fidelity) -> None:
         """Notes the outcome of a cheap probe; see `LayoutSearch.tell`."""
-        if observation.state != "completed":
-            self.note(index, observation, None)
-            return
         self.pending.pop(index, None)
-        if index not in self.observations and not self.is_free[index]:
+        self.cheap.pop(index, None)
+        if index in self._runs:
+            return  # its own runs say more
+        if observation.state != "completed":
+            self.take(index)
+            self.observations[index] = observation
+            return
+        self.observations.pop(index, None)  # a verdict may change
+        if not self.is_free[index]:
             self.is_free[index] = True  # to be measured in full
             self.num_free += 1
         self.cheap[index] = CheapRun(fidelity=fidelity, observation=observation)

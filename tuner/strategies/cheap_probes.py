@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.belief.step_belief import StepBelief
-from search_spaces.spec.fidelity import Fidelity, fidelities
+from search_spaces.spec.fidelity import Fidelity, ProbeCosts, fidelities
 from tuner.strategies.base import History
 from tuner.strategies.improvement import expected_improvement
 from tuner.strategies.predictions import Predictions
-from tuner.strategies.problem import ProbeCosts, SearchProblem
+from tuner.strategies.problem import SearchProblem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -5,30 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from search_spaces.belief.known_measurements import Knowledge
-from search_spaces.protocol.outcome import DEFAULT_ITERATIONS, DEFAULT_WARMUP
 from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.fidelity import cheap_iterations
+from search_spaces.spec.fidelity import ProbeCosts
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.objectives import DEFAULT_OBJECTIVES, OBJECTIVES
 from tuner.errors import ProblemInvalidError
 from tuner.strategies.base import LayoutSet
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProbeCosts:
-    """What decides the node-seconds of a probe, beside its layout."""
-
-    start_s: float = 60.0
-    """Seconds until a probe's first step."""
-    warmup: int = DEFAULT_WARMUP
-    """Steps before the timed ones."""
-    iterations: int = DEFAULT_ITERATIONS
-    """Timed steps of a full probe."""
-
-    def node_s(self, num_nodes: int, step_s: float, *, is_cheap: bool = False) -> float:
-        """Node-seconds of a probe."""
-        timed = cheap_iterations(self.iterations) if is_cheap else self.iterations
-        return num_nodes * (self.start_s + (self.warmup + timed) * step_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

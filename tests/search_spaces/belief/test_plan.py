@@ -369,3 +369,44 @@ def test_spaces_without_a_usable_layout_are_refused_like_a_submission() -> None:
         make_plan(campaign(space={"global_batch_size": 7, "num_nodes": [2, 4]}))
     with pytest.raises(ModelTooLargeError, match="too large for every one"):
         make_plan(campaign(model="gpt-1t", space={"global_batch_size": 64, "num_nodes": 4}))
+
+
+def test_node_hours_pay_for_cheap_probes_beside_a_full_one_of_the_best() -> None:
+    spec = campaign(
+        budget={"node_hours": 4}, space=SPACE | {"global_batch_size": 2048, "num_nodes": 4}
+    )
+    plan = make_plan(spec, probe_start_s=30.0)
+    best = plan.layouts[0].layout
+    full_node_s = best.num_nodes * (30.0 + 12 * plan.layouts[0].predicted.step_time_s)
+    assert plan.budget.cheap_probes is not None
+    left_node_s = 4 * 3600.0 - full_node_s
+    each_node_s = left_node_s / plan.budget.cheap_probes
+    assert 30.0 < each_node_s < 0.3 * full_node_s
+    dearer = make_plan(replace(spec, budget=replace(spec.budget, node_hours=8.0)), probe_start_s=30)
+    assert dearer.budget.cheap_probes == pytest.approx(
+        (8 * 3600.0 - full_node_s) / each_node_s, abs=1.5
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"budget": {"trials": 10}},
+        {"budget": {"node_hours": 4}, "probe": {"fidelity": "full"}},
+        {"budget": {"node_hours": 4}, "strategy": "random"},
+        {"budget": {"node_hours": 4}, "objective": ["tokens_per_s", "memory_headroom"]},
+    ],
+)
+def test_a_campaign_without_cheap_probes_has_none_in_its_plan(changes: dict[str, Any]) -> None:
+    assert make_plan(campaign(**changes)).budget.cheap_probes is None
+
+
+def test_a_deadline_that_a_full_probe_does_not_meet_is_warned_of() -> None:
+    spec = campaign(probe={"deadline": "20s"})
+    (warning,) = make_plan(spec).warnings
+    seconds = 60.0 + 12 * make_plan(spec).layouts[0].predicted.step_time_s
+    assert warning.startswith(
+        f"a probe of the best layout is expected to take {seconds:,.0f} s, longer than the "
+        "campaign's probe.deadline of 20 s"
+    )
+    assert make_plan(campaign(probe={"deadline": "20h"})).warnings == ()

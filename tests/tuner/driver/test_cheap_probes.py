@@ -11,7 +11,7 @@ from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.campaign import CampaignSpec
-from search_spaces.spec.fidelity import Fidelity, fidelities, fidelity_of
+from search_spaces.spec.fidelity import Fidelity, ProbeCosts, fidelities, fidelity_of
 from search_spaces.spec.layout import Layout
 from tests.results_db.factories import completed, failed
 from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, measured, submit
@@ -20,7 +20,7 @@ from tuner.driver.campaign_search import CampaignSearch, full_probe_node_s, prob
 from tuner.driver.driver import Driver
 from tuner.strategies import registry
 from tuner.strategies.base import History, Proposer
-from tuner.strategies.problem import ProbeCosts, SearchProblem
+from tuner.strategies.problem import SearchProblem
 
 NUM_CHEAP = 4
 """Layouts that are probed in part before the best of them is measured in full."""

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from search_spaces.belief.known_measurements import Knowledge
-from search_spaces.belief.observation import INFEASIBLE, Observation
-from search_spaces.spec.fidelity import Fidelity
+from search_spaces.belief.observation import FAILED, INFEASIBLE, Observation
+from search_spaces.spec.fidelity import Fidelity, ProbeCosts
 from search_spaces.spec.layout import Layout
 from search_spaces.tables import TableCell
 from tuner.replay.cell_layouts import CellLayouts
 from tuner.replay.run import ReplayRun, ReplayTask, observation_of, problem_of
 from tuner.strategies.base import LayoutSearch
-from tuner.strategies.problem import ProbeCosts
 from tuner.strategies.registry import make_strategy
 from workers.simulation.scenarios import simulated_part, simulated_table
 
@@ -167,3 +166,19 @@ def test_a_budget_ends_the_replay_and_counts_starts_and_warm_up() -> None:
     assert first.step_time_s is not None
     nodes = first.fidelity.reduced(first.layout).num_nodes
     assert first.node_seconds == pytest.approx(nodes * (60.0 + 6 * first.step_time_s))
+
+
+def test_a_verdict_on_the_losses_may_change_and_change_back() -> None:
+    search, rebuilt = make_search(), make_search()
+    layout, fidelity = ask(search)
+    seen = outcome(layout, fidelity)
+    for told in (seen, FAILED, seen):
+        search.tell(layout, told, fidelity=fidelity)
+    rebuilt.tell(layout, seen, fidelity=fidelity)
+    other = ask(search)
+    assert other == ask(rebuilt)
+    search.tell(layout, FAILED, fidelity=fidelity)
+    for _ in range(12):
+        other, fidelity = ask(search)
+        assert other != layout
+        search.tell(other, outcome(other, fidelity), fidelity=fidelity)
