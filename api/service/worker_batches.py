@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from api.service.batcher import Batcher
+from api.service.step_time_to_beat import ToBeat, has_something_to_beat, stop_above_s
 from api.settings import Settings
 from results_db.allocations.workers import Beat
 from results_db.errors import DatabaseUnavailableError, ResultsDbError
@@ -22,9 +23,6 @@ from search_spaces.protocol.worker_messages import (
     OutcomeReport,
 )
 from search_spaces.spec.campaign import CampaignSpec
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.objectives import objective_factors
-from search_spaces.statistics.early_stop import LEAST_TIMED
 
 MOST_OUTCOMES: Final = 32
 """Outcomes in one transaction. Larger batches gain little, and lock campaigns for longer."""
@@ -109,50 +107,52 @@ def _readable(
         lease for answer in answers if not isinstance(answer, ResultsDbError) for lease in answer
     ]
     specs = known.of_all(leases)
-    best = _best_known(
+    to_beat = _to_beat(
         store,
         {
-            lease.campaign_id
+            lease.campaign_id: spec
             for lease in leases
             if isinstance(spec := specs[lease.campaign_id], CampaignSpec)
-            and _has_something_to_beat(spec, lease)
+            and has_something_to_beat(spec, lease)
         },
     )
     return [
-        answer if isinstance(answer, ResultsDbError) else _answer(answer, specs, best)
+        answer if isinstance(answer, ResultsDbError) else _answer(answer, specs, to_beat)
         for answer in answers
     ]
 
 
 def _answer(
-    leases: Sequence[LeaseRecord], specs: Specs, best: Mapping[int, float]
+    leases: Sequence[LeaseRecord], specs: Specs, to_beat: Mapping[int, ToBeat]
 ) -> list[LeaseRead] | SearchSpaceError:
     read = []
     for lease in leases:
         spec = specs[lease.campaign_id]
         if isinstance(spec, SearchSpaceError):
             return spec
-        read.append(_lease_read(spec, lease, best.get(lease.campaign_id)))
+        read.append(_lease_read(spec, lease, to_beat.get(lease.campaign_id)))
     return read
 
 
-def _best_known(store: Store, campaign_ids: Collection[int]) -> Mapping[int, float]:
-    """The value to beat of each campaign; empty if the database does not answer.
+def _to_beat(store: Store, specs: Mapping[int, CampaignSpec]) -> dict[int, ToBeat]:
+    """What the probes of campaigns have to beat; empty if the database does not answer.
 
-    The trials are leased already: an error would cost each of them an attempt. Without a value to
+    The trials are leased already: an error would cost each of them an attempt. Without anything to
     beat, a probe is not stopped early.
     """
+    several = {id_ for id_, spec in specs.items() if len(spec.objectives) > 1}
     try:
-        return store.values_to_beat(campaign_ids)
+        values = store.values_to_beat(specs.keys() - several)
+        return {**values, **store.fronts_to_beat(several)}
     except DatabaseUnavailableError as error:
         _log.warning("leases are handed out without what is to be beaten: %s", error)
         return {}
 
 
-def _lease_read(spec: CampaignSpec, lease: LeaseRecord, best: float | None) -> LeaseRead:
+def _lease_read(spec: CampaignSpec, lease: LeaseRecord, best: ToBeat | None) -> LeaseRead:
     above_s = None
-    if best is not None and _has_something_to_beat(spec, lease):
-        above_s = step_time_at(best, spec, lease)
+    if best is not None and has_something_to_beat(spec, lease):
+        above_s = stop_above_s(best, spec, lease.layout)
     probe = spec.probe_request(
         lease.layout, num_layers=lease.num_layers, stop_above_step_time_s=above_s
     )
@@ -164,27 +164,3 @@ def _lease_read(spec: CampaignSpec, lease: LeaseRecord, best: float | None) -> L
         request=probe.to_mapping(),
         lease_expires_at=lease.lease_expires_at,
     )
-
-
-def _has_something_to_beat(spec: CampaignSpec, lease: LeaseRecord) -> bool:
-    """Whether a slow run of the leased layout is stopped early.
-
-    It is not in an exhaustive campaign, which measures every layout; with several objectives, where
-    a slow layout may be on the front; in a repeat, which is compared with other runs; in the
-    baseline, which the winner is compared with; and in a cheap probe, which does less work than the
-    best one did. The value to beat is the low end of the winner's
-    interval, not the figure of one lucky run.
-    """
-    if not spec.stop.early or spec.strategy == "exhaustive" or len(spec.objectives) > 1:
-        return False
-    if lease.num_layers is not None:
-        return False
-    is_compared = lease.repeat_of is not None or lease.layout == spec.baseline
-    return not is_compared and spec.probe.iterations > LEAST_TIMED
-
-
-def step_time_at(best: float, spec: CampaignSpec, lease: LeaseRecord) -> float:
-    """The step time at which the leased layout equals the best value of the objective."""
-    columns = LayoutColumns.of(lease.layout)
-    factor = float(objective_factors(spec.objective, columns, spec.model))
-    return factor / best

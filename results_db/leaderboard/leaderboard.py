@@ -251,6 +251,24 @@ class Leaderboard(StoreSection):
             values[campaign_id] = row.value if estimate is None else row.value / estimate.factor
         return values
 
+    def fronts_to_beat(
+        self, campaign_ids: Collection[int]
+    ) -> dict[int, list[tuple[float | None, ...]]]:
+        """The objectives of the layouts on each campaign's Pareto front, by the campaign's id.
+
+        They are in the order of the campaign's description; None: not measured.
+        """
+        fronts: dict[int, list[tuple[float | None, ...]]] = {}
+        if campaign_ids:
+            weighed = (LeaderboardRow.weighed_1, LeaderboardRow.weighed_2, LeaderboardRow.weighed_3)
+            query = select(LeaderboardRow.campaign_id, *weighed).where(
+                LeaderboardRow.campaign_id.in_(campaign_ids), LeaderboardRow.on_front
+            )
+            with self._db.read() as session:
+                for campaign_id, *values in rows_of(session, query):
+                    fronts.setdefault(campaign_id, []).append(tuple(values))
+        return fronts
+
     def count_constrained(self, campaign_id: int) -> int:
         """The number of completed trials that break the campaign's constraints."""
         bound = select(Campaign.max_peak_memory_bytes).where(Campaign.id == campaign_id)

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from api.service.worker_batches import step_time_at
+from api.service.step_time_to_beat import stop_above_s
 from benchmarks.bench_stopping import (
     Noise,
     Stopped,
@@ -58,7 +58,7 @@ def test_the_step_time_to_beat_is_what_the_service_tells_a_worker(tmp_path: Path
     store.post_outcome(first.id, lease_one(store, worker.id).attempt, completed(layout, **figures))
     store.add_trial(number, Layout(tp=2, num_microbatches=8))
     best = store.values_to_beat([number])[number]
-    told_s = step_time_at(best, spec, lease_one(store, worker.id))
+    told_s = stop_above_s(best, spec, lease_one(store, worker.id).layout)
     store.close()
     assert told_s == pytest.approx(to_beat_s(timed))
     assert told_s > 1.005 * sum(middle) / 2

@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 
+from api.service.step_time_to_beat import stop_above_s
+from search_spaces.estimates.memory import peak_memory_bytes
+from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.fidelity import Fidelity
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import Api
+from search_spaces.spec.layout_columns import LayoutColumns
+from tests.api.local_api import CAMPAIGN, Api
 from tests.results_db.factories import completed
 
 BEST = Layout(num_microbatches=8)
@@ -41,15 +45,60 @@ def test_a_layout_on_more_devices_has_more_to_beat_a_device(api: Api) -> None:
     assert seconds == pytest.approx(8 * 128 / 2 / 1024.0)
 
 
+TWO = ["tokens_per_s", "memory_headroom"]
+
+
+@pytest.mark.parametrize(
+    ("peak_bytes", "is_told"),
+    [(1 << 20, True), (1 << 32, False)],
+    ids=["less memory than the other can need", "more memory"],
+)
+def test_with_two_objectives_a_probe_must_beat_a_layout_that_surely_needs_less_memory(
+    api: Api, peak_bytes: int, is_told: bool
+) -> None:
+    created = api.submit(objective=TWO)
+    worker = api.register()
+    api.store.add_trial(created["id"], BEST)
+    outcome = completed(BEST, tokens_per_s=1024.0, peak_memory_bytes=peak_bytes)
+    api.report(worker, api.lease(worker), outcome)
+    api.store.add_trial(created["id"], OTHER)
+    seconds = api.lease(worker)["request"]["stop_above_step_time_s"]
+    # Two runs may differ by 3 %.
+    assert seconds == (pytest.approx(8 * 128 / (0.97 * 1024.0)) if is_told else None)
+
+
+def test_of_a_front_the_fastest_layout_with_enough_headroom_is_to_be_beaten() -> None:
+    spec = CampaignSpec.from_mapping(CAMPAIGN | {"objective": TWO})
+    peak = float(peak_memory_bytes(LayoutColumns.of_each([OTHER]), spec.model)[0])
+    reachable = 1.0 - 0.8 * peak / spec.cluster.device_memory_bytes
+    front = [
+        (2000.0, reachable - 1e-6),  # the other layout may have more headroom
+        (1500.0, reachable + 1e-6),
+        (1000.0, 1.0),
+        (None, 1.0),
+    ]
+    assert stop_above_s(front, spec, OTHER) == pytest.approx(8 * 128 / (0.97 * 1500.0))
+    assert stop_above_s(front[:1], spec, OTHER) is None
+    assert stop_above_s([], spec, OTHER) is None
+
+
+def test_a_layout_must_be_worse_in_every_rate() -> None:
+    spec = CampaignSpec.from_mapping(
+        CAMPAIGN | {"objective": ["tokens_per_s", "tokens_per_s_per_device"]}
+    )
+    # The other layout has two devices: half of its rate a device.
+    seconds = stop_above_s([(1024.0, 128.0)], spec, OTHER)
+    assert seconds == pytest.approx(8 * 128 / 2 / (0.97 * 128.0))
+
+
 @pytest.mark.parametrize(
     "campaign",
     [
         {"stop": {"early": False}},
         {"strategy": "exhaustive"},
-        {"objective": ["tokens_per_s", "memory_headroom"]},
         {"probe": {"iterations": 3}},
     ],
-    ids=["told not to", "exhaustive", "several objectives", "too few iterations"],
+    ids=["told not to", "exhaustive", "too few iterations"],
 )
 def test_some_campaigns_stop_no_probe(api: Api, campaign: dict[str, Any]) -> None:
     assert to_beat(api, **campaign) is None
