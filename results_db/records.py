@@ -293,6 +293,16 @@ class TrialRecord:
     num_layers: int | None = None
     """Of a cheap probe, the layers of the model that it runs."""
 
+    @property
+    def is_cheap(self) -> bool:
+        """Whether it is a cheap probe."""
+        return self.full_layout is not None
+
+    @property
+    def stands_for(self) -> Layout:
+        """The layout that it measures: that of which a cheap probe runs a part, else its own."""
+        return self.layout if self.full_layout is None else self.full_layout
+
     def objective(self, name: str, *, device_memory_bytes: int | None = None) -> float | None:
         """The value of an objective; None if it was not measured.
 

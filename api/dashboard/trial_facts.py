@@ -70,7 +70,7 @@ class TrialFacts:
         campaign = store.campaign(detail.trial.campaign_id)
         trial = detail.trial
         cheap = cheap_probes(store, [trial]).get(trial.id)
-        found = _ranked(store, campaign, trial.full_layout or trial.layout)
+        found = _ranked(store, campaign, trial.stands_for)
         ranked = None if cheap else found
         around = {}
         if ranked is not None:

@@ -187,6 +187,7 @@ def _cost(
             counts,
             ended,
             store.ended_probes(campaign.id, cheap=True),
+            store.ended_probes(campaign.id, cheap=False),
             store.count_known_trials(campaign),
         ),
     }
@@ -208,7 +209,11 @@ def _budget(campaign: CampaignRecord, num_trials: int) -> list[tuple[str, str]]:
 
 
 def _states(
-    counts: Mapping[Any, int], ended: Sequence[TrialBrief], cheap: ProbeCount, num_known: int
+    counts: Mapping[Any, int],
+    ended: Sequence[TrialBrief],
+    cheap: ProbeCount,
+    full: ProbeCount,
+    num_known: int,
 ) -> list[tuple[str, str]]:
     """The trials by state, with what those that ended cost."""
     seconds: Counter[str] = Counter()
@@ -220,10 +225,9 @@ def _states(
         if count
     ]
     if cheap.number:
-        whole_s = sum(seconds.values()) - cheap.node_seconds
         states += [
             ("of these cheap probes", f"{cheap.number:,}, {_hours(cheap.node_seconds)}"),
-            ("of these in full", f"{len(ended) - cheap.number:,}, {_hours(whole_s)}"),
+            ("of these in full", f"{full.number:,}, {_hours(full.node_seconds)}"),
         ]
     if num_known:
         states.append(("started from", f"{num_known:,} trials of other campaigns"))

@@ -205,7 +205,7 @@ def _source(
     spec = CampaignSpec.from_stored(campaign.spec)
     job = TrainerJob(
         model=spec.model,
-        layout=trial.full_layout or trial.layout,
+        layout=trial.stands_for,
         seed=spec.seed,
         warmup=spec.probe.warmup,
         compile=spec.probe.compile,

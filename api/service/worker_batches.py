@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from api.service.batcher import Batcher
-from api.service.step_time_to_beat import ToBeat, has_something_to_beat, stop_above_s
 from api.settings import Settings
 from results_db.allocations.workers import Beat
 from results_db.errors import DatabaseUnavailableError, ResultsDbError
 from results_db.records import LeaseRecord
 from results_db.store import Store
 from results_db.trials.leases import LeaseAsk
+from search_spaces.belief.step_time_to_beat import ToBeat, stop_above_s
 from search_spaces.errors import SearchSpaceError
 from search_spaces.protocol.worker_messages import (
     HeartbeatReply,
@@ -23,6 +23,7 @@ from search_spaces.protocol.worker_messages import (
     OutcomeReport,
 )
 from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.statistics.early_stop import LEAST_TIMED
 
 MOST_OUTCOMES: Final = 32
 """Outcomes in one transaction. Larger batches gain little, and lock campaigns for longer."""
@@ -113,7 +114,7 @@ def _readable(
             lease.campaign_id: spec
             for lease in leases
             if isinstance(spec := specs[lease.campaign_id], CampaignSpec)
-            and has_something_to_beat(spec, lease)
+            and _has_something_to_beat(spec, lease)
         },
     )
     return [
@@ -151,7 +152,7 @@ def _to_beat(store: Store, specs: Mapping[int, CampaignSpec]) -> dict[int, ToBea
 
 def _lease_read(spec: CampaignSpec, lease: LeaseRecord, best: ToBeat | None) -> LeaseRead:
     above_s = None
-    if best is not None and has_something_to_beat(spec, lease):
+    if best is not None and _has_something_to_beat(spec, lease):
         above_s = stop_above_s(best, spec, lease.layout)
     probe = spec.probe_request(
         lease.layout, num_layers=lease.num_layers, stop_above_step_time_s=above_s
@@ -164,3 +165,16 @@ def _lease_read(spec: CampaignSpec, lease: LeaseRecord, best: ToBeat | None) -> 
         request=probe.to_mapping(),
         lease_expires_at=lease.lease_expires_at,
     )
+
+
+def _has_something_to_beat(spec: CampaignSpec, lease: LeaseRecord) -> bool:
+    """Whether a slow run of the leased layout is stopped early.
+
+    It is not in an exhaustive campaign, which measures every layout; in a repeat, which is compared
+    with other runs; in the baseline, which the winner is compared with; and in a cheap probe, which
+    does less work than the best one did.
+    """
+    if not spec.stop.early or spec.strategy == "exhaustive" or lease.num_layers is not None:
+        return False
+    is_compared = lease.repeat_of is not None or lease.layout == spec.baseline
+    return not is_compared and spec.probe.iterations > LEAST_TIMED

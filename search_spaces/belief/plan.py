@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -143,7 +144,8 @@ class BoughtProbes:
     """Iterations of a probe, warm-up included."""
     cheap_probes: int | None = None
     """Cheap probes of layouts near the best that the node-hours of the budget pay for, beside one
-    probe of the best in full; None: the campaign uses none."""
+    probe of the best in full; below 0: they do not pay for that one; None: the campaign uses
+    none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -360,8 +362,9 @@ def _bought_cheap(
         layout = legal.layout(int(position))
         parts = fidelities(layout, spec.model, spec.cluster)
         part = next((each for each in reversed(parts) if each.keeps_memory(spec.model)), None)
-        if part is None:
-            return None
+        if part is None:  # it is cheap already
+            node_s.append(costs.node_s(layout.num_nodes, float(step_s)))
+            continue
         ran = part.reduced(layout)
         whole_s, part_s = step_time_s(
             LayoutColumns.of_each([layout, ran]), spec.model, spec.cluster
@@ -371,7 +374,7 @@ def _bought_cheap(
     best = legal.layout(int(ranked.order[0]))
     full_node_s = costs.node_s(best.num_nodes, float(ranked.step_time_s[0]))
     left_node_s = spec.budget.node_hours * _HOUR_S - full_node_s
-    return max(int(left_node_s / float(np.mean(node_s))), 0)
+    return math.floor(left_node_s / float(np.mean(node_s)))
 
 
 def _used(knowledge: Knowledge, cluster: Cluster) -> KnowledgeUsed:

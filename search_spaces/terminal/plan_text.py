@@ -157,7 +157,9 @@ def _job_row(name: str, estimate: JobEstimate) -> tuple[str, ...]:
 
 def _budget_words(bought: BoughtProbes) -> str:
     cheap = ""
-    if bought.cheap_probes is not None:
+    if bought.cheap_probes is not None and bought.cheap_probes < 0:
+        cheap = ". Its node-hours do not pay for one full probe of the best, which a winner needs"
+    elif bought.cheap_probes is not None:
         cheap = (
             f". By its node-hours alone it pays for {counted(bought.cheap_probes, 'cheap probe')} "
             "beside a full one of the best"

@@ -7,7 +7,6 @@ from random import Random
 
 import pytest
 
-from api.service.step_time_to_beat import stop_above_s
 from benchmarks.bench_stopping import (
     Noise,
     Stopped,
@@ -18,6 +17,7 @@ from benchmarks.bench_stopping import (
     to_beat_s,
 )
 from results_db.store import Store
+from search_spaces.belief.step_time_to_beat import stop_above_s
 from search_spaces.protocol.outcome import DEFAULT_ITERATIONS, DEFAULT_WARMUP, Iteration
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.campaign_settings import Budget

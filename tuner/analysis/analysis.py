@@ -116,7 +116,7 @@ def _tried(
     for trial in trials:
         # A lost node says nothing about the layout, and a cheap probe's figure compares with none.
         # Ranked layouts follow below, repeats included.
-        is_cheap = trial.full_layout is not None
+        is_cheap = trial.is_cheap
         if trial.state in _STATES and trial.reason != "node_lost" and not is_cheap:
             found[trial.layout_key] = Tried(
                 trial_id=trial.id,

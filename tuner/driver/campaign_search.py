@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -45,6 +44,7 @@ class CampaignSearch:
         """Size of the legal set."""
         self.last_ended_seq = 0
         """The largest `ended_seq` of the trials that the strategy was told."""
+        self._uses_cheap_probes = spec.uses_cheap_probes
         self._strategy = strategy
         self._baseline_due = spec.baseline
         """The baseline while the campaign has no trial of it."""
@@ -81,7 +81,7 @@ class CampaignSearch:
                 objectives=spec.objectives,
                 min_memory_headroom=spec.constraints.memory_headroom,
                 knowledge=knowledge_of(known_trials),
-                costs=probe_costs(spec, known) if spec.uses_cheap_probes else None,
+                costs=_costs(spec) if spec.uses_cheap_probes else None,
             )
             strategy = make_strategy(spec.strategy, problem, seed=spec.seed)
             search = cls(spec, strategy, num_layouts=len(legal))
@@ -91,7 +91,7 @@ class CampaignSearch:
         for trial in known:
             if trial.ended_seq is None:
                 search.resume(trial)
-        if any(full_layout(trial) == spec.baseline for trial in known):
+        if any(trial.stands_for == spec.baseline for trial in known):
             search._baseline_due = None
         return search
 
@@ -106,6 +106,11 @@ class CampaignSearch:
         if budget != self.spec.budget:
             _log.info("campaign %r: the budget is now %s", campaign.name, budget)
             self.spec = replace(self.spec, budget=budget)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the new budget decides otherwise about cheap probes than the search knows."""
+        return self.spec.uses_cheap_probes != self._uses_cheap_probes
 
     def ask(self, *, left_node_s: float | None = None) -> Layout | None:
         """The next layout, the baseline before all others; None when the legal set is exhausted.
@@ -192,9 +197,9 @@ class CampaignSearch:
             # One invalid measurement must not end the campaign.
             self._warn(trial, error)
             observation = None
-        layout, fidelity = full_layout(trial), fidelity_of_trial(trial)
+        layout, fidelity = trial.stands_for, fidelity_of_trial(trial)
         if observation is None:
-            self._strategy.withdraw(layout)
+            self._strategy.withdraw(layout, fidelity=fidelity)
             return
         if fidelity is not None and not fidelity.keeps_memory(self.spec.model):
             observation = replace(observation, peak_memory_bytes=None)
@@ -205,12 +210,12 @@ class CampaignSearch:
     def resume(self, trial: TrialRecord) -> None:
         """Tells the strategy that a trial waits or runs which it did not propose now."""
         try:
-            self._strategy.resume(full_layout(trial))
+            self._strategy.resume(trial.stands_for, fidelity=fidelity_of_trial(trial))
         except LayoutUnknownError as error:
             self._warn(trial, error)
 
     def _warn(self, trial: TrialRecord, error: ObservationInvalidError | TunerError) -> None:
-        if isinstance(error, LayoutUnknownError) and full_layout(trial) == self.spec.baseline:
+        if isinstance(error, LayoutUnknownError) and trial.stands_for == self.spec.baseline:
             return  # It lies outside of the space, which its users know.
         _log.warning(
             "campaign %r: trial %d teaches the search nothing: %s",
@@ -218,11 +223,6 @@ class CampaignSearch:
             trial.number,
             error,
         )
-
-
-def full_layout(trial: TrialRecord) -> Layout:
-    """The layout that a trial stands for; a cheap probe runs a part of it."""
-    return trial.layout if trial.full_layout is None else trial.full_layout
 
 
 def fidelity_of_trial(trial: TrialRecord) -> Fidelity | None:
@@ -233,16 +233,9 @@ def fidelity_of_trial(trial: TrialRecord) -> Fidelity | None:
     return fidelity_of(trial.full_layout, trial.layout, trial.num_layers)
 
 
-def probe_costs(spec: CampaignSpec, trials: Iterable[TrialRecord]) -> ProbeCosts:
-    """What probes of a campaign cost beside their steps, as far as its trials tell.
-
-    Only completed trials count: one that failed may never have come to its first step.
-    """
-    starts_s = [
-        trial.cost.start / trial.layout.num_nodes for trial in trials if trial.state == "COMPLETED"
-    ]
-    costs = ProbeCosts(warmup=spec.probe.warmup, iterations=spec.probe.iterations)
-    return replace(costs, start_s=statistics.median(starts_s)) if starts_s else costs
+def _costs(spec: CampaignSpec) -> ProbeCosts:
+    """What probes of a campaign are taken to cost: the same after a restart."""
+    return ProbeCosts(warmup=spec.probe.warmup, iterations=spec.probe.iterations)
 
 
 def full_probe_node_s(spec: CampaignSpec, trials: Sequence[TrialRecord]) -> float | None:
@@ -251,13 +244,13 @@ def full_probe_node_s(spec: CampaignSpec, trials: Sequence[TrialRecord]) -> floa
     The best is the one whose cheap probe promises the largest objective. A step of the whole layout
     is longer than one of its part by the ratio of their estimates. None: no cheap probe completed.
     """
-    costs = probe_costs(spec, trials)
+    costs = _costs(spec)
     expected = []
     for trial in trials:
         fidelity = fidelity_of_trial(trial)
         if fidelity is None or trial.state != "COMPLETED" or trial.measurement is None:
             continue
-        layout, measured_s = full_layout(trial), trial.measurement.step_time_s
+        layout, measured_s = trial.stands_for, trial.measurement.step_time_s
         step_s = extrapolated_step(
             measured_s, fidelity, layout, spec.model, spec.cluster
         ).expected_s

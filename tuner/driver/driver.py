@@ -378,6 +378,9 @@ class Driver:
                 return None
             self._searches[campaign.id] = search
         search.take_budget(campaign)
+        if search.is_outdated:
+            del self._searches[campaign.id]
+            return None
         return search
 
     def _open(self, campaign: CampaignRecord) -> CampaignSearch:
@@ -478,9 +481,7 @@ class Driver:
         self._analyse(campaign)
         trials = self._store.trials(campaign.id)
         ended = [
-            EndedTrial(
-                state=trial.state, reason=trial.reason, is_cheap=trial.full_layout is not None
-            )
+            EndedTrial(state=trial.state, reason=trial.reason, is_cheap=trial.is_cheap)
             for trial in trials
         ]
         spec = CampaignSpec.from_stored(campaign.spec)
@@ -509,7 +510,7 @@ def _log_ending(campaign: CampaignRecord, search: CampaignSearch, trial: TrialRe
     if value is None or trial.state != "COMPLETED":
         what = f"{trial.reason}: {trial.message}"
     else:
-        of_part = "" if trial.full_layout is None else ", of a part of its layout"
+        of_part = ", of a part of its layout" if trial.is_cheap else ""
         what = f"{search.spec.objective} {value:.4g}{of_part}"
     _log.info("campaign %r: trial %d %s, %s", campaign.name, trial.number, trial.state, what)
 

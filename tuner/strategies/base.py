@@ -77,8 +77,12 @@ class History:
         """What cheap probes of layouts measured, by position; such a layout stays free."""
         self.left_node_s: float | None = None
         """Node-seconds that the budget has left; None: it does not count them."""
-        self.pending: dict[int, None] = {}
-        """Positions that were proposed and not told, in the order of the asks."""
+        self._cheap_runs: dict[int, dict[int, CheapRun]] = {}
+        """The cheap probes of each layout by their numbers, also those that failed."""
+        self._withdrawn: set[int] = set()
+        self.pending: dict[int, Fidelity | None] = {}
+        """Positions that were proposed and not told, in the order of the asks, with the part that
+        runs; None: all of it."""
 
     @property
     def num_taken(self) -> int:
@@ -97,31 +101,47 @@ class History:
         runs = self._runs.setdefault(index, {})
         number = len(runs) if run is None else run
         if number not in runs:  # a verdict that changes does not end the run that is pending
-            self.pending.pop(index, None)
+            self.end_pending(index, is_cheap=False)
         runs[number] = observation
         completed = self.completed_runs(index)
         self.observations.pop(index, None)
         self.observations[index] = pooled(completed) if completed else observation
 
-    def note_cheap(self, index: int, observation: Observation, fidelity: Fidelity) -> None:
+    def note_cheap(
+        self, index: int, observation: Observation, fidelity: Fidelity, run: int | None
+    ) -> None:
         """Notes the outcome of a cheap probe; see `LayoutSearch.tell`."""
-        self.pending.pop(index, None)
+        runs = self._cheap_runs.setdefault(index, {})
+        number = len(runs) if run is None else run
+        if number not in runs:
+            self.end_pending(index, is_cheap=True)
+        runs[number] = CheapRun(fidelity=fidelity, observation=observation)
+        completed = [each for each in runs.values() if each.observation.state == "completed"]
         self.cheap.pop(index, None)
+        if completed:
+            self.cheap[index] = completed[-1]
         if index in self._runs:
-            return  # its own runs say more
-        if observation.state != "completed":
+            return  # the layout was told in full
+        self.observations.pop(index, None)
+        if completed:
+            self._free(index)
+        else:
             self.take(index)
             self.observations[index] = observation
-            return
-        self.observations.pop(index, None)  # a verdict may change
-        if not self.is_free[index]:
-            self.is_free[index] = True  # to be measured in full
-            self.num_free += 1
-        self.cheap[index] = CheapRun(fidelity=fidelity, observation=observation)
 
-    def seen(self) -> dict[int, Observation]:
-        """All outcomes by position; a layout's own ones replace that of its cheap probe."""
-        return {row: run.observation for row, run in self.cheap.items()} | self.observations
+    def withdraw(self, index: int, *, is_cheap: bool) -> None:
+        """Notes that a run has no outcome; see `LayoutSearch.withdraw`."""
+        self.end_pending(index, is_cheap=is_cheap)
+        if is_cheap and index in self.cheap:
+            self._free(index)
+        else:
+            self._withdrawn.add(index)
+            self.take(index)
+
+    def end_pending(self, index: int, *, is_cheap: bool) -> None:
+        """Notes that a run of a layout does not run any more; one of the other kind still may."""
+        if index in self.pending and (self.pending[index] is not None) == is_cheap:
+            del self.pending[index]
 
     def completed_runs(self, index: int) -> list[Observation]:
         """The completed runs of a layout."""
@@ -133,6 +153,13 @@ class History:
         if self.is_free[index]:
             self.is_free[index] = False
             self.num_free -= 1
+
+    def _free(self, index: int) -> None:
+        """Lets a layout that a cheap probe measured be proposed, to be measured in full."""
+        is_done = index in self._runs or index in self._withdrawn or index in self.pending
+        if not is_done and not self.is_free[index]:
+            self.is_free[index] = True
+            self.num_free += 1
 
 
 def pooled(runs: Sequence[Observation]) -> Observation:
@@ -177,6 +204,10 @@ class FidelityChoosing(Protocol):
         """The part of the layout, which was proposed last, to be probed; None: all of it."""
         ...
 
+    def rests(self, history: History) -> bool:
+        """Whether what is pending is expected to use up the budget; some is pending."""
+        ...
+
 
 @runtime_checkable
 class LayoutPredicting(Protocol):
@@ -201,7 +232,10 @@ class LayoutSearch:
         return self._history.num_free == 0
 
     def ask(self, *, left_node_s: float | None = None) -> Layout | None:
-        """A layout that is now pending; None: none is left that was not proposed before.
+        """A layout that is now pending.
+
+        None: none is left that was not proposed before, or what is pending is expected to use up
+        the budget.
 
         A layout that was measured is proposed again where the strategy doubts the measurement, and
         one that a cheap probe measured is proposed again to be measured in full: `fidelity` tells.
@@ -213,11 +247,15 @@ class LayoutSearch:
             return None
         history = self._history
         history.left_node_s = left_node_s
+        proposer = self._proposer
+        if history.pending and isinstance(proposer, FidelityChoosing) and proposer.rests(history):
+            return None
         index = int(self._proposer.propose(history))
         is_repeat = index in history.observations and index not in history.pending
         assert history.is_free[index] or is_repeat, f"layout {index} was proposed a second time"
-        self._mark_pending(index)
-        return self._layouts.layout(index)
+        layout = self._layouts.layout(index)
+        self._mark_pending(index, self.fidelity(layout))
+        return layout
 
     def fidelity(self, layout: Layout) -> Fidelity | None:
         """The part of the layout, which was asked for last, to be probed; None: all of it."""
@@ -252,25 +290,33 @@ class LayoutSearch:
         if fidelity is None:
             self._history.note(self._index(layout), observation, run)
         else:
-            self._history.note_cheap(self._index(layout), observation, fidelity)
+            self._history.note_cheap(self._index(layout), observation, fidelity, run)
 
-    def resume(self, layout: Layout) -> None:
+    def resume(self, layout: Layout, *, fidelity: Fidelity | None = None) -> None:
         """Marks a layout as pending that was proposed before a restart.
 
-        Raises:
-            LayoutUnknownError: the layout is not in the set.
-        """
-        self._mark_pending(self._index(layout))
-
-    def withdraw(self, layout: Layout) -> None:
-        """Learns that a layout will have no outcome; it is not proposed again.
+        Args:
+            layout: what was proposed.
+            fidelity: the part of it that runs; None: all of it.
 
         Raises:
             LayoutUnknownError: the layout is not in the set.
         """
-        index = self._index(layout)
-        self._history.take(index)
-        self._history.pending.pop(index, None)
+        self._mark_pending(self._index(layout), fidelity)
+
+    def withdraw(self, layout: Layout, *, fidelity: Fidelity | None = None) -> None:
+        """Learns that a run will have no outcome; its layout is not proposed again.
+
+        A layout that another cheap probe measured may still be proposed to be measured in full.
+
+        Args:
+            layout: what was proposed.
+            fidelity: the part of it that ran; None: all of it.
+
+        Raises:
+            LayoutUnknownError: the layout is not in the set.
+        """
+        self._history.withdraw(self._index(layout), is_cheap=fidelity is not None)
 
     def possible_improvement(self) -> float | None:
         """The share that the remaining layouts may gain over the best one.
@@ -296,9 +342,10 @@ class LayoutSearch:
             return None
         return self._proposer.predict(self._history, index)
 
-    def _mark_pending(self, index: int) -> None:
+    def _mark_pending(self, index: int, fidelity: Fidelity | None) -> None:
         self._history.take(index)
-        self._history.pending[index] = None
+        if self._history.pending.get(index, fidelity) is not None or fidelity is None:
+            self._history.pending[index] = fidelity
 
     def _index(self, layout: Layout) -> int:
         index = self._layouts.index_of(layout)

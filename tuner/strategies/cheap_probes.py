@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from search_spaces.belief.step_belief import StepBelief
 from search_spaces.spec.fidelity import Fidelity, ProbeCosts, fidelities
-from tuner.strategies.base import History
 from tuner.strategies.improvement import expected_improvement
 from tuner.strategies.predictions import Predictions
 from tuner.strategies.problem import SearchProblem
@@ -67,10 +66,7 @@ class CheapProbes:
         chosen: tuple[Fidelity | None, float]
         best, chosen = self._gain(candidate, 0.0) / full_node_s, (None, full_node_s)
         for fidelity in fidelities(layout, problem.model, problem.cluster):
-            part = self._predictions.part(row, fidelity)
-            (log_s,), _ = belief.marginals_of(part)
-            nodes = fidelity.reduced(layout).num_nodes
-            spent = node_s = self._costs.node_s(nodes, float(np.exp(log_s)), is_cheap=True)
+            spent = node_s = self.expected_node_s(belief, row, fidelity)
             if not fidelity.keeps_memory(problem.model):
                 node_s += (1.0 - candidate.runs) * full_node_s
             error = self._predictions.extrapolation_log_sd(row, fidelity)
@@ -79,25 +75,35 @@ class CheapProbes:
                 best, chosen = rate, (fidelity, spent)
         return chosen
 
+    def expected_node_s(self, belief: StepBelief, row: int, fidelity: Fidelity | None) -> float:
+        """Expected node-seconds of a probe of a layout, or of a part of it."""
+        if fidelity is None:
+            (log_s,) = belief.mean(np.array([row]))
+            return self.full_node_s(row, float(log_s))
+        (log_s,), _ = belief.marginals_of(self._predictions.part(row, fidelity))
+        nodes = fidelity.reduced(self._problem.layouts.layout(row)).num_nodes
+        return self._costs.node_s(nodes, float(np.exp(log_s)), is_cheap=True)
+
     def full_node_s(self, row: int, log_s: float) -> float:
         """Expected node-seconds of a full probe."""
         nodes = int(self._problem.layouts.column("num_nodes")[row])
         return self._costs.node_s(nodes, float(np.exp(log_s)))
 
     def is_turn_of_full(
-        self, history: History, gain: float, node_s: float, cheap_gain: float, cheap_node_s: float
+        self, left_node_s: float, gain: float, node_s: float, cheap_gain: float, cheap_node_s: float
     ) -> bool:
         """Whether the best layout among those of cheap probes is measured in full now.
 
         Args:
-            history: with what the budget has left.
+            left_node_s: what the budget leaves.
             gain: expected from measuring it in full; infinite where no layout was.
             node_s: expected node-seconds of that.
             cheap_gain: expected from the best probe of another layout.
             cheap_node_s: expected node-seconds of that.
         """
-        left = history.left_node_s
-        is_last_chance = left is not None and left < _RESERVE * node_s + cheap_node_s
+        if left_node_s < node_s and gain < np.inf:
+            return False  # only a first one may exceed the budget: without it there is no winner
+        is_last_chance = left_node_s < _RESERVE * node_s + cheap_node_s
         if cheap_gain >= WORTH and not is_last_chance:
             return False
         return gain >= WORTH or gain / node_s > cheap_gain / cheap_node_s

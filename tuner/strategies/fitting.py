@@ -15,9 +15,12 @@ from search_spaces.belief.known_measurements import Sample
 from search_spaces.belief.memory import MemoryBelief
 from search_spaces.belief.memory_evidence import usable_bytes
 from search_spaces.belief.memory_fit import LOGISTIC_PER_NORMAL, logistic
+from search_spaces.belief.observation import Observation
 from search_spaces.belief.residual import similarity
 from search_spaces.estimates.memory import MemoryTerms
+from search_spaces.spec.fidelity import Fidelity
 from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.model_shape import ModelShape
 from tuner.strategies.base import History
 from tuner.strategies.problem import SearchProblem
 
@@ -116,7 +119,7 @@ class FittingBelief:
         model = self._problem.model
         measured = {
             row: seen.peak_memory_bytes
-            for row, seen in history.seen().items()
+            for row, seen in _seen(history, model).items()
             if seen.peak_memory_bytes is not None
         }
         if 2 * len(rows) > len(self._points):  # copying the terms of most layouts takes longer
@@ -138,6 +141,16 @@ class FittingBelief:
         """The prediction of one layout's peak before the search."""
         terms = _of_rows(self._terms, [row])
         return float(self._prior.peak_bytes(terms, self._problem.model)[0][0])
+
+    def part_peak_share(self, row: int, fidelity: Fidelity) -> float:
+        """The predicted peak of a part of a layout, as a share of the layout's."""
+        problem = self._problem
+        if fidelity.keeps_memory(problem.model):
+            return 1.0
+        model = fidelity.reduced_model(problem.model)
+        part = LayoutColumns.of_each([fidelity.reduced(problem.layouts.layout(row))])
+        (peak,), _ = self._prior.peak_bytes(self._prior.terms(part, model), model)
+        return float(peak) / self.peak_bytes(row)
 
     def _trust(self, history: History, belief: MemoryBelief, rows: Ints, usable: float) -> Floats:
         """A factor on each probability, below 1 near failures that memory does not explain.
@@ -180,7 +193,7 @@ def samples_of(history: History, problem: SearchProblem) -> Sequence[Sample]:
             peak_memory_bytes=seen.peak_memory_bytes,
             software=problem.software,
         )
-        for index, seen in history.seen().items()
+        for index, seen in _seen(history, problem.model).items()
     ]
 
 
@@ -188,3 +201,13 @@ def _of_rows(terms: MemoryTerms, rows: Ints | list[int]) -> MemoryTerms:
     """The terms of some layouts (the last axis of each array)."""
     arrays = {field.name: getattr(terms, field.name)[..., rows] for field in fields(terms)}
     return replace(terms, **arrays)
+
+
+def _seen(history: History, model: ModelShape) -> dict[int, Observation]:
+    """What ran with the memory of its layout, by position: in full, or in part with all layers."""
+    cheap = {
+        row: run.observation
+        for row, run in history.cheap.items()
+        if run.fidelity.keeps_memory(model)
+    }
+    return cheap | history.observations

@@ -189,11 +189,12 @@ class GuidedProposer:
         log_s, log_sd = candidates.belief.marginals(rows)
         peaks = candidates.fitting.peak_mean_bytes
         figures = candidates.weighing.figure(self._predictions.goals.values(rows, log_s, peaks))
-        is_probed = np.isin(rows, list(history.cheap))
+        is_probed = np.isin(rows, list(history.cheap.keys() - history.observations.keys()))
         best_full = candidates.best if any(True for _ in history.successes()) else -np.inf
         best_probed = int(np.where(is_probed, figures, -np.inf).argmax())
         leads = bool(is_probed[best_probed] and figures[best_probed] > best_full)
-        values = self.weigh(history, candidates, rng, over=best_probed if leads else None)
+        over = best_probed if leads else None
+        values = self.weigh(history, candidates, rng, over=over)
         place = int(np.where(is_probed, -np.inf, values).argmax())
         candidate = Candidate(
             row=int(rows[place]),
@@ -203,18 +204,58 @@ class GuidedProposer:
             runs=float(candidates.fitting.probability[place]),
         )
         fidelity, node_s = self._cheap.choose(candidates.belief, candidate)
-        if int(rows[place]) in history.observations:
-            fidelity = None  # a repetition of a full probe
+        if candidate.row in history.observations:  # a repetition of a full probe
+            fidelity, node_s = None, self._cheap.full_node_s(candidate.row, candidate.log_s)
         if is_probed[best_probed]:
             gain = np.inf
-            if best_full > -np.inf:
+            if best_full > -np.inf or any(row in history.cheap for row in history.pending):
                 gain = float(self.weigh(history, candidates, rng)[best_probed])
             full_node_s = self._cheap.full_node_s(int(rows[best_probed]), log_s[best_probed])
             if is_probed.all() or self._cheap.is_turn_of_full(
-                history, gain, full_node_s, float(values[place]), node_s
+                self._left_node_s(history, candidates.belief),
+                gain,
+                full_node_s,
+                self._open_gain(history, candidates, rng, ~is_probed, over=over),
+                node_s,
             ):
                 return best_probed, None
         return place, fidelity
+
+    def _open_gain(
+        self,
+        history: History,
+        candidates: _Candidates,
+        rng: np.random.Generator,
+        among: NDArray[np.bool_],
+        *,
+        over: int | None,
+    ) -> float:
+        """The largest expected gain among some candidates and the parts of layouts that run now."""
+        rows = np.array([r for r, part in history.pending.items() if part is not None], dtype=int)
+        is_part = np.isin(list(history.pending), rows)
+        fits = candidates.fitting.joined(candidates.pending_fitting.rows(np.flatnonzero(is_part)))
+        every = np.concatenate([candidates.rows, rows])
+        figures_SN = self._draw_figures(candidates, every, fits, rng)
+        best_S1 = candidates.best if over is None else figures_SN[:, [over]]
+        gains_N = fits.probability * mean_gains(figures_SN - best_S1)
+        gains_N[: len(among)] *= candidates.sound * among
+        return float(gains_N.max())
+
+    def rests(self, history: History) -> bool:
+        """Whether what is pending is expected to use up the budget."""
+        if self._cheap is None or history.left_node_s is None:
+            return False
+        return self._left_node_s(history, self._predictions.belief(history)) <= 0
+
+    def _left_node_s(self, history: History, belief: StepBelief) -> float:
+        """What the budget leaves beside the probes that wait or run."""
+        if self._cheap is None or history.left_node_s is None:
+            return np.inf
+        pending = (
+            self._cheap.expected_node_s(belief, row, fidelity)
+            for row, fidelity in history.pending.items()
+        )
+        return history.left_node_s - sum(pending)
 
     def weigh(
         self,

@@ -98,9 +98,10 @@ class Predictions:
     def doubted(self, history: History, belief: StepBelief) -> dict[int, float]:
         """How likely each measured layout was slowed down, where it may be worth another run."""
         slowed: dict[int, float] = {}
-        for row, share in zip(belief.rows.tolist(), belief.slowed.tolist(), strict=True):
-            is_full = row in history.observations
-            if is_full and share > _DOUBT and len(history.completed_runs(row)) < _MOST_RUNS:
+        num_full = len(belief.rows) - len(history.cheap)  # those of cheap probes come last
+        full = zip(belief.rows[:num_full].tolist(), belief.slowed.tolist(), strict=False)
+        for row, share in full:
+            if share > _DOUBT and len(history.completed_runs(row)) < _MOST_RUNS:
                 slowed[row] = max(share, slowed.get(row, 0.0))
         return {row: share for row, share in slowed.items() if row not in history.pending}
 
@@ -126,11 +127,13 @@ class Predictions:
             rows: the position of the layout, in an array of one.
             fidelity: the part of the layout that the prediction is of; None: all of it.
         """
+        peak_bytes = float(fitting.peak_mean_bytes[0])
         if fidelity is None:
             mean, deviation = belief.marginals(rows)
         else:
             row = int(rows[0])
             mean, deviation = belief.marginals_of(self.part(row, fidelity))
+            peak_bytes *= self.fitting.part_peak_share(row, fidelity)
             off = (self.extrapolation_log_sd(row, fidelity), COMMON_LOG_SD)
             deviation = np.sqrt(np.square(deviation) + np.square(off).sum())
         # The second moment of an exponential distribution is twice the square of its mean.
@@ -139,7 +142,7 @@ class Predictions:
         return Prediction.of(
             log_step_time=float(mean[0]),
             log_step_time_sd=float(np.hypot(deviation, stalled)[0]),
-            peak_memory_bytes=float(fitting.peak_mean_bytes[0]),
+            peak_memory_bytes=peak_bytes,
             fit_probability=float(fitting.probability[0]),
             source="calibrated" if is_calibrated else "estimates",
         )

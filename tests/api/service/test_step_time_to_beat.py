@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from api.service.step_time_to_beat import stop_above_s
+from search_spaces.belief.step_time_to_beat import stop_above_s
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.fidelity import Fidelity

@@ -9,14 +9,12 @@ import pytest
 
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store
-from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.fidelity import Fidelity, ProbeCosts, fidelities, fidelity_of
-from search_spaces.spec.layout import Layout
-from tests.results_db.factories import completed, failed
-from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, measured, submit
+from tests.results_db.factories import failed
+from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
 from tuner.driver.budget_check import EndedTrial, Spent, closing_message, is_reserved
-from tuner.driver.campaign_search import CampaignSearch, full_probe_node_s, probe_costs
+from tuner.driver.campaign_search import CampaignSearch, full_probe_node_s
 from tuner.driver.driver import Driver
 from tuner.strategies import registry
 from tuner.strategies.base import History, Proposer
@@ -51,6 +49,9 @@ class PartFirst:
         assert problem.costs is not None
         self._part = parts[-1] if parts and is_exploring else None
         return chosen
+
+    def rests(self, history: History) -> bool:
+        return False
 
     def fidelity(self, _index: int) -> Fidelity | None:
         return self._part
@@ -226,7 +227,7 @@ def test_a_full_probe_takes_as_many_steps_that_are_as_much_longer_as_is_estimate
     one, *_ = store.trials(record.id)
     assert one.measurement is not None
     steps = spec.probe.warmup + spec.probe.iterations
-    start_s = probe_costs(spec, [one]).start_s
+    start_s = ProbeCosts().start_s
     takes_s = full_probe_node_s(spec, [one])
     assert takes_s is not None
     # Four times the micro-batches and twice the layers, of which neither is all of the work.
@@ -257,28 +258,6 @@ def test_other_campaigns_have_no_cheap_probes(store: Store, proposers: list[Part
         assert not other.uses_cheap_probes
         CampaignSearch.rebuild(submit(store, replace(other, name=f"other-{len(proposers)}")), [])
         assert proposers[-1]._problem.costs is None
-
-
-@pytest.mark.usefixtures("proposers")
-def test_the_start_of_a_probe_is_what_the_campaign_s_own_took(store: Store) -> None:
-    spec = make_large_spec(probes=20)
-    settings = {"warmup": spec.probe.warmup, "iterations": spec.probe.iterations}
-    assert probe_costs(spec, []) == ProbeCosts(**settings)
-    campaign = submit(store, spec)
-    driver, worker = Driver(store), FakeWorker(store, slow_to_start)
-    drive_until(lambda: ended(store, campaign), driver.step, worker)
-    trials = store.trials(campaign.id)
-    found = probe_costs(spec, trials)
-    assert found == ProbeCosts(**settings, start_s=found.start_s)
-    assert 20.0 < found.start_s < 30.0
-    crashed = replace(trials[0], state="FAILED", cost=replace(trials[0].cost, start=900.0))
-    assert probe_costs(spec, [crashed, *trials]) == found
-
-
-def slow_to_start(layout: Layout) -> Outcome:
-    outcome = measured(layout)
-    assert outcome.measurement is not None
-    return completed(layout, tokens_per_s=outcome.measurement.tokens_per_s, duration_s=30.0)
 
 
 def test_the_reserve_is_that_of_trials_that_ran_in_full() -> None:

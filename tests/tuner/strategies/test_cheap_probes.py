@@ -128,18 +128,92 @@ def test_a_part_that_does_not_fit_ends_its_layout_and_one_that_runs_does_not() -
     search = make_search()
     layout, fidelity = ask(search)
     search.tell(layout, INFEASIBLE, fidelity=fidelity)
-    for _ in range(12):
+    asked = []
+    for _ in range(14):
         other, fidelity = ask(search)
         assert other != layout
         search.tell(other, outcome(other, fidelity), fidelity=fidelity)
+        asked.append(other)
+    assert len(set(asked)) < len(asked), "one that ran is measured in full"
 
 
 def test_few_layers_are_probed_only_where_the_layout_surely_fits() -> None:
-    rows = {row.layout: row for row in cell().merged}
-    for probe in replayed().probes:
-        if probe.fidelity and not probe.fidelity.keeps_memory(cell().model):
-            assert probe.prediction is not None
-            assert probe.prediction.fit_probability > 0.8, rows[probe.layout]
+    model = cell().model
+    few = [p for p in replayed().probes if p.fidelity and not p.fidelity.keeps_memory(model)]
+    assert few
+    for probe in few:
+        assert probe.prediction is not None
+        assert probe.prediction.fit_probability > 0.8
+        assert probe.prediction.peak_memory_bytes < 0.6 * cell().cluster.device_memory_bytes
+
+
+def probe_until(search: LayoutSearch, *, few_layers: bool) -> tuple[Layout, Fidelity]:
+    """Tells cheap probes until one of this kind, which is not told."""
+    for _ in range(20):
+        layout, fidelity = ask(search)
+        if fidelity is not None and fidelity.keeps_memory(cell().model) != few_layers:
+            return layout, fidelity
+        search.tell(layout, outcome(layout, fidelity), fidelity=fidelity)
+    raise AssertionError("no probe of this kind")
+
+
+def test_few_layers_that_run_are_no_evidence_that_the_layout_fits() -> None:
+    search = make_search()
+    layout, fidelity = probe_until(search, few_layers=True)
+    before = search.predict(layout)
+    search.tell(layout, outcome(layout, fidelity), fidelity=fidelity)
+    search.resume(layout)  # the prediction at its proposal is not remembered any more
+    ask(search)
+    after = search.predict(layout)
+    assert before is not None
+    assert after is not None
+    assert after.fit_probability == pytest.approx(before.fit_probability, abs=1e-6)
+
+
+def test_a_repeat_of_a_cheap_probe_that_fails_does_not_end_its_layout() -> None:
+    search, once = make_search(), make_search()
+    layout, fidelity = ask(search)
+    seen = outcome(layout, fidelity)
+    search.tell(layout, seen, run=1, fidelity=fidelity)
+    search.resume(layout, fidelity=fidelity)
+    search.tell(layout, FAILED, run=2, fidelity=fidelity)
+    search.resume(layout, fidelity=fidelity)
+    search.withdraw(layout, fidelity=fidelity)
+    once.tell(layout, seen, run=1, fidelity=fidelity)
+    assert ask(search) == ask(once)
+
+
+def test_a_layout_whose_full_probe_was_withdrawn_is_not_proposed_again() -> None:
+    search = make_search()
+    layout, fidelity = ask(search)
+    search.tell(layout, outcome(layout, fidelity), run=1, fidelity=fidelity)
+    search.resume(layout)
+    search.resume(layout, fidelity=fidelity)  # its cheap probe is repeated meanwhile
+    search.tell(layout, outcome(layout, fidelity), run=2, fidelity=fidelity)
+    for _ in range(3):
+        assert ask(search)[0] != layout, "it runs in full"
+    search.withdraw(layout)
+    search.tell(layout, outcome(layout, fidelity), run=2, fidelity=fidelity)
+    for _ in range(8):
+        other, part = ask(search)
+        assert other != layout
+        search.tell(other, outcome(other, part), fidelity=part)
+
+
+def test_several_workers_do_not_all_confirm_at_once() -> None:
+    search = make_search()
+    for _ in range(6):
+        layout, fidelity = ask(search)
+        search.tell(layout, outcome(layout, fidelity), fidelity=fidelity)
+    left = 1.5 * COSTS.node_s(16, 240.0)
+    full = 0
+    for _ in range(4):
+        asked = search.ask(left_node_s=left)
+        full += asked is not None and search.fidelity(asked) is None
+    assert full <= 1, "the budget pays for one"
+    run = make_task(pending=4, probes=60, budget_node_s=40 * 3600.0).run()
+    assert sum(probe.node_seconds for probe in run.probes) < 44 * 3600.0
+    assert run.probes[-1].leader_regret is not None
 
 
 def test_a_job_of_few_micro_batches_is_probed_in_full() -> None:

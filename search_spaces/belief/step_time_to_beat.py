@@ -1,17 +1,15 @@
-"""The step time above which a leased probe is stopped early."""
+"""The step time above which a layout is certainly worse than what was measured."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 
-from results_db.records import LeaseRecord
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.spec.campaign import ESTIMATE_MARGIN, CampaignSpec
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.objectives import MEMORY_HEADROOM, objective_factors
-from search_spaces.statistics.early_stop import LEAST_TIMED
 from search_spaces.trainers.embedded import EMBEDDED
 
 ToBeat = float | Sequence[tuple[float | None, ...]]
@@ -19,19 +17,6 @@ ToBeat = float | Sequence[tuple[float | None, ...]]
 
 FRONT_MARGIN: Final = 0.03
 """Share by which the rates of a front are taken lower: so far may two runs of a layout differ."""
-
-
-def has_something_to_beat(spec: CampaignSpec, lease: LeaseRecord) -> bool:
-    """Whether a slow run of the leased layout is stopped early.
-
-    It is not in an exhaustive campaign, which measures every layout; in a repeat, which is compared
-    with other runs; in the baseline, which the winner is compared with; and in a cheap probe, which
-    does less work than the best one did.
-    """
-    if not spec.stop.early or spec.strategy == "exhaustive" or lease.num_layers is not None:
-        return False
-    is_compared = lease.repeat_of is not None or lease.layout == spec.baseline
-    return not is_compared and spec.probe.iterations > LEAST_TIMED
 
 
 def stop_above_s(to_beat: ToBeat, spec: CampaignSpec, layout: Layout) -> float | None:
