@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.postgres import (
     database_url,
@@ -32,6 +33,10 @@ __all__ = [
     "postgres_url",
     "sqlite_url",
 ]
+
+# An example that takes long on a busy machine has not failed.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 # A database, a service or a token of the user's must not be what tests work on.
 for _word in (

@@ -229,7 +229,7 @@ class _Rows:
             for stage in range(layout.pp)
         ]
         self._of[IterationRow] += [{**of_trial, **asdict(each)} for each in measured.iterations]
-        trial = SimpleNamespace(**self._of[Trial][-1])
+        trial = SimpleNamespace(**self._of[Trial][-1], num_layers=None)
         self._runs.add(self._campaign, cast("Trial", trial), measured)
 
     def add_failed(self, number: int, layout: Layout) -> None:

@@ -189,8 +189,8 @@ TUNER: Final = (
     Fault(
         name="pending-layouts-ignored",
         function="GuidedProposer.weigh",
-        before="best_S = np.maximum(candidates.best, pending_SP.max(axis=1, initial=-np.inf))",
-        after="best_S = np.full(NUM_DRAWS, candidates.best)",
+        before="pending_SP.max(axis=1, initial=-np.inf)[:, None]",
+        after="-np.inf",
         what="The guided search weighs candidates without the results that are still pending.",
     ),
     Fault(
