@@ -80,6 +80,7 @@ class History:
         self._cheap_runs: dict[int, dict[int, CheapRun]] = {}
         """The cheap probes of each layout by their numbers, also those that failed."""
         self._withdrawn: set[int] = set()
+        """Layouts of which a full run had no outcome; of a cheap probe, a later one may count."""
         self.pending: dict[int, Fidelity | None] = {}
         """Positions that were proposed and not told, in the order of the asks, with the part that
         runs; None: all of it."""
@@ -116,7 +117,9 @@ class History:
         if number not in runs:
             self.end_pending(index, is_cheap=True)
         runs[number] = CheapRun(fidelity=fidelity, observation=observation)
-        completed = [each for each in runs.values() if each.observation.state == "completed"]
+        # By number: a verdict that changes comes last when the search is rebuilt.
+        in_order = [each for _, each in sorted(runs.items(), key=lambda item: item[0])]
+        completed = [each for each in in_order if each.observation.state == "completed"]
         self.cheap.pop(index, None)
         if completed:
             self.cheap[index] = completed[-1]
@@ -134,9 +137,10 @@ class History:
         self.end_pending(index, is_cheap=is_cheap)
         if is_cheap and index in self.cheap:
             self._free(index)
-        else:
+            return
+        self.take(index)
+        if not is_cheap:
             self._withdrawn.add(index)
-            self.take(index)
 
     def end_pending(self, index: int, *, is_cheap: bool) -> None:
         """Notes that a run of a layout does not run any more; one of the other kind still may."""

@@ -190,9 +190,11 @@ class GuidedProposer:
         peaks = candidates.fitting.peak_mean_bytes
         figures = candidates.weighing.figure(self._predictions.goals.values(rows, log_s, peaks))
         is_probed = np.isin(rows, list(history.cheap.keys() - history.observations.keys()))
-        best_full = candidates.best if any(True for _ in history.successes()) else -np.inf
-        best_probed = int(np.where(is_probed, figures, -np.inf).argmax())
-        leads = bool(is_probed[best_probed] and figures[best_probed] > best_full)
+        best_full = candidates.best if any(True for _ in self._ranked(history)) else -np.inf
+        hopes = self._hopes(history, candidates, figures, is_probed)
+        best_probed = int(hopes.argmax())
+        may_be_ranked = bool(hopes[best_probed] > -np.inf)
+        leads = may_be_ranked and bool(figures[best_probed] > best_full)
         over = best_probed if leads else None
         values = self.weigh(history, candidates, rng, over=over)
         place = int(np.where(is_probed, -np.inf, values).argmax())
@@ -206,12 +208,14 @@ class GuidedProposer:
         fidelity, node_s = self._cheap.choose(candidates.belief, candidate)
         if candidate.row in history.observations:  # a repetition of a full probe
             fidelity, node_s = None, self._cheap.full_node_s(candidate.row, candidate.log_s)
-        if is_probed[best_probed]:
+        if is_probed.all():
+            return best_probed, None
+        if may_be_ranked:
             gain = np.inf
             if best_full > -np.inf or any(row in history.cheap for row in history.pending):
                 gain = float(self.weigh(history, candidates, rng)[best_probed])
             full_node_s = self._cheap.full_node_s(int(rows[best_probed]), log_s[best_probed])
-            if is_probed.all() or self._cheap.is_turn_of_full(
+            if self._cheap.is_turn_of_full(
                 self._left_node_s(history, candidates.belief),
                 gain,
                 full_node_s,
@@ -220,6 +224,24 @@ class GuidedProposer:
             ):
                 return best_probed, None
         return place, fidelity
+
+    def _hopes(
+        self,
+        history: History,
+        candidates: _Candidates,
+        figures: Floats,
+        is_probed: NDArray[np.bool_],
+    ) -> Floats:
+        """What decides which of the layouts of cheap probes is measured in full first.
+
+        It is the expected figure, lowered where the layout rather does not run. -inf: no cheap
+        probe measured it, or one showed that it breaks the memory headroom and is never ranked.
+        """
+        peaks = {row: run.observation.peak_memory_bytes or 0 for row, run in history.cheap.items()}
+        keeps = [peaks.get(row, 0) <= self._allowed_bytes for row in candidates.rows.tolist()]
+        runs = candidates.fitting.probability
+        doubt = np.where(runs > _LIKELY, 0.0, np.log(runs))
+        return np.where(is_probed & keeps, figures + doubt, -np.inf)
 
     def _open_gain(
         self,
