@@ -273,10 +273,22 @@ def test_the_reserve_is_that_of_trials_that_ran_in_full() -> None:
 
 def test_a_campaign_with_cheap_probes_alone_says_so_also_where_nothing_is_expected() -> None:
     part = EndedTrial(state="COMPLETED", reason=None, is_cheap=True)
-    lost = EndedTrial(state="FAILED", reason="crashed")
+    lost = EndedTrial(state="FAILED", reason="crashed", is_cheap=True)
     assert closing_message("done", [part, lost]) == (
         "done (1 completed, 1 failed); no layout was measured in full, so there is no winner: "
         "clone the campaign with a larger budget"
     )
     whole = replace(part, is_cheap=False)
     assert closing_message("done", [part, whole]) == "done (2 completed)"
+
+
+def test_where_every_full_probe_failed_the_message_says_why_and_asks_for_no_budget() -> None:
+    part = EndedTrial(state="COMPLETED", reason=None, is_cheap=True)
+    crashed = EndedTrial(state="FAILED", reason="crashed", is_cheap=True)
+    late = EndedTrial(state="FAILED", reason="timeout")
+    cancelled = EndedTrial(state="CANCELLED", reason=None)
+    trials = [part, crashed, crashed, crashed, late, late, cancelled]
+    assert closing_message("done", trials, full_probe_node_s=3600.0) == (
+        "done (1 cancelled, 1 completed, 5 failed); no layout was measured in full, so there is no "
+        "winner; most common reason: timeout (2 of 2)"
+    )
