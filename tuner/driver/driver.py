@@ -427,9 +427,12 @@ class Driver:
     ) -> bool:
         """Writes the new trials that the workers need; returns whether there was any."""
         left_node_s = node_seconds_left(search.spec.budget, spent)
+        left = trials_left(search.spec.budget, spent)
+        is_bounded = left is not None and left <= MAX_A_ROUND
         added = 0
         while added < most and target.is_short:
-            layout = search.ask(left_node_s=left_node_s)
+            is_last = is_bounded and added == most - 1
+            layout = search.ask(left_node_s=left_node_s, is_last=is_last)
             if layout is None:
                 break
             target.add(_size(self._add_trial(campaign, search, layout)))

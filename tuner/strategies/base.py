@@ -77,6 +77,8 @@ class History:
         """What cheap probes of layouts measured, by position; such a layout stays free."""
         self.left_node_s: float | None = None
         """Node-seconds that the budget has left; None: it does not count them."""
+        self.is_last = False
+        """Whether the budget counts trials, and has one left."""
         self._cheap_runs: dict[int, dict[int, CheapRun]] = {}
         """The cheap probes of each layout by their numbers, also those that failed."""
         self._withdrawn: set[int] = set()
@@ -209,7 +211,7 @@ class FidelityChoosing(Protocol):
         ...
 
     def rests(self, history: History) -> bool:
-        """Whether what is pending is expected to use up the budget; some is pending."""
+        """Whether nothing more is proposed before something of what is pending has ended."""
         ...
 
 
@@ -235,22 +237,23 @@ class LayoutSearch:
         """Whether no layout is left to propose."""
         return self._history.num_free == 0
 
-    def ask(self, *, left_node_s: float | None = None) -> Layout | None:
+    def ask(self, *, left_node_s: float | None = None, is_last: bool = False) -> Layout | None:
         """A layout that is now pending.
 
-        None: none is left that was not proposed before, or what is pending is expected to use up
-        the budget.
+        None: none is left that was not proposed before, or what is pending has to end first: it is
+        expected to use up the budget, or decides which layout the last trial measures in full.
 
         A layout that was measured is proposed again where the strategy doubts the measurement, and
         one that a cheap probe measured is proposed again to be measured in full: `fidelity` tells.
 
         Args:
             left_node_s: node-seconds that the budget has left; None: it does not count them.
+            is_last: whether the budget counts trials, and has one left.
         """
         if self.exhausted:
             return None
         history = self._history
-        history.left_node_s = left_node_s
+        history.left_node_s, history.is_last = left_node_s, is_last
         proposer = self._proposer
         if history.pending and isinstance(proposer, FidelityChoosing) and proposer.rests(history):
             return None

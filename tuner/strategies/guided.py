@@ -208,7 +208,8 @@ class GuidedProposer:
         fidelity, node_s = self._cheap.choose(candidates.belief, candidate)
         if candidate.row in history.observations:  # a repetition of a full probe
             fidelity, node_s = None, self._cheap.full_node_s(candidate.row, candidate.log_s)
-        if is_probed.all():
+        needs_full = self._needs_full(history)
+        if is_probed.all() or (needs_full and may_be_ranked):
             return best_probed, None
         if may_be_ranked:
             gain = np.inf
@@ -223,7 +224,7 @@ class GuidedProposer:
                 node_s,
             ):
                 return best_probed, None
-        return place, fidelity
+        return place, None if needs_full else fidelity
 
     def _hopes(
         self,
@@ -264,10 +265,17 @@ class GuidedProposer:
         return float(gains_N.max())
 
     def rests(self, history: History) -> bool:
-        """Whether what is pending is expected to use up the budget."""
+        """Whether what is pending is expected to use up the budget, or to decide the last trial."""
         if self._cheap is None or history.left_node_s is None:
             return False
+        if self._needs_full(history):
+            return True
         return self._left_node_s(history, self._predictions.belief(history)) <= 0
+
+    def _needs_full(self, history: History) -> bool:
+        """Whether the last trial has to run in full, since there is no winner without it."""
+        runs_in_full = any(part is None for part in history.pending.values())
+        return history.is_last and not runs_in_full and not any(True for _ in self._ranked(history))
 
     def _left_node_s(self, history: History, belief: StepBelief) -> float:
         """What the budget leaves beside the probes that wait or run."""

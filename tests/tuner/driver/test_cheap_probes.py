@@ -251,6 +251,19 @@ def test_a_campaign_is_not_converged_before_a_layout_was_measured_in_full(
     assert len(cheap(store.trials(record.id))) == NUM_CHEAP
 
 
+@pytest.mark.parametrize("trials", [1, 2, 3])
+def test_the_last_trial_of_a_budget_runs_in_full_where_none_did(store: Store, trials: int) -> None:
+    budget = {"node_hours": 1e5, "trials": trials}
+    space = {"global_batch_size": 1 << 20, "tp": [1, 2], "pp": [1, 2], "micro_batch_size": [1, 2]}
+    record = run(store, make_spec(strategy="guided", budget=budget, space=space))
+    *parts, last = store.trials(record.id)
+    assert cheap(parts) == parts
+    assert len(parts) == trials - 1
+    assert not last.is_cheap
+    assert last.layout in [part.full_layout for part in parts] or not parts
+    assert store.winner(record.id, record.objective) is not None
+
+
 def test_other_campaigns_have_no_cheap_probes(store: Store, proposers: list[PartFirst]) -> None:
     for changes in ({"probe": {"fidelity": "full"}}, {"budget": {"trials": 3}}):
         spec = make_large_spec()
