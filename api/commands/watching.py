@@ -19,6 +19,7 @@ from api.schemas.campaigns_and_trials import CampaignDetail, TrialRead
 from api.service.formatting import cheap_probe_words, duration, figure, unit
 from results_db.trials.filter import TrialFilter
 from search_spaces.protocol.worker_messages import TrialState
+from search_spaces.spec.fidelity import cheap_iterations
 from search_spaces.spec.objectives import measured_objective
 from search_spaces.terminal.console import escaped_line, on_interrupt, terminal_width
 from search_spaces.terminal.live_output import LiveBlock, sparkline
@@ -251,7 +252,10 @@ def _value(campaign: CampaignDetail, trial: TrialRead) -> float | None:
 def _planned(campaign: CampaignDetail, trial: TrialRead) -> str:
     """The number of iterations; warm-up may take more of them than were asked for."""
     probe = campaign.spec.get("probe", {})
-    planned = probe.get("warmup", 0) + probe.get("iterations", 0)
+    iterations = probe.get("iterations", 0)
+    planned = probe.get("warmup", 0) + (
+        iterations if trial.cheap_probe is None else cheap_iterations(iterations)
+    )
     return f" of {max(planned, trial.iterations_done)}" if planned else ""
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from search_spaces.spec.campaign_settings import ProbeSettings
-from search_spaces.spec.fidelity import with_layers
+from search_spaces.spec.fidelity import cheap_iterations, with_layers
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import LOCAL_CPU
@@ -41,13 +41,14 @@ def probe_command(
     Args:
         spec: the campaign's description.
         layout: the layout that runs.
-        num_layers: layers of the model that runs; None: all.
+        num_layers: of a cheap probe, layers of the model that runs; None: it is none.
     """
     if layout.num_nodes > 1:
         return None
     model, probe, default = spec["model"], dict(spec.get("probe", {})), ProbeSettings()
     if num_layers is not None:
         model = with_layers(ModelShape.from_mapping(model), num_layers).to_mapping()
+        probe["iterations"] = cheap_iterations(probe.get("iterations", default.iterations))
     preset = MODEL_PRESETS.get(model["name"])
     is_preset = preset is not None and preset.to_mapping() == model
     words = ["layout-tuner", "probe", "--model", model["name"] if is_preset else MODEL_FILE]

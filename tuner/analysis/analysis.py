@@ -113,12 +113,14 @@ def _tried(
     campaign: CampaignRecord, standings: Sequence[RankedLayout], trials: Sequence[TrialRecord]
 ) -> dict[str, Tried]:
     found = {}
+    # A cheap probe's figure compares with none, but a layout of which a part fails has failed.
+    ran = {trial.stands_for for trial in trials if trial.is_cheap and trial.state == "COMPLETED"}
     for trial in trials:
-        # A lost node says nothing about the layout, and a cheap probe's figure compares with none.
-        # Ranked layouts follow below, repeats included.
-        is_cheap = trial.is_cheap
-        if trial.state in _STATES and trial.reason != "node_lost" and not is_cheap:
-            found[trial.layout_key] = Tried(
+        # A lost node says nothing about the layout. Ranked layouts follow below, repeats included.
+        if trial.state not in _STATES or trial.reason == "node_lost":
+            continue
+        if not (trial.is_cheap and trial.stands_for in ran):
+            found[trial.stands_for.key] = Tried(
                 trial_id=trial.id,
                 state=_STATES[trial.state],
                 value=trial.objective(campaign.objective) if trial.state == "COMPLETED" else None,

@@ -106,13 +106,19 @@ def time_is_up(budget: Budget, spent: Spent) -> str | None:
     return None
 
 
+def rest_is_too_small(budget: Budget, spent: Spent) -> str:
+    """The ending of a campaign whose node-hours have a rest that pays for no full probe."""
+    left = (node_seconds_left(budget, spent) or 0.0) / SECONDS_PER_HOUR
+    return f"{left:.3g} of {budget.node_hours:g} node-hours left, too few for a full probe"
+
+
 def closing_message(
     ending: str, trials: Iterable[EndedTrial], *, full_probe_node_s: float | None = None
 ) -> str:
     """How the campaign ended and how its trials ended, in one sentence.
 
-    Where no trial completed, the sentence names the most common reason; where only cheap probes
-    did, it says what a probe of a whole layout takes.
+    Where no trial completed, the sentence names the most common reason. Where only cheap probes
+    did, it names that of the full ones; if none of these ran, it says what one takes.
 
     Args:
         ending: how the campaign ended.
@@ -122,25 +128,32 @@ def closing_message(
     """
     ended = list(trials)
     states = Counter(trial.state for trial in ended)
+    whole = [trial for trial in ended if not trial.is_cheap]
     if states["COMPLETED"]:
         parts = [f"{count} {state.lower()}" for state, count in sorted(states.items())]
         counted = f"{ending} ({', '.join(parts)})"
-        if any(trial.state == "COMPLETED" and not trial.is_cheap for trial in ended):
+        if any(trial.state == "COMPLETED" for trial in whole):
             return counted
+        counted += "; no layout was measured in full, so there is no winner"
+        if reason := _most_common_reason(whole):
+            return f"{counted}; most common reason: {reason}"
         takes = "" if full_probe_node_s is None else _takes_words(full_probe_node_s)
-        return (
-            f"{counted}; no layout was measured in full, so there is no winner: clone the campaign "
-            f"with a larger budget{takes}"
-        )
+        return f"{counted}: clone the campaign with a larger budget{takes}"
+    reason = _most_common_reason(ended)
+    if reason is None:
+        return f"{ending}; no trial was run"
+    return f"{ending}; no trial completed; most common reason: {reason}"
+
+
+def _most_common_reason(trials: Iterable[EndedTrial]) -> str | None:
+    """Why most trials did not complete; None: all were cancelled, or there is none."""
     reasons = Counter(
-        trial.reason or trial.state.lower() for trial in ended if trial.state != "CANCELLED"
+        trial.reason or trial.state.lower() for trial in trials if trial.state != "CANCELLED"
     )
     if not reasons:
-        return f"{ending}; no trial was run"
+        return None
     reason, count = max(reasons.items(), key=lambda item: (item[1], item[0]))
-    return (
-        f"{ending}; no trial completed; most common reason: {reason} ({count} of {reasons.total()})"
-    )
+    return f"{reason} ({count} of {reasons.total()})"
 
 
 def _takes_words(node_s: float) -> str:

@@ -112,11 +112,14 @@ class CampaignSearch:
         """Whether the new budget decides otherwise about cheap probes than the search knows."""
         return self.spec.uses_cheap_probes != self._uses_cheap_probes
 
-    def ask(self, *, left_node_s: float | None = None) -> Layout | None:
-        """The next layout, the baseline before all others; None when the legal set is exhausted.
+    def ask(self, *, left_node_s: float | None = None, is_last: bool = False) -> Layout | None:
+        """The next layout, the baseline before all others.
+
+        None: the legal set is exhausted, or the search rests (`rests`).
 
         Args:
             left_node_s: node-seconds that the budget has left; None: it does not count them.
+            is_last: whether the budget counts trials, and has one left.
 
         Raises:
             CampaignBrokenError: the strategy failed.
@@ -124,7 +127,7 @@ class CampaignSearch:
         with _blamed(f"strategy {self.spec.strategy!r} failed to propose a layout"):
             baseline, self._baseline_due = self._baseline_due, None
             if baseline is None:
-                return self._strategy.ask(left_node_s=left_node_s)
+                return self._strategy.ask(left_node_s=left_node_s, is_last=is_last)
             # Outside of the space the strategy does not know it; inside it must not propose it too.
             with suppress(LayoutUnknownError):
                 self._strategy.resume(baseline)
@@ -144,6 +147,11 @@ class CampaignSearch:
     def measured_by(self, layout: Layout) -> int | None:
         """The id of the trial that a proposed layout repeats; None: not yet measured in full."""
         return self._measured.get(layout)
+
+    @property
+    def rests(self) -> bool:
+        """Whether the last ask proposed nothing since the budget allows nothing, now at least."""
+        return self._strategy.rests
 
     @property
     def has_measured(self) -> bool:

@@ -33,6 +33,7 @@ from tuner.driver.budget_check import (
     closing_message,
     is_reserved,
     node_seconds_left,
+    rest_is_too_small,
     time_is_up,
     trials_left,
 )
@@ -296,20 +297,22 @@ class Driver:
         added = False
         if converged is None and not reserved:
             added = self._add_trials(campaign, search, spent, target, most)
-        if num_open or num_repeats or added or self._remeasure(campaign, search, left):
+        if num_open or num_repeats or added:
             return
-        if converged is None and not reserved and self._run_all_again(campaign, search, left):
-            return
+        is_searched = converged is None and not reserved
+        # A rest that pays for no full probe pays for no repeat of one either.
+        if not (is_searched and search.rests and left != 0):
+            if self._remeasure(campaign, search, left):
+                return
+            if is_searched and self._run_all_again(campaign, search, left):
+                return
+            may_use_reserve = converged is None and reserved  # no layout has to be measured again
+            if may_use_reserve and self._add_trials(campaign, search, spent, target, most):
+                return
         if converged is not None:
             self._complete(campaign, "converged", converged)
-        elif reserved and self._add_trials(campaign, search, spent, target, most):
-            return  # No layout has to be measured again: the search may use the reserve.
-        elif left == 0:
-            ending = f"{spent.trials} of {search.spec.budget.trials} trials done"
-            self._complete(campaign, "budget", ending)
         else:
-            ending = f"all {search.num_layouts} legal layouts were tried"
-            self._complete(campaign, "exhausted", ending)
+            self._complete(campaign, *_ending(search, spent, left))
 
     def _converged(self, campaign: CampaignRecord, search: CampaignSearch) -> str | None:
         """Why the campaign has converged, as a message; None: the search goes on."""
@@ -427,9 +430,12 @@ class Driver:
     ) -> bool:
         """Writes the new trials that the workers need; returns whether there was any."""
         left_node_s = node_seconds_left(search.spec.budget, spent)
+        left = trials_left(search.spec.budget, spent)
+        is_bounded = left is not None and left <= MAX_A_ROUND
         added = 0
         while added < most and target.is_short:
-            layout = search.ask(left_node_s=left_node_s)
+            is_last = is_bounded and added == most - 1
+            layout = search.ask(left_node_s=left_node_s, is_last=is_last)
             if layout is None:
                 break
             target.add(_size(self._add_trial(campaign, search, layout)))
@@ -503,6 +509,16 @@ class Driver:
         self._searches.pop(campaign.id, None)
         self._analysed.pop(campaign.id, None)
         _log.info("campaign %r is %s (%s): %s", campaign.name, state, reason, message)
+
+
+def _ending(search: CampaignSearch, spent: Spent, left: int | None) -> tuple[str, str]:
+    """Why a search that did not converge has ended, and the words for it."""
+    budget = search.spec.budget
+    if left == 0:
+        return "budget", f"{spent.trials} of {budget.trials} trials done"
+    if search.rests:
+        return "budget", rest_is_too_small(budget, spent)
+    return "exhausted", f"all {search.num_layouts} legal layouts were tried"
 
 
 def _log_ending(campaign: CampaignRecord, search: CampaignSearch, trial: TrialRecord) -> None:

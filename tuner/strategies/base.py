@@ -77,9 +77,12 @@ class History:
         """What cheap probes of layouts measured, by position; such a layout stays free."""
         self.left_node_s: float | None = None
         """Node-seconds that the budget has left; None: it does not count them."""
+        self.is_last = False
+        """Whether the budget counts trials, and has one left."""
         self._cheap_runs: dict[int, dict[int, CheapRun]] = {}
         """The cheap probes of each layout by their numbers, also those that failed."""
         self._withdrawn: set[int] = set()
+        """Layouts of which a full run had no outcome; of a cheap probe, a later one may count."""
         self.pending: dict[int, Fidelity | None] = {}
         """Positions that were proposed and not told, in the order of the asks, with the part that
         runs; None: all of it."""
@@ -116,7 +119,9 @@ class History:
         if number not in runs:
             self.end_pending(index, is_cheap=True)
         runs[number] = CheapRun(fidelity=fidelity, observation=observation)
-        completed = [each for each in runs.values() if each.observation.state == "completed"]
+        # By number: a verdict that changes comes last when the search is rebuilt.
+        in_order = [each for _, each in sorted(runs.items(), key=lambda item: item[0])]
+        completed = [each for each in in_order if each.observation.state == "completed"]
         self.cheap.pop(index, None)
         if completed:
             self.cheap[index] = completed[-1]
@@ -134,9 +139,10 @@ class History:
         self.end_pending(index, is_cheap=is_cheap)
         if is_cheap and index in self.cheap:
             self._free(index)
-        else:
+            return
+        self.take(index)
+        if not is_cheap:
             self._withdrawn.add(index)
-            self.take(index)
 
     def end_pending(self, index: int, *, is_cheap: bool) -> None:
         """Notes that a run of a layout does not run any more; one of the other kind still may."""
@@ -205,7 +211,7 @@ class FidelityChoosing(Protocol):
         ...
 
     def rests(self, history: History) -> bool:
-        """Whether what is pending is expected to use up the budget; some is pending."""
+        """Whether nothing more is proposed, at least before what is pending has ended."""
         ...
 
 
@@ -225,30 +231,36 @@ class LayoutSearch:
         self._layouts = layouts
         self._proposer = proposer
         self._history = History(layouts)
+        self.rests = False
+        """Whether the last ask proposed nothing since the budget allows nothing, now at least."""
 
     @property
     def exhausted(self) -> bool:
         """Whether no layout is left to propose."""
         return self._history.num_free == 0
 
-    def ask(self, *, left_node_s: float | None = None) -> Layout | None:
+    def ask(self, *, left_node_s: float | None = None, is_last: bool = False) -> Layout | None:
         """A layout that is now pending.
 
-        None: none is left that was not proposed before, or what is pending is expected to use up
-        the budget.
+        None: none is left that was not proposed before; or what is pending has to end first, since
+        it is expected to use up the budget or decides which layout the last trial measures in full;
+        or what the budget has left pays for nothing that could still win.
 
         A layout that was measured is proposed again where the strategy doubts the measurement, and
         one that a cheap probe measured is proposed again to be measured in full: `fidelity` tells.
 
         Args:
             left_node_s: node-seconds that the budget has left; None: it does not count them.
+            is_last: whether the budget counts trials, and has one left.
         """
+        self.rests = False
         if self.exhausted:
             return None
         history = self._history
-        history.left_node_s = left_node_s
+        history.left_node_s, history.is_last = left_node_s, is_last
         proposer = self._proposer
-        if history.pending and isinstance(proposer, FidelityChoosing) and proposer.rests(history):
+        self.rests = isinstance(proposer, FidelityChoosing) and proposer.rests(history)
+        if self.rests:
             return None
         index = int(self._proposer.propose(history))
         is_repeat = index in history.observations and index not in history.pending

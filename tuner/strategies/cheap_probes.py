@@ -24,6 +24,8 @@ Ints = NDArray[np.int64]
 
 WORTH: Final = 0.01
 """Expected gain of the next cheap probe, as a share of the best, for which they go on."""
+_LAST_WORTH: Final = 0.001
+"""Expected gain for which the last full probe that a budget pays for is run."""
 _RESERVE: Final = 1.2
 """Expected node-seconds of a full probe, times this, that a budget keeps for one."""
 
@@ -89,6 +91,12 @@ class CheapProbes:
         nodes = int(self._problem.layouts.column("num_nodes")[row])
         return self._costs.node_s(nodes, float(np.exp(log_s)))
 
+    def cheapest_full_node_s(self, belief: StepBelief, rows: Ints) -> float:
+        """Expected node-seconds of the full probe that takes least; infinite without layouts."""
+        nodes = self._problem.layouts.column("num_nodes")[rows]
+        node_s = nodes * self._costs.seconds(np.exp(belief.physical_mean(rows)))
+        return float(node_s.min(initial=np.inf))
+
     def is_turn_of_full(
         self, left_node_s: float, gain: float, node_s: float, cheap_gain: float, cheap_node_s: float
     ) -> bool:
@@ -103,8 +111,9 @@ class CheapProbes:
         """
         if left_node_s < node_s and gain < np.inf:
             return False  # only a first one may exceed the budget: without it there is no winner
-        is_last_chance = left_node_s < _RESERVE * node_s + cheap_node_s
-        if cheap_gain >= WORTH and not is_last_chance:
+        if left_node_s < _RESERVE * node_s + cheap_node_s:
+            return gain >= _LAST_WORTH  # what cheap probes find now could not be measured in full
+        if cheap_gain >= WORTH:
             return False
         return gain >= WORTH or gain / node_s > cheap_gain / cheap_node_s
 

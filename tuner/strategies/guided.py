@@ -190,9 +190,11 @@ class GuidedProposer:
         peaks = candidates.fitting.peak_mean_bytes
         figures = candidates.weighing.figure(self._predictions.goals.values(rows, log_s, peaks))
         is_probed = np.isin(rows, list(history.cheap.keys() - history.observations.keys()))
-        best_full = candidates.best if any(True for _ in history.successes()) else -np.inf
-        best_probed = int(np.where(is_probed, figures, -np.inf).argmax())
-        leads = bool(is_probed[best_probed] and figures[best_probed] > best_full)
+        best_full = candidates.best if any(True for _ in self._ranked(history)) else -np.inf
+        hopes = self._hopes(history, candidates, figures, is_probed)
+        best_probed = int(hopes.argmax())
+        may_be_ranked = bool(hopes[best_probed] > -np.inf)
+        leads = may_be_ranked and bool(figures[best_probed] > best_full)
         over = best_probed if leads else None
         values = self.weigh(history, candidates, rng, over=over)
         place = int(np.where(is_probed, -np.inf, values).argmax())
@@ -206,12 +208,15 @@ class GuidedProposer:
         fidelity, node_s = self._cheap.choose(candidates.belief, candidate)
         if candidate.row in history.observations:  # a repetition of a full probe
             fidelity, node_s = None, self._cheap.full_node_s(candidate.row, candidate.log_s)
-        if is_probed[best_probed]:
+        needs_full = self._needs_full(history)
+        if is_probed.all() or (needs_full and may_be_ranked):
+            return best_probed, None
+        if may_be_ranked:
             gain = np.inf
             if best_full > -np.inf or any(row in history.cheap for row in history.pending):
                 gain = float(self.weigh(history, candidates, rng)[best_probed])
             full_node_s = self._cheap.full_node_s(int(rows[best_probed]), log_s[best_probed])
-            if is_probed.all() or self._cheap.is_turn_of_full(
+            if self._cheap.is_turn_of_full(
                 self._left_node_s(history, candidates.belief),
                 gain,
                 full_node_s,
@@ -219,7 +224,25 @@ class GuidedProposer:
                 node_s,
             ):
                 return best_probed, None
-        return place, fidelity
+        return place, None if needs_full else fidelity
+
+    def _hopes(
+        self,
+        history: History,
+        candidates: _Candidates,
+        figures: Floats,
+        is_probed: NDArray[np.bool_],
+    ) -> Floats:
+        """What decides which of the layouts of cheap probes is measured in full first.
+
+        It is the expected figure, lowered where the layout rather does not run. -inf: no cheap
+        probe measured it, or one showed that it breaks the memory headroom and is never ranked.
+        """
+        peaks = {row: run.observation.peak_memory_bytes or 0 for row, run in history.cheap.items()}
+        keeps = [peaks.get(row, 0) <= self._allowed_bytes for row in candidates.rows.tolist()]
+        runs = candidates.fitting.probability
+        doubt = np.where(runs > _LIKELY, 0.0, np.log(runs))
+        return np.where(is_probed & keeps, figures + doubt, -np.inf)
 
     def _open_gain(
         self,
@@ -242,10 +265,28 @@ class GuidedProposer:
         return float(gains_N.max())
 
     def rests(self, history: History) -> bool:
-        """Whether what is pending is expected to use up the budget."""
+        """Whether nothing more is to be proposed, at least before what is pending has ended.
+
+        What is pending decides the last trial, or is expected to use up the budget. Or the budget
+        has less left than any full probe takes, without which a layout cannot win any more.
+        """
         if self._cheap is None or history.left_node_s is None:
             return False
-        return self._left_node_s(history, self._predictions.belief(history)) <= 0
+        if history.pending and self._needs_full(history):
+            return True
+        belief = self._predictions.belief(history)
+        left_node_s = self._left_node_s(history, belief)
+        if history.pending and left_node_s <= 0:
+            return True
+        if None in history.pending.values() or not any(True for _ in self._ranked(history)):
+            return False
+        rows = np.flatnonzero(history.is_free)
+        return left_node_s < self._cheap.cheapest_full_node_s(belief, rows)
+
+    def _needs_full(self, history: History) -> bool:
+        """Whether the last trial has to run in full, since there is no winner without it."""
+        runs_in_full = any(part is None for part in history.pending.values())
+        return history.is_last and not runs_in_full and not any(True for _ in self._ranked(history))
 
     def _left_node_s(self, history: History, belief: StepBelief) -> float:
         """What the budget leaves beside the probes that wait or run."""

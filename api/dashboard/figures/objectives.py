@@ -32,7 +32,8 @@ from search_spaces.spec.objectives import pareto_front
 def history(facts: PlotFacts, found: BestSoFar, *, show_all: bool = False) -> PlotFigure:
     """The objective of every trial in the order in which they ended, with the best so far."""
     if not found.points:
-        return PlotFigure(says=["No trial has ended yet.", *facts.cheap_words])
+        of_whole = " of a whole layout" if facts.num_cheap else ""
+        return PlotFigure(says=[f"No trial{of_whole} has ended yet.", *facts.cheap_words])
     best = [each for each in found.points if each.is_improvement]
     ends = axis_range(
         [value for each in found.points if (value := _counted_value(each)) is not None],

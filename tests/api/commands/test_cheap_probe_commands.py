@@ -89,5 +89,6 @@ def test_watching_names_the_layout_that_a_cheap_probe_stands_for(
     lines = view.lines(campaign, 300)
     (now,) = (line for line in lines if line.startswith("now"))
     assert f"cheap probe of {ONLY_CHEAP.key}: 8 of 64 micro-batches, 1 of 2 replicas" in now
+    assert "iteration 0 of 6:" in now, "two of warm-up, and four timed ones"
     (so_far,) = (line for line in lines if line.startswith("so far"))
     assert len(so_far.split()[-1]) == 1, "cheap probes are not among the best so far"

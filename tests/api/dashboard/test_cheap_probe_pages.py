@@ -71,6 +71,8 @@ def test_a_probe_of_fewer_layers_is_repeated_with_as_many(api: Api, ids: dict[in
     assert "in full:" not in text
     assert "layout-tuner probe --model model.yaml" in text
     assert "name: tiny-2-layers" in text
+    assert " --steps 4 " in text, "as many as it timed"
+    assert "--steps" not in page(api, f"/trials/{ids[3]}")
 
 
 def test_lists_of_trials_show_the_layout_and_its_extrapolated_step(
@@ -108,6 +110,16 @@ def test_the_history_says_that_it_leaves_them_out(api: Api, ids: dict[int, int])
     assert drawn_trials(figure) == {ids[3]}
     assert "1 trial has ended." in figure.says
     assert "2 cheap probes of parts of layouts: not drawn." in figure.says
+
+
+def test_the_history_does_not_deny_the_cheap_probes_that_have_ended(api: Api) -> None:
+    campaign = api.post("/campaigns", CHEAP_CAMPAIGN, status=201)
+    assert plots(api).draw("history").says == ["No trial has ended yet."]
+    api.complete(api.register(), campaign["name"], FULL, fidelity=FEWER, tokens_per_s=2048.0)
+    assert plots(api).draw("history").says == [
+        "No trial of a whole layout has ended yet.",
+        "1 cheap probe of parts of layouts: not drawn.",
+    ]
 
 
 @pytest.mark.parametrize("name", ["estimated-time", "estimated-memory"])

@@ -15,11 +15,12 @@ from results_db.records import Analysis, CampaignRecord
 from results_db.store import Store
 from search_spaces.estimates.time import step_time_s as estimated_step_time_s
 from search_spaces.protocol.outcome import Outcome
+from search_spaces.spec.fidelity import fidelities
 from search_spaces.spec.layout import Layout
 from tests.postgres import upgraded
 from tests.results_db.factories import TurnableClock, completed, failed
 from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
-from tuner.analysis.analysis import calibrated_step_time
+from tuner.analysis.analysis import analyse, calibrated_step_time
 from tuner.analysis.importance import importances, knobs_of
 from tuner.driver import driver as driver_module
 from tuner.driver.driver import Driver
@@ -94,6 +95,32 @@ def test_a_step_into_what_does_not_fit_says_so(store: Store) -> None:
         None,
         "measured",
     )
+
+
+def test_a_step_into_what_failed_as_a_cheap_probe_says_so_until_one_runs(store: Store) -> None:
+    space = {"global_batch_size": 256, "tp": 1, "pp": [1, 2], "micro_batch_size": 1}
+    spec = make_spec(strategy="guided", space=space, budget={"node_hours": 1})
+    campaign, legal = submit(store, spec), spec.legal_set()
+    whole, other = sorted(map(legal.layout, range(len(legal))), key=lambda layout: layout.pp)
+    (part, *_) = fidelities(other, spec.model, spec.cluster)
+    store.add_trial(campaign.id, whole)
+    failing = store.add_trial(campaign.id, other, fidelity=part)
+    worker = FakeWorker(store, lambda ran: judge(ran) if ran.pp == 1 else failed("out_of_memory"))
+    assert worker.run_one()
+    assert worker.run_one()
+
+    def step() -> tuple[str, str, int | None]:
+        ranked = store.ranked_layouts(campaign.id, campaign.objective)
+        analysis = analyse(campaign, ranked, store.trials(campaign.id))
+        assert analysis is not None
+        (up,) = (step for step in analysis.steps if step.knob == "pp")
+        return up.state, up.source, up.trial_id
+
+    assert step() == ("out_of_memory", "measured", failing.id)
+    store.requeue_trial(failing.id)
+    worker.judge = judge
+    assert worker.run_one()
+    assert step() == ("completed", "predicted", None), "what ran in part is not measured"
 
 
 def test_a_step_that_nobody_tried_is_predicted_and_marked_so(store: Store) -> None:

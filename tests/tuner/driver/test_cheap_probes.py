@@ -32,6 +32,8 @@ class PartFirst:
     def __init__(self, problem: SearchProblem) -> None:
         self._problem = problem
         self._part: Fidelity | None = None
+        self.least_node_s = 0.0
+        """What the budget must have left for another proposal."""
         self.left_node_s: list[float | None] = []
 
     def propose(self, history: History) -> int:
@@ -51,7 +53,7 @@ class PartFirst:
         return chosen
 
     def rests(self, history: History) -> bool:
-        return False
+        return history.left_node_s is not None and history.left_node_s < self.least_node_s
 
     def fidelity(self, _index: int) -> Fidelity | None:
         return self._part
@@ -251,6 +253,38 @@ def test_a_campaign_is_not_converged_before_a_layout_was_measured_in_full(
     assert len(cheap(store.trials(record.id))) == NUM_CHEAP
 
 
+def test_a_campaign_ends_when_its_rest_pays_for_no_full_probe(
+    store: Store, proposers: list[PartFirst]
+) -> None:
+    campaign = submit(store, make_large_spec(probes=20))
+    driver, worker = Driver(store), FakeWorker(store)
+    driver.step()
+    proposers[0].least_node_s = 14.5 * PROBE_S
+    drive_until(lambda: ended(store, campaign), driver.step, worker)
+    record, trials = store.campaign(campaign.id), store.trials(campaign.id)
+    assert len(trials) == 7, "another one waited while the sixth ran"
+    assert {trial.repeat_of for trial in trials} == {None}, "repeats would exceed the rest"
+    assert (record.state, record.reason) == ("COMPLETED", "budget")
+    left = 13 * PROBE_S / 3600
+    assert record.message == (
+        f"{left:.3g} of {20 * PROBE_S / 3600:g} node-hours left, too few for a full probe "
+        "(7 completed)"
+    )
+
+
+@pytest.mark.parametrize("trials", [1, 2, 3])
+def test_the_last_trial_of_a_budget_runs_in_full_where_none_did(store: Store, trials: int) -> None:
+    budget = {"node_hours": 1e5, "trials": trials}
+    space = {"global_batch_size": 1 << 20, "tp": [1, 2], "pp": [1, 2], "micro_batch_size": [1, 2]}
+    record = run(store, make_spec(strategy="guided", budget=budget, space=space))
+    *parts, last = store.trials(record.id)
+    assert cheap(parts) == parts
+    assert len(parts) == trials - 1
+    assert not last.is_cheap
+    assert last.layout in [part.full_layout for part in parts] or not parts
+    assert store.winner(record.id, record.objective) is not None
+
+
 def test_other_campaigns_have_no_cheap_probes(store: Store, proposers: list[PartFirst]) -> None:
     for changes in ({"probe": {"fidelity": "full"}}, {"budget": {"trials": 3}}):
         spec = make_large_spec()
@@ -273,10 +307,22 @@ def test_the_reserve_is_that_of_trials_that_ran_in_full() -> None:
 
 def test_a_campaign_with_cheap_probes_alone_says_so_also_where_nothing_is_expected() -> None:
     part = EndedTrial(state="COMPLETED", reason=None, is_cheap=True)
-    lost = EndedTrial(state="FAILED", reason="crashed")
+    lost = EndedTrial(state="FAILED", reason="crashed", is_cheap=True)
     assert closing_message("done", [part, lost]) == (
         "done (1 completed, 1 failed); no layout was measured in full, so there is no winner: "
         "clone the campaign with a larger budget"
     )
     whole = replace(part, is_cheap=False)
     assert closing_message("done", [part, whole]) == "done (2 completed)"
+
+
+def test_where_every_full_probe_failed_the_message_says_why_and_asks_for_no_budget() -> None:
+    part = EndedTrial(state="COMPLETED", reason=None, is_cheap=True)
+    crashed = EndedTrial(state="FAILED", reason="crashed", is_cheap=True)
+    late = EndedTrial(state="FAILED", reason="timeout")
+    cancelled = EndedTrial(state="CANCELLED", reason=None)
+    trials = [part, crashed, crashed, crashed, late, late, cancelled]
+    assert closing_message("done", trials, full_probe_node_s=3600.0) == (
+        "done (1 cancelled, 1 completed, 5 failed); no layout was measured in full, so there is no "
+        "winner; most common reason: timeout (2 of 2)"
+    )

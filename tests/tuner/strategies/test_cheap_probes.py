@@ -10,9 +10,9 @@ import pytest
 
 from search_spaces.belief.known_measurements import Knowledge
 from search_spaces.belief.observation import FAILED, INFEASIBLE, Observation
-from search_spaces.spec.fidelity import Fidelity, ProbeCosts
+from search_spaces.spec.fidelity import Fidelity, ProbeCosts, fidelities
 from search_spaces.spec.layout import Layout
-from search_spaces.tables import TableCell
+from search_spaces.tables import TableCell, TableRow
 from tuner.replay.cell_layouts import CellLayouts
 from tuner.replay.run import ReplayRun, ReplayTask, observation_of, problem_of
 from tuner.strategies.base import LayoutSearch
@@ -124,6 +124,19 @@ def test_the_last_of_a_budget_goes_to_a_full_probe_of_the_best() -> None:
     assert last in probed
 
 
+def test_a_rest_that_pays_for_no_full_probe_is_left_unless_nothing_ran_in_full() -> None:
+    search = make_search()
+    too_little = 0.7 * COSTS.node_s(16, 228.0)
+    layout, fidelity = ask(search, left_node_s=too_little)
+    assert not search.rests
+    search.tell(layout, outcome(layout, fidelity), fidelity=fidelity)
+    search.tell(layout, outcome(layout, None))
+    assert search.ask(left_node_s=too_little) is None
+    assert search.rests
+    ask(search, left_node_s=4.0 * too_little)
+    assert not search.rests
+
+
 def test_a_part_that_does_not_fit_ends_its_layout_and_one_that_runs_does_not() -> None:
     search = make_search()
     layout, fidelity = ask(search)
@@ -198,6 +211,75 @@ def test_a_layout_whose_full_probe_was_withdrawn_is_not_proposed_again() -> None
         other, part = ask(search)
         assert other != layout
         search.tell(other, outcome(other, part), fidelity=part)
+
+
+def test_a_cheap_probe_that_is_asked_for_again_after_a_cancellation_counts() -> None:
+    search, once = make_search(), make_search()
+    layout, fidelity = ask(search)
+    search.withdraw(layout, fidelity=fidelity)
+    search.resume(layout, fidelity=fidelity)
+    search.tell(layout, outcome(layout, fidelity), run=2, fidelity=fidelity)
+    once.tell(layout, outcome(layout, fidelity), run=2, fidelity=fidelity)
+    assert ask(search) == ask(once)
+    assert search._history.is_free[search._index(layout)], "it may be measured in full"
+
+
+def test_of_two_cheap_probes_of_a_layout_the_same_one_counts_after_a_restart() -> None:
+    search, rebuilt = make_search(), make_search()
+    layout, fidelity = ask(search)
+    seen = outcome(layout, fidelity)
+    assert seen.step_time_s is not None
+    slower = replace(seen, step_time_s=1.3 * seen.step_time_s)
+    for run, told in ((1, FAILED), (2, slower), (1, seen)):  # the verdict on the first changes
+        search.tell(layout, told, run=run, fidelity=fidelity)
+    for run, told in ((2, slower), (1, seen)):  # it ended last then
+        rebuilt.tell(layout, told, run=run, fidelity=fidelity)
+    assert search._history.cheap == rebuilt._history.cheap
+
+
+def rows_by_headroom(allowed_bytes: float) -> tuple[list[TableRow], list[TableRow]]:
+    """The completed rows that keep a memory headroom, and those that break it, by step time."""
+    completed = [row for row in cell().merged if row.step_time_s is not None]
+    rows = sorted(completed, key=lambda row: row.step_time_s or 0.0)
+    keeps = [(row.peak_memory_bytes or 0) <= allowed_bytes for row in rows]
+    return (
+        [row for row, kept in zip(rows, keeps, strict=True) if kept],
+        [row for row, kept in zip(rows, keeps, strict=True) if not kept],
+    )
+
+
+def make_search_with_headroom() -> tuple[LayoutSearch, list[TableRow], list[TableRow]]:
+    problem = replace(
+        problem_of(cell(), CellLayouts(cell()), Knowledge(), costs=COSTS), min_memory_headroom=0.5
+    )
+    search = make_strategy("guided", problem, seed=0)
+    return search, *rows_by_headroom(problem.allowed_memory_bytes)
+
+
+def tell_cheap(search: LayoutSearch, layout: Layout) -> None:
+    parts = fidelities(layout, cell().model, cell().cluster)
+    fidelity = [part for part in parts if part.keeps_memory(cell().model)][-1]
+    search.tell(layout, outcome(layout, fidelity), fidelity=fidelity)
+
+
+def test_a_layout_that_breaks_the_headroom_does_not_keep_others_from_a_full_probe() -> None:
+    search, kept, broken = make_search_with_headroom()
+    search.tell(kept[-1].layout, outcome(kept[-1].layout, None))
+    for row in (*kept[:-1], *broken[:2]):
+        tell_cheap(search, row.layout)
+    layout, fidelity = ask(search)
+    assert fidelity is None
+    assert layout in [row.layout for row in kept], "broken ones are faster, and are never ranked"
+
+
+def test_the_first_full_probe_that_can_be_ranked_may_exceed_the_budget() -> None:
+    search, kept, broken = make_search_with_headroom()
+    search.tell(broken[0].layout, outcome(broken[0].layout, None))  # such as a baseline
+    for row in kept[:2]:
+        tell_cheap(search, row.layout)
+    layout, fidelity = ask(search, left_node_s=8 * 3600.0)
+    assert fidelity is None
+    assert layout in [row.layout for row in kept[:2]]
 
 
 def test_several_workers_do_not_all_confirm_at_once() -> None:
