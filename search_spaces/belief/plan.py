@@ -372,8 +372,8 @@ def _bought_cheap(
         cheap_s = float(step_s * part_s / whole_s)
         node_s.append(costs.node_s(ran.num_nodes, cheap_s, is_cheap=True))
     best = legal.layout(int(ranked.order[0]))
-    full_node_s = costs.node_s(best.num_nodes, float(ranked.step_time_s[0]))
-    left_node_s = spec.budget.node_hours * _HOUR_S - full_node_s
+    full_s = min(costs.seconds(float(ranked.step_time_s[0])), spec.probe.deadline_s)
+    left_node_s = spec.budget.node_hours * _HOUR_S - best.num_nodes * full_s
     return math.floor(left_node_s / float(np.mean(node_s)))
 
 

@@ -373,7 +373,9 @@ def test_spaces_without_a_usable_layout_are_refused_like_a_submission() -> None:
 
 def test_node_hours_pay_for_cheap_probes_beside_a_full_one_of_the_best() -> None:
     spec = campaign(
-        budget={"node_hours": 4}, space=SPACE | {"global_batch_size": 2048, "num_nodes": 4}
+        budget={"node_hours": 4},
+        space=SPACE | {"global_batch_size": 2048, "num_nodes": 4},
+        probe={"deadline": "10h"},
     )
     plan = make_plan(spec, probe_start_s=30.0)
     best = plan.layouts[0].layout
@@ -399,6 +401,16 @@ def test_node_hours_pay_for_cheap_probes_beside_a_full_one_of_the_best() -> None
 )
 def test_a_campaign_without_cheap_probes_has_none_in_its_plan(changes: dict[str, Any]) -> None:
     assert make_plan(campaign(**changes)).budget.cheap_probes is None
+
+
+def test_no_probe_is_taken_to_cost_more_than_its_deadline() -> None:
+    best = make_plan(campaign()).layouts[0]
+    node_hours = best.layout.num_nodes * 30.0 / 3600.0
+    spec = campaign(probe={"deadline": "20s"}, budget={"node_hours": node_hours})
+    bought = make_plan(spec).budget
+    assert bought.num_probes == 1
+    assert bought.cheap_probes is not None
+    assert bought.cheap_probes >= 0, "it pays for the one full probe"
 
 
 def test_a_deadline_that_a_full_probe_does_not_meet_is_warned_of() -> None:
