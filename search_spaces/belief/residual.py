@@ -39,6 +39,20 @@ def knob_coordinates(columns: LayoutColumns) -> Floats:
     return np.stack(np.broadcast_arrays(*doubling, *coded), axis=-1)
 
 
+def relative_coordinates(columns: LayoutColumns) -> Floats:
+    """The same, of layouts of jobs of different size: alike are those that divide a job alike.
+
+    dp counts as a share of the devices, and the micro-batches count relative to the sequences of a
+    device; nodes do not count.
+    """
+    points = knob_coordinates(columns)
+    devices, batch = (np.log2(n) for n in (columns.num_devices, columns.global_batch_size))
+    points[:, COUNT_KNOBS.index("num_nodes")] = 0.0
+    points[:, COUNT_KNOBS.index("dp")] -= devices
+    points[:, COUNT_KNOBS.index("num_microbatches")] -= batch - devices
+    return points
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResidualKernel:
     """Covariance of the residuals of two layouts: Matern 5/2 of their distance, plus noise."""

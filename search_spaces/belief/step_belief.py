@@ -53,12 +53,14 @@ class FactorsPrior:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepModel:
-    """The closed form of some layouts, and their coordinates in the space of knobs."""
+    """The closed form of some layouts, their coordinates and what is expected of its error."""
 
     terms: TimeTerms
     """One row a layout."""
     points: Floats
     """One row a layout (`search_spaces.belief.residual.knob_coordinates`)."""
+    residual: Floats
+    """Prior mean of each layout's residual (`search_spaces.belief.known_residuals`)."""
 
     def rows(self, rows: Ints) -> Self:
         """The model of some of the layouts."""
@@ -67,12 +69,13 @@ class StepModel:
             seconds=self.terms.seconds[rows].astype(np.float64),  # all may be in single precision
             backward_share=self.terms.backward_share[rows],
         )
-        return type(self)(terms=terms, points=self.points[rows])
+        return type(self)(terms=terms, points=self.points[rows], residual=self.residual[rows])
 
     def log_s(self, deviations_F: Floats) -> Floats:
-        """Logarithm of each step in seconds."""
+        """Logarithm of each step in seconds, with the prior mean of the residual."""
         factors = PRIOR * np.exp(deviations_F[:-1])
-        return np.asarray(np.log(self.terms.step_time_s(factors)) + deviations_F[-1])
+        log_s = np.log(self.terms.step_time_s(factors)) + deviations_F[-1]
+        return np.asarray(log_s + self.residual)
 
     def slopes(self, deviations_F: Floats) -> Floats:
         """By how much each logarithm grows with each deviation; shape [layouts, factors]."""
@@ -90,6 +93,7 @@ def joined(models: Sequence[StepModel]) -> StepModel:
             backward_share=np.concatenate([each.backward_share for each in terms]),
         ),
         points=np.concatenate([each.points for each in models]),
+        residual=np.concatenate([each.residual for each in models]),
     )
 
 
@@ -224,7 +228,7 @@ class StepBelief:
         )
 
     def physical_mean(self, rows: Ints) -> Floats:
-        """Expected logarithms without the residual, which costs more to compute."""
+        """Expected logarithms without what the measurements say of the residual: that is slow."""
         # Not of the rows alone, which would copy all terms where the rows are most layouts.
         return self._model.log_s(self.deviations_F)[rows]
 

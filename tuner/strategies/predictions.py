@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.belief.extrapolation import COMMON_LOG_SD, extrapolation_log_sd
+from search_spaces.belief.known_residuals import known_residual
 from search_spaces.belief.pipeline_stalls import PipelineStalls
 from search_spaces.belief.residual import knob_coordinates
 from search_spaces.belief.slow_runs import MEAN_EXCESS
@@ -20,6 +22,7 @@ from search_spaces.belief.step_belief import (
     joined,
 )
 from search_spaces.belief.time import TimeCalibration
+from search_spaces.belief.time_evidence import Origin
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.estimates.time import FACTOR_PRIORS, time_terms
 from search_spaces.spec.fidelity import Fidelity
@@ -44,8 +47,10 @@ class Predictions:
         columns = problem.layouts.columns()
         points = knob_coordinates(columns)
         terms = time_terms(columns, problem.model, problem.cluster, dtype=np.float32)
-        self._model = StepModel(terms=terms, points=points)
-        self._prior = factors_prior(problem)
+        calibration = TimeCalibration.fit(problem.knowledge.samples)
+        residual = known_residual(calibration, _origin(problem), columns)
+        self._model = StepModel(terms=terms, points=points, residual=residual)
+        self._prior = factors_prior(problem, calibration)
         self.fitting = FittingBelief(problem, columns, points)
         """Predicts which layouts run, and their peaks."""
         self.stalls = PipelineStalls(columns, problem.cluster)
@@ -86,8 +91,9 @@ class Predictions:
                 fidelity.reduced_model(problem.model),
                 problem.cluster,
             )
-            points = self._model.points[[row]]
-            self._known_parts[row, fidelity] = StepModel(terms=terms, points=points)
+            self._known_parts[row, fidelity] = replace(
+                self._model.rows(np.array([row])), terms=terms
+            )
         return self._known_parts[row, fidelity]
 
     def extrapolation_log_sd(self, row: int, fidelity: Fidelity) -> float:
@@ -148,21 +154,32 @@ class Predictions:
         )
 
 
-def factors_prior(problem: SearchProblem) -> FactorsPrior:
+def factors_prior(problem: SearchProblem, calibration: TimeCalibration) -> FactorsPrior:
     """The prior of the step time's factors, calibrated on measurements from elsewhere."""
-    calibration = TimeCalibration.fit(problem.knowledge.samples)
     if not len(calibration.evidence):
         deviations = [factor.log_sd for factor in FACTOR_PRIORS.values()]
         variances = np.square([*deviations, _SCALE_LOG_SD])
         return FactorsPrior(mean=np.zeros(len(variances)), covariance=np.diag(variances))
+    origin = _origin(problem)
     mean, covariance = calibration.deviations(
         problem.model,
         problem.cluster,
-        num_devices=problem.layouts.layout(0).num_devices,
+        num_devices=origin.num_devices,
         software=problem.software,
-        campaign=_HERE,
+        campaign=origin.campaign,
     )
     return FactorsPrior(mean=mean, covariance=covariance)
+
+
+def _origin(problem: SearchProblem) -> Origin:
+    """The origin of the search's own measurements."""
+    return Origin(
+        cluster=problem.cluster.name,
+        software=problem.software,
+        model=problem.model,
+        num_devices=problem.layouts.layout(0).num_devices,
+        campaign=_HERE,
+    )
 
 
 def order_by_estimate(problem: SearchProblem) -> NDArray[np.int64]:

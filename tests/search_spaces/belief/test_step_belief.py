@@ -8,7 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.belief.residual import ResidualKernel, knob_coordinates, similarity
-from search_spaces.belief.step_belief import MeasuredParts, StepBelief, StepModel, joined
+from search_spaces.belief.step_belief import (
+    FactorsPrior,
+    MeasuredParts,
+    StepBelief,
+    StepModel,
+    joined,
+)
+from search_spaces.belief.time import TimeCalibration
 from search_spaces.estimates.time import PRIOR, TERM_NAMES, time_terms
 from tests.tuner.problems import make_problem
 from tests.tuner.strategies.test_strategies import make_layouts
@@ -25,11 +32,16 @@ def make_search() -> SearchProblem:
 def make_model(problem: SearchProblem) -> StepModel:
     columns = problem.layouts.columns()
     terms = time_terms(columns, problem.model, problem.cluster)
-    return StepModel(terms=terms, points=knob_coordinates(columns))
+    points = knob_coordinates(columns)
+    return StepModel(terms=terms, points=points, residual=np.zeros(len(points)))
+
+
+def make_prior(problem: SearchProblem) -> FactorsPrior:
+    return factors_prior(problem, TimeCalibration())
 
 
 def believe(problem: SearchProblem, truth_s: Floats, rows: NDArray[np.int64]) -> StepBelief:
-    return StepBelief(make_model(problem), factors_prior(problem), rows, np.log(truth_s[rows]))
+    return StepBelief(make_model(problem), make_prior(problem), rows, np.log(truth_s[rows]))
 
 
 def errors(belief: StepBelief, truth_s: Floats) -> Floats:
@@ -128,7 +140,7 @@ def in_part(model: StepModel, part: StepModel, rows: NDArray[np.int64]) -> Measu
     """Cheap probes of some layouts: off by 2 % each, and by 5 % all alike."""
     errors = np.diag(np.full(len(rows), 0.02**2)) + 0.05**2
     return MeasuredParts(
-        model=StepModel(terms=part.rows(rows).terms, points=model.rows(rows).points), errors=errors
+        model=replace(model.rows(rows), terms=part.rows(rows).terms), errors=errors
     )
 
 
@@ -137,7 +149,8 @@ def halved(problem: SearchProblem) -> StepModel:
     columns = problem.layouts.columns()
     half = replace(columns, num_microbatches=np.maximum(columns.num_microbatches // 2, 1))
     terms = time_terms(half, problem.model, problem.cluster)
-    return StepModel(terms=terms, points=knob_coordinates(half))
+    points = knob_coordinates(half)
+    return StepModel(terms=terms, points=points, residual=np.zeros(len(points)))
 
 
 def test_a_part_of_a_layout_tells_its_whole_step() -> None:
@@ -148,7 +161,7 @@ def test_a_part_of_a_layout_tells_its_whole_step() -> None:
     rows = some_rows(12, len(truth_s))
     log_s = np.log(part.terms.step_time_s(factors))[rows]
     parts = in_part(model, part, rows)
-    belief = StepBelief(model, factors_prior(problem), rows, log_s, parts)
+    belief = StepBelief(model, make_prior(problem), rows, log_s, parts)
     off, spread = np.log(truth_s[rows]) - belief.mean(rows), belief.marginals(rows)[1]
     assert np.abs(off).max() < 0.08
     assert spread.max() < 0.12
@@ -160,11 +173,11 @@ def test_what_all_parts_have_in_common_is_learnt_from_one_whole_layout() -> None
     rows = some_rows(12, len(problem.layouts))
     log_part, log_whole = model_log(part)[rows], model_log(model)[rows] + 0.1
     parts = in_part(model, part, rows)
-    before = StepBelief(model, factors_prior(problem), rows, log_part, parts)
+    before = StepBelief(model, make_prior(problem), rows, log_part, parts)
     errors = np.pad(parts.errors, ((1, 0), (1, 0)))
     both = MeasuredParts(model=joined([model.rows(rows[:1]), parts.model]), errors=errors)
     after = StepBelief(
-        model, factors_prior(problem), np.r_[rows[:1], rows], np.r_[log_whole[:1], log_part], both
+        model, make_prior(problem), np.r_[rows[:1], rows], np.r_[log_whole[:1], log_part], both
     )
     others = rows[1:]
     missed_before = np.abs(before.mean(others) - log_whole[1:])

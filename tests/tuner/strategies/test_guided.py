@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from search_spaces.belief.known_measurements import Knowledge, Sample
 from search_spaces.belief.observation import FAILED, INFEASIBLE, Observation
 from search_spaces.belief.residual import knob_coordinates
+from search_spaces.belief.time import TimeCalibration
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.estimates.time import PRIOR, TERM_NAMES, time_terms
 from search_spaces.spec.cluster import GIB
@@ -306,3 +308,26 @@ def test_measurements_of_another_model_there_move_what_is_expected_first() -> No
         for problem in (cold, warm)
     )
     assert after > before + 0.1
+
+
+def test_what_the_closed_form_lacked_for_another_model_is_expected_first() -> None:
+    cold = make_search()
+    columns = cold.layouts.columns()
+    smaller = replace(cold.model, name="smaller", num_layers=cold.model.num_layers // 2)
+    off = 0.2 * np.sin(2.0 * np.log2(columns.tp) + np.log2(columns.micro_batch_size))
+    step_s = time_terms(columns, smaller, cold.cluster).step_time_s() * np.exp(off)
+    samples = tuple(
+        Sample(
+            model=smaller,
+            cluster=cold.cluster,
+            layout=cold.layouts.layout(row),
+            state="completed",
+            step_time_s=float(step_s[row]),
+        )
+        for row in range(len(columns.tp))
+    )
+    warm = make_search(knowledge=Knowledge(samples=samples))
+    predictions, rows = Predictions(warm), np.arange(len(warm.layouts))
+    calibrated, _ = TimeCalibration.fit(samples).predict(columns, warm.model, warm.cluster)
+    moved = predictions.belief(History(warm.layouts)).mean(rows) - calibrated
+    assert np.corrcoef(moved, off)[0, 1] > 0.5

@@ -1,0 +1,87 @@
+"""The residual that measurements from elsewhere let expect of the layouts of a campaign.
+
+What the closed form cannot express is much the same for a model of another size or on more devices
+of the same cluster, under the same software. The errors that the calibration leaves are
+observations of one Gaussian process over knobs and sizes (`search_spaces.belief.residual`); its
+posterior mean is the prior mean of the campaign's own residual. The campaign's own measurements
+alone choose the amplitude of what is left.
+"""
+
+# ruff: noqa: N806 (shapes in names: K known measurements, N layouts, O origins)
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search_spaces.belief.residual import ResidualKernel, relative_coordinates
+from search_spaces.belief.slow_runs import run_weights
+from search_spaces.belief.time import TimeCalibration
+from search_spaces.belief.time_evidence import Origin
+from search_spaces.belief.time_fit import log_prediction
+from search_spaces.spec.layout_columns import LayoutColumns
+
+Floats = NDArray[np.float64]
+
+_KERNEL: Final = ResidualKernel(amplitude=0.2, length=2.0)
+_NOISE: Final = 0.4
+"""Standard deviation of a measurement's noise, as a share of the misfit after the calibration:
+much misfit is that of stalls, which do not repeat."""
+_DOUBLINGS: Final = 4.0
+"""Doublings of parameters or devices over which the correlation falls to 1/e."""
+_MOST: Final = 300
+"""Known measurements that count, those of the most similar origins."""
+_LEAST_WEIGHT: Final = 1e-3
+"""Weight below which a run was slowed down and teaches nothing."""
+_CHUNK: Final = 1 << 9
+"""Layouts whose residuals are computed together: their covariances stay in the cache."""
+
+
+def known_residual(calibration: TimeCalibration, origin: Origin, layouts: LayoutColumns) -> Floats:
+    """The expected residual of each layout, in logarithms of the step time; shape [layouts].
+
+    Args:
+        calibration: on measurements from elsewhere.
+        origin: what will measure the layouts.
+        layouts: of one axis.
+    """
+    expected_N = np.zeros(layouts.num_devices.size)
+    evidence, posterior = calibration.evidence, calibration.posterior
+    if posterior is None:
+        return expected_N
+    of_K = evidence.origin_of
+    missed_K = evidence.log_s - log_prediction(evidence, posterior.deviations[of_K])
+    weights_K = run_weights(missed_K, posterior.misfit_log_sd)
+    alike_K = _correlations([origin], evidence.origins)[0, of_K]
+    counts = np.flatnonzero((alike_K > 0.0) & (weights_K > _LEAST_WEIGHT))
+    if not counts.size:
+        return expected_N
+    kept = counts[np.argsort(-alike_K[counts], kind="stable")[:_MOST]]
+    points_K = relative_coordinates(evidence.columns.rows(kept))
+    alike_KK = _correlations(evidence.origins, evidence.origins)[np.ix_(of_K[kept], of_K[kept])]
+    covariance_KK = alike_KK * _KERNEL.between(points_K, points_K)
+    noise = _NOISE * posterior.misfit_log_sd
+    covariance_KK[np.diag_indices_from(covariance_KK)] += noise**2 / weights_K[kept]
+    pull_K = alike_K[kept] * np.linalg.solve(covariance_KK, missed_K[kept])
+    for start in range(0, expected_N.size, _CHUNK):
+        rows = slice(start, start + _CHUNK)
+        points_N = relative_coordinates(layouts.rows(rows))
+        expected_N[rows] = _KERNEL.between(points_N, points_K) @ pull_K
+    return expected_N
+
+
+def _correlations(ones: Sequence[Origin], others: Sequence[Origin]) -> Floats:
+    """Correlation of the residuals of equal layouts; one row for each of the first origins."""
+    return np.array([[_correlation(one, other) for other in others] for one in ones])
+
+
+def _correlation(one: Origin, other: Origin) -> float:
+    """It falls with every doubling of parameters and devices, and is 0 for other software."""
+    if (one.cluster, one.software) != (other.cluster, other.software):
+        return 0.0
+    larger = np.log2(one.model.num_parameters / other.model.num_parameters)
+    more = np.log2(one.num_devices / other.num_devices)
+    return float(np.exp(-(abs(larger) + abs(more)) / _DOUBLINGS))

@@ -1,0 +1,92 @@
+"""What the residuals of one model's measurements say about another model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search_spaces.belief.known_measurements import Sample
+from search_spaces.belief.known_residuals import known_residual
+from search_spaces.belief.residual import relative_coordinates
+from search_spaces.belief.time import TimeCalibration
+from search_spaces.belief.time_evidence import Origin
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.model_shape import ModelShape
+from tests.search_spaces.belief.test_time_calibration import A100, LARGE, LAYOUTS, SMALL, Truth
+
+Floats = NDArray[np.float64]
+
+DEEPER = replace(SMALL, name="deeper", num_layers=48)
+COLUMNS = LayoutColumns.of_each(LAYOUTS)
+
+
+def wave(layouts: Sequence[Layout]) -> Floats:
+    """An error of the closed form that no factor expresses, the same for jobs of all sizes."""
+    points = relative_coordinates(LayoutColumns.of_each(layouts))
+    return np.asarray(0.2 * np.sin(points @ np.linspace(0.5, 1.5, points.shape[1])))
+
+
+def wavy(model: ModelShape, layouts: Sequence[Layout], *, software: str = "") -> list[Sample]:
+    samples = Truth(factors={}).samples(model, layouts)
+    return [
+        replace(each, step_time_s=(each.step_time_s or 0.0) * np.exp(off), software=software)
+        for each, off in zip(samples, wave(layouts).tolist(), strict=True)
+    ]
+
+
+def expected(samples: list[Sample], model: ModelShape, *, software: str = "") -> Floats:
+    origin = Origin(
+        cluster=A100.name, software=software, model=model, num_devices=16, campaign="this"
+    )
+    return known_residual(TimeCalibration.fit(samples), origin, COLUMNS)
+
+
+def scatter(values: Floats) -> float:
+    return float(np.abs(values - np.median(values)).mean())
+
+
+def test_an_error_of_the_form_is_expected_of_a_deeper_model_too() -> None:
+    samples = wavy(SMALL, LAYOUTS)
+    calibrated, _ = TimeCalibration.fit(samples).predict(COLUMNS, DEEPER, A100)
+    truth = np.log([each.step_time_s or 0.0 for each in wavy(DEEPER, LAYOUTS)])
+    off = truth - calibrated
+    assert scatter(off - expected(samples, DEEPER)) < 0.7 * scatter(off)
+
+
+def test_the_expected_residual_shrinks_with_the_doublings_of_parameters() -> None:
+    samples = wavy(SMALL, LAYOUTS)
+    doublings = np.log2(LARGE.num_parameters / SMALL.num_parameters)
+    np.testing.assert_allclose(
+        expected(samples, LARGE), expected(samples, SMALL) * np.exp(-doublings / 4.0)
+    )
+
+
+def test_residuals_of_other_software_say_nothing() -> None:
+    assert not expected(wavy(SMALL, LAYOUTS, software="another"), SMALL).any()
+    assert expected(wavy(SMALL, LAYOUTS, software="another"), SMALL, software="another").any()
+
+
+def test_nothing_measured_expects_nothing() -> None:
+    assert not expected([], SMALL).any()
+
+
+def test_a_slowed_run_hardly_teaches_the_residual() -> None:
+    sound = wavy(SMALL, LAYOUTS)
+    slowed = [replace(sound[0], step_time_s=3.0 * (sound[0].step_time_s or 0.0)), *sound[1:]]
+    moved = np.abs(expected(slowed, SMALL) - expected(sound, SMALL))
+    assert moved[0] < 0.1  # its own layout is judged by the others: the run was 1.1 too slow
+    assert moved[1:].max() < 0.01
+
+
+def test_equal_divisions_of_larger_jobs_have_the_same_coordinates() -> None:
+    layout = LAYOUTS[5]
+    larger = replace(layout, num_nodes=4, dp=2 * layout.dp)  # twice the devices and the batch
+    longer = replace(layout, num_microbatches=4 * layout.num_microbatches)
+    split = replace(layout, tp=2 * layout.tp, dp=layout.dp // 2)
+    points = relative_coordinates(LayoutColumns.of_each([layout, larger, longer, split]))
+    np.testing.assert_allclose(points[1:3], points[[0, 0]])
+    assert np.abs(points[3] - points[0]).max() == 1.0
