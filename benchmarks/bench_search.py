@@ -36,6 +36,7 @@ from benchmarks.search.search_figures import (
     stress_promises,
     sweep_promises,
 )
+from benchmarks.search.search_known import known_cells
 from benchmarks.search.search_large import frontier_175b
 from benchmarks.search.search_plots import draw
 from benchmarks.search.search_recipes import near_top, recipes
@@ -55,7 +56,14 @@ from tuner.replay.run import by_strategy
 STRATEGIES: Final = ("guided", "model-only", "deephyper", "deephyper+memory", "random")
 LOCAL: Final = Path(__file__).parent / "data" / "tiny_local_cpu.csv"
 SWEEP: Final = "nanotron_h100"
-NEED_SWEEP: Final = ("first-probe", "eight-pending", "slow-probe", "slow-node", "wrong-constants")
+NEED_SWEEP: Final = (
+    "first-probe",
+    "eight-pending",
+    "known-cells",
+    "slow-probe",
+    "slow-node",
+    "wrong-constants",
+)
 QUICK_SEEDS: Final = 3
 INTRO: Final = (
     "`make bench-search TABLES=DIR`. By default 20 seeds a cell (fewer where a table has more than "
@@ -122,6 +130,7 @@ class _Bench:
             **{name: partial(self._simulated, name) for name in SIMULATED},
             "first-probe": partial(first_probe, tables, effort),
             "eight-pending": partial(eight_pending, tables, effort),
+            "known-cells": partial(known_cells, tables, effort),
             "slow-probe": partial(slow_probe, tables, effort),
             "slow-node": partial(slow_node, tables, effort),
             "wrong-constants": partial(wrong_constants, tables, effort),

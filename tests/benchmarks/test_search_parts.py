@@ -14,13 +14,15 @@ from benchmarks.search.search_cells import CellGroup, cells_table, failed_before
 from benchmarks.search.search_conditions import DEFINED, wrong_cluster
 from benchmarks.search.search_coverage import converged_at, held
 from benchmarks.search.search_disturbances import NoisyProbes, SlowNode, SlowProbes
+from benchmarks.search.search_known import known_cells
 from benchmarks.search.search_recipes import read_recipes, recipes
 from benchmarks.search.search_record import Part, Promise, SearchRecord
+from benchmarks.search.search_runs import Effort
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.tables import read_table
-from tests.search_spaces.tables.tables import make_row, make_text
+from tests.search_spaces.tables.tables import layouts, make_row, make_text
 from tests.tuner.replay.cells import make_cell
 from tests.tuner.replay.made_run import KEY, make_run
 from tuner.replay.run import ProbeConditions, ReplayedProbe, ReplayRun
@@ -187,6 +189,41 @@ def test_a_group_selects_cells_and_is_empty_without_its_table() -> None:
     group = CellGroup(title="others", table="made", cells="model=other")
     assert [cell.key.model for cell in group.of(tables)] == ["other"]
     assert group.of({}) == ()
+
+
+def test_searches_that_know_other_cells_stand_beside_the_same_ones_cold(tmp_path: Path) -> None:
+    on_eight = [layout for layout in layouts() if layout["dp"] > 1]
+    on_four = [
+        each
+        | {
+            "num_devices": 4,
+            "dp": each["dp"] // 2,
+            "num_microbatches": 2 * each["num_microbatches"],
+        }
+        for each in on_eight
+    ]
+    rows = [
+        make_row(model="llama-3B", step_time_s=0.5 + place / 10, **layout)
+        for place, layout in enumerate([*on_eight, *on_four])
+    ]
+    rows.append(make_row(model="llama-8B", num_layers=12))
+    (tmp_path / "t.csv").write_text(make_text(*rows))
+    part = known_cells({"nanotron_h100": read_table(tmp_path / "t.csv")}, Effort(seeds=1))
+    shown = [line.split("|")[1:4] for line in part.text.splitlines()[2:]]
+    assert [[word.strip() for word in row] for row in shown] == [
+        ["nanotron 3B, cold", "2", "2"],
+        ["nanotron 3B, other models", "2", "2"],
+        ["nanotron 3B, cold", "2", "2"],
+        ["nanotron 3B, all other cells", "2", "2"],
+        ["nanotron 3B, cold", "1", "1"],
+        ["nanotron 3B, all cells on fewer devices", "1", "1"],
+        ["nanotron 8B, cold", "1", "1"],
+        ["nanotron 8B, other models", "1", "1"],
+        ["nanotron 8B, cold", "1", "1"],
+        ["nanotron 8B, all other cells", "1", "1"],
+        ["nanotron 8B, cold", "1", "1"],
+        ["nanotron 8B, all cells on fewer devices", "1", "1"],
+    ]
 
 
 def test_a_record_of_one_part_keeps_the_others(tmp_path: Path) -> None:
