@@ -278,7 +278,7 @@ class GuidedProposer:
         left_node_s = self._left_node_s(history, belief)
         if history.pending and left_node_s <= 0:
             return True
-        if None in history.pending.values() or not any(True for _ in self._ranked(history)):
+        if not any(True for _ in self._ranked(history)):
             return False
         rows = np.flatnonzero(history.is_free)
         return left_node_s < self._cheap.cheapest_full_node_s(belief, rows)

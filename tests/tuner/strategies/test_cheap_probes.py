@@ -135,6 +135,10 @@ def test_a_rest_that_pays_for_no_full_probe_is_left_unless_nothing_ran_in_full()
     assert search.rests
     ask(search, left_node_s=4.0 * too_little)
     assert not search.rests
+    full = next(row.layout for row in cell().merged if row.layout != layout)
+    search.resume(full)
+    left_node_s = COSTS.node_s(16, 240.0) + too_little
+    assert search.ask(left_node_s=left_node_s) is None, "a full probe that runs takes the rest"
 
 
 def test_a_part_that_does_not_fit_ends_its_layout_and_one_that_runs_does_not() -> None:
