@@ -7,7 +7,7 @@ hardly improve the best; then the best one is measured in full.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -91,10 +91,14 @@ class CheapProbes:
         nodes = int(self._problem.layouts.column("num_nodes")[row])
         return self._costs.node_s(nodes, float(np.exp(log_s)))
 
-    def cheapest_full_node_s(self, belief: StepBelief, rows: Ints) -> float:
-        """Expected node-seconds of the full probe that takes least; infinite without layouts."""
+    def least_full_node_s(self, rows: Ints, log_s: Floats) -> float:
+        """Node-seconds of the full probe that takes least; infinite without layouts.
+
+        Only its steps count: how long probes take to start, which differs much between machines, is
+        an assumption, and must not keep a budget from being used.
+        """
         nodes = self._problem.layouts.column("num_nodes")[rows]
-        node_s = nodes * self._costs.seconds(np.exp(belief.physical_mean(rows)))
+        node_s = nodes * replace(self._costs, start_s=0.0).seconds(np.exp(log_s))
         return float(node_s.min(initial=np.inf))
 
     def is_turn_of_full(
@@ -103,14 +107,12 @@ class CheapProbes:
         """Whether the best layout among those of cheap probes is measured in full now.
 
         Args:
-            left_node_s: what the budget leaves.
+            left_node_s: what the budget leaves; it pays for that.
             gain: expected from measuring it in full; infinite where no layout was.
             node_s: expected node-seconds of that.
             cheap_gain: expected from the best probe of another layout.
             cheap_node_s: expected node-seconds of that.
         """
-        if left_node_s < node_s and gain < np.inf:
-            return False  # only a first one may exceed the budget: without it there is no winner
         if left_node_s < _RESERVE * node_s + cheap_node_s:
             return gain >= _LAST_WORTH  # what cheap probes find now could not be measured in full
         if cheap_gain >= WORTH:

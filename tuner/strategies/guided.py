@@ -215,11 +215,16 @@ class GuidedProposer:
             gain = np.inf
             if best_full > -np.inf or any(row in history.cheap for row in history.pending):
                 gain = float(self.weigh(history, candidates, rng)[best_probed])
-            full_node_s = self._cheap.full_node_s(int(rows[best_probed]), log_s[best_probed])
-            if self._cheap.is_turn_of_full(
-                self._left_node_s(history, candidates.belief),
+            left_node_s = self._left_node_s(history, candidates.belief)
+            at = slice(best_probed, best_probed + 1)
+            # Only a first full probe may exceed the budget: without it there is no winner.
+            pays = gain == np.inf or left_node_s >= self._cheap.least_full_node_s(
+                rows[at], log_s[at]
+            )
+            if pays and self._cheap.is_turn_of_full(
+                left_node_s,
                 gain,
-                full_node_s,
+                self._cheap.full_node_s(int(rows[best_probed]), log_s[best_probed]),
                 self._open_gain(history, candidates, rng, ~is_probed, over=over),
                 node_s,
             ):
@@ -281,7 +286,7 @@ class GuidedProposer:
         if not any(True for _ in self._ranked(history)):
             return False
         rows = np.flatnonzero(history.is_free)
-        return left_node_s < self._cheap.cheapest_full_node_s(belief, rows)
+        return left_node_s < self._cheap.least_full_node_s(rows, belief.physical_mean(rows))
 
     def _needs_full(self, history: History) -> bool:
         """Whether the last trial has to run in full, since there is no winner without it."""
