@@ -182,10 +182,11 @@ def pooled(runs: Sequence[Observation]) -> Observation:
 class Proposer(Protocol):
     """What each strategy implements."""
 
-    def propose(self, history: History) -> int:
+    def propose(self, history: History) -> int | None:
         """The position of the next layout: a free one, or one whose measurement is doubted.
 
-        At least one is free, and a pending one is never proposed.
+        At least one is free, and a pending one is never proposed. None: nothing more is proposed,
+        at least before what is pending has ended, since the budget does not allow it.
 
         The result may depend on the history and on the seed only, so that a rebuilt search goes on
         as if it had not been interrupted.
@@ -208,10 +209,6 @@ class FidelityChoosing(Protocol):
 
     def fidelity(self, index: int) -> Fidelity | None:
         """The part of the layout, which was proposed last, to be probed; None: all of it."""
-        ...
-
-    def rests(self, history: History) -> bool:
-        """Whether nothing more is proposed, at least before what is pending has ended."""
         ...
 
 
@@ -258,11 +255,11 @@ class LayoutSearch:
             return None
         history = self._history
         history.left_node_s, history.is_last = left_node_s, is_last
-        proposer = self._proposer
-        self.rests = isinstance(proposer, FidelityChoosing) and proposer.rests(history)
-        if self.rests:
+        proposed = self._proposer.propose(history)
+        self.rests = proposed is None
+        if proposed is None:
             return None
-        index = int(self._proposer.propose(history))
+        index = int(proposed)
         is_repeat = index in history.observations and index not in history.pending
         assert history.is_free[index] or is_repeat, f"layout {index} was proposed a second time"
         layout = self._layouts.layout(index)

@@ -101,10 +101,12 @@ class GuidedProposer:
         self._proposed: _Proposed | None = None
         """What was proposed last."""
 
-    def propose(self, history: History) -> int:
-        """The candidate of the largest value."""
-        rng = self._rng(history)
-        candidates = self._select(history, rng)
+    def propose(self, history: History) -> int | None:
+        """The candidate of the largest value; None: the budget allows nothing, now at least."""
+        rng, belief = self._rng(history), self._predictions.belief(history)
+        if self._rests(history, belief):
+            return None
+        candidates = self._select(history, belief, rng)
         chosen, fidelity = self._choose(history, candidates, rng)
         place = np.array([chosen])
         rows, fitting = candidates.rows[place], candidates.fitting.rows(place)
@@ -141,18 +143,18 @@ class GuidedProposer:
         that stall gain nothing. Of several objectives it is the hypervolume of the front that
         improves. None before anything ran.
         """
-        if not any(True for _ in self._ranked(history)):
+        if not self._has_ranked(history):
             return None
-        rng = self._rng(history)
+        rng, belief = self._rng(history), self._predictions.belief(history)
         num_objectives = self._predictions.goals.num_objectives
         if num_objectives > 1:
             # Each selection of candidates looks at another part of the front.
             gains = [
-                self._front_gains(history, self._select(history, rng, turn=turn), rng)
+                self._front_gains(history, self._select(history, belief, rng, turn=turn), rng)
                 for turn in range(num_objectives + 1)
             ]
             return max(float(np.quantile(gains_S, 1.0 - GAIN_RISK)) for gains_S in gains)
-        candidates = self._select(history, rng)
+        candidates = self._select(history, belief, rng)
         figures_SN = self._draw_figures(candidates, candidates.rows, candidates.fitting, rng)
         runs_SN = rng.random(figures_SN.shape) < candidates.fitting.probability * candidates.sound
         best_S = np.where(runs_SN, figures_SN - candidates.best, 0.0).max(axis=1, initial=0.0)
@@ -190,7 +192,7 @@ class GuidedProposer:
         peaks = candidates.fitting.peak_mean_bytes
         figures = candidates.weighing.figure(self._predictions.goals.values(rows, log_s, peaks))
         is_probed = np.isin(rows, list(history.cheap.keys() - history.observations.keys()))
-        best_full = candidates.best if any(True for _ in self._ranked(history)) else -np.inf
+        best_full = candidates.best if self._has_ranked(history) else -np.inf
         hopes = self._hopes(history, candidates, figures, is_probed)
         best_probed = int(hopes.argmax())
         may_be_ranked = bool(hopes[best_probed] > -np.inf)
@@ -269,7 +271,7 @@ class GuidedProposer:
         gains_N[: len(among)] *= candidates.sound * among
         return float(gains_N.max())
 
-    def rests(self, history: History) -> bool:
+    def _rests(self, history: History, belief: StepBelief) -> bool:
         """Whether nothing more is to be proposed, at least before what is pending has ended.
 
         What is pending decides the last trial, or is expected to use up the budget. Or the budget
@@ -279,11 +281,10 @@ class GuidedProposer:
             return False
         if history.pending and self._needs_full(history):
             return True
-        belief = self._predictions.belief(history)
         left_node_s = self._left_node_s(history, belief)
         if history.pending and left_node_s <= 0:
             return True
-        if not any(True for _ in self._ranked(history)):
+        if not self._has_ranked(history):
             return False
         rows = np.flatnonzero(history.is_free)
         return left_node_s < self._cheap.least_full_node_s(rows, belief.physical_mean(rows))
@@ -291,7 +292,7 @@ class GuidedProposer:
     def _needs_full(self, history: History) -> bool:
         """Whether the last trial has to run in full, since there is no winner without it."""
         runs_in_full = any(part is None for part in history.pending.values())
-        return history.is_last and not runs_in_full and not any(True for _ in self._ranked(history))
+        return history.is_last and not runs_in_full and not self._has_ranked(history)
 
     def _left_node_s(self, history: History, belief: StepBelief) -> float:
         """What the budget leaves beside the probes that wait or run."""
@@ -335,16 +336,18 @@ class GuidedProposer:
         cost = FAILURE_COST * (runs_N * alone_N).max()
         return np.asarray(runs_N * beside_N - (1.0 - runs_N) * cost)
 
-    def _select(self, history: History, rng: np.random.Generator, *, turn: int = 0) -> _Candidates:
+    def _select(
+        self, history: History, belief: StepBelief, rng: np.random.Generator, *, turn: int = 0
+    ) -> _Candidates:
         """Selects the candidates in three steps; each computes more for fewer layouts.
 
         Args:
             history: the measurements.
+            belief: the prediction of step times after them.
             rng: draws the weights of several objectives.
             turn: every third selection considers the first objective alone.
         """
         predictions = self._predictions
-        belief = predictions.belief(history)
         free = np.flatnonzero(history.is_free)
         pending = np.array(list(history.pending), dtype=np.int64)
         doubted = predictions.doubted(history, belief)
@@ -410,6 +413,9 @@ class GuidedProposer:
             peak = seen.peak_memory_bytes
             if seen.objective is not None and (peak is None or peak <= self._allowed_bytes):
                 yield row, seen
+
+    def _has_ranked(self, history: History) -> bool:
+        return any(True for _ in self._ranked(history))
 
     def _measured_values(self, row: int, seen: Observation) -> Floats:
         """The measured objectives of a layout; shape [1, objectives]."""

@@ -36,8 +36,10 @@ class PartFirst:
         """What the budget must have left for another proposal."""
         self.left_node_s: list[float | None] = []
 
-    def propose(self, history: History) -> int:
+    def propose(self, history: History) -> int | None:
         self.left_node_s.append(history.left_node_s)
+        if history.left_node_s is not None and history.left_node_s < self.least_node_s:
+            return None
         waiting = [index for index in range(len(history.layouts)) if history.is_free[index]]
         probed = [index for index in waiting if index in history.cheap]
         is_exploring = len(history.cheap) + len(history.pending) < NUM_CHEAP
@@ -51,9 +53,6 @@ class PartFirst:
         assert problem.costs is not None
         self._part = parts[-1] if parts and is_exploring else None
         return chosen
-
-    def rests(self, history: History) -> bool:
-        return history.left_node_s is not None and history.left_node_s < self.least_node_s
 
     def fidelity(self, _index: int) -> Fidelity | None:
         return self._part

@@ -152,7 +152,8 @@ def test_what_cannot_run_does_not_count_for_the_ranges_of_the_objectives() -> No
     headroom = 1.0 - peaks / problem.cluster.device_memory_bytes
     assert headroom.min() < -1.0
     proposer, history = GuidedProposer(problem, seed=0), History(problem.layouts)
-    weighing = proposer._select(history, np.random.default_rng(0)).weighing
+    belief = proposer._predictions.belief(history)
+    weighing = proposer._select(history, belief, np.random.default_rng(0)).weighing
     assert weighing.low[1] > -0.5
     assert weighing.low[1] + weighing.span[1] > headroom.max() - 0.2
 
@@ -233,8 +234,8 @@ def test_what_is_pending_leaves_the_others_less_to_gain() -> None:
     assert isinstance(proposer, GuidedProposer)
 
     def mean_gain() -> float:
-        rng = np.random.default_rng(0)
-        return float(proposer.weigh(history, proposer._select(history, rng), rng).mean())
+        rng, belief = np.random.default_rng(0), proposer._predictions.belief(history)
+        return float(proposer.weigh(history, proposer._select(history, belief, rng), rng).mean())
 
     with_pending = mean_gain()
     history.pending.clear()
