@@ -10,12 +10,12 @@ from typing import Final
 import numpy as np
 
 from benchmarks.results_file import table
+from benchmarks.search.search_coverage import converged_at
 from benchmarks.search.search_disturbances import NoisyProbes
 from benchmarks.search.search_record import Part, Promise
 from benchmarks.search.search_runs import Effort, simulated_cells, tasks_of
 from search_spaces.spec.fidelity import ProbeCosts
 from search_spaces.tables import TableCell
-from tuner.driver.driver import LEAST_COMPLETED
 from tuner.replay.run import ReplayedProbe, ReplayRun, ReplayTask, replay_all
 from workers.simulation.scenarios import simulated_part
 
@@ -119,16 +119,9 @@ def _until_found(run: ReplayRun) -> _Ending:
 
 
 def _until_named(run: ReplayRun) -> _Ending:
-    """As the driver ends a campaign: twice in a row too little is left to gain."""
-    small = [
-        probe.possible_improvement is not None and probe.possible_improvement < WITHIN
-        for probe in run.probes
-    ]
-    completed = np.cumsum([probe.step_time_s is not None for probe in run.probes])
-    for count in range(2, len(run.probes) + 1):
-        if all(small[count - 2 : count]) and completed[count - 1] >= LEAST_COMPLETED:
-            return _ending(run.probes[:count])
-    return _ending(run.probes)
+    """As the driver ends a campaign; all of a run that it does not end."""
+    converged = converged_at(run)
+    return _ending(run.probes if converged is None else run.probes[: converged.num_probes])
 
 
 def _ending(probes: Sequence[ReplayedProbe]) -> _Ending:
