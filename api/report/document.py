@@ -83,7 +83,9 @@ def report(
         shown=SHOWN,
         failures=failures(store, ended),
         reasons=REASONS,
-        cost=None if campaign.strategy == IMPORTED else _cost(store, campaign, counts, ended),
+        cost=None
+        if campaign.strategy == IMPORTED
+        else _cost(store, campaign, counts, ended, cheap),
         steps=_steps(plots.analysis),
         environments=store.environments(campaign.id),
         workers=store.workers_of(campaign.id),
@@ -160,6 +162,7 @@ def _cost(
     campaign: CampaignRecord,
     counts: Mapping[Any, int],
     ended: Sequence[TrialBrief],
+    cheap: ProbeCount,
 ) -> dict[str, Any]:
     """Node-hours by use, and the used part of the budget."""
     spent = campaign.cost
@@ -186,7 +189,7 @@ def _cost(
         "states": _states(
             counts,
             ended,
-            store.ended_probes(campaign.id, cheap=True),
+            cheap,
             store.ended_probes(campaign.id, cheap=False),
             store.count_known_trials(campaign),
         ),
