@@ -16,8 +16,9 @@ from api.plans.planning import plan_or_request
 from api.routes.campaigns import SubmissionDep
 from api.schemas.plans import PlanRead
 from results_db.campaigns.plans import PlanOptions
-from search_spaces.belief.plan import DEFAULT_TOP, MAX_TOP, PROBE_START_S, Plan
+from search_spaces.belief.plan import DEFAULT_TOP, MAX_TOP, Plan
 from search_spaces.documents.limits import MAX_ID
+from search_spaces.spec.fidelity import PROBE_START_S
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1/plans", tags=["campaigns"])
 

@@ -40,6 +40,7 @@ from results_db.models.tables import Attempt, Campaign, MeasurementRow, StageMem
 from results_db.records import ENDED_CAMPAIGN_STATES
 from results_db.rows import COST_COLUMNS
 from results_db.trials.loss_check import DIVERGED
+from search_spaces.spec.fidelity import PART
 
 MOST_PAGES: Final = 20
 """Most damaged places that are reported for one table, or for a SQLite file."""
@@ -329,7 +330,7 @@ def _cheap_in_part() -> Select[Any]:
     parts = (Trial.full_num_nodes, Trial.full_dp, Trial.full_num_microbatches)
     is_cheap = Trial.num_layers.is_not(None)
     differs = (each.is_not(None) != is_cheap for each in parts)
-    return select(Trial.id).where(or_(Trial.layout_key.contains("~") != is_cheap, *differs))
+    return select(Trial.id).where(or_(Trial.layout_key.contains(PART) != is_cheap, *differs))
 
 
 def _wrong_number_of_stages() -> Select[Any]:

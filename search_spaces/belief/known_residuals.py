@@ -82,6 +82,4 @@ def _correlation(one: Origin, other: Origin) -> float:
     """It falls with every doubling of parameters and devices, and is 0 for other software."""
     if (one.cluster, one.software) != (other.cluster, other.software):
         return 0.0
-    larger = np.log2(one.model.num_parameters / other.model.num_parameters)
-    more = np.log2(one.num_devices / other.num_devices)
-    return float(np.exp(-(abs(larger) + abs(more)) / _DOUBLINGS))
+    return float(np.exp(-sum(one.doublings_from(other)) / _DOUBLINGS))

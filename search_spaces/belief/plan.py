@@ -16,7 +16,7 @@ from search_spaces.belief.outlook import Outlook, RankedLayouts
 from search_spaces.estimates.time import step_time_s
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.fidelity import ProbeCosts, fidelities
+from search_spaces.spec.fidelity import PROBE_START_S, ProbeCosts, fidelities
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.objectives import Objective, objective_factors
@@ -27,10 +27,6 @@ from search_spaces.statistics.training_job import TrainingJob
 DEFAULT_TOP: Final = 10
 MAX_TOP: Final = 1000
 """Most layouts that a plan lists."""
-PROBE_START_S: Final = 60.0
-"""Assumed seconds of a probe before its first iteration and after its last: a large job's processes
-start, connect and build the model in about a minute."""
-
 _NEAR_BEST: Final = 10
 """Layouts whose cheap probes are taken to cost as much as all others."""
 _HOUR_S: Final = 3600.0
@@ -326,8 +322,7 @@ def _bought(
     spec: CampaignSpec, legal: LegalSet, ranked: RankedLayouts, probe_start_s: float
 ) -> BoughtProbes:
     """How many of the ranked layouts the budget pays for, one probe each."""
-    probe, budget = spec.probe, spec.budget
-    costs = ProbeCosts(start_s=probe_start_s, warmup=probe.warmup, iterations=probe.iterations)
+    probe, budget, costs = spec.probe, spec.budget, spec.probe_costs(probe_start_s)
     seconds = np.minimum(costs.seconds(ranked.step_time_s), probe.deadline_s)
     node_s = np.cumsum(seconds * legal.column("num_nodes")[ranked.order])
     seconds = np.cumsum(seconds)
@@ -396,12 +391,11 @@ def _used(knowledge: Knowledge, cluster: Cluster) -> KnowledgeUsed:
 
 def _deadline_warning(spec: CampaignSpec, step_s: float, probe_start_s: float) -> Iterator[str]:
     """That a probe of the best layout would take longer than the campaign allows."""
-    probe = spec.probe
-    costs = ProbeCosts(start_s=probe_start_s, warmup=probe.warmup, iterations=probe.iterations)
-    if costs.seconds(step_s) > probe.deadline_s:
+    seconds, deadline_s = spec.probe_costs(probe_start_s).seconds(step_s), spec.probe.deadline_s
+    if seconds > deadline_s:
         yield (
-            f"a probe of the best layout is expected to take {costs.seconds(step_s):,.0f} s, longer "
-            f"than the campaign's probe.deadline of {probe.deadline_s:,.0f} s, after which it fails "
+            f"a probe of the best layout is expected to take {seconds:,.0f} s, longer "
+            f"than the campaign's probe.deadline of {deadline_s:,.0f} s, after which it fails "
             "as a timeout; raise the deadline"
         )
 

@@ -85,13 +85,8 @@ class StepModel:
 
 def joined(models: Sequence[StepModel]) -> StepModel:
     """The rows of several models, one after the other."""
-    terms = [each.terms for each in models]
     return StepModel(
-        terms=TimeTerms(
-            names=terms[0].names,
-            seconds=np.concatenate([each.seconds for each in terms]),
-            backward_share=np.concatenate([each.backward_share for each in terms]),
-        ),
+        terms=TimeTerms.joined([each.terms for each in models]),
         points=np.concatenate([each.points for each in models]),
         residual=np.concatenate([each.residual for each in models]),
     )

@@ -32,6 +32,12 @@ class Origin:
     campaign: str
     """The campaign."""
 
+    def doublings_from(self, other: Origin) -> tuple[float, float]:
+        """Doublings between the two, up or down: of the parameters, and of the devices."""
+        parameters = np.log2(self.model.num_parameters / other.model.num_parameters)
+        devices = np.log2(self.num_devices / other.num_devices)
+        return abs(float(parameters)), abs(float(devices))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TimeEvidence:
@@ -95,11 +101,7 @@ def joined(parts: Sequence[TimeEvidence]) -> TimeEvidence:
         for part in parts
     ]
     return TimeEvidence(
-        terms=TimeTerms(
-            names=TERM_NAMES,
-            seconds=np.concatenate([part.terms.seconds for part in parts]),
-            backward_share=np.concatenate([part.terms.backward_share for part in parts]),
-        ),
+        terms=TimeTerms.joined([part.terms for part in parts]),
         log_s=np.concatenate([part.log_s for part in parts]),
         origins=origins,
         origin_of=np.concatenate(moved),

@@ -78,11 +78,10 @@ class TimePrior:
         common += self.cluster
         if one.software != other.software:
             return common
-        larger = np.log2(one.model.num_parameters / other.model.num_parameters)
-        more = np.log2(one.num_devices / other.num_devices)
+        larger, more = one.doublings_from(other)
         common += self.software
-        common += self.size * np.exp(-abs(larger) / self.doublings)
-        common += self.scale * np.exp(-abs(more) / self.doublings)
+        common += self.size * np.exp(-larger / self.doublings)
+        common += self.scale * np.exp(-more / self.doublings)
         if one.model == other.model:
             common += self.model
             if one.campaign == other.campaign:

@@ -8,7 +8,7 @@ say little. `StepSums` combines the terms: some run side by side, and some hide 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
@@ -226,6 +226,15 @@ class TimeTerms:
     that are hidden or not."""
     backward_share: Floats
     """Share of the blocks' work in a step that is the backward pass of the last micro-batch."""
+
+    @classmethod
+    def joined(cls, parts: Sequence[TimeTerms]) -> TimeTerms:
+        """The rows of several, one after the other; at least one."""
+        return cls(
+            names=parts[0].names,
+            seconds=np.concatenate([part.seconds for part in parts]),
+            backward_share=np.concatenate([part.backward_share for part in parts]),
+        )
 
     def step_time_s(self, factors: Floats = PRIOR) -> Floats:
         """Step time of each layout, with one factor per term, or one row of factors per layout."""

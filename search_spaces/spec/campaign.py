@@ -38,7 +38,7 @@ from search_spaces.spec.campaign_settings import (
 )
 from search_spaces.spec.cluster import GIB, Cluster
 from search_spaces.spec.default_precision import default_precision, with_stored_precision
-from search_spaces.spec.fidelity import cheap_iterations, with_layers
+from search_spaces.spec.fidelity import PROBE_START_S, ProbeCosts, cheap_iterations, with_layers
 from search_spaces.spec.layout import Layout, Precision
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.objectives import (
@@ -316,6 +316,12 @@ class CampaignSpec:
     def _besides_headroom(self) -> str:
         headroom = self.constraints.memory_headroom
         return f" beside the headroom of {headroom:.0%} that was asked for" if headroom else ""
+
+    def probe_costs(self, start_s: float = PROBE_START_S) -> ProbeCosts:
+        """What its probes are taken to cost, with these seconds outside of their steps."""
+        return ProbeCosts(
+            start_s=start_s, warmup=self.probe.warmup, iterations=self.probe.iterations
+        )
 
     def probe_request(
         self,

@@ -29,9 +29,12 @@ _LEAST_SAVING: Final = 2
 """A part is reduced only by at least this factor: less is not worth the error."""
 _ITERATIONS: Final = 4
 """Timed iterations of a cheap probe, at most."""
+PROBE_START_S: Final = 60.0
+"""Assumed seconds of a probe before its first iteration and after its last: a large job's processes
+start, connect and build the model in about a minute."""
 _LEAST_LAYERS: Final = 2
 """Fewest layers of each virtual stage."""
-_PART: Final = "~"
+PART: Final = "~"
 """Parts the key of a layout from what a cheap probe of it runs; no key of a layout has it."""
 
 
@@ -60,7 +63,7 @@ class Fidelity:
     def key(self, layout: Layout, model: ModelShape) -> str:
         """The name of the probe: the layout's key, and what is reduced."""
         layers = f"-l{self.num_layers}" if self.num_layers < model.num_layers else ""
-        return f"{layout.key}{_PART}mb{self.num_microbatches}-dp{self.dp}{layers}"
+        return f"{layout.key}{PART}mb{self.num_microbatches}-dp{self.dp}{layers}"
 
     def words(self, layout: Layout, model: ModelShape) -> str:
         """What the probe runs, for people."""
@@ -88,8 +91,8 @@ def cheap_iterations(iterations: int) -> int:
 class ProbeCosts:
     """What decides the node-seconds of a probe, beside its layout."""
 
-    start_s: float = 60.0
-    """Seconds until a probe's first step."""
+    start_s: float = PROBE_START_S
+    """Seconds of a probe outside of its steps."""
     warmup: int = DEFAULT_WARMUP
     """Steps before the timed ones."""
     iterations: int = DEFAULT_ITERATIONS
@@ -110,7 +113,7 @@ class ProbeCosts:
 
 def is_cheap(key: str) -> bool:
     """Whether the key of a trial is that of a cheap probe (`Fidelity.key`)."""
-    return _PART in key
+    return PART in key
 
 
 def with_layers(model: ModelShape, num_layers: int) -> ModelShape:

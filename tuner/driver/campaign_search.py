@@ -20,7 +20,7 @@ from search_spaces.belief.observation import (
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.campaign_settings import Budget
-from search_spaces.spec.fidelity import Fidelity, ProbeCosts, fidelity_of
+from search_spaces.spec.fidelity import Fidelity, fidelity_of
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.objectives import objective_factors
@@ -81,7 +81,7 @@ class CampaignSearch:
                 objectives=spec.objectives,
                 min_memory_headroom=spec.constraints.memory_headroom,
                 knowledge=knowledge_of(known_trials),
-                costs=_costs(spec) if spec.uses_cheap_probes else None,
+                costs=spec.probe_costs() if spec.uses_cheap_probes else None,
             )
             strategy = make_strategy(spec.strategy, problem, seed=spec.seed)
             search = cls(spec, strategy, num_layouts=len(legal))
@@ -241,18 +241,13 @@ def fidelity_of_trial(trial: TrialRecord) -> Fidelity | None:
     return fidelity_of(trial.full_layout, trial.layout, trial.num_layers)
 
 
-def _costs(spec: CampaignSpec) -> ProbeCosts:
-    """What probes of a campaign are taken to cost: the same after a restart."""
-    return ProbeCosts(warmup=spec.probe.warmup, iterations=spec.probe.iterations)
-
-
 def full_probe_node_s(spec: CampaignSpec, trials: Sequence[TrialRecord]) -> float | None:
     """Node-seconds that a full probe of the best layout is expected to take.
 
     The best is the one whose cheap probe promises the largest objective. A step of the whole layout
     is longer than one of its part by the ratio of their estimates. None: no cheap probe completed.
     """
-    costs = _costs(spec)
+    costs = spec.probe_costs()
     expected = []
     for trial in trials:
         fidelity = fidelity_of_trial(trial)

@@ -69,8 +69,9 @@ def plan(
     and on what the predictions rest; with --tokens, the days of the training job.
     """
     from search_spaces.belief.known_measurements import knowledge_of, read_calibrating_cells
-    from search_spaces.belief.plan import PROBE_START_S, make_plan
+    from search_spaces.belief.plan import make_plan
     from search_spaces.spec.campaign import CampaignSpec
+    from search_spaces.spec.fidelity import PROBE_START_S
 
     if as_json and form == "csv":
         refuse("--json and --format csv exclude each other")
