@@ -77,6 +77,10 @@ class WorkerSupersededError(ResultsDbError):
     """Another worker registered under the same name; this one must end, and not register again."""
 
 
+class WorkerOwnedError(ResultsDbError):
+    """Another token registered the worker."""
+
+
 class NodeNotFoundError(ResultsDbError):
     """No allocation of the cluster ever had a node of this name."""
 
@@ -110,15 +114,11 @@ class ListingInvalidError(ResultsDbError):
 
 
 class SchemaNewerError(ResultsDbError):
-    """A newer version of the program wrote the database."""
+    """A newer or an unreleased version of the program wrote the database."""
 
 
 class SchemaOutdatedError(ResultsDbError):
     """The database has not been upgraded to this version of the program."""
-
-
-class SchemaUnsupportedError(ResultsDbError):
-    """The schema is older than the first migration of this version, and cannot be upgraded."""
 
 
 class DatabaseUnavailableError(ResultsDbError):

@@ -107,8 +107,7 @@ class Store(
             DatabaseUrlInvalidError: the URL is not one of PostgreSQL.
             DatabaseUnavailableError: it is not a database, cannot be opened, or refuses the
                 connection.
-            SchemaNewerError: a newer version wrote the database; nothing was changed.
-            SchemaUnsupportedError: its schema is from before r001; nothing was changed.
+            SchemaNewerError: a version that this one does not know wrote it; nothing was changed.
         """
         data_dir.create()
         if database is not None:
@@ -125,8 +124,7 @@ class Store(
         Raises:
             DatabaseUrlInvalidError: the URL is invalid, or of an unsupported kind.
             DatabaseUnavailableError: it does not answer, or refuses the connection.
-            SchemaNewerError: a newer version wrote the database; nothing was changed.
-            SchemaUnsupportedError: its schema is from before r001; nothing was changed.
+            SchemaNewerError: a version that this one does not know wrote it; nothing was changed.
         """
         migrate.upgrade(url)
         return cls._opened(url, clock)

@@ -16,12 +16,7 @@ from sqlalchemy.exc import IntegrityError
 
 from results_db.database.postgresql import take_migration_lock
 from results_db.database.session import Database
-from results_db.errors import (
-    DatabaseInvalidError,
-    SchemaNewerError,
-    SchemaOutdatedError,
-    SchemaUnsupportedError,
-)
+from results_db.errors import DatabaseInvalidError, SchemaNewerError, SchemaOutdatedError
 from results_db.leaderboard.table import rebuild_outdated
 
 if TYPE_CHECKING:
@@ -33,18 +28,6 @@ VERSIONS: Final[tuple[Path, ...]] = (SCRIPTS / "versions",)
 """Folders of migrations. A file's name begins with its revision, as in r001_schema.py. Tests
 replace this value to add a migration of their own."""
 
-UNSUPPORTED: Final = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
-"""Revisions from before r001, which no migration upgrades. Decision 47 says why."""
-
-TRIGGER_FUNCTIONS: Final = (
-    "campaigns_end_once",
-    "trials_end_once",
-    "attempts_end_once",
-    "measurements_are_results",
-    "measurements_stay",
-)
-"""Functions of the schema's triggers on PostgreSQL, each named as its trigger."""
-
 
 def upgrade(url: str, revision: str = "head") -> None:
     """Upgrades the database to this version's schema; creates it if there is none.
@@ -53,8 +36,7 @@ def upgrade(url: str, revision: str = "head") -> None:
 
     Raises:
         DatabaseUnavailableError: it is not a database, or cannot be opened.
-        SchemaNewerError: a newer version wrote the database; nothing was changed.
-        SchemaUnsupportedError: its schema is from before r001; nothing was changed.
+        SchemaNewerError: a version that this one does not know wrote it; nothing was changed.
     """
     database = Database(url)
     event.listen(database.engine, "connect", _disable_foreign_keys)
@@ -106,8 +88,7 @@ def revision(url: str) -> str | None:
 
     Raises:
         DatabaseUnavailableError: it is not a database, or cannot be opened.
-        SchemaNewerError: a newer version wrote it.
-        SchemaUnsupportedError: its schema is from before r001.
+        SchemaNewerError: a version that this one does not know wrote it.
     """
     database = Database(url)
     try:
@@ -122,8 +103,7 @@ def check(url: str) -> str:
 
     Raises:
         DatabaseUnavailableError: it is not a database, or cannot be opened.
-        SchemaNewerError: a newer version wrote it.
-        SchemaUnsupportedError: its schema is from before r001.
+        SchemaNewerError: a version that this one does not know wrote it.
         SchemaOutdatedError: it has not been upgraded.
     """
     found = revision(url)
@@ -159,35 +139,17 @@ def _is_at_head(database: Database) -> bool:
         return _known_revision(session.connection()) == head()
 
 
-def refuse_unsupported(connection: Connection) -> str | None:
-    """The revision that a database states; None where no migration ran.
-
-    Raises:
-        SchemaUnsupportedError: its schema is from before r001.
-    """
+def _known_revision(connection: Connection) -> str | None:
+    """The revision that a database states; None where no migration ran."""
     revision = None
     if inspect(connection).has_table("alembic_version"):
         query = text("SELECT version_num FROM alembic_version")
         revision = connection.execute(query).scalar_one_or_none()
-    if revision in UNSUPPORTED:
-        raise SchemaUnsupportedError(
-            f"the database is at revision {revision}, which this version ({head()}) cannot upgrade; "
-            "nothing in it was changed. To carry its campaigns over, serve it with the last version "
-            f"whose schema is {UNSUPPORTED[-1]} and run `layout-tuner campaign table CAMPAIGN > "
-            "FILE.csv` for each campaign with a completed trial; then serve a new data directory or "
-            "an empty PostgreSQL database with this version and run `layout-tuner campaign import "
-            "FILE.csv --name CAMPAIGN` for each file"
-        )
-    return revision
-
-
-def _known_revision(connection: Connection) -> str | None:
-    revision = refuse_unsupported(connection)
     if revision is not None and revision not in revisions(VERSIONS):
         raise SchemaNewerError(
-            f"the database is at revision {revision}, which this version does not know: a newer "
-            "version of layout-tuner wrote it; upgrade layout-tuner, or choose another data "
-            "directory"
+            f"the database is at revision {revision}, which this version ({head()}) does not know: "
+            "a newer version of layout-tuner wrote it, or one that was not released; run the "
+            "version that wrote it, or choose another data directory or database"
         )
     return revision
 

@@ -1,7 +1,7 @@
 """The tables that revision r001 creates.
 
-These definitions are frozen, whatever becomes of `results_db.models`: a change of a table is a
-migration of its own.
+From the first release on these definitions are frozen, whatever becomes of `results_db.models`: a
+change of a table is a migration of its own.
 """
 
 from __future__ import annotations
@@ -32,6 +32,16 @@ _FIGURES: Final = (
     "hardware_tflops_per_device",
 )
 """Positive and finite; infinity is over 1e300, and so is a NaN on PostgreSQL."""
+_KNOBS: Final[dict[str, sa.types.TypeEngine[Any]]] = {
+    **dict.fromkeys(("num_nodes", "tp", "pp", "dp", "vpp"), sa.Integer()),
+    **dict.fromkeys(("micro_batch_size", "num_microbatches"), sa.Integer()),
+    **dict.fromkeys(("zero_stage", "zero_replicas"), sa.Integer()),
+    "recompute": sa.String(16),
+    "sequence_parallel": sa.Boolean(),
+    "precision": sa.String(8),
+    **dict.fromkeys(("num_devices", "global_batch_size"), sa.Integer()),
+}
+"""The columns of a layout, with their types."""
 
 
 def _table(name: str, *parts: sa.schema.SchemaItem, **options: Any) -> sa.Table:
@@ -53,6 +63,17 @@ def _parts_of_cost() -> list[sa.Column[Any]]:
     """What the node-seconds of a row were spent on."""
     parts = ("iterations", "start", "idle", "lost")
     return [_column(f"{part}_node_seconds", sa.Double(), server_default="0") for part in parts]
+
+
+def _columns(
+    kind: sa.types.TypeEngine[Any], *names: str, nullable: bool = False
+) -> list[sa.Column[Any]]:
+    return [sa.Column(name, kind, nullable=nullable) for name in names]
+
+
+def _knobs(**defaults: str) -> list[sa.Column[Any]]:
+    """The columns of a layout; the keywords are values where an INSERT has none."""
+    return [_column(name, of, server_default=defaults.get(name)) for name, of in _KNOBS.items()]
 
 
 def _cascade(column: str) -> sa.ForeignKey:
@@ -85,18 +106,15 @@ _table(
     _nullable("reason", sa.String(40)),
     _column("message", sa.Text()),
     _column("spec", sa.JSON()),
-    _column("model_name", sa.String(200)),
-    _column("cluster_name", sa.String(200)),
-    _column("objective", sa.String(40)),
-    _column("strategy", sa.String(40)),
+    *_columns(sa.String(200), "model_name", "cluster_name"),
+    _column("trainer", sa.String(64), server_default="embedded"),
+    *_columns(sa.String(40), "objective", "strategy"),
     _column("num_legal_layouts", sa.BigInteger()),
     _nullable("max_peak_memory_bytes", sa.BigInteger()),
     _nullable("probe_deadline_s", sa.Double()),
-    _column("last_number", sa.Integer()),
-    _column("last_ended_seq", sa.Integer()),
+    *_columns(sa.Integer(), "last_number", "last_ended_seq"),
     _column("created_at", _TIME),
-    _nullable("started_at", _TIME),
-    _nullable("ended_at", _TIME),
+    *_columns(_TIME, "started_at", "ended_at", nullable=True),
     _column("node_seconds", sa.Double()),
     *_parts_of_cost(),
     _column("allocation_idle_node_seconds", sa.Double(), server_default="0"),
@@ -137,12 +155,11 @@ _table(
     _column("name", sa.String(200)),
     _column("host", sa.String(255)),
     _column("cluster", sa.String(200)),
-    _column("num_nodes", sa.Integer()),
-    _column("devices_per_node", sa.Integer()),
+    *_columns(sa.Integer(), "num_nodes", "devices_per_node"),
     _column("device", sa.String(255)),
     _column("versions", sa.JSON()),
-    _column("registered_at", _TIME),
-    _column("seen_at", _TIME),
+    _column("trainers", sa.JSON(), server_default="{}"),
+    *_columns(_TIME, "registered_at", "seen_at"),
     _nullable("ended_at", _TIME),
     _column("scheduler", sa.String(16), server_default="none"),
     _nullable("job_id", sa.String(64)),
@@ -153,6 +170,7 @@ _table(
     _column("idle_node_seconds", sa.Double(), server_default="0"),
     _column("idle_shared_node_seconds", sa.Double(), server_default="0"),
     _nullable("status_at", _TIME),
+    _column("registered_by", sa.String(64), server_default=""),
     _check("costs_not_negative", "idle_node_seconds >= 0"),
     _check("holds_devices", "num_nodes >= 1 AND devices_per_node >= 1"),
     _check("scheduler", "scheduler IN ('slurm', 'none')"),
@@ -164,11 +182,9 @@ _table(
     "allocation_nodes",
     _column("worker_id", sa.String(32), _cascade("workers.id"), primary_key=True),
     _column("name", sa.String(255), primary_key=True),
-    _column("position", sa.Integer()),
-    _column("num_devices", sa.Integer()),
+    *_columns(sa.Integer(), "position", "num_devices"),
     _column("state", sa.String(16)),
-    _column("doing", sa.Text()),
-    _column("reason", sa.Text()),
+    *_columns(sa.Text(), "doing", "reason"),
     _nullable("free_devices", sa.Integer()),
     _nullable("health", sa.JSON(none_as_null=True)),
     _check(
@@ -199,35 +215,22 @@ _table(
     _column("layout_key", sa.String(120)),
     _column("repeat_index", sa.Integer()),
     _nullable("repeat_of", sa.Integer(), _cascade("trials.id")),
-    _column("num_nodes", sa.Integer()),
-    _column("tp", sa.Integer()),
-    _column("pp", sa.Integer()),
-    _column("dp", sa.Integer()),
-    _column("vpp", sa.Integer()),
-    _column("micro_batch_size", sa.Integer()),
-    _column("num_microbatches", sa.Integer()),
-    _column("zero_stage", sa.Integer()),
-    _column("zero_replicas", sa.Integer(), server_default="1"),
-    _column("recompute", sa.String(16)),
-    _column("sequence_parallel", sa.Boolean()),
-    _column("precision", sa.String(8)),
-    _column("num_devices", sa.Integer()),
-    _column("global_batch_size", sa.Integer()),
+    _column("is_baseline", sa.Boolean(), server_default=sa.false()),
+    *_knobs(zero_replicas="1"),
+    *_columns(sa.Integer(), "full_num_nodes", "full_dp", "full_num_microbatches", nullable=True),
+    _nullable("num_layers", sa.Integer()),
     _column("state", sa.String(16)),
     _nullable("reason", sa.String(40)),
     _column("message", sa.Text()),
     _column("node", sa.String(255)),
     _column("cancel_requested", sa.Boolean()),
-    _column("attempt", sa.Integer()),
-    _column("lost_attempts", sa.Integer()),
-    _column("iterations_done", sa.Integer()),
+    *_columns(sa.Integer(), "attempt", "lost_attempts", "iterations_done"),
     _nullable("worker_id", sa.String(32), sa.ForeignKey("workers.id")),
     _nullable("lease_expires_at", _TIME),
     _column("node_seconds", sa.Double()),
     *_parts_of_cost(),
     _column("created_at", _TIME),
-    _nullable("started_at", _TIME),
-    _nullable("ended_at", _TIME),
+    *_columns(_TIME, "started_at", "ended_at", nullable=True),
     _nullable("ended_seq", sa.Integer()),
     _check("costs_not_negative", _COSTS_NOT_NEGATIVE),
     _check(
@@ -276,17 +279,15 @@ _table(
     _column("trial_id", sa.Integer(), _cascade("trials.id"), primary_key=True),
     _column("attempt", sa.Integer(), primary_key=True),
     _column("worker_id", sa.String(32), sa.ForeignKey("workers.id")),
-    _column("started_at", _TIME),
-    _column("seen_at", _TIME),
+    *_columns(_TIME, "started_at", "seen_at"),
     _nullable("ended_at", _TIME),
     _nullable("ending", sa.String(16)),
     _column("node_seconds", sa.Double()),
     *_parts_of_cost(),
     _nullable("phase", sa.String(16)),
-    _nullable("held_s", sa.Double()),
-    _nullable("nodes_held", sa.Double()),
-    _nullable("iterations_s", sa.Double()),
+    *_columns(sa.Double(), "held_s", "nodes_held", "iterations_s", nullable=True),
     _column("waiting_because", sa.Text(), server_default=""),
+    _nullable("outcome_digest", sa.String(64)),
     _check("costs_not_negative", _COSTS_NOT_NEGATIVE),
     _check("counts_from_one", "attempt >= 1"),
     _check("ended_has_an_ending", "(ending IS NULL) = (ended_at IS NULL)"),
@@ -299,13 +300,9 @@ _table(
 _table(
     "environments",
     _column("trial_id", sa.Integer(), _cascade("trials.id"), primary_key=True),
-    _column("host", sa.String(255)),
-    _column("device", sa.String(255)),
+    *_columns(sa.String(255), "host", "device"),
     _column("backend", sa.String(40)),
-    _column("python_version", sa.String(80)),
-    _column("torch_version", sa.String(80)),
-    _column("numpy_version", sa.String(80)),
-    _column("git_revision", sa.String(80)),
+    *_columns(sa.String(80), "python_version", "torch_version", "numpy_version", "git_revision"),
 )
 _table(
     "trial_logs",
@@ -315,10 +312,8 @@ _table(
 _table(
     "imported_rows",
     _column("trial_id", sa.Integer(), _cascade("trials.id"), primary_key=True),
-    _column("number", sa.Integer()),
-    _column("line", sa.Integer()),
-    _column("unstated", sa.JSON()),
-    _column("aside", sa.JSON()),
+    *_columns(sa.Integer(), "number", "line"),
+    *_columns(sa.JSON(), "unstated", "aside"),
     _nullable("peak_memory_bytes", sa.BigInteger()),
 )
 
@@ -329,25 +324,24 @@ _table(
     _column("trial_id", sa.Integer(), primary_key=True, autoincrement=False),
     _column("campaign_id", sa.Integer()),
     _column("step_time_s", sa.Double()),
-    _nullable("step_time_q25_s", sa.Double()),
-    _nullable("step_time_q75_s", sa.Double()),
+    *_columns(sa.Double(), "step_time_q25_s", "step_time_q75_s", nullable=True),
     _column("tokens_per_step", sa.BigInteger()),
-    _column("tokens_per_s", sa.Double()),
-    _column("tokens_per_s_per_device", sa.Double()),
-    _column("model_tflops_per_device", sa.Double()),
+    *_columns(sa.Double(), "tokens_per_s", "tokens_per_s_per_device", "model_tflops_per_device"),
     _column("hardware_tflops_per_device", sa.Double()),
     _nullable("peak_tflops_per_device", sa.Double()),
     _nullable("peak_source", sa.String(200)),
-    _nullable("mfu", sa.Double()),
-    _nullable("hfu", sa.Double()),
+    *_columns(sa.Double(), "mfu", "hfu", nullable=True),
     _nullable("peak_memory_bytes", sa.BigInteger()),
     _nullable("memory_kind", sa.String(40)),
     _column("oversubscribed", sa.Boolean()),
     _nullable("warmup_settled", sa.Boolean()),
-    _nullable("kin", sa.Integer()),
-    _nullable("skipped_steps", sa.Integer()),
+    *_columns(sa.Integer(), "kin", "skipped_steps", nullable=True),
     _column("shortened", sa.Boolean(), server_default=sa.false()),
     _nullable("iterations_asked", sa.Integer()),
+    _column("trainer", sa.String(64), server_default="embedded"),
+    _column("trainer_version", sa.String(64), server_default=""),
+    _column("tokens", sa.String(16), server_default="counted"),
+    _column("losses_comparable", sa.Boolean(), server_default=sa.true()),
     _check("counts", "tokens_per_step >= 1 AND peak_memory_bytes >= 0"),
     _check("figures", " AND ".join(f"{name} > 0 AND {name} < 1e300" for name in _FIGURES)),
     _of_its_campaign(),
@@ -357,12 +351,7 @@ _table(
 _table(
     "breakdowns",
     _column("trial_id", sa.Integer(), _cascade("measurements.trial_id"), primary_key=True),
-    _column("compute_s", sa.Double()),
-    _column("tp_s", sa.Double()),
-    _column("pp_s", sa.Double()),
-    _column("dp_s", sa.Double()),
-    _column("optimizer_s", sa.Double()),
-    _column("unexplained_s", sa.Double()),
+    *_columns(sa.Double(), "compute_s", "tp_s", "pp_s", "dp_s", "optimizer_s", "unexplained_s"),
 )
 _table(
     "stage_memories",
@@ -378,9 +367,20 @@ _table(
     _column("index", sa.Integer(), primary_key=True),
     _column("kind", sa.String(8)),
     _column("step_time_s", sa.Double()),
-    _column("loss", sa.Double()),
-    _nullable("grad_norm", sa.Double()),
+    *_columns(sa.Double(), "loss", "grad_norm", nullable=True),
     _check("kind", "kind IN ('warmup', 'timed')"),
+)
+_table(
+    "predictions",
+    _column("trial_id", sa.Integer(), _cascade("trials.id"), primary_key=True),
+    *_columns(sa.Double(), "step_time_s", "log_step_time_sd"),
+    _column("peak_memory_bytes", sa.BigInteger()),
+    _column("fit_probability", sa.Double()),
+    _column("source", sa.String(16)),
+    _check("figures", "log_step_time_sd >= 0 AND peak_memory_bytes >= 0"),
+    _check("is_a_probability", "fit_probability >= 0 AND fit_probability <= 1"),
+    _check("source", "source IN ('estimates', 'calibrated')"),
+    _check("step_time", "step_time_s > 0 AND step_time_s < 1e300"),
 )
 
 # What follows from measurements
@@ -392,21 +392,18 @@ _table(
     _column("layout_key", sa.String(120)),
     _column("num_runs", sa.Integer()),
     _column("shortened", sa.Boolean()),
-    _column("step_time_s", sa.Double()),
-    _column("value", sa.Double()),
-    _column("tokens_per_s_per_device", sa.Double()),
-    _column("tokens_per_s", sa.Double()),
-    _column("model_tflops_per_device", sa.Double()),
-    _column("hardware_tflops_per_device", sa.Double()),
-    _column("tokens_per_node_hour", sa.Double()),
-    _column("log_step_time_s", sa.Double()),
+    *_columns(sa.Double(), "step_time_s", "value", "tokens_per_s_per_device", "tokens_per_s"),
+    *_columns(sa.Double(), "model_tflops_per_device", "hardware_tflops_per_device"),
+    *_columns(sa.Double(), "tokens_per_node_hour", "log_step_time_s"),
     _nullable("iterations_variance", sa.Double()),
     _column("iterations_dof", sa.Integer()),
     _column("runs_squares", sa.Double()),
-    _nullable("weighed_1", sa.Double()),
-    _nullable("weighed_2", sa.Double()),
-    _nullable("weighed_3", sa.Double()),
+    *_columns(sa.Double(), "weighed_1", "weighed_2", "weighed_3", nullable=True),
     _column("on_front", sa.Boolean()),
+    *_knobs(),
+    *(_column(f"measured_{name}", sa.Double()) for name in _FIGURES),
+    *_columns(sa.Double(), "measured_mfu", "measured_hfu", nullable=True),
+    _nullable("measured_peak_memory_bytes", sa.BigInteger()),
     _check("was_measured", "num_runs > 0 AND step_time_s > 0"),
     _of_its_campaign(),
     sa.UniqueConstraint("campaign_id", "layout_key"),
@@ -417,15 +414,23 @@ _table(
         postgresql_where=sa.text("on_front"),
     ),
     sa.Index("ix_standings_campaign_id_repeated", "campaign_id", **_only("num_runs > 1")),
-    sa.Index(None, "campaign_id", "value"),
+    sa.Index(None, "campaign_id", "value", "trial_id"),
+    # All that filters and orders of a leaderboard read; PostgreSQL allows 32 columns.
+    sa.Index(
+        "ix_standings_listing",
+        *("campaign_id", "value", "tokens_per_s_per_device", "tokens_per_s"),
+        *("model_tflops_per_device", "hardware_tflops_per_device", "tokens_per_node_hour"),
+        *("shortened", *_KNOBS),
+        *(f"measured_{name}" for name in (*_FIGURES, "mfu", "hfu", "peak_memory_bytes")),
+        "trial_id",
+    ),
 )
 _table(
     "analyses",
     _column("campaign_id", sa.Integer(), _cascade("campaigns.id"), primary_key=True),
     _column("winner_id", sa.Integer(), _cascade("trials.id")),
     _column("objective", sa.String(40)),
-    _column("num_trials", sa.Integer()),
-    _column("last_ended_seq", sa.Integer()),
+    *_columns(sa.Integer(), "num_trials", "last_ended_seq"),
     _column("method", sa.String(200)),
     _column("computed_at", _TIME),
     sa.Index(None, "winner_id"),
@@ -442,8 +447,7 @@ _table(
     _column("campaign_id", sa.Integer(), _cascade("analyses.campaign_id"), primary_key=True),
     _column("knob", sa.String(40), primary_key=True),
     _column("direction", sa.String(4), primary_key=True),
-    _column("value", sa.String(40)),
-    _column("stepped_value", sa.String(40)),
+    *_columns(sa.String(40), "value", "stepped_value"),
     _column("also", sa.String(200)),
     _column("layout_key", sa.String(120)),
     _column("source", sa.String(10)),
@@ -469,13 +473,22 @@ _table(
     _column("secret_hash", sa.String(64)),
     _column("created_at", _TIME),
     _column("created_by", sa.String(64)),
-    _nullable("expires_at", _TIME),
-    _nullable("revoked_at", _TIME),
-    _nullable("last_used_at", _TIME),
+    *_columns(_TIME, "expires_at", "revoked_at", "last_used_at", nullable=True),
     _check("is_hashed", "length(secret_hash) = 64"),
     _check("role", "role IN ('viewer', 'submitter', 'admin', 'worker')"),
     sa.UniqueConstraint("secret_hash"),
     sa.Index("uq_tokens_name_live", "name", unique=True, **_only("revoked_at IS NULL")),
+)
+_table(
+    "browser_sign_ins",
+    _column("secret_hash", sa.String(64), primary_key=True),
+    _column("kind", sa.String(8)),
+    _column("token_hash", sa.String(64)),
+    *_columns(_TIME, "created_at", "expires_at"),
+    _check("is_hashed", "length(secret_hash) = 64"),
+    _check("kind", "kind IN ('code', 'session')"),
+    sa.Index(None, "expires_at"),
+    sa.Index(None, "token_hash", "kind", "expires_at"),
 )
 _table(
     "audit",
@@ -503,6 +516,20 @@ _table(
     sa.Index(None, "campaign_id"),
     sa.Index(None, "created_at"),
 )
+_table(
+    "plans",
+    _column("id", sa.Integer(), primary_key=True),
+    _column("state", sa.String(8)),
+    _column("created_by", sa.String(64)),
+    _column("created_at", _TIME),
+    _nullable("ended_at", _TIME),
+    *_columns(sa.JSON(), "spec", "options", "answer"),
+    _column("problem", sa.Text()),
+    _check("end", "(state = 'WAITING') = (ended_at IS NULL)"),
+    _check("state", "state IN ('WAITING', 'DONE', 'FAILED')"),
+    sa.Index(None, "state", "id"),
+    sqlite_autoincrement=True,
+)
 for _name in ("user_models", "user_clusters"):
     _table(
         _name,
@@ -510,8 +537,7 @@ for _name in ("user_models", "user_clusters"):
         _column("description", sa.JSON()),
         _column("notes", sa.Text(), server_default=""),
         _column("created_by", sa.String(64)),
-        _column("created_at", _TIME),
-        _column("updated_at", _TIME),
+        *_columns(_TIME, "created_at", "updated_at"),
     )
 
 # What the service's processes share
@@ -547,9 +573,7 @@ DRIVER_LEASE: Final = _table(
     _column("fence", sa.BigInteger()),
     _column("host", sa.String(255)),
     _column("pid", sa.Integer()),
-    _nullable("since", _TIME),
-    _nullable("seen_at", _TIME),
-    _nullable("released_at", _TIME),
+    *_columns(_TIME, "since", "seen_at", "released_at", nullable=True),
     _check("is_one", "id = 1"),
 )
 SWEEPS: Final = _table(

@@ -212,6 +212,8 @@ class WorkerRow(Base):
     """The part of them that campaigns have been charged with."""
     status_at: Mapped[datetime | None]
     """Time of its last status; None: there was none."""
+    registered_by: Mapped[str] = mapped_column(String(64), server_default="")
+    """Name of the token that registered it; only that token acts for it."""
 
 
 class AllocationNode(Base):

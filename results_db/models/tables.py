@@ -115,7 +115,7 @@ class Campaign(Base):
     allocation_idle_node_seconds: Mapped[float] = sum_column()
     """Its share of idle allocations of its cluster; not included in node_seconds."""
     created_by: Mapped[str] = mapped_column(String(64), server_default="")
-    """Name of the token that submitted it; empty: it is older than tokens."""
+    """Name of the token that submitted it."""
     notes: Mapped[str] = mapped_column(Text, server_default="")
     """Notes of its users."""
     standings_version: Mapped[int] = mapped_column(server_default="0")
@@ -272,6 +272,8 @@ class Attempt(Base):
     """Seconds of its iterations; None: not reported."""
     waiting_because: Mapped[str] = mapped_column(Text, server_default="")
     """Why it waits for devices, as its worker reports it."""
+    outcome_digest: Mapped[str | None] = mapped_column(String(64))
+    """SHA-256 of the outcome that it reported: the same one may be posted again."""
 
 
 class MeasurementRow(Base):

@@ -24,7 +24,7 @@ from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
 from tests.results_db.campaigns.test_analyses import make_analysis
 from tests.results_db.campaigns.test_imports import make_import, varied_rows
-from tests.results_db.factories import TurnableClock, completed, failed, make_worker
+from tests.results_db.factories import TimelyStore, TurnableClock, completed, failed, make_worker
 from tests.results_db.next_version import THIS
 
 DEVICES: Final = 4
@@ -43,7 +43,7 @@ DOCUMENT: Final[dict[str, Any]] = {
     "strategy": "random",
     "seed": 7,
     "budget": {"trials": 40},
-    "probe": {"warmup": 2, "iterations": 3},
+    "probe": {"warmup": 2, "iterations": 10},
     "space": {
         "global_batch_size": 16,
         "tp": [1, 2],
@@ -80,7 +80,7 @@ def _content() -> bytes:
         # Of this version, even where a test has become the next one.
         migrate.upgrade(f"sqlite:///{path}", THIS)
         clock = TurnableClock()
-        with closing(Store(f"sqlite:///{path}", clock=clock)) as store:
+        with closing(TimelyStore(f"sqlite:///{path}", clock=clock)) as store:
             _Writer(store, clock).write()
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -197,10 +197,7 @@ class _Writer:
             objective=["tokens_per_s", "tokens_per_node_hour"],
         )
         trial = self.probe(campaign, layouts[0], completed(layouts[0]))
-        outcome = completed(layouts[1])
-        assert outcome.measurement is not None
-        short = replace(outcome.measurement, shortened=True, iterations_asked=9)
-        self.probe(campaign, layouts[1], replace(outcome, measurement=short))
+        self.probe(campaign, layouts[1], completed(layouts[1], shortened=True))
         self.store.keep_analysis(campaign, make_analysis(trial.id))
 
     def imported(self) -> None:

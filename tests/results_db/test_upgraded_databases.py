@@ -14,9 +14,10 @@ from results_db.admin.integrity import check_database
 from results_db.admin.restore import restore_into_postgresql
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import BeatBody
-from tests.results_db.factories import START, TurnableClock, completed
+from tests.results_db.factories import START, TimelyStore, TurnableClock, completed
 from tests.results_db.first_weeks import CAMPAIGNS, write_first_weeks
 from tests.results_db.next_version import NEXT, THIS, become_next_version
+from tests.results_db.sealed import sealed
 
 CHANGED = {("campaigns", "notes")}
 """Columns whose values the next version's migration rewrites."""
@@ -28,7 +29,7 @@ def written(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     url = write_first_weeks(tmp_path / "results.sqlite3")
     if request.param == "postgresql":
         url = str(request.getfixturevalue("empty_postgres_url"))
-        restore_into_postgresql(tmp_path / "results.sqlite3", url)
+        restore_into_postgresql(sealed(tmp_path / "results.sqlite3"), url)
     become_next_version(monkeypatch)
     return url
 
@@ -107,7 +108,7 @@ def store(written: str) -> Iterator[Store]:
     clock = TurnableClock()
     clock.now = START
     migrate.upgrade(written)
-    store = Store(written, clock=clock)
+    store = TimelyStore(written, clock=clock)
     clock.forward(600)
     yield store
     store.close()

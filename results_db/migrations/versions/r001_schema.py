@@ -103,7 +103,8 @@ def _create_triggers_of_postgresql() -> None:
 
 def _create_function(name: str, body: str) -> None:
     op.execute(
-        f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$"
+        f"CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql "
+        f"AS $$ BEGIN {body} END $$"
     )
 
 

@@ -14,9 +14,7 @@ from sqlalchemy import inspect
 
 from benchmarks.service.postgres_server import PostgresServer
 from results_db.admin import migrate
-from results_db.admin.backup import back_up
 from results_db.admin.integrity import check_database
-from results_db.admin.restore import restore_into_data_dir, restore_into_postgresql
 from results_db.database.data_dir import DataDir
 from results_db.database.session import Database
 from results_db.errors import (
@@ -24,7 +22,6 @@ from results_db.errors import (
     DatabaseUnavailableError,
     SchemaNewerError,
     SchemaOutdatedError,
-    SchemaUnsupportedError,
 )
 from results_db.models.tables import Base
 from results_db.store import Store
@@ -62,10 +59,6 @@ def test_the_scripts_are_named_after_their_revisions_and_the_last_is_the_head(
     assert all(name.startswith(f"{revision}_") for revision, name in found.items())
     assert sorted(found) == list(migrate.revisions(migrate.VERSIONS))
     assert migrate.head() == scripts.get_current_head() == (NEXT if is_next else THIS)
-
-
-def test_no_revision_has_the_name_of_one_that_is_not_supported() -> None:
-    assert not set(migrate.UNSUPPORTED) & set(migrate.revisions(migrate.VERSIONS))
 
 
 def test_the_migrations_build_exactly_what_the_models_describe(database_url: str) -> None:
@@ -279,64 +272,3 @@ def test_of_two_processes_that_upgrade_at_once_one_waits_and_finds_it_done(
     assert (first.returncode, second.returncode, ends) == (0, 0, ["", ""])
     become_next_version(monkeypatch)
     assert migrate.check(database_url) == NEXT
-
-
-def become_unsupported(url: str, revision: str) -> None:
-    """Makes a database look like one of a schema from before r001."""
-    run(url, f"UPDATE alembic_version SET version_num = '{revision}'")
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("revision", [f"{number:04}" for number in range(1, 8)])
-def test_a_schema_from_before_the_first_migration_is_refused_with_the_way_out(
-    database_url: str, revision: str
-) -> None:
-    become_unsupported(database_url, revision)
-    words = (
-        rf"at revision {revision}, which this version \({THIS}\) cannot upgrade; nothing in it was "
-        r"changed.*schema is 0007.*`layout-tuner campaign table CAMPAIGN > FILE.csv`.*"
-        r"`layout-tuner campaign import FILE.csv --name CAMPAIGN`"
-    )
-    for refused in (
-        migrate.upgrade,
-        migrate.check,
-        migrate.revision,
-        check_database,
-        Store.connect,
-    ):
-        with pytest.raises(SchemaUnsupportedError, match=words):
-            refused(database_url)
-
-
-def test_nothing_is_changed_in_a_data_directory_whose_schema_is_not_supported(
-    sqlite_url: str, tmp_path: Path
-) -> None:
-    become_unsupported(sqlite_url, "0007")
-    path = Path(sqlite_url.removeprefix("sqlite:///"))
-    before = path.read_bytes()
-    for refused in (
-        lambda: Store.open(DataDir(path.parent)),
-        lambda: back_up(sqlite_url, tmp_path / "backup.sqlite3"),
-        lambda: restore_into_data_dir(path, DataDir(tmp_path / "other")),
-    ):
-        with pytest.raises(SchemaUnsupportedError):
-            refused()
-    assert path.read_bytes() == before
-    assert not (tmp_path / "backup.sqlite3").exists()
-    assert not (tmp_path / "other" / "results.sqlite3").exists()
-
-
-def test_a_postgresql_whose_schema_is_not_supported_is_not_replaced_either(
-    postgres_url: str, sqlite_url: str, tmp_path: Path
-) -> None:
-    with closing(Store(postgres_url)) as store:
-        make_campaign(store)
-    become_unsupported(postgres_url, "0007")
-    with pytest.raises(SchemaUnsupportedError):
-        restore_into_postgresql(
-            Path(sqlite_url.removeprefix("sqlite:///")), postgres_url, replace=True
-        )
-    with pytest.raises(SchemaUnsupportedError):
-        back_up(postgres_url, tmp_path / "backup.sqlite3")
-    with closing(Store(postgres_url)) as store:
-        assert [campaign.name for campaign in store.campaigns()] == ["first"]

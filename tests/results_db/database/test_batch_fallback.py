@@ -12,6 +12,7 @@ from results_db.database.retry import one_by_one_if_refused
 from results_db.errors import (
     DatabaseConflictError,
     DatabaseUnavailableError,
+    MeasurementInvalidError,
     ResultsDbError,
     RowRefusedError,
     TrialNotFoundError,
@@ -106,11 +107,23 @@ def named_without_end(report: OutcomeReport) -> OutcomeReport:
     return replace(report, outcome=outcome)
 
 
+def peaked_below_zero(report: OutcomeReport) -> OutcomeReport:
+    """A measurement refuses it too."""
+    assert report.outcome.measurement is not None
+    measured = replace(report.outcome.measurement)
+    object.__setattr__(measured, "peak_memory_bytes", -1)
+    return replace(report, outcome=replace(report.outcome, measurement=measured))
+
+
 @pytest.mark.parametrize(
     ("poison", "refusal"),
-    [(less_than_nothing, RowRefusedError), (named_without_end, ValueUnstorableError)],
+    [
+        (less_than_nothing, MeasurementInvalidError),
+        (named_without_end, ValueUnstorableError),
+        (peaked_below_zero, RowRefusedError),
+    ],
 )
-def test_an_outcome_that_the_database_refuses_takes_no_other_of_its_batch_with_it(
+def test_an_outcome_that_is_refused_takes_no_other_of_its_batch_with_it(
     store: Store, poison: object, refusal: type[ResultsDbError]
 ) -> None:
     reports = make_reports(store)

@@ -16,6 +16,7 @@ from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.postgres import upgraded
 from tests.results_db.factories import (
+    TimelyStore,
     TurnableClock,
     completed,
     failed,
@@ -27,7 +28,7 @@ from tests.results_db.factories import (
 
 def fill(url: str) -> None:
     """A campaign with trials 1 measured, 2 failed, 3 running, 4 waiting; and one that ended."""
-    with closing(Store(url, clock=TurnableClock())) as store:
+    with closing(TimelyStore(url, clock=TurnableClock())) as store:
         campaign = make_campaign(store)
         worker = make_worker(store)
         for size, outcome in ((1, completed()), (2, failed()), (3, None), (4, None)):
@@ -394,7 +395,7 @@ def test_the_constraints_are_back_after_a_downgrade_and_an_upgrade(database_url:
 def test_no_id_of_what_was_deleted_is_given_again(database: Database, database_url: str) -> None:
     # A worker may still post the outcome of a trial that was deleted with its campaign.
     run(database, "DELETE FROM campaigns")
-    with closing(Store(database_url)) as store:
+    with closing(TimelyStore(database_url)) as store:
         campaign = make_campaign(store)
         assert campaign == 3
         assert store.add_trial(campaign, Layout()).id == 5

@@ -17,8 +17,7 @@ down_revision = migrate.revisions((migrate.SCRIPTS / "versions",))[-1]
 branch_labels = None
 depends_on = None
 
-WORKERS = SCHEMA.tables["workers"].to_metadata(sa.MetaData())
-WORKERS.append_column(sa.Column("trainers", sa.JSON(), server_default="{}", nullable=False))
+WORKERS = SCHEMA.tables["workers"]
 """The table as the revisions before leave it."""
 
 CHECK = "ck_workers_devices_are_few"
