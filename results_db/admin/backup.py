@@ -1,22 +1,26 @@
 """`db backup`: copies a database in use into one file, which is a SQLite database.
 
 The file has the same revision, whichever kind the source is. It can be inspected, checked, and
-restored into either kind. Decision 32 explains why.
+restored into either kind. Its last line states its length and checksum. Decision 32 explains why.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from io import BufferedRandom
 from pathlib import Path
 from typing import Final
 
 from sqlalchemy import make_url
 
 from results_db.admin import migrate
+from results_db.admin.schema_check import schema_differences
 from results_db.admin.transfer import to_sqlite
 from results_db.database.postgresql import lift_limits
 from results_db.database.session import Database
@@ -24,6 +28,9 @@ from results_db.errors import BackupInvalidError, BackupPathError, DatabaseUnava
 
 _PAGES_AT_ONCE: Final = 2000
 """Pages of SQLite, of 4 KiB, that are copied between two reports of progress."""
+
+_TRAILER: Final = "\nlayout-tuner backup of {:20} bytes, SHA-256 {:64}\n"
+"""The last line of a backup, about the bytes before it. SQLite ignores what follows its pages."""
 
 Say = Callable[[str], None]
 """Called with what is being done, in words."""
@@ -59,8 +66,7 @@ def back_up(
         BackupPathError: the file exists, is the database itself, or cannot be written.
         BackupInvalidError: the copy is damaged, and so is the database; no file is left.
         DatabaseUnavailableError: there is no database, or it cannot be read.
-        SchemaNewerError: a newer version wrote it.
-        SchemaUnsupportedError: its schema is from before r001.
+        SchemaNewerError: a version that this one does not know wrote it.
     """
     if _is_database(url, path):
         raise BackupPathError(f"{path} is the database itself; name another file")
@@ -79,7 +85,10 @@ def back_up(
         refuse_damaged(part)
         forget_sign_ins(part)
         counts = count_rows(part)
-        size = part.stat().st_size
+        make_one_file(part)
+        with part.open("r+b") as file:
+            file.write(_trailer(file))
+            size = file.tell()
     return BackupReport(
         path=path, revision=revision, num_bytes=size, num_campaigns=counts[0], num_trials=counts[1]
     )
@@ -130,22 +139,62 @@ def forget_sign_ins(path: Path) -> None:
             connection.execute("DELETE FROM browser_sign_ins")
 
 
-def refuse_damaged(path: Path) -> None:
-    """Raises BackupInvalidError if a file is not a database, or is damaged."""
+def refuse_damaged(path: Path) -> str:
+    """Returns the revision of a copy of a database.
+
+    Raises:
+        BackupInvalidError: its pages, its references or its schema are damaged.
+        SchemaNewerError: a version that this one does not know wrote it.
+    """
     try:
-        with closing(sqlite3.connect(path)) as connection:
-            connection.execute("PRAGMA query_only = ON")
-            (said,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-            orphan = connection.execute("PRAGMA foreign_key_check").fetchone()
-    except sqlite3.DatabaseError as error:
-        said, orphan = str(error), None
-    if said == "ok" and orphan is not None:
-        said = f"a row of {orphan[0]} refers to a row of {orphan[2]} that is not there"
-    if said != "ok":
+        revision = migrate.revision(f"sqlite:///{path}")
+        with closing(Database(f"sqlite:///{path}")) as database, database.read() as session:
+            connection = session.connection()
+            said = connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one()
+            orphan = connection.exec_driver_sql("PRAGMA foreign_key_check").first()
+            if said == "ok" and orphan is not None:
+                said = f"a row of {orphan[0]} refers to a row of {orphan[2]} that is not there"
+            if said == "ok":
+                differences = schema_differences(connection, revision)
+                said = "; ".join(differences[:3]) or "ok"
+    except DatabaseUnavailableError as error:
+        raise BackupInvalidError(f"the copy is damaged: {error}") from error
+    if said != "ok" or revision is None:
         raise BackupInvalidError(
             f"the copy is damaged ({said}), and so is what it was made of: look at it with "
             "`layout-tuner db check`, and restore the last good backup"
         )
+    return revision
+
+
+def extract(path: Path, part: Path) -> None:
+    """Copies the database in a backup into a file.
+
+    Raises:
+        BackupPathError: the backup cannot be read.
+        BackupInvalidError: it is not as it was written, or is no backup.
+    """
+    if not (path.is_file() and os.access(path, os.R_OK)):
+        raise BackupPathError(
+            f"there is no file {path} to read; name one that `layout-tuner db backup` wrote"
+        )
+    with path.open("rb") as source, part.open("w+b") as copy:
+        shutil.copyfileobj(source, copy)
+        copy.truncate(max(copy.tell() - len(_TRAILER.format(0, "")), 0))
+        trailer = _trailer(copy)
+        source.seek(copy.tell())
+        if source.read() != trailer:
+            raise BackupInvalidError(
+                f"{path} was cut off or changed, or is no backup: it does not end with the length "
+                "and checksum of what it holds; name another that `layout-tuner db backup` wrote"
+            )
+
+
+def _trailer(file: BufferedRandom) -> bytes:
+    """The last line of a backup whose database is in a file; moves to the end of the file."""
+    file.seek(0)
+    digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return _TRAILER.format(file.tell(), digest).encode()
 
 
 def _is_database(url: str, path: Path) -> bool:
@@ -178,8 +227,11 @@ def _copy(url: str, part: Path, revision: str, say: Say) -> None:
                 to_sqlite(
                     connection, written.connection(), say=lambda table: say(f"copying {table}")
                 )
+
+
+def make_one_file(part: Path) -> None:
+    """Merges the write-ahead log into a SQLite database."""
     with closing(sqlite3.connect(part)) as copy:
-        # One file, without the write-ahead log beside it.
         copy.execute("PRAGMA journal_mode = DELETE").fetchone()
 
 

@@ -148,7 +148,7 @@ def upgrade(data_dir: Path | None, database: str | None) -> None:
 @_json_option
 @_place_options
 def check(repair: bool, as_json: bool, data_dir: Path | None, database: str | None) -> None:
-    """Check the database: its pages, its references, and the rules between rows.
+    """Check the database: its pages, schema and references, and the rules between rows.
 
     Changes nothing without --repair; the service may run. Exit code 1 if something is wrong and was
     not repaired.
@@ -164,11 +164,7 @@ def check(repair: bool, as_json: bool, data_dir: Path | None, database: str | No
         for finding in report.findings:
             click.echo(f"{finding.check}: {finding.message}")
         number = len(report.findings)
-        verdict = (
-            "whole"
-            if not number
-            else f"{number} {'thing is' if number == 1 else 'things are'} wrong"
-        )
+        verdict = f"{number} thing{' is' if number == 1 else 's are'} wrong" if number else "whole"
         click.echo(
             f"{_shown(url)}: {verdict}; schema {report.revision}, {len(report.checks)} checks"
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, aliased
 
 from results_db.admin import migrate
+from results_db.admin.schema_check import schema_differences
 from results_db.database.postgresql import lift_limits
 from results_db.database.session import Database
 from results_db.errors import DatabaseUnavailableError
@@ -94,8 +96,10 @@ def _sqlite_damages(session: Session) -> list[Damage]:
     for table in [name for _, kind, name, _ in schema if kind == "table"]:
         try:
             lines = _integrity_lines(connection, f'integrity_check("{table}")')
+            for _ in connection.exec_driver_sql(f'SELECT * FROM "{table}"'):  # noqa: S608
+                pass
         except DBAPIError:
-            # The first page of the table or of an index is damaged: read each separately.
+            # The first page of the table or of an index is damaged, or a text is not UTF-8.
             indexes = [name for _, kind, name, of in schema if kind == "index" and of == table]
             found |= _unreadable(connection, table, indexes)
             continue
@@ -138,7 +142,7 @@ def _unreadable(connection: Connection, table: str, indexes: Sequence[str]) -> d
                 pass
         except DBAPIError as error:
             if "no query solution" not in str(error.orig):  # a partial index
-                found[what] = [str(error.orig)]
+                found[what] = [str(error.orig)[:200]]
     return found or {f"table {table}": ["it, or one of its indexes, cannot be read"]}
 
 
@@ -430,7 +434,7 @@ RULES: Final[dict[str, Invariant]] = {
 }
 """By a short name."""
 
-CHECKS: Final = ("storage", "references", *RULES, "standings")
+CHECKS: Final = ("storage", "schema", "references", *RULES, "standings")
 """The checks, in order."""
 
 MOST_KEYS: Final = 5
@@ -445,7 +449,7 @@ class Finding:
     """Something that must not be."""
 
     check: str
-    """The check that found it: storage, references, or a rule's name."""
+    """The check that found it: storage, schema, references, or a rule's name."""
     message: str
     """The problem, with the number of rows and their first keys."""
     num_rows: int = 0
@@ -461,7 +465,7 @@ class CheckReport:
     revision: str
     """Of its schema: this version's, or `UNKNOWN_REVISION`."""
     checks: tuple[str, ...]
-    """The checks that ran; only the storage check if the storage is damaged."""
+    """The checks that ran; only the first ones if the storage or the schema is damaged."""
     findings: tuple[Finding, ...]
     """The problems; empty: the database is intact."""
 
@@ -477,8 +481,7 @@ def check_database(url: str, *, repair: bool = False) -> CheckReport:
     Raises:
         DatabaseUnavailableError: it is not a database, cannot be opened, or is too damaged to be
             read.
-        SchemaNewerError: a newer version wrote it.
-        SchemaUnsupportedError: its schema is from before r001.
+        SchemaNewerError: a version that this one does not know wrote it.
         SchemaOutdatedError: it has not been upgraded.
     """
     try:
@@ -486,20 +489,28 @@ def check_database(url: str, *, repair: bool = False) -> CheckReport:
     except DatabaseUnavailableError as error:
         # The page with the revision may be the damaged one.
         revision, unreadable = UNKNOWN_REVISION, error
-    database = Database(url)
-    try:
+    with closing(Database(url)) as database:
         with database.read() as session:
             lift_limits(session.connection())
-            damaged = [Finding(check="storage", message=str(damage)) for damage in damages(session)]
-            if damaged:
-                # The other checks would read the damaged pages too, and fail without naming them.
-                return CheckReport(revision=revision, checks=CHECKS[:1], findings=tuple(damaged))
-            if unreadable is not None:
-                raise unreadable
-            findings = [*_not_validated(session), *_references(session), *_rules(session)]
-        findings += _leaderboards(database, repair=repair)
-    finally:
-        database.close()
+            findings = [Finding(check="storage", message=str(each)) for each in damages(session)]
+        if findings:
+            # The other checks would read the damaged pages too, and fail without naming them.
+            return CheckReport(revision=revision, checks=CHECKS[:1], findings=tuple(findings))
+        if unreadable is not None:
+            raise unreadable
+        with database.write() if database.is_shared else database.read() as session:
+            differences = schema_differences(session.connection(), revision)
+        findings = [Finding(check="schema", message=message) for message in differences]
+        try:
+            with database.read() as session:
+                lift_limits(session.connection())
+                findings += [*_references(session), *_rules(session)]
+            findings += _leaderboards(database, repair=repair)
+        except DatabaseUnavailableError:
+            if not differences:
+                raise
+            # A table or a column is missing that a check reads.
+            return CheckReport(revision=revision, checks=CHECKS[:2], findings=tuple(findings))
     return CheckReport(revision=revision, checks=CHECKS, findings=tuple(findings))
 
 
@@ -513,28 +524,14 @@ def _leaderboards(database: Database, *, repair: bool) -> Iterator[Finding]:
         yield Finding(check="standings", message=message, is_mended=repair)
 
 
-def _not_validated(session: Session) -> Iterator[Finding]:
-    """Constraints of PostgreSQL that were never validated against the rows."""
-    if session.connection().dialect.name == "sqlite":
-        return
-    not_valid = "SELECT conname FROM pg_constraint WHERE NOT convalidated ORDER BY conname"
-    for name in session.execute(text(not_valid)).scalars():
-        yield Finding(check="storage", message=f"the constraint {name} was never validated")
-
-
 def _references(session: Session) -> Iterator[Finding]:
     """Rows that refer to missing rows; possible only if constraints were disabled."""
     for table in METADATA.sorted_tables:
         for constraint in table.foreign_key_constraints:
-            orphans = _orphans(constraint)
-            found = _finding(
-                session,
-                "references",
-                f"rows of {table.name} that refer to no row of {constraint.referred_table.name}",
-                orphans,
+            broken = (
+                f"rows of {table.name} that refer to no row of {constraint.referred_table.name}"
             )
-            if found is not None:
-                yield found
+            yield from _finding(session, "references", broken, _orphans(constraint))
 
 
 def _orphans(constraint: ForeignKeyConstraint) -> Select[Any]:
@@ -548,18 +545,16 @@ def _orphans(constraint: ForeignKeyConstraint) -> Select[Any]:
 
 def _rules(session: Session) -> Iterator[Finding]:
     for name, rule in RULES.items():
-        found = _finding(session, name, rule.broken, rule.keys())
-        if found is not None:
-            yield found
+        yield from _finding(session, name, rule.broken, rule.keys())
 
 
-def _finding(session: Session, check: str, broken: str, keys: Select[Any]) -> Finding | None:
+def _finding(session: Session, check: str, broken: str, keys: Select[Any]) -> Iterator[Finding]:
     if session.execute(keys.with_only_columns(literal(1)).limit(1)).first() is None:
-        return None
+        return
     number = session.scalar(select(func.count()).select_from(keys.subquery())) or 0
     first = session.execute(keys.order_by(*keys.selected_columns).limit(MOST_KEYS)).all()
     shown = ", ".join("/".join(str(part) for part in key) for key in first)
     more = ", ..." if number > len(first) else ""
-    return Finding(
+    yield Finding(
         check=check, message=f"{broken}, {number} of them: {shown}{more}", num_rows=number
     )

@@ -6,6 +6,7 @@ in one step. The old database is kept (SQLite), or dropped in the same transacti
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -19,7 +20,15 @@ from typing import Final
 from sqlalchemy import Connection, inspect, text
 
 from results_db.admin import migrate
-from results_db.admin.backup import count_rows, forget_sign_ins, new_file, refuse_damaged, writing
+from results_db.admin.backup import (
+    count_rows,
+    extract,
+    forget_sign_ins,
+    make_one_file,
+    new_file,
+    refuse_damaged,
+    writing,
+)
 from results_db.admin.integrity import Finding, check_database
 from results_db.admin.transfer import to_postgresql
 from results_db.database.data_dir import DataDir
@@ -27,8 +36,6 @@ from results_db.database.postgresql import take_migration_lock
 from results_db.database.session import Database
 from results_db.database.url import shown
 from results_db.errors import (
-    BackupInvalidError,
-    BackupPathError,
     DatabaseInUseError,
     DatabaseNotEmptyError,
     DataDirLockedError,
@@ -53,10 +60,10 @@ class RestoreReport:
     """The revision of the backup's schema; the database now has this version's."""
     num_campaigns: int
     num_trials: int
-    set_aside: Path | None
-    """Where the old database is kept; None: there was none, or it was a PostgreSQL."""
     findings: tuple[Finding, ...]
     """Findings of a check of the restored database."""
+    set_aside: Path | None = None
+    """Where the old database is kept; None: there was none, or it was a PostgreSQL."""
 
 
 def restore_into_data_dir(path: Path, data_dir: DataDir, *, replace: bool = False) -> RestoreReport:
@@ -72,8 +79,7 @@ def restore_into_data_dir(path: Path, data_dir: DataDir, *, replace: bool = Fals
     Raises:
         BackupPathError: the backup cannot be read, or the database cannot be written.
         BackupInvalidError: the file is not a backup, or is damaged.
-        SchemaNewerError: a newer version wrote it.
-        SchemaUnsupportedError: the schema of the backup is from before r001.
+        SchemaNewerError: a version that this one does not know wrote it.
         DatabaseNotEmptyError: the database contains data.
         DatabaseInUseError: a service or a driver uses it.
     """
@@ -82,13 +88,7 @@ def restore_into_data_dir(path: Path, data_dir: DataDir, *, replace: bool = Fals
     with _exclusive(data_dir), new_file(place) as part:
         report = _prepare(path, part)
         aside = _set_aside(place, replace=replace)
-    return RestoreReport(
-        revision=report.revision,
-        num_campaigns=report.num_campaigns,
-        num_trials=report.num_trials,
-        set_aside=aside,
-        findings=report.findings,
-    )
+    return dataclasses.replace(report, set_aside=aside)
 
 
 def restore_into_postgresql(path: Path, url: str, *, replace: bool = False) -> RestoreReport:
@@ -102,8 +102,7 @@ def restore_into_postgresql(path: Path, url: str, *, replace: bool = False) -> R
     Raises:
         BackupPathError: the backup cannot be read, or there is no space for a copy.
         BackupInvalidError: the file is not a backup, is damaged, or cannot be stored by PostgreSQL.
-        SchemaNewerError: a newer version wrote it.
-        SchemaUnsupportedError: the schema of the backup, or of the database, is from before r001.
+        SchemaNewerError: a version that this one does not know wrote it.
         DatabaseNotEmptyError: the database contains data.
         DatabaseInUseError: a service or a driver uses it.
         DatabaseUnavailableError: it does not answer, or refuses to create tables.
@@ -115,7 +114,6 @@ def restore_into_postgresql(path: Path, url: str, *, replace: bool = False) -> R
         with target.write() as session, closing(Database(_url(part))) as source:
             connection = session.connection()
             take_migration_lock(connection)
-            migrate.refuse_unsupported(connection)
             _refuse_busy(connection, url)
             _drop_tables(connection, url, replace=replace)
             migrate.upgrade_within(connection)
@@ -127,25 +125,18 @@ def restore_into_postgresql(path: Path, url: str, *, replace: bool = False) -> R
 
 def _prepare(path: Path, part: Path) -> RestoreReport:
     """Copies a backup, refuses a damaged one, and upgrades the copy."""
-    _copy(path, part)
-    refuse_damaged(part)
-    revision = migrate.revision(_url(part))
-    if revision is None:
-        raise BackupInvalidError(
-            f"{path} is a database of another program: name a file that `layout-tuner db backup` wrote"
-        )
+    extract(path, part)
+    revision = refuse_damaged(part)
     migrate.upgrade(_url(part))
     forget_sign_ins(part)
     _skip_ids(part)
     findings = check_database(_url(part)).findings
-    with closing(sqlite3.connect(part)) as connection:
-        connection.execute("PRAGMA journal_mode = DELETE").fetchone()
+    make_one_file(part)
     campaigns, trials = count_rows(part)
     return RestoreReport(
         revision=revision,
         num_campaigns=campaigns,
         num_trials=trials,
-        set_aside=None,
         findings=findings,
     )
 
@@ -165,27 +156,6 @@ def _skip_ids(part: Path) -> None:
             last = max(last, row[0] if row else 0)
             connection.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
             connection.execute("INSERT INTO sqlite_sequence VALUES (?, ?)", (table, last + number))
-
-
-def _copy(path: Path, part: Path) -> None:
-    """Copies the backup, including its write-ahead log if it is a database in use."""
-    if not path.is_file():
-        raise BackupPathError(
-            f"there is no file {path}; name one that `layout-tuner db backup` wrote"
-        )
-    try:
-        with (
-            closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as source,
-            closing(sqlite3.connect(part)) as copy,
-        ):
-            source.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            source.backup(copy)
-    except sqlite3.OperationalError as error:
-        if "unable to open" in str(error):
-            raise BackupPathError(f"{path} cannot be read: {error}") from error
-        raise
-    except sqlite3.DatabaseError as error:
-        raise BackupInvalidError(f"{path} is no backup: {error}") from error
 
 
 def _url(path: Path) -> str:
@@ -267,7 +237,7 @@ def _refuse_busy(connection: Connection, url: str) -> None:
 
 
 def _drop_tables(connection: Connection, url: str, *, replace: bool) -> None:
-    """Drops the tables of this version's schema, and the functions of their triggers."""
+    """Drops the tables of this version's schema."""
     found = set(inspect(connection).get_table_names())
     ours = found & {"alembic_version", *METADATA.tables}
     holding = [
@@ -281,5 +251,3 @@ def _drop_tables(connection: Connection, url: str, *, replace: bool) -> None:
         )
     for name in sorted(ours):
         connection.execute(text(f'DROP TABLE "{name}" CASCADE'))
-    for name in migrate.TRIGGER_FUNCTIONS:
-        connection.execute(text(f"DROP FUNCTION IF EXISTS {name}()"))

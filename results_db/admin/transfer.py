@@ -7,15 +7,15 @@ not through the classes of tables: those have this version's schema, and a backu
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC
 from typing import Any, Final
 
 from sqlalchemy import (
     JSON,
     Boolean,
-    Column,
     Connection,
+    CursorResult,
     DateTime,
     MetaData,
     Table,
@@ -30,50 +30,46 @@ ROWS_AT_ONCE: Final = 5000
 
 Convert = Callable[[Any], Any]
 
-_FILLED_BY_MIGRATIONS: Final = ("alembic_version",)
-"""Tables that migrations fill."""
+_INTO_SQLITE: Final[Mapping[type, Convert]] = {
+    DateTime: lambda time: (
+        time.astimezone(UTC).replace(tzinfo=None).isoformat(sep=" ", timespec="microseconds")
+    ),
+    Boolean: int,
+}
+_INTO_POSTGRESQL: Final[Mapping[type, Convert]] = {DateTime: "{}+00".format, Boolean: bool}
+"""What makes a value of one database one of the other, by the type of its column."""
 
 
-def to_sqlite(
-    source: Connection, target: Connection, *, say: Callable[[str], None]
-) -> dict[str, int]:
-    """Copies rows from PostgreSQL into SQLite; returns the number of rows by table.
+def to_sqlite(source: Connection, target: Connection, *, say: Callable[[str], None]) -> None:
+    """Copies rows from PostgreSQL into SQLite.
 
     Args:
         source: a transaction with a consistent view.
         target: a transaction; its tables contain only rows that migrations added.
         say: called with the name of each table before it is copied.
     """
-    copied = {}
     for table in _tables(target):
         say(table.name)
         _empty(target, table)
-        converts = [_into_sqlite(column) for column in table.columns]
-        rows = (_converted(row, converts) for row in _read_postgresql(source, table))
-        copied[table.name] = _insert(target, table, rows)
+        with _read_postgresql(source, table) as rows:
+            _insert(target, table, _converted(rows, table, _INTO_SQLITE))
         _continue_after(target, table, _last_id(source, table))
     _number_events(target)
-    return copied
 
 
-def to_postgresql(source: Connection, target: Connection) -> dict[str, int]:
-    """Copies rows from SQLite into PostgreSQL; returns the number of rows by table.
+def to_postgresql(source: Connection, target: Connection) -> None:
+    """Copies rows from SQLite into PostgreSQL.
 
     Args:
         source: a transaction with a consistent view.
         target: a transaction; its tables contain only rows that migrations added.
     """
-    copied = {}
     for table in _tables(source):
         _empty(target, table)
-        converts = [_into_postgresql(column) for column in table.columns]
         names = ", ".join(_quoted(column.name) for column in table.columns)
         rows = source.exec_driver_sql(f"SELECT {names} FROM {_quoted(table.name)}")  # noqa: S608
-        copied[table.name] = _copy_in(
-            target, table, names, (_converted(row, converts) for row in rows)
-        )
+        _copy_in(target, table, names, _converted(rows, table, _INTO_POSTGRESQL))
         _set_sequence(target, table, _last_assigned_id(source, table))
-    return copied
 
 
 def _tables(sqlite: Connection) -> list[Table]:
@@ -82,7 +78,7 @@ def _tables(sqlite: Connection) -> list[Table]:
     Reflected from SQLite, which returns the declared types of times, booleans and JSON.
     """
     metadata = MetaData()
-    metadata.reflect(sqlite, only=lambda name, _: name not in _FILLED_BY_MIGRATIONS)
+    metadata.reflect(sqlite, only=lambda name, _: name != "alembic_version")
     return metadata.sorted_tables
 
 
@@ -95,42 +91,21 @@ def _quoted(name: str) -> str:
     return f'"{name}"'
 
 
-def _converted(row: Sequence[Any], converts: Sequence[Convert]) -> tuple[Any, ...]:
-    return tuple(
-        None if value is None else convert(value)
-        for value, convert in zip(row, converts, strict=True)
-    )
+def _converted(
+    rows: Iterable[Sequence[Any]], table: Table, converts: Mapping[type, Convert]
+) -> Iterator[tuple[Any, ...]]:
+    kinds = [type(column.type) for column in table.columns]
+    needed = [
+        next((converts[each] for each in kind.__mro__ if each in converts), None) for kind in kinds
+    ]
+    for row in rows:
+        yield tuple(
+            value if convert is None or value is None else convert(value)
+            for value, convert in zip(row, needed, strict=True)
+        )
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
-def _into_sqlite(column: Column[Any]) -> Convert:
-    if isinstance(column.type, DateTime):
-        return _time_into_sqlite
-    if isinstance(column.type, Boolean):
-        return int
-    return _as_it_is
-
-
-def _time_into_sqlite(value: datetime) -> str:
-    return value.astimezone(UTC).replace(tzinfo=None).isoformat(sep=" ", timespec="microseconds")
-
-
-def _into_postgresql(column: Column[Any]) -> Convert:
-    if isinstance(column.type, DateTime):
-        return _time_into_postgresql
-    if isinstance(column.type, Boolean):
-        return bool
-    return _as_it_is
-
-
-def _time_into_postgresql(value: str) -> str:
-    return f"{value}+00"
-
-
-def _read_postgresql(source: Connection, table: Table) -> Iterator[Sequence[Any]]:
+def _read_postgresql(source: Connection, table: Table) -> CursorResult[Any]:
     # JSON as text, so that numbers are copied exactly.
     names = ", ".join(
         f"CAST({_quoted(column.name)} AS TEXT)"
@@ -140,36 +115,26 @@ def _read_postgresql(source: Connection, table: Table) -> Iterator[Sequence[Any]
     )
     key = ", ".join(_quoted(column.name) for column in table.primary_key.columns)
     query = text(f"SELECT {names} FROM {_quoted(table.name)} ORDER BY {key}")  # noqa: S608
-    yield from source.execute(query, execution_options={"yield_per": ROWS_AT_ONCE})
+    return source.execute(query, execution_options={"yield_per": ROWS_AT_ONCE})
 
 
-def _insert(target: Connection, table: Table, rows: Iterable[tuple[Any, ...]]) -> int:
+def _insert(target: Connection, table: Table, rows: Iterable[tuple[Any, ...]]) -> None:
     marks = ", ".join("?" for _ in table.columns)
     names = ", ".join(_quoted(column.name) for column in table.columns)
     statement = f"INSERT INTO {_quoted(table.name)} ({names}) VALUES ({marks})"  # noqa: S608
     driver = target.connection.driver_connection
     assert isinstance(driver, sqlite3.Connection)
-    counted = _Counted(rows)
-    # Without SQLAlchemy, which would keep all rows in memory.
-    driver.executemany(statement, counted)
-    return counted.number
+    try:
+        # Without SQLAlchemy, which would keep all rows in memory.
+        driver.executemany(statement, rows)
+    except sqlite3.IntegrityError as error:
+        raise BackupInvalidError(
+            f"rows of {table.name} break a rule of the schema ({error}): look at the database with "
+            "`layout-tuner db check`"
+        ) from error
 
 
-class _Counted:
-    """Counts the rows that pass."""
-
-    def __init__(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        self._rows = rows
-        self.number = 0
-
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        for row in self._rows:
-            self.number += 1
-            yield row
-
-
-def _copy_in(target: Connection, table: Table, names: str, rows: Iterable[tuple[Any, ...]]) -> int:
-    number = 0
+def _copy_in(target: Connection, table: Table, names: str, rows: Iterable[tuple[Any, ...]]) -> None:
     driver: Any = target.connection.driver_connection
     try:
         with (
@@ -178,13 +143,11 @@ def _copy_in(target: Connection, table: Table, names: str, rows: Iterable[tuple[
         ):
             for row in rows:
                 copy.write_row(row)
-                number += 1
     except target.dialect.loaded_dbapi.Error as error:
         said = " ".join(str(error).split())
         raise BackupInvalidError(
             f"PostgreSQL cannot keep the rows of {table.name}: {said}; nothing was restored"
         ) from error
-    return number
 
 
 def _counted_column(table: Table) -> str | None:
@@ -196,8 +159,7 @@ def _counted_column(table: Table) -> str | None:
 
 def _last_id(postgresql: Connection, table: Table) -> int:
     """The last id that was assigned, even if its row was deleted."""
-    column = _counted_column(table)
-    if column is None or (sequence := _sequence(postgresql, table, column)) is None:
+    if (sequence := _sequence(postgresql, table)) is None:
         return 0
     query = f"SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {sequence}"  # noqa: S608
     return int(postgresql.exec_driver_sql(query).scalar_one())
@@ -229,15 +191,15 @@ def _last_assigned_id(sqlite: Connection, table: Table) -> int:
 
 
 def _set_sequence(postgresql: Connection, table: Table, last_id: int) -> None:
+    if (sequence := _sequence(postgresql, table)) is not None:
+        postgresql.execute(select(func.setval(sequence, last_id + 1, False)))
+
+
+def _sequence(postgresql: Connection, table: Table) -> str | None:
     column = _counted_column(table)
-    if column is None or (sequence := _sequence(postgresql, table, column)) is None:
-        return
-    postgresql.execute(select(func.setval(sequence, last_id + 1, False)))
-
-
-def _sequence(postgresql: Connection, table: Table, column: str) -> str | None:
-    query = select(func.pg_get_serial_sequence(_quoted(table.name), column))
-    return postgresql.scalar(query)
+    return column and postgresql.scalar(
+        select(func.pg_get_serial_sequence(_quoted(table.name), column))
+    )
 
 
 def _number_events(sqlite: Connection) -> None:

@@ -12,6 +12,7 @@ from sqlalchemy.exc import (
     DataError,
     DBAPIError,
     IntegrityError,
+    MultipleResultsFound,
     StatementError,
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -125,6 +126,12 @@ def _translated_errors(engine: Engine) -> Iterator[None]:
         ) from error
     except DBAPIError as error:
         raise _translated(engine, error) from error
+    except (UnicodeDecodeError, MultipleResultsFound) as error:
+        # SQLite quotes a damaged name, or a key that is unique is there twice.
+        raise DatabaseUnavailableError(
+            f"the database {shown_url(engine.url)} cannot be used: {error}; it is damaged, restore "
+            "the last good backup with `layout-tuner db restore`"
+        ) from error
     except StatementError as error:
         if isinstance(error.orig, ResultsDbError):
             raise error.orig from error

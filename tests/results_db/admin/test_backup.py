@@ -34,6 +34,7 @@ from tests.results_db.factories import (
 )
 from tests.results_db.first_weeks import write_first_weeks
 from tests.results_db.next_version import NEXT, THIS, become_next_version, become_this_version
+from tests.results_db.sealed import sealed
 from tests.results_db.test_upgraded_databases import rows
 
 
@@ -92,6 +93,7 @@ def test_a_backup_of_every_schema_is_restored_into_both_kinds(
     url = write_first_weeks(backup)
     become_next_version(monkeypatch)
     migrate.upgrade(url, revision)
+    sealed(backup)
     into_file = restore_into_data_dir(backup, DataDir(tmp_path / "data"))
     into_postgresql = restore_into_postgresql(backup, empty_postgres_url)
     assert into_file == into_postgresql
@@ -107,7 +109,7 @@ def test_a_postgresql_of_an_earlier_schema_is_backed_up_as_it_is(
 ) -> None:
     # Before an upgrade is when a backup is wanted most.
     write_first_weeks(tmp_path / "old.sqlite3")
-    restore_into_postgresql(tmp_path / "old.sqlite3", empty_postgres_url)
+    restore_into_postgresql(sealed(tmp_path / "old.sqlite3"), empty_postgres_url)
     become_next_version(monkeypatch)
     assert back_up(empty_postgres_url, tmp_path / "copy.sqlite3").revision == THIS
     assert rows(str(tmp_path / "copy.sqlite3")) == rows(str(tmp_path / "old.sqlite3"))
@@ -245,6 +247,7 @@ def test_a_database_that_holds_something_is_set_aside_only_when_that_was_said(
 ) -> None:
     other = tmp_path / "other.sqlite3"
     write_first_weeks(other)
+    sealed(other)
     place = full.path / "results.sqlite3"
     before = rows(str(place))
     with pytest.raises(DatabaseNotEmptyError, match=r"holds a database already: --force"):
@@ -259,6 +262,7 @@ def test_a_database_that_holds_something_is_set_aside_only_when_that_was_said(
 def test_a_database_that_holds_nothing_makes_place(sqlite_url: str, tmp_path: Path) -> None:
     other = tmp_path / "other.sqlite3"
     write_first_weeks(other)
+    sealed(other)
     report = restore_into_data_dir(other, DataDir(tmp_path / "data"))
     assert (report.num_campaigns, report.set_aside) == (7, None)
 
@@ -268,12 +272,14 @@ def test_a_database_that_is_at_work_is_not_replaced(
     full: DataDir, tmp_path: Path, lock: str
 ) -> None:
     write_first_weeks(tmp_path / "other.sqlite3")
+    sealed(tmp_path / "other.sqlite3")
     with full.lock(lock), pytest.raises(DatabaseInUseError, match=f"{lock}.lock.*stop it first"):
         restore_into_data_dir(tmp_path / "other.sqlite3", full, replace=True)
 
 
 def test_a_database_that_somebody_has_open_is_not_replaced(full: DataDir, tmp_path: Path) -> None:
     write_first_weeks(tmp_path / "other.sqlite3")
+    sealed(tmp_path / "other.sqlite3")
     with closing(Store(full.database_url)) as store:
         store.campaigns()
         with pytest.raises(DatabaseInUseError, match="open; end it first"):
@@ -285,6 +291,7 @@ def test_a_postgresql_that_is_at_work_or_holds_something_is_not_replaced(
 ) -> None:
     backup = tmp_path / "other.sqlite3"
     write_first_weeks(backup)
+    sealed(backup)
     with closing(Store(postgres_url)) as store:
         fill(store)
         with pytest.raises(DatabaseInUseError, match="stop them first"):
@@ -302,9 +309,11 @@ def test_a_restore_into_a_postgresql_happens_whole_or_not_at_all(
 ) -> None:
     backup = tmp_path / "other.sqlite3"
     write_first_weeks(backup)
+    sealed(backup)
     with closing(sqlite3.connect(backup)) as connection, connection:
         # SQLite keeps it; PostgreSQL has no such text.
         connection.execute("UPDATE trials SET message = 'a' || char(0) || 'b' WHERE id = 3")
+    sealed(backup)
     with closing(Store(postgres_url)) as store:
         fill(store)
     with pytest.raises(BackupInvalidError, match="PostgreSQL cannot keep the rows of trials"):
@@ -319,9 +328,9 @@ def test_a_restore_into_a_postgresql_happens_whole_or_not_at_all(
         (
             b"no database, but long enough to be taken for one. " * 100,
             BackupInvalidError,
-            "no backup",
+            "is no backup",
         ),
-        (b"", BackupInvalidError, "database of another program"),
+        (b"", BackupInvalidError, "was cut off"),
         (None, BackupPathError, "there is no file"),
     ],
 )
@@ -344,13 +353,17 @@ def test_a_backup_of_a_newer_version_and_a_damaged_one_are_refused(
 ) -> None:
     backup, damaged = tmp_path / "backup", tmp_path / "damaged"
     write_first_weeks(backup)
+    sealed(backup)
     content = bytearray(backup.read_bytes())
     content[40960:45056] = b"\xff" * 4096
     damaged.write_bytes(content)
-    with pytest.raises(BackupInvalidError, match=r"damaged"):
+    with pytest.raises(BackupInvalidError, match=r"was cut off or changed"):
         restore_into_data_dir(damaged, full, replace=True)
+    with pytest.raises(BackupInvalidError, match=r"damaged"):
+        restore_into_data_dir(sealed(damaged), full, replace=True)
     with closing(sqlite3.connect(backup)) as connection, connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    sealed(backup)
     with pytest.raises(SchemaNewerError, match="9999"):
         restore_into_data_dir(backup, full, replace=True)
 
@@ -379,6 +392,7 @@ def test_a_damaged_database_is_set_aside_and_leaves_nothing_beside_the_new_one(
     full: DataDir, tmp_path: Path
 ) -> None:
     write_first_weeks(tmp_path / "other.sqlite3")
+    sealed(tmp_path / "other.sqlite3")
     place = full.path / "results.sqlite3"
     place.write_bytes(b"\xff" * 8192)
     place.with_name("results.sqlite3-wal").write_bytes(b"frames of another database")

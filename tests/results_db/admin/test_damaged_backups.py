@@ -1,0 +1,221 @@
+"""A damaged backup is refused with one line and changes nothing; a whole one is restored."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from results_db.admin.backup import back_up
+from results_db.admin.commands import db
+from results_db.admin.restore import restore_into_postgresql
+from results_db.errors import BackupInvalidError
+from tests.results_db.admin.test_migrate import run
+from tests.results_db.first_weeks import write_first_weeks
+from tests.results_db.sealed import TRAILER, sealed
+from tests.results_db.test_upgraded_databases import rows_of
+
+OBJECTS = {
+    "the index uq_tokens_name_live is missing": "DROP INDEX uq_tokens_name_live",
+    "the trigger trials_end_once is missing": "DROP TRIGGER trials_end_once",
+    "the table plans is missing": "DROP TABLE plans",
+    "the trigger foreign_one is not part": "CREATE TRIGGER foreign_one AFTER UPDATE ON trials "
+    "BEGIN DELETE FROM iterations; END",
+    "the view foreign_one is not part": "CREATE VIEW foreign_one AS SELECT * FROM trials",
+    "the index foreign_one is not part": "CREATE INDEX foreign_one ON audit (at, id)",
+    "the table foreign_one is not part": "CREATE TABLE foreign_one (id)",
+    "the view plans is not part": "DROP TABLE plans; CREATE VIEW plans AS SELECT * FROM campaigns",
+    "the table plans is not as": "ALTER TABLE plans ADD COLUMN more",
+    "the table trials is not as": "UPDATE sqlite_master SET sql = replace(sql, 'tp >= 1', 'tp >= 0') "
+    "WHERE name = 'trials'",
+    "the index ix_audit_actor_id is not as": "DROP INDEX ix_audit_actor_id; "
+    "CREATE INDEX ix_audit_actor_id ON audit (id, actor)",
+    "the trigger measurements_stay is not as": "DROP TRIGGER measurements_stay; CREATE TRIGGER "
+    "measurements_stay BEFORE DELETE ON measurements WHEN 0 BEGIN SELECT 1; END",
+    "Multiple rows were found": "INSERT INTO alembic_version VALUES ('r000')",
+    "it states no revision": "DELETE FROM alembic_version",
+    "refers to a row of trials": "INSERT INTO trial_logs VALUES (987654, 'of no trial')",
+}
+"""What is said of a backup, by what was done to its objects."""
+
+
+class Bench:
+    """A backup that is damaged, and the database that it must not replace."""
+
+    def __init__(self, folder: Path, made_of: str, target: str) -> None:
+        self.path = folder / "backup.sqlite3"
+        back_up(made_of, self.path, replace=True)
+        self.whole = self.path.read_bytes()
+        self.database = TRAILER.sub(b"", self.whole)
+        self._folder = folder
+        self._target = target
+        self._place = (
+            ["--data-dir", str(folder / "data")]
+            if target.startswith("sqlite")
+            else ["--database", target]
+        )
+        self.before = self.content()
+
+    def content(self) -> object:
+        """What is in the target."""
+        return rows_of(self._target, self._folder)
+
+    def restore(self) -> Result:
+        return CliRunner().invoke(db, ["restore", str(self.path), "--force", *self._place])
+
+    def refusal(self, content: bytes) -> str:
+        """The line with which a file is refused."""
+        self.path.write_bytes(content)
+        refused = self.restore()
+        assert isinstance(refused.exception, SystemExit), refused.exc_info
+        assert refused.exit_code == 1, refused.output
+        assert refused.output.startswith("Error: ")
+        assert refused.output.count("\n") == 1
+        return refused.output
+
+    def forged(self, *statements: str) -> bytes:
+        """The backup after statements, with the length and checksum of what it then holds."""
+        self.path.write_bytes(self.database)
+        with closing(sqlite3.connect(self.path)) as connection:
+            connection.executescript(";".join(("PRAGMA writable_schema = ON", *statements)))
+        return sealed(self.path).read_bytes()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, sqlite_url: str) -> Bench:
+    write_first_weeks(tmp_path / "first.sqlite3")
+    return Bench(tmp_path, f"sqlite:///{tmp_path / 'first.sqlite3'}", sqlite_url)
+
+
+def test_a_backup_ends_with_its_length_and_checksum_and_is_restored(bench: Bench) -> None:
+    assert bench.path.read_bytes() == sealed(bench.path).read_bytes()
+    with closing(sqlite3.connect(bench.path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert bench.path.read_bytes() == bench.whole
+    assert bench.restore().exit_code == 0
+    assert bench.content() != bench.before
+
+
+def test_a_backup_that_was_cut_off_anywhere_is_refused(bench: Bench) -> None:
+    length, end = len(bench.whole), len(bench.database)
+    for at in (0, 1, 15, 100, 4096, length // 2, end - 1, end, end + 1, length - 1):
+        assert "was cut off or changed" in bench.refusal(bench.whole[:at])
+        assert "was cut off or changed" in bench.refusal(bench.whole[at + 1 :])
+    for size in (1, 4096):
+        middle = bench.whole[:8192] + bench.whole[8192 + size :]
+        assert "was cut off or changed" in bench.refusal(middle)
+    assert "was cut off or changed" in bench.refusal(bench.whole + b"\n")
+    assert bench.content() == bench.before
+
+
+def test_a_backup_of_which_any_byte_changed_is_refused(bench: Bench) -> None:
+    for at in (0, 20, 28, 100, 150, 3000, len(bench.whole) // 2, len(bench.whole) - 100, -1):
+        content = bytearray(bench.whole)
+        content[at] ^= 0x20
+        assert "was cut off or changed" in bench.refusal(bytes(content))
+    assert bench.content() == bench.before
+
+
+@pytest.mark.parametrize("said", OBJECTS)
+def test_a_backup_with_other_objects_than_its_revision_is_refused(bench: Bench, said: str) -> None:
+    assert said in bench.refusal(bench.forged(OBJECTS[said]))
+    assert bench.content() == bench.before
+
+
+def test_names_and_pages_that_are_damaged_are_no_traceback(bench: Bench) -> None:
+    named = bench.forged("PRAGMA user_version = 0").replace(
+        b"CREATE TRIGGER", b"CREATE \xff\xfeIGGER"
+    )
+    bench.path.write_bytes(named)
+    assert "damaged" in bench.refusal(sealed(bench.path).read_bytes())
+
+
+def test_a_database_with_other_objects_makes_no_backup(sqlite_url: str, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as connection:
+        connection.execute("DROP INDEX uq_tokens_name_live")
+    with pytest.raises(BackupInvalidError, match="the index uq_tokens_name_live is missing"):
+        back_up(sqlite_url, tmp_path / "backup.sqlite3")
+    assert not (tmp_path / "backup.sqlite3").exists()
+
+
+def test_rows_of_a_postgresql_that_its_schema_would_refuse_make_no_backup(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    run(
+        postgres_url,
+        "ALTER TABLE sweeps DROP CONSTRAINT pk_sweeps",
+        "INSERT INTO sweeps SELECT * FROM sweeps",
+    )
+    with pytest.raises(BackupInvalidError, match="rows of sweeps break a rule of the schema"):
+        back_up(postgres_url, tmp_path / "backup.sqlite3")
+
+
+def damaged(bench: Bench, seed: int) -> bytes:
+    """A backup that was cut, of which bytes have changed, or which has other objects."""
+    chance = random.Random(seed)
+    content = bytearray(bench.whole)
+    length = len(content)
+    kind = seed % 4
+    if kind == 0:
+        first = chance.choice((0, chance.randrange(length)))
+        del content[first : chance.randrange(first, length) + 1]
+    elif kind == 1:
+        for at in chance.sample(range(length), chance.choice((1, 4, 40, 400))):
+            content[at] ^= chance.randrange(1, 256)
+    elif kind == 2:
+        first = chance.randrange(length)
+        content[first:first] = chance.randbytes(chance.choice((1, 112, 4096)))
+    else:
+        return bench.forged(*statements(bench, chance))
+    return bytes(content)
+
+
+def statements(bench: Bench, chance: random.Random) -> list[str]:
+    """Statements that drop, add or replace an object of a backup."""
+    bench.path.write_bytes(bench.database)
+    with closing(sqlite3.connect(bench.path)) as connection:
+        query = "SELECT type, name, tbl_name FROM sqlite_master WHERE name NOT LIKE 'sqlite%'"
+        kind, name, table = chance.choice(connection.execute(query).fetchall())
+    drop = f"DROP {kind} {name}"
+    foreign = chance.choice(
+        (
+            f"CREATE TRIGGER foreign_one AFTER INSERT ON {table} BEGIN SELECT 1; END",
+            f"CREATE INDEX foreign_one ON {table} (1 + 1)",
+            f"CREATE VIEW foreign_one AS SELECT * FROM {table}",
+            f"CREATE TABLE foreign_one AS SELECT * FROM {table}",
+            f"ALTER TABLE {table} ADD COLUMN foreign_one",
+        )
+    )
+    instead = {
+        "table": f"CREATE VIEW {name} AS SELECT 1 AS id, 'r001' AS version_num",
+        "index": f"CREATE INDEX {name} ON {table} (1 + 1)",
+        "trigger": f"CREATE TRIGGER {name} AFTER DELETE ON {table} BEGIN SELECT 1; END",
+    }
+    return chance.choice(([drop], [foreign], [drop, instead[kind]]))
+
+
+@pytest.mark.slow
+def test_of_five_hundred_damaged_backups_none_is_restored(bench: Bench) -> None:
+    for seed in range(500):
+        bench.refusal(damaged(bench, seed))
+    assert bench.content() == bench.before
+
+
+@pytest.mark.slow
+def test_of_a_hundred_damaged_backups_of_a_postgresql_none_is_restored(
+    empty_postgres_url: str, sqlite_url: str, postgres_url: str, tmp_path: Path
+) -> None:
+    write_first_weeks(tmp_path / "first.sqlite3")
+    restore_into_postgresql(sealed(tmp_path / "first.sqlite3"), empty_postgres_url)
+    for target in (sqlite_url, postgres_url):
+        bench = Bench(tmp_path, empty_postgres_url, target)
+        for seed in range(50):
+            bench.refusal(damaged(bench, seed))
+        assert bench.content() == bench.before
+        bench.path.write_bytes(bench.whole)
+        assert bench.restore().exit_code == 0
+        assert bench.content() != bench.before
