@@ -37,7 +37,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def wait_until_gone(pids: Iterable[int], patience_s: float = 10.0) -> None:
+def wait_until_gone(pids: Iterable[int], patience_s: float = 60.0) -> None:
     pids = list(pids)
     wait_until(f"none of {pids} is alive", lambda: not any(map(is_alive, pids)), patience_s)
 

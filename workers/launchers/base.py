@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from workers.packing.request import Placement
@@ -16,6 +16,10 @@ OnEvent = Callable[[Document], None]
 
 Cancelled = Callable[[], bool]
 """Returns whether the run must end now."""
+
+CAUSE_WITHIN_S: Final = 10.0
+"""How long a failure that may be the consequence of another one waits for its cause, unless all
+ranks end before: trainers on several nodes take seconds to print an error and to end."""
 
 
 class Launcher(Protocol):

@@ -11,7 +11,7 @@ from typing import Final
 
 from search_spaces.protocol.outcome import FailureReason
 from workers.errors import NodeLostError
-from workers.launchers.base import Cancelled, NodeEvent, NodeSet, OnEvent
+from workers.launchers.base import CAUSE_WITHIN_S, Cancelled, NodeEvent, NodeSet, OnEvent
 from workers.ranks.json_lines import Document
 from workers.ranks.rank_task import RankTask
 
@@ -24,10 +24,6 @@ _TICK_S: Final = 0.5
 """How often `cancelled` is called while there is no event: over Ray, each poll takes a little
 time of the ranks' cores."""
 
-_CAUSE_WITHIN_S: Final = 0.4
-"""How long to wait for the first cause of a failure: the report of a rank whose connection to a
-dead peer closed may arrive before the exit of that peer."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupFailure:
@@ -39,7 +35,15 @@ class GroupFailure:
     """Position of the node."""
     rank: int | None = None
     transport: bool = False
-    """Whether it may be the consequence of another rank's failure."""
+    """Whether to wait for what other ranks report: it may be the consequence of their failure, or
+    came after the last step of a program."""
+
+    @property
+    def weight(self) -> int:
+        """How much it says of the cause; of two failures the one of more weight is the outcome."""
+        if self.transport or (self.reason == "timeout" and self.rank is None):
+            return 0
+        return 1 if self.reason in ("crashed", "timeout") else 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +63,8 @@ class GroupEnd:
 
 
 Verdict = Callable[[], GroupFailure | bool]
-"""Whether a running group must end: True where its result is complete, or as a failure."""
+"""Whether a running group must end: True where its result is complete, or as a failure. It must
+still be so after every rank has passed on all reports of its program."""
 
 
 @dataclass(kw_only=True)
@@ -67,6 +72,9 @@ class _Progress:
     """The state of a running group."""
 
     results: dict[int, Document] = field(default_factory=dict)
+    drained: set[int] = field(default_factory=set)
+    """Ranks that have reported all that their programs reported before they were asked to."""
+    asked_to_drain: bool = False
     exited: set[int] = field(default_factory=set)
     complained: set[int] = field(default_factory=set)
     met: bool = False
@@ -75,25 +83,19 @@ class _Progress:
     failed_at: float = 0.0
 
     def note(self, failure: GroupFailure) -> None:
-        """Keeps the first failure; a cause replaces a failure that may be its consequence."""
+        """Keeps the first of the failures of the most weight."""
         if self.failure is None:
             self.failure, self.failed_at = failure, time.monotonic()
-        elif self.failure.transport and not failure.transport:
+        elif failure.weight > self.failure.weight:
             self.failure = failure
 
     def is_over(self, num_ranks: int) -> bool:
         """Whether to stop waiting for events."""
         if self.failure is not None and not self.failure.transport:
             return True
-        if self.failure is not None and time.monotonic() >= self.failed_at + _CAUSE_WITHIN_S:
+        if self.failure is not None and time.monotonic() >= self.failed_at + CAUSE_WITHIN_S:
             return True
         return len(self.exited) == num_ranks
-
-    def wait_s(self) -> float:
-        """How long to wait for the next event; shortly where a failure's cause may follow."""
-        if self.failure is None:
-            return _TICK_S
-        return max(0.0, self.failed_at + _CAUSE_WITHIN_S - time.monotonic())
 
     def last(self) -> str:
         """How far the group got, for messages."""
@@ -172,15 +174,11 @@ class RankGroup:
 
     def _follow(self) -> None:
         progress = self._progress
-        while not progress.is_over(self._num_ranks):
+        while not self._is_settled():
             left_s = self._ends_at - time.monotonic()
             if self._cancelled():
                 message = f"the probe was cancelled ({progress.last()})"
                 progress.note(GroupFailure(reason="cancelled", message=message))
-            elif verdict := self._verdict():
-                if verdict is True:
-                    return
-                progress.note(verdict)
             elif left_s <= 0:
                 names = ", ".join(self._nodes.nodes[node].name for node in self._used)
                 message = (
@@ -188,11 +186,30 @@ class RankGroup:
                     f"({progress.last()}) on {names}"
                 )
                 only_node = self._used[0] if len(self._used) == 1 else None
-                progress.note(GroupFailure(reason="timeout", message=message, node=only_node))
+                return progress.note(
+                    GroupFailure(reason="timeout", message=message, node=only_node)
+                )
             else:
-                timeout_s = min(left_s, progress.wait_s())
+                timeout_s = min(left_s, _TICK_S)
                 for event in self._nodes.poll(self._used, self._group, timeout_s):
                     self._take(event)
+        return None
+
+    def _is_settled(self) -> bool:
+        """Whether to stop waiting for events."""
+        progress, verdict = self._progress, self._verdict()
+        if verdict is True:
+            if not progress.asked_to_drain:
+                progress.asked_to_drain = True
+                self._nodes.tell(self._used, self._group, {"drain": True})
+            if len(progress.drained) == self._num_ranks:
+                progress.failure = None
+                return True
+            if progress.failure is not None and progress.failure.rank in progress.drained:
+                return False  # it failed after the last step
+        elif verdict:
+            progress.note(verdict)
+        return progress.is_over(self._num_ranks)
 
     def _take(self, event: NodeEvent) -> None:
         document = event.document
@@ -217,6 +234,8 @@ class RankGroup:
                 where = {"address": self._master_address, "port": report["port"]}
                 self._nodes.tell(self._used, self._group, where)
                 self._on_event(report)
+            case "drained":
+                self._progress.drained.add(rank)
             case "result":
                 self._progress.results[rank] = report
             case "error":
@@ -242,8 +261,15 @@ class RankGroup:
         if code > 0 and rank in self._progress.complained:
             return
         reason, how = self._how_it_ended(document)
-        failure = GroupFailure(reason=reason, message=f"rank {rank} {how}", node=node, rank=rank)
-        self._progress.note(failure)
+        self._progress.note(
+            GroupFailure(
+                reason=reason,
+                message=f"rank {rank} {how}",
+                node=node,
+                rank=rank,
+                transport=code == -signal.SIGABRT,  # NCCL aborts a rank whose peer has ended
+            )
+        )
 
     def _how_it_ended(self, document: Document) -> tuple[FailureReason, str]:
         code, oom_kills = document["code"], document["oom_kills"]

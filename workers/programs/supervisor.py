@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import operator
 import os
 import resource
 import select
@@ -46,7 +47,7 @@ _LIBRARIES_BYTES: Final = 4 << 30
 _LONGEST_REPORT: Final = 4096
 """Bytes; up to this length the kernel writes a report into the pipe as a whole."""
 _LATEST_S: Final = 1.0
-"""How long before it is read a report may have been written."""
+"""How long a program may take to write a report; it is read at once, unless this process stops."""
 _MOST_CHUNKS_LEFT: Final = 64
 _REPORT_FIGURES: Final = ("step_time_s", "tokens", "loss", "peak_memory_bytes")
 _OURS: Final = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
@@ -59,7 +60,8 @@ class ProgramFailedError(Exception):
     Args:
         reason: of the outcome.
         message: how, as one sentence.
-        transport: whether that may be the consequence of another rank's failure.
+        transport: whether to wait for what other ranks report: it may be the consequence of their
+            failure, or came after the program's last step.
     """
 
     def __init__(self, reason: FailureReason, message: str, *, transport: bool = False) -> None:
@@ -125,6 +127,7 @@ class _Supervisor:
         """The first line that says so, of the step that the program is in."""
         self._steps_before_out_of_memory = 0
         self._peer_ended = ""
+        """The last line that says so, since the last step."""
         self._last_line = ""
 
     def run(self) -> Document:
@@ -132,20 +135,24 @@ class _Supervisor:
         pipe = self._report_pipe()
         output, theirs = os.pipe()
         os.set_blocking(output, False)
-        self._started = time.monotonic()
+        self._started = self._read_at = time.monotonic()
         process = self._start(theirs)
         os.close(theirs)
         ended = os.pidfd_open(process.pid)
         poll = select.poll()
-        for fd in (pipe, output, ended):
+        for fd in (pipe, output, ended, self._line.socket.fileno()):
             poll.register(fd, select.POLLIN)
         while True:
             ready = {fd for fd, _ in poll.poll(_LONGEST_WAIT_S * 1e3)}
             self._memory.take(process.pid)
             self._refuse_over_limit()
+            asked = any("drain" in order for order in self._line.read(block=False) or ())
             self._read_reports(pipe)  # before the output: see `_take_line`
             if output in ready and not self._read_output(output):
                 poll.unregister(output)
+            if asked:
+                self._read_output(output)
+                self._line.send({"event": "drained"})
             if ended in ready:
                 break
         # What it has left in the pipes; a daemon of it may go on writing.
@@ -154,6 +161,7 @@ class _Supervisor:
             if not any(more):
                 break
         self._take_line(self._partial.pop(output, b""))
+        self._line.send({"event": "drained"})
         code = process.wait()
         if code != 0:
             raise self._failure(code)
@@ -270,7 +278,10 @@ class _Supervisor:
             self._out_of_memory, self._steps_before_out_of_memory = text, self._steps
         if mentions(text, PEER_ENDED):
             self._peer_ended = text
-        figures = self._patterns.read(text)
+        try:
+            figures = self._patterns.read(text)
+        except ValueError as error:
+            raise ProgramFailedError("implausible", str(error)) from error
         if figures is not None:
             self._report_step("log", self._task.rank, time.monotonic(), figures)
 
@@ -281,6 +292,7 @@ class _Supervisor:
 
     def _read_reports(self, fd: int) -> bool:
         """Reads the reports that have come, up to a chunk of them; False: there are none."""
+        self._earliest, self._read_at = self._read_at - _LATEST_S, time.monotonic()
         try:
             data = os.read(fd, _CHUNK)
         except BlockingIOError:
@@ -296,10 +308,11 @@ class _Supervisor:
     def _take_report(self, report: bytes) -> None:
         try:
             said = json.loads(report)
-            rank, at_s = int(said["rank"]), float(said["at_s"])
+            # A sum refuses texts, of which float() would read "5_0" and digits of other scripts.
+            rank, at_s = operator.index(said["rank"]), float(said["at_s"] + 0)
             if len(report) > _LONGEST_REPORT or not math.isfinite(at_s):
                 raise ValueError(report)
-            figures = {name: float(said[name]) for name in _REPORT_FIGURES if name in said}
+            figures = {name: float(said[name] + 0) for name in _REPORT_FIGURES if name in said}
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise ProgramFailedError(
                 "implausible",
@@ -313,7 +326,7 @@ class _Supervisor:
                 f"{self._ranks[-1]}; is RANK set for its processes?",
             )
         now = time.monotonic()
-        self._report_step("report", rank, min(max(at_s, now - _LATEST_S), now), figures)
+        self._report_step("report", rank, min(max(at_s, self._earliest), now), figures)
 
     @property
     def _ranks(self) -> range:
@@ -333,6 +346,7 @@ class _Supervisor:
         if index >= int(self._values["steps"]):  # more than the probe can use
             return
         self._counts[source, rank] = index + 1
+        self._peer_ended = ""  # it has got over it
         self._line.send(
             {
                 "event": "iteration",
@@ -351,15 +365,16 @@ class _Supervisor:
     def _failure(self, code: int) -> ProgramFailedError:
         """Why a program ended with an exit code, or by a signal where it is negative."""
         how = f"ended with exit code {code}" if code > 0 else f"was killed by signal {-code}"
+        is_last = self._steps >= int(self._values["_least_steps"])  # others may not be that far
         if self._out_of_memory and self._steps <= self._steps_before_out_of_memory:
-            return ProgramFailedError(
-                "out_of_memory", f"the program {how}; it printed: {_short(self._out_of_memory)}"
-            )
+            how = f"{how}; it printed: {_short(self._out_of_memory)}"
+            return ProgramFailedError("out_of_memory", f"the program {how}", transport=is_last)
         if code < 0 and (killed := self._memory.kernel_killed(-code)):
-            return ProgramFailedError(killed[0], f"the program {how}; {killed[1]}")
+            how = f"{how}; {killed[1]}"
+            return ProgramFailedError(killed[0], f"the program {how}", transport=is_last)
         last = f"; its last line: {_short(self._last_line)}" if self._last_line else ""
-        is_consequence = bool(self._peer_ended)
-        return ProgramFailedError("crashed", f"the program {how}{last}", transport=is_consequence)
+        may_wait = is_last or bool(self._peer_ended)
+        return ProgramFailedError("crashed", f"the program {how}{last}", transport=may_wait)
 
 
 def _reporting_module() -> Path:

@@ -47,9 +47,10 @@ class JsonLines:
             ValueError: the bytes are not JSON, or it is nested too deeply.
         """
         data = self._receive(block=block)
+        ready, self._ready = self._ready, []  # what `receive` has left
         if data is None:
-            return []
-        return self._complete(data) if data else None
+            return ready
+        return ready + self._complete(data) if data else None
 
     def read_rest(self) -> list[Document]:
         """All documents that have arrived; to be called when the other end has stopped writing."""

@@ -63,7 +63,7 @@ def test_the_loss_of_one_node_ends_the_ranks_of_the_other(nodes: SeveralLocalNod
     end = run_group(nodes, "hang", num_ranks=4, num_nodes=2, on_event=lose_node_1_when_all_hang)
     assert end.failure is not None
     assert (end.failure.reason, end.failure.node) == ("node_lost", 1)
-    wait_until_gone(hanging, 2)
+    wait_until_gone(hanging)
     assert list(nodes.lost()) == [1]
     nodes.recover(1)
     assert not nodes.lost()

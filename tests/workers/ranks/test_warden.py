@@ -90,7 +90,7 @@ def test_sigkill_of_the_warden_itself_ends_its_command(mark: str) -> None:
     warden = start_under_warden(["sleep", "1000"], env=dict(os.environ))
     wait_for_sleeps(mark, 1)
     warden.kill()
-    warden.wait(5)
+    warden.wait(60)
     wait_until_nothing_is_left(mark)
 
 
@@ -103,7 +103,7 @@ def test_an_orphan_is_ended_while_the_command_goes_on(mark: str) -> None:
     )
     assert warden.poll() is None
     warden.terminate()
-    warden.wait(5)
+    warden.wait(60)
     wait_until_nothing_is_left(mark)
 
 
@@ -120,7 +120,7 @@ def test_a_command_with_daemons_of_its_own_keeps_them_until_it_ends(
     )
     wait_until("the daemon has outlived the looks", outlived.exists)
     warden.terminate()
-    warden.wait(5)
+    warden.wait(60)
     wait_until_nothing_is_left(mark)
 
 
@@ -128,7 +128,7 @@ def test_sigterm_ends_what_is_below_and_tells_how(mark: str) -> None:
     warden = start_under_warden(["sh", "-c", TREE], env=dict(os.environ))
     wait_for_sleeps(mark, 3)
     warden.terminate()
-    assert warden.wait(5) == 128 + signal.SIGKILL
+    assert warden.wait(60) == 128 + signal.SIGKILL
     wait_until_nothing_is_left(mark)
 
 
@@ -136,7 +136,7 @@ def test_the_end_of_the_command_ends_its_daemons_and_passes_its_code_on(mark: st
     warden = start_under_warden(
         ["sh", "-c", "(setsid sleep 1000 &) ; exit 7"], env=dict(os.environ)
     )
-    assert warden.wait(5) == 7
+    assert warden.wait(60) == 7
     wait_until_nothing_is_left(mark)
 
 
@@ -147,7 +147,7 @@ def test_a_directory_is_removed_when_everything_has_ended(mark: str, tmp_path: P
     wait_for_sleeps(mark, 3)
     assert directory.exists()
     warden.terminate()
-    warden.wait(5)
+    warden.wait(60)
     assert not directory.exists()
 
 
@@ -155,5 +155,5 @@ def test_a_guardian_that_is_gone_already_means_that_nothing_is_started(mark: str
     gone = subprocess.Popen(["true"])
     gone.wait()
     warden = start_under_warden(["sleep", "1000"], env=dict(os.environ), other_guardians=[gone.pid])
-    assert warden.wait(5) == 1
+    assert warden.wait(60) == 1
     wait_until_nothing_is_left(mark)

@@ -10,15 +10,16 @@ from dataclasses import asdict, dataclass, field
 from typing import Final
 
 from workers.errors import NodeLostError, RanksLeftError
-from workers.launchers.base import NodeEvent
+from workers.launchers.base import CAUSE_WITHIN_S, NodeEvent
 from workers.launchers.slurm_step.srun_process import SrunProcess
 from workers.ranks.json_lines import Document, JsonLines
 from workers.ranks.rank_task import RankTask
 
 _LOOK_EVERY_S: Final = 0.2
 """How often a waiting step checks whether its `srun` still runs."""
-_CAUSE_WITHIN_S: Final = 0.4
-"""How long `srun` may take to print the reason, or to end, after a node's connection closed."""
+_WORDS_WITHIN_S: Final = CAUSE_WITHIN_S / 2
+"""How long `srun` may take to print the reason, or to end, after a node's connection closed. A
+group whose failure waits for its cause waits longer."""
 _ENDED_WITHIN_S: Final = 40.0
 """Longer than the time limit of a node for its zygote."""
 _GONE_WITHIN_S: Final = 15.0
@@ -290,11 +291,11 @@ class Step:
             if member.hello is None and now > self._launched_at + self._connect_within_s:
                 why = f"node {member.name} did not connect within {self._connect_within_s:g} s"
                 self._lose(node, why + _quoted(self._last_words()))
-            elif member.told_loss and now > member.told_loss_at + _CAUSE_WITHIN_S:
+            elif member.told_loss and now > member.told_loss_at + _WORDS_WITHIN_S:
                 self._lose(node, member.told_loss)
             elif member.disconnected_at is not None and not member.ended:
                 words = self._last_words()
-                if member.name in words or now > member.disconnected_at + _CAUSE_WITHIN_S:
+                if member.name in words or now > member.disconnected_at + _WORDS_WITHIN_S:
                     why = f"node {member.name} was lost: its line closed"
                     self._lose(node, why + _quoted(words))
 

@@ -198,7 +198,7 @@ def test_the_batch_scripts_wishes_for_tasks_do_not_reach_the_step(
         seen.extend(filter(None, map(environment_of, marked(environment[MARK]))))
 
     nodes = start_nodes(environment)
-    run_group(nodes, "hang", num_ranks=1, on_event=look, deadline_s=0.2)
+    run_group(nodes, "hang", num_ranks=1, on_event=look, cancelled=lambda: bool(seen))
     nodes.close()
     assert seen
     for variables in seen:
@@ -216,7 +216,7 @@ def test_only_steps_of_the_same_job_and_node_are_found_alive(nodes: SrunNodes) -
         found.append(living_steps({**here, "SLURM_JOB_ID": "another"}))
         found.append(living_steps({**here, "SLURMD_NODENAME": "n2"}))
 
-    run_group(nodes, "hang", num_ranks=1, on_event=look, deadline_s=1)
+    run_group(nodes, "hang", num_ranks=1, on_event=look, cancelled=lambda: bool(found))
     assert len(found[0]) == 1
     assert found[0][0].startswith("layout-tuner-")
     assert found[1:] == [[], [], []]
