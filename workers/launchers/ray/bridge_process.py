@@ -6,7 +6,7 @@ import os
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from typing import Final
 
@@ -27,10 +27,12 @@ class BridgeProcess:
 
     Args:
         flags: command-line flags of the bridge.
+        variables: for its environment.
     """
 
-    def __init__(self, flags: Sequence[str]) -> None:
+    def __init__(self, flags: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
         self._flags = flags
+        self._variables = variables or {}
         self._sending = threading.Lock()
         self._closing = False
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
@@ -102,7 +104,7 @@ class BridgeProcess:
             try:
                 self._warden = start_under_warden(
                     [*python_module("workers.launchers.ray.bridge"), *flags],
-                    env=os.environ | directory.variables,
+                    env={**os.environ, **self._variables, **directory.variables},
                     pass_fds=[theirs.fileno()],
                     remove=directory.path,
                     held_fds=[directory.lock_fd],

@@ -24,8 +24,13 @@ from workers.ranks.warden import python_module, start_under_warden
 
 _LOG = logging.getLogger(__name__)
 
-NODE_ADDRESS: Final = "127.0.1.11"
-"""Ray replaces 127.0.0.1 by the host's address, but not other loopback addresses."""
+NODE_ADDRESS: Final = "127.0.0.1"
+"""Of a node alone: its servers listen there only. At any other address, Ray's servers listen on
+every interface."""
+
+ALONE: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""For every process of a cluster of one node, before Ray is imported. Without it, Ray replaces
+127.0.0.1 by the host's address on Linux."""
 
 RAY: Final = tuple(python_module("ray.scripts.scripts"))
 
@@ -129,8 +134,8 @@ class RayNodeProcesses:
 class LocalRay:
     """A Ray cluster of one node, below a warden of this process.
 
-    Its address is a loopback address. Ray's servers still listen on every interface, and refuse
-    calls without the cluster's token.
+    Its servers listen on 127.0.0.1, and refuse calls without the cluster's token. This process must
+    have imported Ray with the variables of `ALONE`.
 
     Args:
         command: the command `ray`.

@@ -21,6 +21,7 @@ from workers.launchers.base import Node, NodeEvent
 from workers.launchers.event_router import EventRouter
 from workers.launchers.group_launcher import GroupLauncher
 from workers.launchers.ray.bridge_process import BridgeProcess
+from workers.launchers.ray.cluster import ALONE
 from workers.ranks.json_lines import Document
 from workers.ranks.node_ranks import START_WITHIN_S
 from workers.ranks.rank_task import RANK_ENTRY, RankTask
@@ -81,7 +82,7 @@ class RayNodes:
         self._numbers = itertools.count()
         self._closing = False
         self._unusable = ""
-        self._bridge = BridgeProcess(self._flags)
+        self._bridge = BridgeProcess(self._flags, {} if address else ALONE)
         self._reader = threading.Thread(target=self._serve, name="ray-nodes", daemon=True)
         self._reader.start()
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from queue import SimpleQueue
 
 import pytest
@@ -17,7 +17,7 @@ class FakeBridge:
 
     starts_to_fail = 2
 
-    def __init__(self, _flags: Sequence[str]) -> None:
+    def __init__(self, _flags: Sequence[str], _variables: Mapping[str, str]) -> None:
         self.to_tell: SimpleQueue[Document | None] = SimpleQueue()
         self.starts = 1
         self.lives = True

@@ -93,7 +93,7 @@ def test_the_first_failure_ends_the_group_over_ray(nodes: RayNodes) -> None:
     assert end.failure is not None
     assert end.failure.message == "rank 1: ValueError: this rank was told to fail"
     assert end.log_tail.endswith("ValueError: this rank was told to fail")
-    assert end.duration_s < 1.0
+    assert end.duration_s < 15.0  # and not at the deadline
     assert not any(map(is_alive, hanging))
 
 
@@ -140,7 +140,7 @@ def test_sigkill_on_a_node_leaves_no_rank_and_the_cluster_recovers(
     end = run_group(nodes, "hang", on_event=kill_when_all_hang)
     assert end.failure is not None
     assert end.failure.reason == "node_lost"
-    wait_until_gone([*hanging, pids["warden"], pids["zygote"]], 2)
+    wait_until_gone([*hanging, pids["warden"], pids["zygote"]])
     handler = signal.getsignal(signal.SIGTERM)
     nodes.recover(0)
     assert signal.getsignal(signal.SIGTERM) is handler
@@ -190,6 +190,17 @@ def test_no_port_of_ray_serves_anybody_without_the_token(nodes: RayNodes) -> Non
     assert {name for names in refusals.values() for name in names} == set(RAYS_SERVICES)
 
 
+def test_ray_on_one_machine_listens_on_loopback_alone(nodes: RayNodes) -> None:
+    listening = {
+        connection.laddr.ip
+        for process in [psutil.Process(), *psutil.Process().children(recursive=True)]
+        for connection in process.net_connections(kind="tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert listening
+    assert listening <= {"127.0.0.1", "::ffff:127.0.0.1"}
+
+
 @pytest.mark.slow
 def test_sigkill_of_agent_warden_zygote_and_keeper_at_once_leaves_no_daemon(
     nodes: RayNodes,
@@ -208,7 +219,7 @@ def test_sigkill_of_agent_warden_zygote_and_keeper_at_once_leaves_no_daemon(
     assert len(daemons) == 2
     assert end.failure is not None
     assert end.failure.reason == "node_lost"
-    wait_until_gone([*hanging, *daemons], 10)
+    wait_until_gone([*hanging, *daemons])
     nodes.recover(0)
     assert run_group(nodes, "succeed").failure is None
 
@@ -279,7 +290,7 @@ def test_sigkill_of_the_process_that_holds_ray_leaves_nothing(
         ]
         assert len(wardens) == 3
         kill_at_once([holder.pid, *(wardens if wardens_too else [])])
-    wait_until_gone(hanging, 2)
+    wait_until_gone(hanging)
     wait_until("no process of the cluster is left", lambda: not marked(mark), 5)
     assert Path(str(directory)).parent == place
     assert Path(str(directory)).exists() == wardens_too
@@ -298,7 +309,7 @@ def test_daemons_that_survive_everything_above_them_end_with_the_next_start(plac
         kill_at_once([pid for pid in found if pid not in daemons])
     wait_until("the daemons alone are left", lambda: {p.pid for p in marked(mark)} == daemons, 5)
     RayDirectory.create().close()
-    wait_until_gone(daemons, 2)
+    wait_until_gone(daemons)
 
 
 @contextmanager
