@@ -14,7 +14,12 @@ import click
 from api.extras import missing_extra
 from api.service.gc_tuning import nothing_collected
 from api.version import version
+from search_spaces.documents.numbers import read_number, read_whole
 from search_spaces.terminal.console import escape_output
+
+_types: Any = click.types  # they call Python's int and float, which read 1_0 as 10
+_types.IntParamType._number_class = staticmethod(lambda value: read_whole(str(value)))
+_types.FloatParamType._number_class = staticmethod(lambda value: read_number(str(value)))
 
 COMMANDS_GROUP: Final = "layout_tuner.commands"
 """Entry points of this group are subcommands."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
-import yaml
 
 from api.client import Client
 from api.commands.campaign import read_document_file
 from api.commands.connection import service_options
 from api.commands.display import json_option, print_json
+from api.http.documents import write_yaml
 from api.schemas.catalogue import CatalogueEntry, UnreadableEntry
 from api.service.formatting import memory
 from search_spaces.errors import SiteInvalidError
@@ -169,8 +169,7 @@ def _show(entry: CatalogueEntry, as_json: bool) -> None:
     if as_json:
         print_json(entry)
         return
-    text: Any = yaml.safe_dump(entry.description, sort_keys=False, allow_unicode=True)
-    click.echo(text, nl=False)
+    click.echo(write_yaml(entry.description), nl=False)
 
 
 def _print_stored(entry: CatalogueEntry, kind: str, as_json: bool) -> None:

@@ -11,6 +11,7 @@ import click
 from api.http.filter_encoding import SINGULAR
 from results_db.errors import TrialFilterInvalidError
 from results_db.trials.filter import CHOICES, LISTED_FIELDS, TEXTS, TrialFilter
+from search_spaces.documents.numbers import read_number, read_whole
 from search_spaces.documents.reading import nearest
 from search_spaces.protocol.metrics import METRICS
 
@@ -76,14 +77,14 @@ def _value(field: str, text: str, condition: str) -> Any:
     if field in CHOICES or field in TEXTS:
         return text
     try:
-        return int(text)
+        return read_whole(text)
     except ValueError as error:
         raise click.UsageError(f"--where {condition!r}: {text!r} is not a whole number") from error
 
 
 def _bound(metric: str, text: str, condition: str) -> float:
     try:
-        value = float(text)
+        value = read_number(text)
     except ValueError as error:
         raise click.UsageError(f"--where {condition!r}: {text!r} is not a number") from error
     # 8e9 is accepted as a whole number of bytes.

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-import yaml
-
 from api.errors import DocumentInvalidError, DocumentMalformedError
-from api.http.documents import read_yaml
+from api.http.documents import read_yaml, write_yaml
 from api.service.catalogue import PRESET_NAMES, preset_description
 from results_db.campaigns.models_and_clusters import DescriptionKind
 from results_db.records import CampaignRecord
@@ -104,10 +102,7 @@ def form_of(document: Mapping[str, Any]) -> dict[str, str]:
 
 def yaml_of(document: Mapping[str, Any]) -> str:
     """A document as YAML, in the order of its fields."""
-    text: Any = yaml.safe_dump(
-        dict(document), sort_keys=False, allow_unicode=True, default_flow_style=None, width=90
-    )
-    return str(text)
+    return write_yaml(dict(document), default_flow_style=None, width=90)
 
 
 def like_campaign(store: Store, campaign: CampaignRecord, name: str) -> dict[str, Any]:
@@ -166,10 +161,7 @@ def _fits_a_line(value: object) -> bool:
 def _line(value: Any) -> str:
     """YAML of a value on one line, without the brackets of a list."""
     listed = value if isinstance(value, list) and len(value) > 1 else [value]
-    text: Any = yaml.safe_dump(
-        listed, sort_keys=False, default_flow_style=True, allow_unicode=True, width=1 << 20
-    )
-    return str(text).strip()[1:-1]
+    return write_yaml(listed, default_flow_style=True, width=1 << 20).strip()[1:-1]
 
 
 def _rest(text: str) -> dict[str, Any]:

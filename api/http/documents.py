@@ -13,10 +13,12 @@ from pydantic_core import from_json
 from api.errors import DocumentInvalidError, DocumentMalformedError
 from search_spaces.documents.limits import (
     MAX_DEPTH,
+    MAX_FIELDS,
     document_problem,
     is_plainly_acceptable,
     visible_text_problem,
 )
+from search_spaces.documents.numbers import CORE_SCHEMA, core_loader
 from search_spaces.documents.reading import shown
 
 try:
@@ -35,6 +37,9 @@ YAML_TYPES: Final = (
 MAX_NUMBER_LENGTH: Final = 400
 """Most characters of a number in YAML; the largest finite one has 309 digits."""
 
+MAX_VALUES: Final = 50_000
+"""Most values of a document, in YAML with its keys: 1,000 listed layouts have 40,000 with them."""
+
 
 def read_json(body: bytes) -> Any:
     """Parses a JSON document that a user wrote.
@@ -43,19 +48,21 @@ def read_json(body: bytes) -> Any:
         DocumentMalformedError: it is not JSON, or has a field twice.
         DocumentInvalidError: it is nested too deeply, or no field accepts a number or text in it.
     """
+    _refuse_many_values(body, MAX_VALUES)
     document = _parse_json(_text(body))
     _refuse_invalid(document_problem(document, visible_text_problem))
     return document
 
 
-def read_json_request(body: bytes) -> Any:
+def read_json_request(body: bytes, max_values: int = MAX_VALUES) -> Any:
     """Parses the JSON body of any request; texts may have several lines.
 
     Raises:
         DocumentMalformedError: as `read_json`.
-        DocumentInvalidError: it is nested too deeply, a number is too large, or a text cannot be
-            stored.
+        DocumentInvalidError: it has more values, is nested too deeply, a number is too large, or a
+            text cannot be stored.
     """
+    _refuse_many_values(body, max_values)
     try:
         document = from_json(body, allow_inf_nan=False)  # much faster than the parser below
         if is_plainly_acceptable(body, document):
@@ -65,6 +72,25 @@ def read_json_request(body: bytes) -> Any:
     document = _parse_json(_text(body))
     _refuse_invalid(document_problem(document))
     return document
+
+
+def _refuse_many_values(body: bytes, most: int) -> None:
+    """Counts the values of JSON before they are made, by commas and brackets: empty ones twice."""
+    if _num_separators(body) >= most and _num_separators(_STRING.sub(b"", body)) >= most:
+        raise DocumentInvalidError(f"it has more than {most} values")
+
+
+def _refuse_many_fields(number: int) -> None:
+    if number > MAX_FIELDS:
+        raise DocumentInvalidError(f"a mapping has {number} fields, more than {MAX_FIELDS}")
+
+
+def _num_separators(body: bytes) -> int:
+    return sum(body.count(separator) for separator in (b",", b"[", b"{"))
+
+
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+"""A JSON string, or the rest of a body that ends in one: the search is over in one pass."""
 
 
 def _parse_json(text: str) -> Any:
@@ -132,9 +158,15 @@ def _refuse_invalid(problem: tuple[str, str] | None) -> None:
 
 
 def _refuse_surprises(text: str) -> None:
-    """Refuses aliases (a few can expand to gigabytes), tags, deep nesting and long numbers."""
-    depth = 0
+    """Refuses aliases (a few can expand to gigabytes), tags, deep nesting and long numbers.
+
+    It counts keys and values, before objects are made of them.
+    """
+    depth = num_nodes = 0
     for event in yaml.parse(text, Loader=_SafeLoader):
+        num_nodes += isinstance(event, yaml.NodeEvent)
+        if num_nodes > MAX_VALUES:
+            raise DocumentInvalidError(f"it has more than {MAX_VALUES} keys and values")
         if isinstance(event, yaml.AliasEvent):
             _refuse("aliases are not supported; write the value out", event.start_mark)
         tag = getattr(event, "tag", None)
@@ -153,7 +185,7 @@ def _refuse_surprises(text: str) -> None:
 
 
 def _refuse_long_number(scalar: str) -> None:
-    """Refuses it before it is converted: a long number to the base 60 (1:30) takes seconds."""
+    """Refuses it before it is converted."""
     if len(scalar) > MAX_NUMBER_LENGTH and _NUMBER.fullmatch(scalar):
         raise DocumentInvalidError(_TOO_MANY_DIGITS)
 
@@ -162,6 +194,7 @@ class _StrictKeys:
     """A mixin of a loader that refuses repeated keys, merge keys, and keys that are not scalars."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        _refuse_many_fields(len(node.value))
         seen = set()
         for key_node, _value in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
@@ -183,9 +216,25 @@ def _spelled(key: Hashable) -> Hashable:
 
 _NUMBER: Final = re.compile(r"[-+]?[0-9.][0-9a-fA-FxX:_.]*")
 
+_CoreLoader: Any = core_loader(_SafeLoader)
 
-class _StrictLoader(_StrictKeys, _SafeLoader):
+
+class _StrictLoader(_StrictKeys, _CoreLoader):  # type: ignore[misc]
     pass
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts into quotes what YAML 1.1 or 1.2 would read as another value than the text."""
+
+
+for _resolver in CORE_SCHEMA:
+    _Dumper.add_implicit_resolver(*_resolver)
+
+
+def write_yaml(document: Any, **style: Any) -> str:
+    """A document as YAML, in the order of its fields; `style` is of `yaml.dump`."""
+    text: Any = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, **style)
+    return str(text)
 
 
 _MERGE_TAG: Final = "tag:yaml.org,2002:merge"
@@ -209,6 +258,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
                     f"malformed JSON: the field {shown(name)} is there twice"
                 )
             seen.add(name)
+    _refuse_many_fields(len(mapping))
     return mapping
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-import yaml
 from markupsafe import Markup
 
 from api.dashboard.assets import assets
@@ -19,6 +18,7 @@ from api.dashboard.figures.campaign_plots import CampaignPlots, PlotChoices
 from api.dashboard.leaderboard_table import LeaderboardTable, leaderboard_table
 from api.dashboard.rendering import document
 from api.dashboard.trial_facts import TrialFacts, knob_pairs
+from api.http.documents import write_yaml
 from api.plans.measured_jobs import measured_jobs, step_interval
 from api.report.failures import failures
 from api.report.reproduction import commands
@@ -90,13 +90,7 @@ def report(
         environments=store.environments(campaign.id),
         workers=store.workers_of(campaign.id),
         commands="\n".join(commands(campaign, None if winner is None else winner.trial.layout)),
-        file=yaml.safe_dump(
-            dict(campaign.spec),
-            sort_keys=False,
-            allow_unicode=True,
-            default_flow_style=None,
-            width=96,
-        ),
+        file=write_yaml(dict(campaign.spec), default_flow_style=None, width=96),
         machine=machine,
         job=None if job is None else "\n".join(_job_lines(job, campaign, best)),
         version=version(),
@@ -182,7 +176,7 @@ def _cost(
         "bar": stacked(parts) + keys(parts) if parts else None,
         "budget": [
             *_budget(campaign, sum(counts.values()) - counts["CANCELLED"]),
-            ("submitted", f"{moment(campaign.created_at)} by {campaign.created_by or 'somebody'}"),
+            ("submitted", f"{moment(campaign.created_at)} by {campaign.created_by}"),
             ("first probe", moment(campaign.started_at)),
             ("ended", moment(campaign.ended_at)),
         ],

@@ -23,6 +23,7 @@ from results_db.leaderboard.table import rebuild_rows
 from results_db.models.service_tables import AuditRow, IdempotencyKey
 from results_db.models.tables import Campaign, IterationRow, Trial, TrialLog
 from results_db.trials.lifecycle import locked_campaign
+from search_spaces.documents.numbers import read_number
 
 ROWS_AT_ONCE: Final = 1000
 """Most rows that one transaction deletes."""
@@ -176,7 +177,7 @@ def _read_setting(setting: str) -> tuple[str, float | None]:
     if value.strip() == FOR_EVER:
         return kind, None
     try:
-        days = float(value)
+        days = read_number(value.strip())
     except ValueError:
         days = -1.0
     if not 0 <= days <= MAX_DAYS:

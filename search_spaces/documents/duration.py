@@ -18,7 +18,8 @@ MaxTimes = Mapping[int, float]
 _SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _WRITTEN: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([smhd])", flags=re.ASCII)
 _SLURM_TIME: Final = re.compile(
-    r"(?:(?P<days>\d{1,4})-)?(?P<first>\d{1,6})(?::(?P<second>\d{1,2}))?(?::(?P<third>\d{1,2}))?"
+    r"(?:(?P<days>\d{1,4})-)?(?P<first>\d{1,6})(?::(?P<second>\d{1,2}))?(?::(?P<third>\d{1,2}))?",
+    flags=re.ASCII,
 )
 
 
@@ -74,7 +75,7 @@ def read_walltime_s(value: object, *, field: str) -> float:
         except SearchSpaceError as error:
             raise SiteInvalidError(error.problem, field=field) from error
     raise SiteInvalidError(
-        f"{shown(value)} is not a time: write it as 2:00:00, 1-12:00:00, 2h or 90m (in YAML in quotes)",
+        f"{shown(value)} is not a time: write it as 2:00:00, 1-12:00:00, 2h or 90m",
         field=field,
     )
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from search_spaces.documents.numbers import read_number
 from search_spaces.documents.reading import MAX_TEXT_LENGTH, is_line, nearest, shown
 from search_spaces.errors import TableInvalidError
 
-_NUMBER: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", re.ASCII)
 _FORMULA: Final = re.compile(r"[=@].|[+-].*[^0-9.eE%+-]", re.DOTALL)
 """What a spreadsheet that opens the table may run. A lone sign is none, nor is a number."""
 
@@ -82,12 +81,12 @@ class Fields:
 
     def _number(self, column: str) -> float:
         value = self._stated(column)
-        number = float(value) if _NUMBER.fullmatch(value) else math.nan
-        if not math.isfinite(number):
+        try:
+            return read_number(value)
+        except ValueError as error:
             raise TableInvalidError(
                 f"{column}={shown(value)} is not a finite number in plain digits, as 8 or 0.25"
-            )
-        return number
+            ) from error
 
     def _stated(self, column: str) -> str:
         value = self.text.get(column, "").strip()

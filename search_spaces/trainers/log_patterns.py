@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from search_spaces.documents.numbers import read_printed
+from search_spaces.documents.reading import shown
+
 STEP_GROUPS: Final[Mapping[str, str]] = {
     "index": "number of the step",
     "step_time_s": "seconds of the step",
@@ -53,6 +56,9 @@ class LogPatterns:
         """The figures of a line that ends a step, by the names of the groups; None: another line.
 
         Colour codes are removed first. "nan" and "inf" are numbers.
+
+        Raises:
+            ValueError: a group matches a text that is no number.
         """
         if not self.step:
             return None
@@ -64,9 +70,12 @@ def _figures(found: re.Match[str]) -> Iterator[tuple[str, float]]:
     for name, figure in found.groupdict().items():
         if figure is not None:
             try:
-                yield name, float(figure.replace(",", ""))
-            except ValueError:  # the pattern lets text through that is no number
-                continue
+                yield name, read_printed(figure)
+            except ValueError as error:
+                raise ValueError(
+                    f"{name}={shown(figure)} in the program's log is not a number as 1234.5, 1,234.5 "
+                    f"or 1.2e3: change what it prints, or the pattern {shown(found.re.pattern)}"
+                ) from error
 
 
 NO_PATTERNS: Final = LogPatterns()

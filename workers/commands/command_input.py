@@ -13,6 +13,7 @@ import click
 
 from search_spaces.connection.service_address import ServicePlace, locate_service
 from search_spaces.connection.token_file import token_in
+from search_spaces.documents.numbers import core_loader
 from search_spaces.documents.reading import why_unreadable
 from search_spaces.errors import (
     SearchSpaceError,
@@ -38,7 +39,7 @@ def described(name: str) -> Any:
     import yaml
 
     try:
-        document = yaml.safe_load(path.read_text())
+        document = yaml.load(path.read_text(), core_loader(yaml.SafeLoader))  # noqa: S506
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""

@@ -426,7 +426,7 @@ def _lines(measured: Measurement) -> list[str]:
         shares = measured.breakdown.shares.items()
         rows["of a step"] = ", ".join(f"{name} {share:.1%}" for name, share in shares if share)
     lines = [f"  {name:<12} {value}" for name, value in rows.items()]
-    if measured.warmup_settled is False:
+    if not measured.warmup_settled:
         lines.append("  unsettled: step times still changed when timing began")
     if measured.skipped_steps == 1:
         lines.append("  1 step was skipped: its gradients overflowed")

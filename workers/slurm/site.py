@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib import resources
 
+from search_spaces.documents.numbers import core_loader
 from search_spaces.documents.reading import read_mapping
 from search_spaces.errors import SiteInvalidError
 from search_spaces.spec.site import SITE_PRESETS, Site, refuse_unknown_site
@@ -18,7 +19,7 @@ def site_preset(name: str) -> Site | None:
     import yaml
 
     text = resources.files(__package__).joinpath("sites", f"{name}.yaml").read_text()
-    return Site.from_mapping(yaml.safe_load(text))
+    return Site.from_mapping(yaml.load(text, core_loader(yaml.SafeLoader)))  # noqa: S506
 
 
 def site_of(described: object) -> Site | None:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from search_spaces.documents.numbers import read_whole
 from search_spaces.spec.throughput import Throughput
 from search_spaces.terminal.console import escape_output
 from workers.trainer.comm.collectives import barrier
@@ -173,9 +174,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m workers.trainer.train")
     parser.add_argument("--config", type=Path, required=True, help="the exported job.json")
-    parser.add_argument("--steps", type=int, help="steps to take instead of the job's")
+    parser.add_argument("--steps", type=read_whole, help="steps to take instead of the job's")
     parser.add_argument(
-        "--warmup", type=int, help="first steps that do not count, instead of the job's"
+        "--warmup", type=read_whole, help="first steps that do not count, instead of the job's"
     )
     parser.add_argument("--log", type=Path, help="file that JSON lines are appended to")
     parser.add_argument(

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from api.app import create_app
 from api.errors import DocumentMalformedError
 from api.http import documents
-from api.http.documents import read_json, read_yaml
+from api.http.documents import read_json, read_yaml, write_yaml
 from api.settings import Settings
 from results_db.store import Store
+from search_spaces.documents.numbers import core_loader
 from tests.api.local_api import CAMPAIGN, HEADERS, TOKEN, Api
 from tests.postgres import upgraded
 from tests.search_spaces.documents.test_malformed_documents import PATHS
@@ -40,7 +41,7 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 @pytest.fixture(params=[yaml.SafeLoader, documents._SafeLoader], ids=["python", "installed"])
 def loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both of PyYAML's readers: which one there is depends on how it was built."""
-    strict = type("Strict", (documents._StrictKeys, request.param), {})
+    strict = type("Strict", (documents._StrictKeys, core_loader(request.param)), {})
     monkeypatch.setattr(documents, "_SafeLoader", request.param)
     monkeypatch.setattr(documents, "_StrictLoader", strict)
 
@@ -98,7 +99,6 @@ def test_text_of_any_language_is_read() -> None:
         ("a: !!set {b}\n", "the tag 'tag:yaml.org,2002:set' is not supported"),
         ("a: &x [1]\nb: *x\n", "line 2, column 4: aliases are not supported"),
         ("a: " + "[" * 200 + "]" * 200, "line 1, column 103: it is nested too deeply"),
-        ("a: 2026-99-99", "malformed YAML"),
         ("a: 1\n---\nb: 2\n", "malformed YAML at line 2"),
     ],
 )
@@ -114,6 +114,58 @@ def test_both_readers_of_yaml_read_the_same(loader: None) -> None:
     text = "a: {b: [1, 2.5, true, null], c: 'x'}\n? d\n: |-\n  word\n2: 3\n"
     document = {"a": {"b": [1, 2.5, True, None], "c": "x"}, "d": "word", "2": 3}
     assert read_yaml(text.encode()) == document
+
+
+@given(
+    document=st.recursive(
+        st.text(alphabet="0123456789+-.eE_xobnul~tTrfFyYs<=: ,", max_size=8)
+        | st.integers()
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.sampled_from([True, False, None, "2020-01-01", "1e3", "0o7", "010", "1:30", "yes"]),
+        lambda inner: st.lists(inner, max_size=4),
+        max_leaves=8,
+    ),
+    flow=st.sampled_from([True, False, None]),
+)
+def test_what_is_written_is_read_again_by_either_version_of_yaml(document: Any, flow: Any) -> None:
+    written = write_yaml({"a": document}, default_flow_style=flow)
+    assert read_yaml(written.encode()) == {"a": document}
+    assert yaml.safe_load(written) == {"a": document}
+
+
+@pytest.mark.parametrize(
+    ("budget", "error"),
+    [
+        ({"trials": "1_0"}, ("trials", "'1_0' is not a whole number of at least 1")),
+        ({"trials": "1:0"}, ("trials", "'1:0' is not a whole number of at least 1")),
+        ({"trials": "0b11"}, ("trials", "'0b11' is not a whole number of at least 1")),
+        (
+            {"wall_time": "1:30"},
+            ("wall_time", "'1:30' is not a duration: give seconds, or a number"),
+        ),
+        ({"wall_time": "1_0"}, ("wall_time", "'1_0' is not a duration")),
+        ({"node_hours": "1_0.5"}, ("node_hours", "'1_0.5' is not a number from")),
+    ],
+)
+def test_a_number_that_nobody_wrote_is_refused_by_its_field(
+    lasting: TestClient, budget: dict[str, str], error: tuple[str, str]
+) -> None:
+    ((name, text),) = budget.items()
+    plain = {field: value for field, value in CAMPAIGN.items() if field != "budget"}
+    body = f"{yaml.safe_dump(plain)}budget: {{trials: 3, {name}: {text}}}\n"
+    body = body.replace("trials: 3, trials", "trials")
+    answer = lasting.post("/v1/campaigns", content=body, headers=YAML)
+    assert answer.status_code == 422, answer.text
+    (refused,) = answer.json()["errors"]
+    assert refused["field"] == f"body.budget.{error[0]}"
+    assert error[1] in refused["message"]
+
+
+def test_a_number_with_a_zero_before_it_is_decimal(api: Api, http: TestClient) -> None:
+    plain = {field: value for field, value in CAMPAIGN.items() if field != "budget"}
+    body = f"{yaml.safe_dump(plain)}budget: {{trials: 010}}\n"
+    answer = http.post("/v1/campaigns", content=body, headers=YAML)
+    assert answer.json()["spec"]["budget"]["trials"] == 10
 
 
 class CountingWord(str):

@@ -1,0 +1,73 @@
+"""The grammar of numbers in texts: ASCII digits with an optional sign, fraction and exponent.
+
+Python's `int` and `float` also read underscores, spaces, digits of other scripts and "infinity";
+YAML 1.1 reads 010 as 8 and 1:30 as 90.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Final
+
+_NUMBER: Final = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+_WHOLE: Final = r"[-+]?[0-9]+"
+_GROUPED: Final = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")
+_NOT_FINITE: Final = re.compile(r"[-+]?(?:nan|inf|infinity)", flags=re.IGNORECASE)
+
+
+def read_number(text: str) -> float:
+    """The number that a text is; ValueError if it is none, or too large for a float."""
+    number = float(text) if re.fullmatch(_NUMBER, text) else math.inf
+    if math.isinf(number):
+        raise ValueError(f"{text[:80]!r} is not a number in plain digits, as 8, 0.25 or 1e3")
+    return number
+
+
+def read_whole(text: str) -> int:
+    """The whole number that a text is; ValueError if it is none, or has thousands of digits."""
+    if not re.fullmatch(_WHOLE, text):
+        raise ValueError(f"{text[:80]!r} is not a whole number in plain digits")
+    return int(text)
+
+
+def read_printed(text: str) -> float:
+    """As `read_number`, of what programs print: also 12,345.6, NaN and infinity."""
+    text = text.strip(" \t")
+    if _NOT_FINITE.fullmatch(text):
+        return float(text)
+    return read_number(text.replace(",", "") if _GROUPED.match(text) else text)
+
+
+_TAG: Final = "tag:yaml.org,2002:"
+_DIGITS: Final = "-+0123456789"
+_YAML_FLOAT: Final = rf"(?:{_NUMBER}|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z"
+
+CORE_SCHEMA: Final = (
+    (_TAG + "null", re.compile(r"(?:~|null|Null|NULL)?\Z"), ["", *"~nN"]),
+    (_TAG + "bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"), [*"tTfF"]),
+    (_TAG + "int", re.compile(rf"(?:{_WHOLE}|0o[0-7]+|0x[0-9a-fA-F]+)\Z"), [*_DIGITS]),
+    (_TAG + "float", re.compile(_YAML_FLOAT), [".", *_DIGITS]),
+    (_TAG + "merge", re.compile(r"<<\Z"), ["<"]),
+)
+"""What plain scalars of YAML are by its version 1.2 (core schema, section 10.3.2), for PyYAML's
+`add_implicit_resolver`. `<<` is none there; it is known in order to be refused."""
+
+
+def core_loader(loader: Any) -> Any:
+    """A safe loader of PyYAML that reads plain scalars by the core schema of YAML 1.2."""
+    made: Any = type("CoreLoader", (loader,), {"yaml_implicit_resolvers": {}})
+    for resolver in CORE_SCHEMA:
+        made.add_implicit_resolver(*resolver)
+    made.add_constructor(_TAG + "int", _construct_int)
+    made.add_constructor(_TAG + "float", _construct_float)
+    return made
+
+
+def _construct_int(_loader: Any, node: Any) -> int:
+    return int(node.value, 0 if node.value[:2] in ("0o", "0x") else 10)
+
+
+def _construct_float(_loader: Any, node: Any) -> float:
+    text = node.value
+    return float(text.replace(".", "") if text[-1] in "fFnN" else text)
