@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
 from http import HTTPStatus
@@ -14,10 +13,12 @@ from starlette.routing import BaseRoute
 
 from api.dashboard import pages
 from api.http import docs_page, etags, problems
+from api.http.body_limits import BoundedBodies
 from api.http.browser_guard import BrowserGuard
+from api.http.fair_queue import FairQueue
 from api.http.problem_pages import ProblemPages
 from api.http.query_parameters import describe_filters, refuse_unknown_query
-from api.http.request_bodies import BodyLimit
+from api.http.request_bodies import BODIES_AT_ONCE
 from api.http.route_map import RouteMap
 from api.http.url_prefix import UrlPrefix, refuse_taken_prefix
 from api.live.database_changes import DatabaseChanges
@@ -53,9 +54,6 @@ from api.service.worker_batches import WorkerBatches
 from api.settings import Settings
 from api.version import version
 from results_db.store import Store
-
-DOCUMENTS_AT_ONCE: Final = 2
-"""Campaign documents that are parsed at the same time; others wait."""
 
 WRONG_COOKIES_PER_TOKEN: Final = 10
 """Wrong cookies that an address may send for each wrong token. After the end of a session, browsers
@@ -107,16 +105,16 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     )
     app.state.book = book
     app.state.authentication = _authentication(settings, book, sessions)
-    app.state.document_readers = asyncio.Semaphore(DOCUMENTS_AT_ONCE)
-    app.state.planning = asyncio.Semaphore(1)
-    app.state.metrics = Metrics(store, lambda: app.state.hub.num_watchers)
+    app.state.owners = Owners(store)
+    app.state.readers = FairQueue(at_once=BODIES_AT_ONCE)
+    app.state.metrics = Metrics(store, lambda: len(app.state.hub.streams))
     app.router.routes.extend(_ROUTES)
     problems.install(app)
     etags.install(app)
     docs_page.install(app)
     app.router.routes.extend(_PAGES)
     _document_problems(app)
-    _guard(app, settings, store)
+    _guard(app, settings)
     return app
 
 
@@ -129,13 +127,14 @@ async def _at_work(
     sweeper = Sweeper(
         store, lease_s=settings.lease_s, interval_s=settings.sweep_interval_s, changes=changes
     )
-    hub = EventHub(store, changes, settings)
+    hub = EventHub(store, changes, settings, app.state.authentication)
     app.state.hub = hub
     with closing(changes):
         async with (
             sweeping(sweeper),
             noting_uses(book, sessions, store),
             in_background(hub.run()),
+            in_background(hub.streams.run()),
             in_background(prune(store, settings.retention)),
         ):
             yield
@@ -197,17 +196,17 @@ _PAGES: Final = tuple(pages.router().routes)
 """The dashboard, shared in the same way; they come last, after the page of the API."""
 
 
-def _guard(app: FastAPI, settings: Settings, store: Store) -> None:
+def _guard(app: FastAPI, settings: Settings) -> None:
     """Adds the middleware; all routes must be there. What is added last runs first."""
     app.state.routes = routes = RouteMap.of(app.routes)
     refuse_undeclared(routes.operations)
     refuse_unjudged(app.routes)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(BoundedBodies, routes=routes)
     app.add_middleware(
         Gate,
         routes=routes,
         authentication=app.state.authentication,
-        owners=Owners(store),
+        owners=app.state.owners,
         limits=make_limits(settings.requests_per_s),
     )
     app.add_middleware(

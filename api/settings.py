@@ -61,10 +61,6 @@ class Settings:
     """Most events that wait for one watcher before it is disconnected."""
     retention: Retention = field(default_factory=Retention)
     """How long logs, iterations, events, the audit log and idempotency keys are kept."""
-    max_body_bytes: int = 4 << 20
-    """Largest request body."""
-    max_document_bytes: int = 256 << 10
-    """Largest campaign document."""
     data_dir: Path | None = None
     """Directory of constants that were measured on this machine; None: there is none."""
     stopping: Event = field(default_factory=Event)

@@ -227,7 +227,7 @@ def _post_outcome(service: LiveService, worker: str) -> None:
 
 def _lease_with_outcome(service: LiveService, worker: str) -> tuple[str, dict[str, Any]]:
     (lease,) = service.post(f"/workers/{worker}/leases", {"max_trials": 1, "wait_s": 5})["leases"]
-    outcome = completed_outcome(lease["request"], 128, random.Random(lease["trial_id"]))
+    outcome = completed_outcome(lease["request"], random.Random(lease["trial_id"]))
     body = {"worker_id": worker, "attempt": lease["attempt"], "outcome": outcome}
     return f"/trials/{lease['trial_id']}/outcome", body
 

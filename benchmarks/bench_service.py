@@ -22,6 +22,7 @@ from benchmarks.service.large_leaderboard import (
     measure_large_leaderboard,
 )
 from benchmarks.service.live_service import WaitedInVainError
+from benchmarks.service.service_flood import FLOOD_NOTES, measure_flood
 from benchmarks.service.service_leaderboard import LEADERBOARD_NOTES, measure_leaderboard
 from benchmarks.service.service_load import LOAD_NOTES, measure_load
 from benchmarks.service.service_start import measure_start
@@ -52,6 +53,9 @@ PARTS: Final[dict[str, BenchmarkPart]] = {
         notes=LARGE_LEADERBOARD_NOTES,
     ),
     "load": BenchmarkPart(title="Outcomes and live events", measure=measure_load, notes=LOAD_NOTES),
+    "flood": BenchmarkPart(
+        title="One submitter floods the service", measure=measure_flood, notes=FLOOD_NOTES
+    ),
     "start": BenchmarkPart(
         title="An api process",
         measure=measure_start,

@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse, Response
 from pydantic import TypeAdapter
 
 from api.dashboard.rendering import go_to, render
-from api.dependencies import BookDep, StoreDep
+from api.dependencies import BookDep, HubDep, StoreDep
 from api.routes.access import Word, list_audit, revoke_token
 from api.schemas.access import TokenId
 from api.schemas.text_types import Moment
@@ -67,10 +67,14 @@ def do_create_token(
 
 @router.post("/tokens/{token_id}/revoke")
 async def do_revoke_token(
-    request: Request, token_id: Annotated[TokenId, Path()], store: StoreDep, book: BookDep
+    request: Request,
+    token_id: Annotated[TokenId, Path()],
+    store: StoreDep,
+    book: BookDep,
+    hub: HubDep,
 ) -> Response:
     """Revokes a token."""
-    await revoke_token(token_id, store, book)
+    await revoke_token(token_id, store, book, hub)
     return go_to(request, "/tokens", done="revoked")
 
 

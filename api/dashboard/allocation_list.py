@@ -12,6 +12,7 @@ from api.dashboard.rendering import go_to, render
 from api.dependencies import StoreDep
 from api.routes.allocations import AllocationId
 from api.schemas.from_records import allocation_reads
+from api.schemas.text_types import Reason
 from results_db.records import Cost
 from search_spaces.spec.cluster import GIB
 
@@ -62,7 +63,7 @@ def do_quarantine(
     store: StoreDep,
     cluster: _Cluster,
     node: _Node,
-    reason: Annotated[str, Form(max_length=1000)] = "",
+    reason: Annotated[Reason, Form()] = "",
 ) -> Response:
     """Puts a node into quarantine."""
     store.quarantine_node(cluster, node, reason.strip() or "asked for by a user")

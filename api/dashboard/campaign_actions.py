@@ -13,14 +13,16 @@ from pydantic import ValidationError
 from api.dashboard.campaign_view import render_campaign
 from api.dashboard.rendering import campaign_path, go_to
 from api.dependencies import CampaignDep, StoreDep
+from api.http.request_bodies import BodyRoute
 from api.routes.campaigns import SubmissionDep
 from api.routes.trials import TrialPath
 from api.schemas.campaigns_and_trials import CampaignChange
 from api.security.ownership import OwnCampaignDep
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store
+from search_spaces.documents.numbers import read_number, read_whole
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 Back = Annotated[Literal["trial", "trials"], Form()]
 """The page that a form of a trial goes back to: the trial's, or the campaign's list."""
@@ -139,7 +141,7 @@ def do_cancel_trial(
 
 def _number(text: str) -> int | float | str | None:
     """The number of a field of a form; None: it is empty. A text that is no number stays."""
-    for read in (int, float):
+    for read in (read_whole, read_number):
         with suppress(ValueError):
             return read(text)
     return text or None

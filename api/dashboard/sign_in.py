@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any
 from urllib.parse import parse_qs
 
-from fastapi import APIRouter, HTTPException, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
 
@@ -22,9 +22,6 @@ from api.security.authentication import Authentication, address_of
 from api.security.sign_in import begin_session, local_target
 from results_db.access.tokens import hash_of_token
 from results_db.store import Store
-
-MAX_BODY_BYTES: Final = 8 << 10
-"""Largest body of a sign-in, which is read before anybody is authenticated."""
 
 router = APIRouter()
 
@@ -87,6 +84,7 @@ async def _end_session(request: Request, store: Store) -> None:
         hashed = hash_of_token(secret.encode())
         await run_in_threadpool(store.end_session, hashed)
         authentication.sessions.forget(hashed)
+        request.app.state.hub.streams.check_soon()
 
 
 def _authentication(request: Request) -> Authentication:
@@ -131,7 +129,7 @@ def _refused(
 
 async def _fields_of_script(request: Request) -> dict[str, str]:
     try:
-        document = json.loads(await _short_body(request))
+        document = json.loads(await request.body())
     except (ValueError, RecursionError):
         document = None
     fields = document if isinstance(document, dict) else {}
@@ -139,7 +137,7 @@ async def _fields_of_script(request: Request) -> dict[str, str]:
 
 
 async def _fields_of_form(request: Request) -> dict[str, str]:
-    body = (await _short_body(request)).decode("utf-8", "replace")
+    body = (await request.body()).decode("utf-8", "replace")
     try:
         fields = parse_qs(body, max_num_fields=10)
     except ValueError:
@@ -150,14 +148,3 @@ async def _fields_of_form(request: Request) -> dict[str, str]:
 def _text(value: Any) -> str:
     """A text that can be encoded: JSON may have half of a surrogate pair."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else ""
-
-
-async def _short_body(request: Request) -> bytes:
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise HTTPException(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a sign-in has at most {MAX_BODY_BYTES} bytes"
-            )
-    return body

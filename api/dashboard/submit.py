@@ -11,7 +11,6 @@ from uuid import uuid4
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, Response
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
 from api.dashboard.campaign_form import (
@@ -23,15 +22,16 @@ from api.dashboard.campaign_form import (
     yaml_of,
 )
 from api.dashboard.rendering import go_to, render
-from api.dependencies import SettingsDep, StoreDep, campaign_named, campaign_reference
+from api.dependencies import StoreDep, campaign_named, campaign_reference
 from api.errors import ApiError, DocumentInvalidError, DocumentMalformedError, DocumentTooLargeError
+from api.http.body_limits import limits_of
 from api.http.documents import read_json, read_yaml
+from api.http.request_bodies import BodyRoute
 from api.plans.planning import plan_of
 from api.routes.campaigns import SubmissionDep
 from api.service.catalogue import PRESET_NAMES
 from api.service.submission import Submission
 from api.service.submission_check import COUNTED_WITHIN_S, SubmissionCheck, check_submission
-from api.settings import Settings
 from results_db.campaigns.plans import PlanOptions
 from results_db.errors import ResultsDbError
 from results_db.store import Store
@@ -42,7 +42,7 @@ from search_spaces.spec.layout import KNOBS
 from search_spaces.spec.objectives import ALL_OBJECTIVES
 from search_spaces.spec.presets.spaces import SPACE_PRESETS
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 View = Literal["form", "yaml"]
 
@@ -61,7 +61,6 @@ class SubmitPage:
 
     request: Request
     store: Store
-    settings: Settings
     submission: Submission
     form: dict[str, str]
     """The fields of the form by name; `view` is the view that they are of."""
@@ -166,7 +165,7 @@ class SubmitPage:
         """
         if self.form["view"] != YAML:
             return document_of(self.form)
-        text, most = self.form[YAML], self.settings.max_document_bytes
+        text, most = self.form[YAML], limits_of("create_campaign").num_bytes
         body = text.encode("utf-8", "backslashreplace")
         if len(body) > most:
             raise DocumentTooLargeError(
@@ -182,9 +181,7 @@ class SubmitPage:
             raise CampaignInvalidError(error.problem, field=error.field) from error
 
 
-async def _page_of(
-    request: Request, store: StoreDep, settings: SettingsDep, submission: SubmissionDep
-) -> SubmitPage:
+async def _page_of(request: Request, store: StoreDep, submission: SubmissionDep) -> SubmitPage:
     """The page that sent a form; of a file its text."""
     form = dict.fromkeys((*FORM_FIELDS, YAML, "do", "key", "file"), "") | {"view": "form"}
     for name, value in (await request.form()).items():
@@ -193,9 +190,7 @@ async def _page_of(
             await file.close()
         if name in form:
             form[name] = value if name in (YAML, REST, "file") else value.strip()
-    return SubmitPage(
-        request=request, store=store, settings=settings, submission=submission, form=form
-    )
+    return SubmitPage(request=request, store=store, submission=submission, form=form)
 
 
 SubmitPageDep = Annotated[SubmitPage, Depends(_page_of)]
@@ -205,7 +200,6 @@ SubmitPageDep = Annotated[SubmitPage, Depends(_page_of)]
 def show_submit(
     request: Request,
     store: StoreDep,
-    settings: SettingsDep,
     submission: SubmissionDep,
     campaign: _NamedInUrl = "",
     model: _NamedInUrl = "",
@@ -222,7 +216,6 @@ def show_submit(
     page = SubmitPage(
         request=request,
         store=store,
-        settings=settings,
         submission=submission,
         form=_fields(document, view),
     )
@@ -230,7 +223,7 @@ def show_submit(
 
 
 @router.post("/submit")
-async def do_submit(page: SubmitPageDep) -> Response:
+def do_submit(page: SubmitPageDep) -> Response:
     """Submits the campaign, plans or checks it, opens a file, or shows the other view."""
     act = {
         "submit": page.submit,
@@ -239,17 +232,13 @@ async def do_submit(page: SubmitPageDep) -> Response:
         YAML: page.turn,
         "open": page.open,
     }
-    state = page.request.app.state
-    async with state.planning if page.form["do"] == "plan" else state.document_readers:
-        return await run_in_threadpool(act.get(page.form["do"], page.show))
+    return act.get(page.form["do"], page.show)()
 
 
 @router.post("/submit/check")
-async def do_check(page: SubmitPageDep) -> HTMLResponse:
+def do_check(page: SubmitPageDep) -> HTMLResponse:
     """The part of the page about errors and legal layouts, while a user types."""
-    async with page.request.app.state.document_readers:
-        check = await run_in_threadpool(page.check)
-    return render(page.request, "submit_check.html", **page.findings(check))
+    return render(page.request, "submit_check.html", **page.findings(page.check()))
 
 
 def _fields(document: dict[str, Any], view: str) -> dict[str, str]:

@@ -55,6 +55,7 @@ STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     db_errors.IdempotencyKeyInUseError: HTTPStatus.CONFLICT,
     db_errors.DescriptionNotFoundError: HTTPStatus.NOT_FOUND,
     db_errors.DescriptionOwnedError: HTTPStatus.FORBIDDEN,
+    db_errors.WorkerOwnedError: HTTPStatus.FORBIDDEN,
     db_errors.DescriptionLimitError: HTTPStatus.CONFLICT,
     db_errors.TrialDuplicateError: HTTPStatus.CONFLICT,
     db_errors.TrialStateError: HTTPStatus.CONFLICT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from inspect import Parameter, Signature
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from fastapi import Depends, Query, Request
 from fastapi.dependencies.models import Dependant
@@ -173,21 +173,39 @@ async def refuse_unknown_query_of_page(request: Request) -> None:
 
 def _refuse_unknown(request: Request, also: frozenset[str]) -> None:
     route = request.scope.get("route")
-    if not request.query_params or not isinstance(route, APIRoute):
+    if not isinstance(route, APIRoute):
         return
-    known = sorted(set(_parameters_of(route.dependant)))
-    for name in request.query_params:
-        if name not in known and name not in also:
-            hint = nearest(name, known) if known else "; there is none here"
+    for field in route.dependant.path_params:
+        _refuse_lax_number(
+            "path", field.alias, request.path_params[field.alias], field.field_info.annotation
+        )
+    known = dict(_parameters_of(route.dependant)) if request.query_params else {}
+    for name, value in request.query_params.multi_items():
+        if name in known:
+            _refuse_lax_number("query", name, value, known[name])
+        elif name not in also:
+            hint = nearest(name, sorted(known)) if known else "; there is none here"
             raise QueryUnknownError(f"the query parameter {shown(name)} is unknown{hint}")
+
+
+def _refuse_lax_number(where: str, name: str, value: str, kind: Any) -> None:
+    """Refuses a number with underscores or spaces, which pydantic would drop."""
+    if ("_" in value or value != value.strip()) and _has_number(kind):
+        message = f"{shown(value)} is not a number in plain digits"
+        raise RequestValidationError([{"loc": (where, name), "msg": message, "type": "number"}])
+
+
+def _has_number(kind: Any) -> bool:
+    return kind in (int, float) or any(_has_number(each) for each in get_args(kind))
 
 
 _OF_EVERY_PAGE: Final = frozenset({"done"})
 
 
-def _parameters_of(dependant: Dependant) -> Iterator[str]:
-    yield from (field.alias for field in dependant.query_params)
+def _parameters_of(dependant: Dependant) -> Iterator[tuple[str, Any]]:
+    """The names and types of the query parameters."""
+    yield from ((field.alias, field.field_info.annotation) for field in dependant.query_params)
     if dependant.call is read_stated_filter:
-        yield from FILTER_NAMES
+        yield from _ANNOTATIONS.items()
     for below in dependant.dependencies:
         yield from _parameters_of(below)

@@ -1,21 +1,21 @@
-"""Bodies of requests: their size limit, the JSON parser of all routes, and documents.
+"""Bodies of requests: the JSON parser of all routes, forms, and documents.
 
 Documents are those of campaigns, models and clusters, in JSON or YAML.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
-from http import HTTPStatus
 from typing import Annotated, Any, Final
 
-from fastapi import Depends, HTTPException, Request, Response
+from fastapi import Depends, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.dependencies import SettingsDep
-from api.errors import DocumentTooLargeError, DocumentTypeUnsupportedError
+from api.errors import DocumentTypeUnsupportedError
+from api.http.body_limits import holder_of, limits_of
 from api.http.documents import (
     JSON_TYPE,
     YAML_TYPES,
@@ -23,54 +23,18 @@ from api.http.documents import (
     read_json_request,
     reader_of,
 )
-from api.http.problems import problem_response
 
+READ_IN_LOOP_BYTES: Final = 16 << 10
+"""Longer bodies are parsed and validated in a thread, in turn by token. Of shorter ones the event
+loop reads some in the time that a thread takes to start."""
 
-class BodyLimit:
-    """Middleware that counts the bytes of a body and answers 413 when there are too many."""
-
-    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        received = 0
-
-        async def counted() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self._max_bytes:
-                # FastAPI re-raises this exception when it reads the body, unlike others.
-                raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self._problem)
-            return message
-
-        if _declared_length(scope) > self._max_bytes:
-            status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-            refusal = problem_response(status, self._problem, headers={"Connection": "close"})
-            await refusal(scope, receive, send)
-            return
-        await self._app(scope, counted, send)
-
-    @property
-    def _problem(self) -> str:
-        return f"the request body is larger than {self._max_bytes} bytes"
-
-
-def _declared_length(scope: Scope) -> int:
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit():
-            return int(value[:20])  # Python refuses to convert thousands of digits
-    return 0
-
+BODIES_AT_ONCE: Final = 2
+"""Long bodies that are parsed at the same time."""
 
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-class JsonRoute(APIRoute):
+class BodyRoute(APIRoute):
     """Parses the body before FastAPI does, with the same parser for every route.
 
     A document that is nested too deeply, or has a number that is too large or text that cannot be
@@ -81,32 +45,50 @@ class JsonRoute(APIRoute):
     """
 
     def get_route_handler(self) -> _Handler:
-        handle = super().get_route_handler()
-        if self.body_field is None:
+        handle, field = super().get_route_handler(), self.body_field
+        if not {"POST", "PUT", "PATCH"}.intersection(self.methods or ()):
             return handle
 
         async def parse_and_handle(request: Request) -> Response:
             parsed = _ParsedRequest(request.scope, request.receive)
-            await parsed.parse()
+            if len(await parsed.body()) <= READ_IN_LOOP_BYTES:
+                if field is not None:
+                    parsed.parse(self.name)
+            elif "form" in parsed.headers.get("content-type", ""):
+                async with request.app.state.readers.turn(holder_of(request.scope)):
+                    await run_in_threadpool(asyncio.run, parsed.read_form())
+            elif field is not None:
+                async with request.app.state.readers.turn(holder_of(request.scope)):
+                    await run_in_threadpool(parsed.parse, self.name, field.validate)
             return await handle(parsed)
 
         return parse_and_handle
 
 
 class _ParsedRequest(Request):
-    """A request whose JSON body is parsed once, by `read_json_request`."""
+    """A request whose JSON body or form is parsed once."""
 
     _document: Any = None
 
-    async def parse(self) -> None:
-        """Parses the body if its content type is JSON.
+    def parse(self, operation: str, validate: Callable[..., Any] | None = None) -> None:
+        """Parses the received body if its content type is JSON, and validates it.
 
         Raises:
             DocumentMalformedError: it is not JSON, or the service does not accept it.
+            RequestValidationError: a field is wrong.
         """
-        body = await self.body()
-        if body and _is_json(self.headers.get("content-type", "")):
-            self._document = read_json_request(body)
+        if not self._body or not _is_json(self.headers.get("content-type", "")):
+            return
+        self._document = read_json_request(self._body, limits_of(operation).num_values)
+        if validate is not None:
+            # FastAPI accepts a valid object as it is, and does not validate it again.
+            self._document, errors = validate(self._document, {}, loc=("body",))
+            if errors:
+                raise RequestValidationError(errors)
+
+    async def read_form(self) -> None:
+        """Parses the body as a form, which pages and FastAPI find already parsed."""
+        await self.form()
 
     async def json(self) -> Any:
         return self._document
@@ -185,21 +167,10 @@ def body_of(schema: dict[str, Any], *, required: bool = True) -> dict[str, Any]:
     return {"requestBody": {"required": required, "content": content}}
 
 
-async def document_body(request: Request, settings: SettingsDep) -> bytes:
-    """The unparsed body, within the limit for documents."""
-    body = await request.body()
-    if len(body) > settings.max_document_bytes:
-        raise DocumentTooLargeError(
-            f"the document is {len(body)} bytes long; the most is {settings.max_document_bytes}"
-        )
-    return body
-
-
-async def read_document(request: Request, body: Annotated[bytes, Depends(document_body)]) -> Any:
+async def read_document(request: Request) -> Any:
     """The parsed body: JSON or YAML, by its content type.
 
-    A thread parses it, because a long document would block the event loop. Few are parsed at once:
-    256 KiB of YAML take 40 MB meanwhile.
+    A thread parses it, because a long document would block the event loop.
     """
     content_type = request.headers.get("content-type", "")
     read = reader_of(content_type)
@@ -207,13 +178,12 @@ async def read_document(request: Request, body: Annotated[bytes, Depends(documen
         raise DocumentTypeUnsupportedError(
             f"content type {content_type[:80]!r} is not one of {JSON_TYPE}, {', '.join(YAML_TYPES)}"
         )
-    async with request.app.state.document_readers:
-        return await run_in_threadpool(read, body)
+    return await run_in_threadpool(read, await request.body())
 
 
-async def read_changes(request: Request, body: Annotated[bytes, Depends(document_body)]) -> Any:
+async def read_changes(request: Request) -> Any:
     """The parsed body; an empty body is no changes."""
-    return await read_document(request, body) if body.strip() else {}
+    return await read_document(request) if (await request.body()).strip() else {}
 
 
 DocumentDep = Annotated[Any, Depends(read_document)]

@@ -18,10 +18,11 @@ from typing import Final
 from fastapi.sse import format_sse_event
 from starlette.concurrency import run_in_threadpool
 
-from api.errors import WatchersTooManyError
 from api.live.database_changes import DatabaseChanges
 from api.live.live_events import LiveEvent, first_events, live_events
+from api.live.open_streams import OpenStreams
 from api.schemas.campaigns_and_trials import EventRead
+from api.security.authentication import Authentication, Credential
 from api.settings import Settings
 from results_db.database.outage_log import LoopOutage
 from results_db.events.event_log import EventRecord
@@ -89,20 +90,27 @@ class Subscription:
 class EventHub:
     """Reads new events in a loop and distributes them to the watchers."""
 
-    def __init__(self, store: Store, changes: DatabaseChanges, settings: Settings) -> None:
+    def __init__(
+        self,
+        store: Store,
+        changes: DatabaseChanges,
+        settings: Settings,
+        authentication: Authentication,
+    ) -> None:
         """A hub that is not running yet.
 
         Args:
             store: has the log of events.
             changes: tells when to read it.
             settings: intervals and limits, and when the service ends.
+            authentication: checks the tokens of watchers.
         """
+        self.streams = OpenStreams(authentication, settings.max_watchers)
         self._store = store
         self._changes = changes
         self._settings = settings
         self._changes_read = 0
         self._subscriptions: set[Subscription] = set()
-        self._num_admitted = 0
         self._handed_out = 0
         self._live_state: LiveState | None = None
         """The state of the last live events; None: nobody watches."""
@@ -110,29 +118,14 @@ class EventHub:
         self._wanted = asyncio.Event()
         self._starting = asyncio.Lock()
 
-    @property
-    def num_watchers(self) -> int:
-        """Number of watchers, including those that still read missed events."""
-        return self._num_admitted
-
     @contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Counts a watcher from the beginning of its stream to the end.
-
-        Raises:
-            WatchersTooManyError: there are `Settings.max_watchers` already.
-        """
-        if self._num_admitted >= self._settings.max_watchers:
-            raise WatchersTooManyError(
-                f"{self.num_watchers} watch live events already, which is the most that a process "
-                "serves; try again later, or poll the page"
-            )
-        self._num_admitted += 1
+    def admitted(self, credential: Credential) -> Iterator[asyncio.Future[str]]:
+        """Counts a watcher, as `OpenStreams.admitted`, from the beginning of its stream on."""
         try:
-            yield
+            with self.streams.admitted(credential) as ended:
+                yield ended
         finally:
-            self._num_admitted -= 1
-            if not self._num_admitted:
+            if not self.streams:
                 self._live_state = None
 
     async def position(self) -> int:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.live.event_hub import PAGE, EventHub, Subscription, event_bytes
+from api.live.open_streams import CLOSING_S
 from api.settings import Settings
 from results_db.errors import ResultsDbError
 from results_db.events.live_state import LiveState
@@ -58,19 +59,18 @@ class EventStream(Response):
         # The second header tells proxies not to buffer events.
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._hub = hub
-        self._store = store
-        self._settings = settings
-        self._campaign_id = campaign_id
-        self._after = after
+        self._hub, self._store, self._settings = hub, store, settings
+        self._campaign_id, self._after = campaign_id, after
         self._opened = LiveState()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Streams until the client disconnects or the service ends the stream."""
-        with self._hub.admitted():
-            await self._stream(receive, send)
+        with self._hub.admitted(scope["state"]["credential"]) as ended:
+            await self._stream(receive, send, ended)
+        # A client that reads nothing does not hold a place any more.
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _stream(self, receive: Receive, send: Send) -> None:
+    async def _stream(self, receive: Receive, send: Send, ended: asyncio.Future[str]) -> None:
         missed = await self._resume()
         await send(
             {
@@ -82,16 +82,16 @@ class EventStream(Response):
         sending = asyncio.ensure_future(self._send_all(send, missed=missed))
         hanging_up = asyncio.ensure_future(_hung_up(receive))
         try:
-            await asyncio.wait((sending, hanging_up), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((sending, hanging_up, ended), return_when=asyncio.FIRST_COMPLETED)
         finally:
             sending.cancel()
             hanging_up.cancel()
-            ended = await asyncio.gather(sending, hanging_up, return_exceptions=True)
-        for error in ended:
+            done = await asyncio.gather(sending, hanging_up, return_exceptions=True)
+        for error in done:
             if isinstance(error, Exception):
                 raise error
-        if isinstance(reason := ended[1], str) and reason:
-            await self._close(send, reason)
+        if ended.done():
+            await self._close(send, ended.result())
 
     async def _resume(self) -> bool:
         """Sets the position where the stream begins; True: missed events were deleted."""
@@ -111,8 +111,8 @@ class EventStream(Response):
         """Sends the client the reason why its stream ends."""
         chunk = _control(CLOSED, {"reason": reason})
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.event_send_s):
-                await send({"type": "http.response.body", "body": chunk, "more_body": False})
+            async with asyncio.timeout(CLOSING_S):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def _send_all(self, send: Send, *, missed: bool) -> None:
         async for chunk in self._chunks(missed=missed):
@@ -126,7 +126,6 @@ class EventStream(Response):
                     self._settings.event_send_s,
                 )
                 return
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _chunks(self, *, missed: bool) -> AsyncIterator[bytes]:
         loop = asyncio.get_running_loop()
@@ -178,8 +177,7 @@ def _control(
     )
 
 
-async def _hung_up(receive: Receive) -> str:
-    """Waits until the response must end; returns the reason, empty if the client disconnected."""
-    while (message := await receive())["type"] != "http.disconnect":
+async def _hung_up(receive: Receive) -> None:
+    """Waits until the client has disconnected."""
+    while (await receive())["type"] != "http.disconnect":
         pass
-    return str(message.get("reason", ""))

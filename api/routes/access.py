@@ -9,10 +9,10 @@ from fastapi import APIRouter, Path, Query
 from pydantic import StringConstraints
 from starlette.concurrency import run_in_threadpool
 
-from api.dependencies import BookDep, CredentialDep, HolderDep, StoreDep
+from api.dependencies import BookDep, CredentialDep, HolderDep, HubDep, StoreDep
 from api.errors import SignInCodeSourceError
 from api.http.cursors import read_cursor, write_cursor
-from api.http.request_bodies import JsonRoute
+from api.http.request_bodies import BodyRoute
 from api.schemas.access import (
     AuditEntryRead,
     AuditPage,
@@ -28,7 +28,7 @@ from api.schemas.text_types import Moment
 from results_db.access.tokens import TokenRecord
 from results_db.store import Store
 
-router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["access"])
+router = APIRouter(route_class=BodyRoute, prefix="/v1", tags=["access"])
 
 # No name contains control characters, and PostgreSQL cannot store NUL.
 Word = Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -75,7 +75,7 @@ def list_tokens(
 
 @router.delete("/tokens/{token_id}")
 async def revoke_token(
-    token_id: Annotated[TokenId, Path()], store: StoreDep, book: BookDep
+    token_id: Annotated[TokenId, Path()], store: StoreDep, book: BookDep, hub: HubDep
 ) -> TokenRead:
     """Revoke a token: at once in this process, within two seconds in others.
 
@@ -83,6 +83,7 @@ async def revoke_token(
     """
     record = await run_in_threadpool(store.revoke_token, token_id)
     book.forget(token_id)
+    hub.streams.check_soon()
     return _token(store, record)
 
 

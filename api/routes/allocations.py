@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query
 
 from api.dependencies import StoreDep
 from api.http.etags import NODE_LIST_TAG, UNCHANGED
-from api.http.request_bodies import JsonRoute
+from api.http.request_bodies import BodyRoute
 from api.schemas.allocations import (
     AllocationPage,
     AllocationRead,
@@ -19,7 +19,7 @@ from api.schemas.allocations import (
 )
 from api.schemas.from_records import allocation_reads
 
-router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["allocations"])
+router = APIRouter(route_class=BodyRoute, prefix="/v1", tags=["allocations"])
 
 AllocationId = Annotated[str, Path(max_length=64)]
 ClusterName = Annotated[str, Path(max_length=200)]

@@ -14,9 +14,9 @@ from api.http.problems import names_fields_of_body
 from api.http.request_bodies import (
     CAMPAIGN_SCHEMA,
     CHANGES_SCHEMA,
+    BodyRoute,
     ChangesDep,
     DocumentDep,
-    JsonRoute,
     body_of,
 )
 from api.schemas.campaigns_and_trials import CampaignChange, CampaignDetail, CampaignPage
@@ -29,7 +29,7 @@ from results_db.records import CampaignRecord, CampaignState
 from search_spaces.spec.campaign import StrategyName
 from search_spaces.spec.objectives import AnyObjective
 
-router = APIRouter(route_class=JsonRoute, prefix="/v1/campaigns", tags=["campaigns"])
+router = APIRouter(route_class=BodyRoute, prefix="/v1/campaigns", tags=["campaigns"])
 
 IdempotencyKey = Annotated[
     IdempotencyKeyText | None,

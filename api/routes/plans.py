@@ -5,13 +5,12 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
-from starlette.concurrency import run_in_threadpool
+from fastapi import APIRouter, Depends, Path, Query, Response
 
 from api.dependencies import StoreDep
 from api.http.job_parameters import JobDep
 from api.http.problems import names_fields_of_body
-from api.http.request_bodies import CAMPAIGN_SCHEMA, DocumentDep, JsonRoute, body_of
+from api.http.request_bodies import CAMPAIGN_SCHEMA, BodyRoute, DocumentDep, body_of
 from api.plans.planning import plan_or_request
 from api.routes.campaigns import SubmissionDep
 from api.schemas.plans import PlanRead
@@ -20,7 +19,7 @@ from search_spaces.belief.plan import DEFAULT_TOP, MAX_TOP, Plan
 from search_spaces.documents.limits import MAX_ID
 from search_spaces.spec.fidelity import PROBE_START_S
 
-router = APIRouter(route_class=JsonRoute, prefix="/v1/plans", tags=["campaigns"])
+router = APIRouter(route_class=BodyRoute, prefix="/v1/plans", tags=["campaigns"])
 
 _ACCEPTED: Final[dict[int | str, dict[str, Any]]] = {
     HTTPStatus.ACCEPTED: {
@@ -38,8 +37,7 @@ _ACCEPTED: Final[dict[int | str, dict[str, Any]]] = {
     response_model=Plan,
     responses=_ACCEPTED,
 )
-async def plan_campaign(
-    request: Request,
+def plan_campaign(
     document: DocumentDep,
     submission: SubmissionDep,
     store: StoreDep,
@@ -62,9 +60,7 @@ async def plan_campaign(
     50,000 legal layouts the driver makes the plan: 202 with its id, and 409 while 8 others wait.
     """
     options = PlanOptions(top=top, probe_start_s=probe_start_s, job=job)
-    # Fitting thousands of measurements takes seconds of a core: one plan at a time.
-    async with request.app.state.planning:
-        planned = await run_in_threadpool(plan_or_request, document, submission, store, options)
+    planned = plan_or_request(document, submission, store, options)
     if isinstance(planned, Plan):
         return planned
     return Response(

@@ -12,7 +12,7 @@ from api.dependencies import CampaignDep, StoreDep
 from api.http.cursors import MAX_CURSOR
 from api.http.etags import LIVE_CAMPAIGN_TAG, UNCHANGED
 from api.http.query_parameters import TrialFilterDep
-from api.http.request_bodies import JsonRoute
+from api.http.request_bodies import BodyRoute
 from api.schemas.campaigns_and_trials import (
     TrialDetailRead,
     TrialPage,
@@ -25,7 +25,7 @@ from api.service.trial_listing import page_of_trials
 from results_db.trials.sort_order import SortKey, TrialOrder
 from search_spaces.protocol.worker_messages import TrialId
 
-router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["trials"])
+router = APIRouter(route_class=BodyRoute, prefix="/v1", tags=["trials"])
 
 TrialPath = Annotated[TrialId, Path()]
 

@@ -12,11 +12,13 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Path, Request
 
-from api.dependencies import BatchesDep, ChangesDep, SettingsDep, StoreDep
-from api.http.request_bodies import JsonRoute
+from api.dependencies import ActorDep, BatchesDep, ChangesDep, SettingsDep, StoreDep
+from api.http.request_bodies import BodyRoute
 from api.schemas.allocations import WorkerPage
+from api.security.ownership import OwnersDep
 from results_db.allocations.workers import Beat
 from results_db.database.change_mark import OPEN_SESSION, WAITING_TRIAL
+from results_db.errors import AttemptNotFoundError
 from results_db.trials.leases import LeaseAsk
 from search_spaces.protocol.worker_messages import (
     HeartbeatBody,
@@ -31,7 +33,7 @@ from search_spaces.protocol.worker_messages import (
     WorkerCreated,
 )
 
-router = APIRouter(route_class=JsonRoute, prefix="/v1", tags=["workers"])
+router = APIRouter(route_class=BodyRoute, prefix="/v1", tags=["workers"])
 
 SIGN_OF_LIFE_S: Final = 5.0
 """Seconds after which a waiting request asks again although nothing has changed: it is recorded as
@@ -44,7 +46,8 @@ WorkerId = Annotated[str, Path(max_length=64)]
 def register_worker(body: WorkerCreate, store: StoreDep, settings: SettingsDep) -> WorkerCreated:
     """Begin a worker's session.
 
-    An earlier session with the same name ends, and its running trials become PENDING at once.
+    An earlier session with the same name ends, and its running trials become PENDING at once. 403
+    if that session is live and another token registered it.
     """
     worker = store.register_worker(body)
     return WorkerCreated(
@@ -97,6 +100,8 @@ async def lease_trials(
         is_as_before = changes.finds(OPEN_SESSION, worker_id) and not changes.finds(WAITING_TRIAL)
         if is_as_before and loop.time() - asked_s < SIGN_OF_LIFE_S:
             continue
+        if await request.app.state.book.find(request.state.credential.token_hash) is None:
+            break  # the token was revoked, or has expired, while the request waited
         asked_s = loop.time()
         leases = await batches.leases.ask(ask)
     return LeasesRead(leases=leases)
@@ -118,11 +123,21 @@ async def post_heartbeat(
 
 @router.post("/trials/{trial_id}/outcome")
 async def post_outcome(
-    trial_id: Annotated[TrialId, Path()], body: OutcomePost, batches: BatchesDep
+    trial_id: Annotated[TrialId, Path()],
+    body: OutcomePost,
+    batches: BatchesDep,
+    owners: OwnersDep,
+    actor: ActorDep,
 ) -> OutcomeReply:
     """Report the outcome of an attempt. Repeating it changes nothing.
 
-    A late outcome is accepted unless the trial has ended; `accepted` states this. 409 if the trial
-    never had this attempt.
+    A late outcome is accepted unless the trial has ended; `accepted` states this, and `reason` why
+    an outcome was dropped. 409 if the trial never had this attempt, if another worker leased it, or
+    if another token registered the worker; 422 if a figure contradicts another, the layout, the
+    device or the service's clock.
     """
+    if actor.role != "admin":
+        why = await owners.why_not("worker", {"worker_id": body.worker_id}, actor.name)
+        if why is not None:
+            raise AttemptNotFoundError(why)
     return await batches.outcomes.ask(OutcomeReport.of(trial_id, body))

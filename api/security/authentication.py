@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import html
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final
@@ -54,6 +55,12 @@ class Credential:
     """The secret of the browser's session; None: the request has a token."""
     is_proven: bool = True
     """Whether the request needs no form token, or has had a right one in its header."""
+
+    @property
+    def session_hash(self) -> str | None:
+        """The hash of the session's secret; None: the request has a token."""
+        secret = self.session_secret
+        return None if secret is None else hash_of_token(secret.encode())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,13 +109,15 @@ class Authentication:
         found = await self._of_session(scope, Headers(scope=scope), secret, is_proven=False)
         return found.holder if isinstance(found, Credential) else None
 
-    async def is_valid(self, credential: Credential) -> bool:
-        """Whether the token, and the session, of an earlier request are still valid."""
-        if credential.session_secret is not None:
-            hashed = hash_of_token(credential.session_secret.encode())
-            if await self.sessions.find(hashed) is None:
-                return False
-        return await self.book.find(credential.token_hash) is not None
+    async def valid_ones(self, credentials: Collection[Credential]) -> set[Credential]:
+        """Those of the credentials whose token, and session, are valid now.
+
+        The database is asked once for all tokens and once for all sessions, and no cache.
+        """
+        tokens = await self.book.valid_ones({each.token_hash for each in credentials})
+        hashes = {each.session_hash for each in credentials if each.session_hash}
+        sessions = {None, *await self.sessions.valid_ones(hashes)}
+        return {e for e in credentials if e.token_hash in tokens and e.session_hash in sessions}
 
     async def _of_token(self, token: bytes | None, address: str) -> Credential | Response:
         if token is None:

@@ -6,7 +6,6 @@ In order: authentication (401; a form token that is missing or wrong: 403), rate
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
@@ -33,7 +32,6 @@ from api.security.ownership import Owners
 from api.security.rate_limit import Throttle
 from api.security.roles import ACCESS, OPEN, AccessRule
 from api.security.session_cookie import FORM_FIELD, form_token, is_form_token
-from api.security.stream_token_check import answer_while_valid
 from api.security.token_cache import Holder
 from results_db.access.actor import Actor, TokenRole
 from results_db.errors import DatabaseUnavailableError
@@ -92,10 +90,6 @@ class Gate:
             await credential(scope, receive, send)
             return
         _note(scope, credential)
-        if rule is not None and rule.lasts:
-            still_valid = functools.partial(self._authentication.is_valid, credential)
-            await answer_while_valid(self._app, scope, receive, send, still_valid)
-            return
         await self._app(scope, receive, send)
 
     async def _checked(

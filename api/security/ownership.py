@@ -1,11 +1,12 @@
-"""Ownership: a submitter may only change campaigns, trials, models and clusters of its own name."""
+"""Ownership: a token changes only campaigns, trials, models, clusters and workers of its name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Final
+from functools import lru_cache
+from typing import Annotated, Final, cast
 
-from fastapi import Depends
+from fastapi import Depends, Request
 from pydantic import TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 
@@ -16,6 +17,9 @@ from results_db.errors import ValueUnstorableError
 from results_db.records import CampaignRecord
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import TrialId
+
+MOST_WORKERS: Final = 4096
+"""Sessions of workers whose owners a process keeps."""
 
 
 class Owners:
@@ -28,6 +32,8 @@ class Owners:
             "trial": ("trial_id", self._of_trial),
             "model": ("name", store.owner_of_model),
             "cluster": ("name", store.owner_of_cluster),
+            # A session's owner never changes, and workers ask every second.
+            "worker": ("worker_id", lru_cache(MOST_WORKERS)(store.owner_of_worker)),
         }
 
     async def why_not(self, owned: Owned, named: Mapping[str, str], asker: str) -> str | None:
@@ -55,6 +61,14 @@ class Owners:
         return self._store.owner_of_trial(trial_id)
 
 
+async def get_owners(request: Request) -> Owners:
+    """The owners of this service."""
+    return cast("Owners", request.app.state.owners)
+
+
+OwnersDep = Annotated[Owners, Depends(get_owners)]
+
+
 async def get_own_campaign(campaign: CampaignDep, actor: ActorDep) -> CampaignRecord:
     """The campaign of a path, for routes that change it.
 
@@ -73,10 +87,9 @@ OwnCampaignDep = Annotated[CampaignRecord, Depends(get_own_campaign)]
 
 
 def _whose(owned: Owned, name: str, owner: str, asker: str) -> str:
-    whose = f"belongs to {owner!r}" if owner else "has no owner (it is older than ownership)"
     return (
-        f"the {owned} {name[:80]!r} {whose}, and the token {asker!r} changes only things of its own "
-        f"name; ask {f'{owner!r} or an admin' if owner else 'an admin'}"
+        f"the {owned} {name[:80]!r} belongs to {owner!r}, and the token {asker!r} changes only "
+        f"things of its own name; ask {owner!r} or an admin"
     )
 
 

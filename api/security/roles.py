@@ -14,7 +14,7 @@ from typing import Final, Literal
 from api.errors import AccessUndeclaredError
 from results_db.access.actor import TokenRole
 
-Owned = Literal["campaign", "trial", "model", "cluster"]
+Owned = Literal["campaign", "trial", "model", "cluster", "worker"]
 """Things with an owner: the name of the token that made them. A trial has its campaign's owner."""
 
 
@@ -25,9 +25,7 @@ class AccessRule:
     least: TokenRole | Literal["any"] | None
     """The least role. any: every valid token. None: no token is needed."""
     owned: Owned | None = None
-    """What the path names and a submitter must own; None: nothing."""
-    lasts: bool = False
-    """Whether the response is a stream, during which the token is checked again and again."""
+    """What the path names and a submitter or worker must own; None: nothing."""
 
     def admits(self, role: TokenRole) -> bool:
         """Whether this role is enough, ownership aside."""
@@ -47,10 +45,10 @@ _RANK: Final[Mapping[TokenRole, int]] = {"viewer": 0, "submitter": 1, "admin": 2
 OPEN: Final = AccessRule(None)
 HOLDER: Final = AccessRule("any")
 VIEWER: Final = AccessRule("viewer")
-WATCHER: Final = AccessRule("viewer", lasts=True)
 SUBMITTER: Final = AccessRule("submitter")
 ADMIN: Final = AccessRule("admin")
 WORKER: Final = AccessRule("worker")
+OWN_WORKER: Final = AccessRule("worker", owned="worker")
 OWN_CAMPAIGN: Final = AccessRule("submitter", owned="campaign")
 OWN_TRIAL: Final = AccessRule("submitter", owned="trial")
 OWN_MODEL: Final = AccessRule("submitter", owned="model")
@@ -140,8 +138,8 @@ ACCESS: Final[Mapping[str, AccessRule]] = MappingProxyType(
         "requeue_trial": OWN_TRIAL,
         "cancel_trial": OWN_TRIAL,
         "read_leaderboard": VIEWER,
-        "stream_campaign_events": WATCHER,
-        "stream_events": WATCHER,
+        "stream_campaign_events": VIEWER,
+        "stream_events": VIEWER,
         # Allocations and nodes: a quarantine affects all users.
         "list_allocations": VIEWER,
         "read_allocation": VIEWER,
@@ -152,9 +150,9 @@ ACCESS: Final[Mapping[str, AccessRule]] = MappingProxyType(
         "list_workers": VIEWER,
         # The worker protocol.
         "register_worker": WORKER,
-        "drain_worker": WORKER,
-        "lease_trials": WORKER,
-        "post_heartbeat": WORKER,
+        "drain_worker": OWN_WORKER,
+        "lease_trials": OWN_WORKER,
+        "post_heartbeat": OWN_WORKER,
         "post_outcome": WORKER,
         # Tokens and the audit.
         "read_whoami": HOLDER,

@@ -7,6 +7,8 @@ from datetime import timedelta
 from time import monotonic
 from typing import Final
 
+from starlette.concurrency import run_in_threadpool
+
 from api.security.brief_cache import BriefCache
 from results_db.access.sign_ins import SESSION_IDLE_LIFE, BrowserSession
 from results_db.store import Store
@@ -44,6 +46,10 @@ class SessionBook:
         if session.expires_at - now < SESSION_IDLE_LIFE - RENEWED_EVERY:
             self._used.add(secret_hash)
         return session.token_hash
+
+    async def valid_ones(self, hashes: set[str]) -> set[str]:
+        """Those of the hashes whose session is valid now; the database is asked once for all."""
+        return set(await run_in_threadpool(self._store.sessions_by_hash, hashes) if hashes else ())
 
     def forget(self, secret_hash: str) -> None:
         """Removes a session from the cache, because it was ended."""

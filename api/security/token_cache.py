@@ -85,7 +85,17 @@ class TokenBook:
         Raises:
             DatabaseUnavailableError: the database cannot be asked.
         """
-        holder = self._local.get(hashed) or await self._cache.find(hashed)
+        return self._unexpired(self._local.get(hashed) or await self._cache.find(hashed))
+
+    async def valid_ones(self, hashes: set[str]) -> set[str]:
+        """Those of the hashes whose token is valid now; the database is asked once for all."""
+        asked = hashes - self._local.keys()
+        found = await run_in_threadpool(self._store.tokens_by_hash, asked) if asked else {}
+        valid = {hashed for hashed, each in found.items() if self._unexpired(_holder(each))}
+        return valid | (hashes - asked)
+
+    def _unexpired(self, holder: Holder | None) -> Holder | None:
+        """The holder unless its time is over; notes that its token was used."""
         if holder is None or (holder.expires_at and self._store.now() >= holder.expires_at):
             return None
         if holder.token_id is not None:

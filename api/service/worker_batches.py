@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from api.service.batcher import Batcher
 from api.settings import Settings
 from results_db.allocations.workers import Beat
+from results_db.campaigns.parsed_specs import ParsedSpecs
 from results_db.errors import DatabaseUnavailableError, ResultsDbError
 from results_db.records import LeaseRecord
 from results_db.store import Store
@@ -23,14 +24,11 @@ from search_spaces.protocol.worker_messages import (
     OutcomeReport,
 )
 from search_spaces.spec.campaign import CampaignSpec
-from search_spaces.statistics.early_stop import LEAST_TIMED
 
 MOST_OUTCOMES: Final = 32
 """Outcomes in one transaction. Larger batches gain little, and lock campaigns for longer."""
 MOST_LEASES: Final = 64
 MOST_BEATS: Final = 64
-MOST_SPECS: Final = 256
-"""Campaigns whose parsed description a process keeps."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -46,7 +44,7 @@ class WorkerBatches:
     @classmethod
     def of(cls, store: Store, settings: Settings) -> WorkerBatches:
         """The batches of a service."""
-        specs = SpecsRead()
+        specs = ParsedSpecs()
 
         def lease(
             asks: Sequence[LeaseAsk],
@@ -68,37 +66,8 @@ Specs = Mapping[int, CampaignSpec | SearchSpaceError]
 """Campaigns by their ids; an error for a campaign that cannot be read."""
 
 
-class SpecsRead:
-    """A cache of parsed campaigns: parsing one takes as long as leasing a trial."""
-
-    def __init__(self) -> None:
-        self._specs: dict[int, tuple[Mapping[str, Any], CampaignSpec]] = {}
-
-    def of_all(self, leases: Sequence[LeaseRecord]) -> Specs:
-        """The campaigns of leases, by their ids."""
-        specs: dict[int, CampaignSpec | SearchSpaceError] = {}
-        for lease in leases:
-            if lease.campaign_id not in specs:
-                specs[lease.campaign_id] = self._of(lease)
-        return specs
-
-    def _of(self, lease: LeaseRecord) -> CampaignSpec | SearchSpaceError:
-        """The campaign of a lease; it is parsed again if its document has changed."""
-        known = self._specs.get(lease.campaign_id)
-        if known is not None and known[0] == lease.spec:
-            return known[1]
-        try:
-            spec = CampaignSpec.from_stored(lease.spec)
-        except SearchSpaceError as error:
-            return error
-        if len(self._specs) >= MOST_SPECS:
-            self._specs.clear()
-        self._specs[lease.campaign_id] = (lease.spec, spec)
-        return spec
-
-
 def _readable(
-    store: Store, known: SpecsRead, answers: Sequence[list[LeaseRecord] | ResultsDbError]
+    store: Store, known: ParsedSpecs, answers: Sequence[list[LeaseRecord] | ResultsDbError]
 ) -> list[list[LeaseRead] | ResultsDbError | SearchSpaceError]:
     """The leases as documents; each campaign is parsed and its winner read once per batch.
 
@@ -107,7 +76,8 @@ def _readable(
     leases = [
         lease for answer in answers if not isinstance(answer, ResultsDbError) for lease in answer
     ]
-    specs = known.of_all(leases)
+    documents = {lease.campaign_id: lease.spec for lease in leases}
+    specs = {id_: known.of(id_, document) for id_, document in documents.items()}
     to_beat = _to_beat(
         store,
         {
@@ -168,13 +138,4 @@ def _lease_read(spec: CampaignSpec, lease: LeaseRecord, best: ToBeat | None) -> 
 
 
 def _has_something_to_beat(spec: CampaignSpec, lease: LeaseRecord) -> bool:
-    """Whether a slow run of the leased layout is stopped early.
-
-    It is not in an exhaustive campaign, which measures every layout; in a repeat, which is compared
-    with other runs; in the baseline, which the winner is compared with; and in a cheap probe, which
-    does less work than the best one did.
-    """
-    if not spec.stop.early or spec.strategy == "exhaustive" or lease.num_layers is not None:
-        return False
-    is_compared = lease.repeat_of is not None or lease.layout == spec.baseline
-    return not is_compared and spec.probe.iterations > LEAST_TIMED
+    return spec.stops_early(lease.layout, lease.repeat_of is not None, lease.num_layers)

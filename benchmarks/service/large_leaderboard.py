@@ -212,12 +212,8 @@ class _Rows:
     def add_measured(self, number: int, layout: Layout, step_time_s: float) -> None:
         """Adds a completed trial."""
         self._add_trial(number, layout, state="COMPLETED", reason=None, node="")
-        measured = replace(
-            made_measurement(layout, step_time_s),
-            peak_memory_bytes=(8 << 30) + number * 104_729 % (48 << 20) * 1024,
-            mfu=0.3 / step_time_s,
-            hfu=0.35 / step_time_s,
-        )
+        peak_bytes = (8 << 30) + number * 104_729 % (48 << 20) * 1024
+        measured = made_measurement(layout, step_time_s, peak_bytes)
         of_trial, columns = {"trial_id": number}, MeasurementRow.__table__.columns.keys()
         values = {name: getattr(measured, name) for name in columns if hasattr(measured, name)}
         of_campaign = {"campaign_id": self._campaign.id, "kin": 1}
@@ -225,8 +221,8 @@ class _Rows:
         assert measured.breakdown is not None
         self._of[BreakdownRow].append({**of_trial, **asdict(measured.breakdown)})
         self._of[StageMemoryRow] += [
-            {**of_trial, "stage": stage, "peak_memory_bytes": measured.peak_memory_bytes}
-            for stage in range(layout.pp)
+            {**of_trial, "stage": stage, "peak_memory_bytes": peak}
+            for stage, peak in enumerate(measured.peak_memory_bytes_by_stage)
         ]
         self._of[IterationRow] += [{**of_trial, **asdict(each)} for each in measured.iterations]
         trial = SimpleNamespace(**self._of[Trial][-1], num_layers=None)

@@ -11,6 +11,11 @@ import random
 from collections.abc import Mapping
 from typing import Any, Final
 
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.throughput import Throughput
+from search_spaces.statistics.step_times import quartiles
+
 LOG_LINES: Final = 50
 """As many as a worker sends at most."""
 
@@ -28,23 +33,20 @@ _ENVIRONMENT: Final = {
     "numpy_version": "2.4.6",
     "git_revision": "0123456789abcdef0123456789abcdef01234567",
 }
-_PEAK_TFLOPS: Final = 191.5
 
 
-def completed_outcome(
-    request: Mapping[str, Any], sequence_length: int, chance: random.Random
-) -> dict[str, Any]:
+def completed_outcome(request: Mapping[str, Any], chance: random.Random) -> dict[str, Any]:
     """The outcome of a probe that completed.
 
     Args:
         request: the `ProbeRequest` document of its lease.
-        sequence_length: tokens of one sample.
         chance: what its step time is drawn from.
     """
-    layout = request["layout"]
-    devices = layout["tp"] * layout["pp"] * layout["dp"]
-    batch = layout["dp"] * layout["micro_batch_size"] * layout["num_microbatches"]
     step_time_s = chance.uniform(0.5, 2.0)
+    iterations = [
+        _iteration(index, request["warmup"], step_time_s)
+        for index in range(request["warmup"] + request["iterations"])
+    ]
     return {
         "state": "completed",
         "reason": None,
@@ -54,43 +56,58 @@ def completed_outcome(
         "duration_s": 15 * step_time_s,
         "environment": _ENVIRONMENT,
         "measurement": {
-            **_figures(batch * sequence_length, devices, step_time_s),
-            **_memory(layout["pp"]),
-            "iterations": [
-                _iteration(index, request["warmup"], step_time_s)
-                for index in range(request["warmup"] + request["iterations"])
-            ],
-            "breakdown": _breakdown(step_time_s),
+            **_figures(request, [each["step_time_s"] for each in iterations[request["warmup"] :]]),
+            **_memory(request),
+            "iterations": iterations,
+            "iterations_asked": request["iterations"],
         },
     }
 
 
-def _figures(tokens: int, devices: int, step_time_s: float) -> dict[str, Any]:
-    tflops = 20.0 / step_time_s
+def _figures(request: Mapping[str, Any], timed_s: list[float]) -> dict[str, Any]:
+    """They use a quarter of the device's peak."""
+    layout, model = (
+        Layout.from_mapping(request["layout"]),
+        ModelShape.from_mapping(request["model"]),
+    )
+    tokens, (q25_s, step_time_s, q75_s) = (
+        layout.global_batch_size * model.seq_length,
+        quartiles(timed_s),
+    )
+    speed = Throughput(
+        model=model,
+        layout=layout,
+        tokens_per_s=tokens / step_time_s,
+        peak_tflops_per_device=1.0,
+    )
+    tflops, executed_tflops = speed.model_tflops_per_device, speed.hardware_tflops_per_device
     return {
         "step_time_s": step_time_s,
-        "step_time_q25_s": 0.99 * step_time_s,
-        "step_time_q75_s": 1.01 * step_time_s,
+        "step_time_q25_s": q25_s,
+        "step_time_q75_s": q75_s,
         "tokens_per_step": tokens,
-        "tokens_per_s": tokens / step_time_s,
-        "tokens_per_s_per_device": tokens / step_time_s / devices,
+        "tokens_per_s": speed.tokens_per_s,
+        "tokens_per_s_per_device": speed.tokens_per_s_per_device,
         "model_tflops_per_device": tflops,
-        "hardware_tflops_per_device": 1.2 * tflops,
-        "peak_tflops_per_device": _PEAK_TFLOPS,
+        "hardware_tflops_per_device": executed_tflops,
+        "peak_tflops_per_device": 4 * executed_tflops,
         "peak_source": "table (MI250X GCD, bf16)",
-        "mfu": tflops / _PEAK_TFLOPS,
-        "hfu": 1.2 * tflops / _PEAK_TFLOPS,
+        "mfu": tflops / (4 * executed_tflops),
+        "hfu": 0.25,
         "oversubscribed": False,
         "warmup_settled": True,
+        "breakdown": _breakdown(step_time_s),
     }
 
 
-def _memory(stages: int) -> dict[str, Any]:
-    peaks = [(40 << 30) - stage for stage in range(stages)]
+def _memory(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Five eighths of the device, and reserved a little more."""
+    most = request["memory_limit_bytes"] or 64 << 30
+    peaks = [most // 8 * 5 - stage for stage in range(request["layout"]["pp"])]
     return {
         "peak_memory_bytes": peaks[0],
         "peak_memory_bytes_by_stage": peaks,
-        "peak_reserved_bytes_by_stage": [peak + (1 << 30) for peak in peaks],
+        "peak_reserved_bytes_by_stage": [peak + most // 64 for peak in peaks],
         "memory_kind": "allocated",
     }
 

@@ -21,12 +21,14 @@ from results_db.store import Store
 from search_spaces.protocol.outcome import Breakdown, Environment, Iteration, Measurement, Outcome
 from search_spaces.protocol.worker_messages import OutcomeReport, WorkerCreate
 from search_spaces.spec.layout import PRECISIONS, RECOMPUTE_MODES, Layout
+from search_spaces.statistics.step_times import quartiles
 
 TOKENS_PER_STEP: Final = 64 * 2048
 REPEATED: Final = 10
 """Layouts of a campaign that are measured three times."""
 TIMED: Final = 3
 WARMUP: Final = 1
+_PEAK_TFLOPS: Final = 68.0
 
 _AT_ONCE: Final = 100
 """Trials of the first campaign that are measured at once."""
@@ -245,36 +247,41 @@ def base_layouts() -> Iterator[Layout]:
 def _outcome(layout: Layout, step_time_s: float) -> Outcome:
     return Outcome(
         state="completed",
-        duration_s=9.0,
+        duration_s=5 * step_time_s,
         log_tail="the last line\n",
         measurement=made_measurement(layout, step_time_s),
         environment=_ENVIRONMENT,
     )
 
 
-def made_measurement(layout: Layout, step_time_s: float) -> Measurement:
+def made_measurement(
+    layout: Layout, step_time_s: float, peak_memory_bytes: int = 40 << 30
+) -> Measurement:
     tokens_per_s = TOKENS_PER_STEP / step_time_s
     per_device = tokens_per_s / layout.num_devices
-    peak = 40 << 30
+    iterations = _iterations(step_time_s)
+    q25_s, _, q75_s = quartiles([each.step_time_s for each in iterations[WARMUP:]])
+    by_stage = tuple(peak_memory_bytes - stage for stage in range(layout.pp))
     return Measurement(
         step_time_s=step_time_s,
-        step_time_q25_s=0.99 * step_time_s,
-        step_time_q75_s=1.01 * step_time_s,
+        step_time_q25_s=q25_s,
+        step_time_q75_s=q75_s,
         tokens_per_step=TOKENS_PER_STEP,
         tokens_per_s=tokens_per_s,
         tokens_per_s_per_device=per_device,
         model_tflops_per_device=per_device / 100,
         hardware_tflops_per_device=per_device / 90,
-        peak_tflops_per_device=190.0,
+        peak_tflops_per_device=_PEAK_TFLOPS,
         peak_source="data sheet",
-        mfu=0.3,
-        hfu=0.33,
-        peak_memory_bytes=peak,
-        peak_memory_bytes_by_stage=tuple(peak - stage for stage in range(layout.pp)),
-        peak_reserved_bytes_by_stage=tuple(peak + 1 for _ in range(layout.pp)),
+        mfu=per_device / 100 / _PEAK_TFLOPS,
+        hfu=per_device / 90 / _PEAK_TFLOPS,
+        peak_memory_bytes=peak_memory_bytes,
+        peak_memory_bytes_by_stage=by_stage,
+        peak_reserved_bytes_by_stage=tuple(peak + 1 for peak in by_stage),
         memory_kind="allocator",
         oversubscribed=False,
-        iterations=_iterations(step_time_s),
+        iterations=iterations,
+        iterations_asked=TIMED,
         breakdown=Breakdown(
             compute_s=0.5 * step_time_s,
             tp_s=0.2 * step_time_s,

@@ -42,7 +42,7 @@ NODES: Final = 4
 DEVICES: Final = 8
 
 CAMPAIGN: Final[dict[str, Any]] = {
-    "model": "gpt-22b",
+    "model": "gpt-1.3b",
     "cluster": "frontier",
     "objective": "tokens_per_s_per_device",
     "strategy": "random",

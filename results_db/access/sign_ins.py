@@ -94,18 +94,22 @@ class SignIns(StoreSection):
 
     def session_by_hash(self, secret_hash: str) -> BrowserSession | None:
         """The session with this hash; None: it never existed, or has ended."""
+        return self.sessions_by_hash((secret_hash,)).get(secret_hash)
+
+    def sessions_by_hash(self, secret_hashes: Collection[str]) -> dict[str, BrowserSession]:
+        """Those of these sessions that exist and have not ended."""
         query = select(BrowserSignIn).where(
-            BrowserSignIn.secret_hash == secret_hash,
+            BrowserSignIn.secret_hash.in_(secret_hashes),
             BrowserSignIn.kind == "session",
             BrowserSignIn.expires_at > self._clock(),
         )
         with self._db.read() as session:
-            row = session.scalar(query)
-            if row is None:
-                return None
-            return BrowserSession(
-                token_hash=row.token_hash, created_at=row.created_at, expires_at=row.expires_at
-            )
+            return {
+                row.secret_hash: BrowserSession(
+                    token_hash=row.token_hash, created_at=row.created_at, expires_at=row.expires_at
+                )
+                for row in session.scalars(query)
+            }
 
     @retried
     def renew_sessions(self, secret_hashes: Collection[str]) -> None:

@@ -150,9 +150,13 @@ class Access(StoreSection):
 
     def token_by_hash(self, secret_hash: str) -> TokenRecord | None:
         """The token with this hash, even if revoked or expired; None: there is none."""
+        return self.tokens_by_hash((secret_hash,)).get(secret_hash)
+
+    def tokens_by_hash(self, secret_hashes: Collection[str]) -> dict[str, TokenRecord]:
+        """Those of these tokens that exist, even if revoked or expired."""
+        query = select(TokenRow).where(TokenRow.secret_hash.in_(secret_hashes))
         with self._db.read() as session:
-            row = session.scalar(select(TokenRow).where(TokenRow.secret_hash == secret_hash))
-            return None if row is None else record_of(TokenRecord, row)
+            return {row.secret_hash: record_of(TokenRecord, row) for row in session.scalars(query)}
 
     def revoke_token(self, token_id: int) -> TokenRecord:
         """Revokes a token, and ends its sessions; revoking it again changes nothing.
@@ -191,7 +195,7 @@ class Access(StoreSection):
                 )
 
     def owner_of_campaign(self, campaign_id: int) -> str | None:
-        """The owner of a campaign; empty if it is older than tokens, None: no such campaign."""
+        """The owner of a campaign; None: no such campaign."""
         query = select(Campaign.created_by).where(Campaign.id == campaign_id)
         return self._scalar(query)
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import queue
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import httpx
@@ -88,8 +90,14 @@ def live_service(settings: Settings, store: Store) -> Iterator[str]:
 class Watcher:
     """Reads a stream in a thread of its own."""
 
-    def __init__(self, url: str, *, last_event_id: int | str | None = None) -> None:
-        headers = dict(HEADERS)
+    def __init__(
+        self,
+        url: str,
+        *,
+        last_event_id: int | str | None = None,
+        headers: Mapping[str, str] = MappingProxyType(HEADERS),
+    ) -> None:
+        headers = dict(headers)
         if last_event_id is not None:
             headers["Last-Event-ID"] = str(last_event_id)
         self._request = {"method": "GET", "url": url, "headers": headers}
@@ -97,6 +105,7 @@ class Watcher:
         self._thread = threading.Thread(target=self._read)
         self._client = httpx.Client(timeout=PATIENCE_S)
         self.last_id = ""
+        self.ended_at_s = math.inf
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -153,4 +162,5 @@ class Watcher:
         except httpx.TransportError:
             pass  # the end, in whatever way, is what the test looks at
         finally:
+            self.ended_at_s = time.monotonic()
             self._events.put(None)

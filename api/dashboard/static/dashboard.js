@@ -302,9 +302,10 @@ const concerns = (event) =>
 function take({ kind, event }) {
   if (kind === "stream.lost") show((stream = "lost"));
   else if (kind === "stream.opened") {
-    const returned = stream === "lost";
+    const [opened, returned] = [stream === "", stream === "lost"];
     show((stream = "live"));
     if (event.missed || returned) renew({ kind, event });
+    else if (opened) refresh(); // events may have come since the page was made
   } else if (concerns(event)) renew({ kind, event });
 }
 

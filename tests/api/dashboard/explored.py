@@ -18,7 +18,7 @@ from search_spaces.spec.layout import Layout
 from tests.api.dashboard.browser import Visitor, session_of, visiting
 from tests.api.local_api import CAMPAIGN, HEADERS, INTRODUCTION, TOKEN
 from tests.api.streams import live_service
-from tests.results_db.factories import completed, failed
+from tests.results_db.factories import TimelyStore, completed, failed
 
 LAYOUTS: Final = [
     Layout(tp=tp, pp=pp, micro_batch_size=size, num_microbatches=8 // size)
@@ -115,7 +115,7 @@ def explored_service(database_url: str) -> Iterator[Explored]:
         token=TOKEN, lease_poll_s=0.02, requests_per_s=1e6, wrong_tokens=1000, sweep_interval_s=60
     )
     with (
-        closing(Store(database_url)) as store,
+        closing(TimelyStore(database_url)) as store,
         live_service(settings, store) as url,
         httpx.Client(base_url=url, headers=HEADERS, timeout=30) as http,
     ):

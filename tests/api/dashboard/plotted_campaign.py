@@ -20,10 +20,11 @@ from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
 from tests.api.dashboard.browser import Visitor, session_of, visiting
-from tests.api.dashboard.figures.layout_points import MODEL
+from tests.api.dashboard.figures.layout_points import MODEL, make_model
 from tests.api.local_api import HEADERS, TOKEN
 from tests.api.streams import live_service
 from tests.results_db.factories import (
+    TimelyStore,
     TurnableClock,
     completed,
     failed,
@@ -33,7 +34,7 @@ from tests.results_db.factories import (
 
 BASELINE = Layout(tp=1, pp=2, dp=4, num_microbatches=4, micro_batch_size=1)
 """The second layout that runs."""
-
+TOKENS_PER_STEP = 16 * MODEL["seq_length"]
 
 DOCUMENT = {
     "name": "plotted",
@@ -135,7 +136,7 @@ def prediction_of(layout: Layout) -> Prediction:
     """An estimate that is off by up to a third."""
     off = 0.8 + (hash_of(layout.key) % 61) / 120
     return Prediction(
-        step_time_s=off * 512 / tokens_per_s(layout),
+        step_time_s=off * TOKENS_PER_STEP / tokens_per_s(layout),
         log_step_time_sd=0.12,
         peak_memory_bytes=int(off * memory_of(layout)),
         fit_probability=0.9,
@@ -157,6 +158,7 @@ def outcome_of(layout: Layout, number: int) -> Outcome:
     duration_s = 20.0 + hash_of(layout.key) % 25
     memory = memory_of(layout)
     changes = {
+        "model": make_model(),
         "tokens_per_s": tokens_per_s(layout),
         "peak_memory_bytes": memory,
         "peak_memory_bytes_by_stage": tuple(memory for _ in range(layout.pp)),
@@ -205,7 +207,7 @@ def plotted_service(database_url: str, *, trials: int = 44) -> Iterator[Plotted]
     """A service on loopback with a campaign of so many trials, and one trial that runs."""
     clock = TurnableClock()
     with (
-        closing(Store(database_url, clock=clock)) as store,
+        closing(TimelyStore(database_url, clock=clock)) as store,
         live_service(Settings(token=TOKEN, requests_per_s=1e6), store) as url,
     ):
         plotted = plotted_store(store, clock, url.removesuffix("/v1"), trials=trials)

@@ -9,6 +9,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from api.dashboard.campaign_actions import _number
 from api.dashboard.campaign_form import FORM_FIELDS, REST, document_of, form_of, yaml_of
 from api.errors import ApiError
 from api.http.documents import read_yaml
@@ -125,3 +126,17 @@ def _plain(document: Any) -> Any:
     if isinstance(document, list):
         return _plain(document[0]) if len(document) == 1 else [_plain(each) for each in document]
     return document
+
+
+def test_a_number_of_a_form_has_plain_digits() -> None:
+    texts = ("10", "1.5", "1e3", "", "1_0", " 5", "nan", "\u0665")
+    assert [_number(text) for text in texts] == [
+        10,
+        1.5,
+        1000.0,
+        None,
+        "1_0",
+        " 5",
+        "nan",
+        "\u0665",
+    ]

@@ -20,8 +20,7 @@ from tests.api.cheap_campaign import (
 )
 from tests.api.dashboard.browser import look_at
 from tests.api.dashboard.explored import Explored
-from tests.api.local_api import Api
-from tests.results_db.factories import completed
+from tests.api.local_api import Api, measured_as_asked
 
 pytestmark = pytest.mark.sqlite_is_enough
 
@@ -137,8 +136,10 @@ def test_pages_with_cheap_probes_fit_a_phone_and_are_accessible(
     campaign = explored.post("/campaigns", CHEAP_CAMPAIGN)["id"]
     for fidelity in (FEWER, None):
         trial = explored.store.add_trial(campaign, FULL, fidelity=fidelity)
-        (lease,) = explored.store.lease(explored.worker, 1)
-        explored.store.post_outcome(trial.id, lease.attempt, completed(trial.layout))
+        ask = {"max_trials": 1, "wait_s": 0}
+        (lease,) = explored.post(f"/workers/{explored.worker}/leases", ask)["leases"]
+        outcome = measured_as_asked(lease, trial.layout)
+        explored.store.post_outcome(trial.id, lease["attempt"], outcome)
     first = explored.store.trial_by_number(campaign, 1).id
     with explored.visitor(browser, "viewer") as visitor:
         for path in ("/campaigns/large", "/campaigns/large/trials", f"/trials/{first}"):

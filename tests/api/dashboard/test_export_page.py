@@ -12,13 +12,12 @@ from markupsafe import escape
 from playwright.sync_api import Browser, expect
 
 from api.exporters import FORMATS
-from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.api.dashboard.browser import look_at, visiting
 from tests.api.local_api import CAMPAIGN, HEADERS, INTRODUCTION
 from tests.api.populated_service import Populated, settings_without_patience_or_limits
 from tests.api.streams import live_service
-from tests.results_db.factories import completed
+from tests.results_db.factories import TimelyStore, completed
 
 INTERLEAVED = Layout(pp=2, dp=2, vpp=2, num_microbatches=4)
 
@@ -27,7 +26,7 @@ INTERLEAVED = Layout(pp=2, dp=2, vpp=2, num_microbatches=4)
 def interleaved(sqlite_url: str) -> Iterator[str]:
     """The address of a service whose only trial is interleaved, on one node of four devices."""
     with (
-        closing(Store(sqlite_url)) as store,
+        closing(TimelyStore(sqlite_url)) as store,
         live_service(settings_without_patience_or_limits(), store) as url,
         httpx.Client(base_url=url, headers=HEADERS, timeout=30) as http,
     ):

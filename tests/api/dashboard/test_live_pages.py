@@ -9,10 +9,9 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from results_db.database.data_dir import DataDir
-from results_db.store import Store
 from tests.api.dashboard.explored import INTRODUCED, LAYOUTS, Explored, explored_service
 from tests.api.process import ServeProcess
-from tests.results_db.factories import completed
+from tests.results_db.factories import TimelyStore, completed
 
 
 def expect_live(page: Page) -> None:
@@ -99,7 +98,7 @@ def test_a_page_says_that_the_service_is_gone_and_recovers(
     service = ServeProcess(tmp_path)
     token = (tmp_path / "token").read_text().strip()
     url = service.service["url"]
-    with closing(Store(DataDir(tmp_path).database_url)) as store, ending(service):
+    with closing(TimelyStore(DataDir(tmp_path).database_url)) as store, ending(service):
         worker = service.post("/workers", INTRODUCED)["worker_id"]
 
         def explored() -> Explored:

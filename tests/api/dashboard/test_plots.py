@@ -12,6 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from search_spaces.spec.layout import Layout
 from tests.api.dashboard.browser import assert_accessible, assert_fits
+from tests.api.dashboard.figures.layout_points import make_model
 from tests.api.dashboard.plotted_campaign import Plotted, plotted_service
 from tests.postgres import upgraded
 from tests.results_db.campaigns.test_imports import varied_rows
@@ -136,7 +137,7 @@ def test_an_outcome_adds_its_point_and_far_plots_are_not_asked_for(
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url))
         layout = Layout(dp=8, num_microbatches=32)
-        plotted.run_one(layout, completed(layout, tokens_per_s=3000.0))
+        plotted.run_one(layout, completed(layout, tokens_per_s=3000.0, model=make_model()))
         points = page.locator(f"#plot-history {POINTS}")
         expect(points).to_have_count(before + 1)
         expect(page.locator("#about-history")).to_contain_text(f"{TRIALS + 1} trials have ended.")

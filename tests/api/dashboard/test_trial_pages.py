@@ -37,7 +37,7 @@ def test_a_measured_trial_is_drawn_with_its_figures(browser: Browser, explored: 
         for label in ("Nodes and devices", "Pipeline schedule", "Memory by stage", "Step times"):
             expect(page.get_by_role("region", name=label).locator("svg")).to_be_visible()
         expect(page.locator(".keys")).to_contain_text("tensor parallel 20.0%")
-        page.get_by_text("5 iterations as a table").click()
+        page.get_by_text("12 iterations as a table").click()
         expect(page.get_by_role("region", name="Iterations")).to_contain_text("warm-up")
         expect(page.get_by_role("region", name="Attempts")).to_contain_text("reported")
         expect(page.get_by_role("region", name="Log")).to_contain_text("the last line")
@@ -72,7 +72,9 @@ def test_trials_are_tried_again_measured_again_and_cancelled(
         expect(page.get_by_text("The trial is cancelled.")).to_be_visible()
         page.get_by_role("link", name="The trial that it repeats").click()
         expect(page.get_by_role("heading", name="Trial 1 FAILED (crashed)")).to_be_visible()
-        page.goto(f"{explored.url}/trials/{explored.run(campaign, LAYOUTS[0], completed())}")
+        page.goto(
+            f"{explored.url}/trials/{explored.run(campaign, LAYOUTS[0], completed(LAYOUTS[0]))}"
+        )
         page.get_by_role("button", name="Measure again").click()
         expect(page.get_by_text("the leaderboard pools the runs")).to_be_visible()
     explored.post("/campaigns/buttons/cancel")

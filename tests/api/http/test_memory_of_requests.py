@@ -15,8 +15,8 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from starlette.requests import Request
 
-from api.app import DOCUMENTS_AT_ONCE
 from api.http import request_bodies
+from api.http.body_limits import CHANGES_AT_ONCE
 from tests.api.process import ServeProcess
 from tests.waiting import wait_until
 
@@ -56,7 +56,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[Request]:
         ("POST", "/v1/workers", b'{"name": [', JSON, 400),
         ("POST", "/v1/workers", b"\xff\xfe", JSON, 400),
         ("POST", "/v1/workers", b'{"nobody": "knows"}', JSON, 422),
-        ("POST", "/v1/workers", b"x" * 200_000, JSON, 413),
+        ("POST", "/v1/workers", b"x" * (5 << 20), JSON, 413),
         ("POST", "/v1/campaigns", b"a: [", "application/yaml", 400),
         ("POST", "/v1/campaigns", b'{"name": "a"}', JSON, 422),
         ("POST", "/v1/campaigns", b"{}", "text/plain", 415),
@@ -86,7 +86,9 @@ def test_a_refused_request_is_forgotten_at_once(
         assert len(requests) <= 1
 
 
-def test_few_documents_are_read_at_once(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_documents_are_read_at_once_and_one_of_each_token(
+    http: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each takes 150 times its size while it is read."""
     reading: list[bytes] = []
     may_end, read_by = threading.Event(), request_bodies.reader_of
@@ -103,23 +105,32 @@ def test_few_documents_are_read_at_once(http: TestClient, monkeypatch: pytest.Mo
         return reading_it
 
     monkeypatch.setattr(request_bodies, "reader_of", held_up)
-    num_requests = 4 * DOCUMENTS_AT_ONCE
+    num_tokens, each = CHANGES_AT_ONCE + 1, 4
+    tokens = [
+        http.post("/v1/tokens", json={"name": f"t{i}", "role": "submitter"}).json()["token"]
+        for i in range(num_tokens)
+    ]
+    for token in tokens:  # several unknown tokens at once look like guesses
+        http.get("/v1/whoami", headers={"Authorization": f"Bearer {token}"})
     app = http.app
     assert isinstance(app, FastAPI)
 
-    def ask(_number: int) -> int:
-        return http.post("/v1/campaigns", json={}).status_code
+    def ask(token: str) -> int:
+        body = {"name": token}
+        headers = {"Authorization": f"Bearer {token}"}
+        return http.post("/v1/campaigns", json=body, headers=headers).status_code
 
+    num_requests = num_tokens * each
     with ThreadPoolExecutor(num_requests) as clients:
-        answers = [clients.submit(ask, number) for number in range(num_requests)]
+        answers = [clients.submit(ask, token) for token in tokens for _ in range(each)]
         in_flight = app.state.metrics.in_flight
         wait_until("all have come", lambda: in_flight._value.get() == num_requests)
         for _ in range(5):  # whatever could go on has gone on
             assert http.get("/v1/health").status_code == 200
-        num_reading = len(reading)
+        at_work = [*reading]
         may_end.set()
         assert {answer.result() for answer in answers} == {422}
-    assert num_reading == DOCUMENTS_AT_ONCE
+    assert len(set(at_work)) == len(at_work) == CHANGES_AT_ONCE
 
 
 @pytest.mark.slow

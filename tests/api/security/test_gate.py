@@ -22,7 +22,7 @@ from results_db.access.actor import TOKEN_ROLES, Actor
 from results_db.errors import DatabaseUnavailableError
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import CAMPAIGN, TOKEN
+from tests.api.local_api import CAMPAIGN, INTRODUCTION, TOKEN
 from tests.postgres import upgraded
 
 STREAMS = {"stream_events", "stream_campaign_events"}
@@ -121,6 +121,7 @@ class Service:
         self.http, self.store = http, store
         self.tokens = {role: store.create_token(f"a-{role}", role)[1] for role in TOKEN_ROLES}
         self.tokens["other"] = store.create_token("other", "submitter")[1]
+        self.tokens["other worker"] = store.create_token("other-worker", "worker")[1]
 
     def ask(self, who: str | None, method: str, url: str, **request: Any) -> Any:
         token = self.tokens.get(who or "", who)
@@ -220,9 +221,28 @@ def test_no_spelling_of_a_path_leads_around_the_gate(service: Service, path: str
 
 
 OWNED = [operation for operation in GUARDED if ACCESS[operation.name].owned]
+OF_SUBMITTERS = [each for each in OWNED if ACCESS[each.name].owned != "worker"]
+OF_WORKERS = [each for each in OWNED if ACCESS[each.name].owned == "worker"]
 
 
-@pytest.mark.parametrize("operation", OWNED, ids=lambda operation: operation.name)
+@pytest.mark.parametrize("operation", OF_WORKERS, ids=lambda operation: operation.name)
+def test_a_worker_s_token_speaks_for_its_own_sessions_alone(
+    service: Service, operation: Operation
+) -> None:
+    introduction = {**INTRODUCTION, "name": operation.name}
+    session = service.ask("worker", "POST", "/v1/workers", json=introduction).json()["worker_id"]
+    url, body = operation.url(session), {"wait_s": 0} if "leases" in operation.path else {}
+    refused = service.ask("other worker", operation.method, url, json=body)
+    assert (refused.status_code, "belongs to 'a-worker'" in refused.text) == (403, True)
+    taken = service.ask("other worker", "POST", "/v1/workers", json=introduction)
+    assert (taken.status_code, "registered with the token 'a-worker'" in taken.text) == (403, True)
+    answer = service.ask("worker", operation.method, url, json=body)
+    assert answer.status_code < 300, answer.text
+    unknown = service.ask("worker", operation.method, operation.url("nobody"), json=body)
+    assert unknown.status_code == 404, unknown.text
+
+
+@pytest.mark.parametrize("operation", OF_SUBMITTERS, ids=lambda operation: operation.name)
 def test_submitters_change_what_is_theirs_and_nothing_else(
     service: Service, operation: Operation
 ) -> None:
@@ -283,17 +303,6 @@ def test_a_name_that_becomes_anothers_behind_the_gate_is_still_not_to_be_changed
     theirs = store.campaign_by_name(name)
     expected = "CANCELLED" if operation.name == "delete_campaign" else "RUNNING"
     assert (theirs.state, theirs.notes) == (expected, "")
-
-
-def test_a_campaign_from_before_belongs_to_admins(service: Service) -> None:
-    nobody = service.store.by(Actor(name="", role="system"))
-    service.ask("submitter", "POST", "/v1/campaigns", json={**CAMPAIGN, "name": "to-copy"})
-    spec = {**service.store.campaign_by_name("to-copy").spec, "name": "ancient"}
-    nobody.create_campaign(spec, num_legal_layouts=1)
-    refused = service.ask("submitter", "POST", "/v1/campaigns/ancient/pause")
-    assert refused.status_code == 403
-    assert "has no owner (it is older than ownership)" in refused.text
-    assert service.ask("admin", "POST", "/v1/campaigns/ancient/pause").status_code == 200
 
 
 def test_a_name_that_nothing_can_have_is_refused_by_the_route(service: Service) -> None:

@@ -17,11 +17,10 @@ import pytest
 
 from api.http.bind_address import Endpoint, listening
 from results_db.database.data_dir import DataDir
-from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import CAMPAIGN
 from tests.api.process import ServeProcess, run_command
-from tests.results_db.factories import completed
+from tests.results_db.factories import TimelyStore, completed
 
 WORKER = {
     "name": "w1",
@@ -164,7 +163,7 @@ def files_in(data_dir: Path) -> set[str]:
 
 
 def test_a_data_directory_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    Store.open(DataDir(tmp_path)).close()
+    TimelyStore.open(DataDir(tmp_path)).close()
     database = tmp_path / "results.sqlite3"
     with sqlite3.connect(database) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
@@ -182,7 +181,7 @@ def test_a_data_directory_of_a_newer_version_is_refused_and_left_as_it_is(tmp_pa
 def test_a_completed_outcome_survives_kill_9(service: ServeProcess) -> None:
     campaign = service.post("/campaigns", CAMPAIGN)
     worker = service.post("/workers", WORKER)["worker_id"]
-    store = Store(DataDir(service.data_dir).database_url)
+    store = TimelyStore(DataDir(service.data_dir).database_url)
     trial = store.add_trial(campaign["id"], LAYOUT)
     other = store.add_trial(campaign["id"], Layout(tp=2, num_microbatches=8))
     service.post(f"/workers/{worker}/leases", {"max_trials": 2})

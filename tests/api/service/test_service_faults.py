@@ -14,7 +14,7 @@ from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import CAMPAIGN
 from tests.api.process import ServeProcess
-from tests.results_db.factories import completed
+from tests.results_db.factories import TimelyStore, completed
 
 NODES = [{"name": f"n{number}", "num_devices": 4} for number in range(4)]
 
@@ -28,7 +28,7 @@ def service(tmp_path: Path) -> Iterator[ServeProcess]:
 
 @pytest.fixture
 def store(service: ServeProcess) -> Iterator[Store]:
-    store = Store(DataDir(service.data_dir).database_url)
+    store = TimelyStore(DataDir(service.data_dir).database_url)
     yield store
     store.close()
 

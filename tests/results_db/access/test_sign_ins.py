@@ -21,6 +21,7 @@ from results_db.admin.retention import Pruned, Retention
 from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from tests.results_db.factories import TurnableClock
+from tests.results_db.sealed import sealed
 
 pytestmark = pytest.mark.sqlite_is_enough
 
@@ -187,7 +188,7 @@ def test_neither_a_backup_nor_a_restored_database_has_sign_ins(
         assert rows(copy) == 0
         assert len(copy.tokens()) == 1
         late = copy.create_session(TOKEN)  # as in a copy that another program made
-    restore_into_data_dir(path, restored)
+    restore_into_data_dir(sealed(path), restored)
     with closing(Store.open(restored)) as store:
         assert rows(store) == 0
         assert store.session_by_hash(hashed(late)) is None

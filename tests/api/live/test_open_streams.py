@@ -1,0 +1,247 @@
+"""Which streams are admitted, and when they end: in this process, and in real services."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.errors import WatchersTooManyError
+from api.live.open_streams import CHECK_INTERVAL_S, CLOSING_S, DISPLACED, NOT_VALID, OpenStreams
+from api.security.authentication import Authentication, Credential
+from api.security.session_cache import SessionBook
+from api.security.token_cache import Holder, TokenBook
+from api.service.idle_ticks import aligned_pause_s
+from api.settings import Settings
+from results_db.access.actor import Actor
+from results_db.access.tokens import hash_of_token
+from results_db.errors import DatabaseUnavailableError
+from results_db.store import Store
+from search_spaces.spec.layout import Layout
+from tests.api.local_api import HEADERS, TOKEN
+from tests.api.security.signed_in import Person
+from tests.api.service.test_several_services import Serve
+from tests.api.streams import PATIENCE_S, Watcher, live_server, live_service
+from tests.postgres import upgraded
+from tests.results_db.factories import make_campaign, make_worker
+from tests.waiting import wait_until
+
+PROMISED_S = 3.0
+"""Seconds from the answer to the revocation, sign-out or expiry until the stream ends."""
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def credential(token_hash: str, session: str | None = None) -> Credential:
+    holder = Holder(name=token_hash, role="viewer")
+    return Credential(holder=holder, token_hash=token_hash, session_secret=session)
+
+
+def authentication(store: Any) -> Authentication:
+    unused: Any = None
+    return Authentication(
+        book=TokenBook(store, {}),
+        sessions=SessionBook(store),
+        cookie=unused,
+        guesses=unused,
+        session_guesses=unused,
+    )
+
+
+@given(asks=st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=60))
+def test_a_token_without_a_stream_gets_one_and_no_exchange_is_undone(
+    asks: list[tuple[str, bool]],
+) -> None:
+    unused: Any = None
+
+    async def ask() -> None:
+        streams = OpenStreams(unused, max_streams=5)
+        kept: list[tuple[str, asyncio.Future[str]]] = []
+        with ExitStack() as stack:
+            for name, is_session in asks:
+                before = Counter(each for each, ended in kept if not ended.done())
+                one = credential(name, "secret" if is_session else None)
+                try:
+                    kept.append((name, stack.enter_context(streams.admitted(one))))
+                except WatchersTooManyError:
+                    assert before.total() == 5
+                    assert before[name] + 2 > max(before.values())
+                    continue
+                after = Counter(each for each, ended in kept if not ended.done())
+                assert after.total() <= 5
+                assert after[name] == before[name] + 1
+                displaced = [each for each in before if after[each] < before[each]]
+                # What a token lost, it cannot take back from who got it.
+                assert all(after[each] >= after[name] for each in displaced)
+
+    asyncio.run(ask())
+
+
+def test_a_full_service_has_room_for_another_token_and_says_who_must_wait(tmp_path: Path) -> None:
+    settings = Settings(token=TOKEN, event_poll_s=0.02, max_watchers=3)
+    with (
+        closing(Store.open(upgraded(tmp_path / "data"))) as store,
+        live_service(settings, store) as url,
+        ExitStack() as stack,
+    ):
+        viewer = bearer(store.create_token("many", "viewer")[1])
+        first, *_ = viewers = [
+            stack.enter_context(Watcher(f"{url}/events", headers=viewer)) for _ in range(3)
+        ]
+        for each in viewers:
+            each.opened()
+        refused = httpx.get(f"{url}/events", headers=viewer)
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+        assert "3 of them have this token" in refused.json()["detail"]
+        admin = stack.enter_context(Watcher(f"{url}/events"))
+        admin.opened()
+        kinds = iter(lambda: first.next(), None)
+        said = next(data for kind, data in kinds if kind == "stream.closed")
+        assert said == {"reason": DISPLACED}
+        assert first.has_ended()
+        # The others go on.
+        make_campaign(store)
+        for each in (*viewers[1:], admin):
+            assert "campaign.created" in each.kinds(1)
+
+
+class CountingStore:
+    """A store whose questions about tokens and sessions are counted, and may fail."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self.asked, self.is_away = store, 0, False
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("tokens_by_hash", "sessions_by_hash"):
+            self.asked += 1
+            if self.is_away:
+                raise DatabaseUnavailableError("away")
+        return getattr(self._store, name)
+
+
+def test_two_questions_check_any_number_of_streams_and_an_outage_ends_none(tmp_path: Path) -> None:
+    async def check(store: Store) -> None:
+        counted = CountingStore(store)
+        streams = OpenStreams(authentication(counted), 1000)
+        made = [store.create_token(f"t{number}", "viewer") for number in range(20)]
+        hashes = [hash_of_token(secret.encode()) for _, secret in made]
+        secrets = [store.create_session(each) for each in hashes[:10]]
+        with ExitStack() as stack:
+            opened = [
+                stack.enter_context(streams.admitted(credential(each, session)))
+                for each, session in zip(hashes, [*secrets, *[None] * 10], strict=True)
+                for _ in range(10)
+            ]
+            await streams._check()
+            assert counted.asked == 2
+            counted.is_away = True
+            store.revoke_token(made[-1][0].id)
+            store.end_session(hash_of_token(secrets[0].encode()))
+            task = asyncio.create_task(streams.run())
+            await until(lambda: counted.asked > 2)
+            assert not any(ended.done() for ended in opened)
+            counted.is_away = False
+            await until(lambda: opened[0].done())
+            assert [ended.done() for ended in opened] == [True] * 10 + [False] * 180 + [True] * 10
+            task.cancel()
+
+    async def until(condition: Any) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    with closing(Store.open(upgraded(tmp_path))) as store:
+        asyncio.run(check(store))
+
+
+def test_the_sum_of_all_waits_leaves_more_than_half_a_second_for_the_work() -> None:
+    ticks = [number * CHECK_INTERVAL_S / 100 for number in range(100)]
+    longest = max(aligned_pause_s(now, CHECK_INTERVAL_S) for now in ticks)
+    assert longest + CLOSING_S + 0.5 < PROMISED_S
+
+
+def test_streams_end_in_every_process_with_their_token_session_or_time(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    """Twenty streams of a token, one of a session, and one of a token that expires, in each."""
+    with ExitStack() as stack:
+        services = [Serve(postgres_url, tmp_path / "data") for _ in range(2)]
+        for service in services:
+            stack.callback(service.end, signal.SIGKILL)
+        urls = [str(service.http.base_url).rstrip("/") for service in services]
+
+        def token(name: str, **more: Any) -> Any:
+            return services[0].request("POST", "/tokens", {"name": name, "role": "viewer", **more})
+
+        def watch(headers: dict[str, str], url: str) -> Watcher:
+            watcher = stack.enter_context(Watcher(f"{url}/events", headers=headers))
+            watcher.opened()
+            return watcher
+
+        person = Person(urls[0].removesuffix("/v1"))
+        stack.callback(person.http.close)
+        person.sign_in_by_form(token("person")["token"])
+        (cookie,) = person.http.cookies.values()
+        cookies = {
+            url: {
+                "Cookie": f"layout_tuner_{httpx.URL(url).port}={cookie}",
+                "Sec-Fetch-Site": "same-origin",
+            }
+            for url in urls
+        }
+        revoked = token("revoked")
+        staying = [watch(dict(services[0].http.headers), url) for url in urls]
+        ended_with = [watch(bearer(revoked["token"]), url) for url in urls for _ in range(20)]
+        services[0].http.delete(f"/tokens/{revoked['id']}").raise_for_status()
+        ends_by = {time.monotonic() + PROMISED_S: ended_with}
+        signed_in = [watch(cookies[url], url) for url in urls]
+        person.send_form("/sign-out", {"csrf_token": person.form_token()})
+        ends_by[time.monotonic() + PROMISED_S] = signed_in
+        until = datetime.now(UTC) + timedelta(seconds=3)
+        brief = token("brief", expires_at=until.isoformat())["token"]
+        expiring = [watch(bearer(brief), url) for url in urls]
+        left_s = (until - datetime.now(UTC)).total_seconds()
+        ends_by[time.monotonic() + left_s + PROMISED_S] = expiring
+        for deadline_s, watchers in ends_by.items():
+            for watcher in watchers:
+                assert watcher.next() == ("stream.closed", {"reason": NOT_VALID})
+                assert watcher.has_ended()
+                assert watcher.ended_at_s < deadline_s
+        assert all(watcher.ended_at_s == float("inf") for watcher in staying)
+
+
+def test_a_waiting_worker_gets_no_trial_after_its_token_was_revoked(tmp_path: Path) -> None:
+    settings = Settings(token=TOKEN, lease_poll_s=0.02)
+    with (
+        closing(Store.open(upgraded(tmp_path / "data"))) as store,
+        live_server(settings, store) as live,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        url = f"{live.url}/v1"
+        record, secret = store.create_token("w", "worker")
+        worker = make_worker(store.by(Actor(name="w", role="worker")))
+        campaign = make_campaign(store)
+        asking = pool.submit(
+            httpx.post,
+            f"{url}/workers/{worker.id}/leases",
+            json={"wait_s": 20},
+            headers=bearer(secret),
+            timeout=PATIENCE_S,
+        )
+        metrics = live.server.config.app.state.metrics  # type: ignore[union-attr]
+        wait_until("it waits", lambda: metrics.in_flight._value.get() == 1)
+        httpx.delete(f"{url}/tokens/{record.id}", headers=HEADERS).raise_for_status()
+        store.add_trial(campaign, Layout(num_microbatches=8))
+        assert asking.result(PATIENCE_S).json() == {"leases": []}
