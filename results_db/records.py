@@ -173,7 +173,7 @@ class CampaignRecord:
     wall_time_s: float
     """Seconds in state RUNNING with an active driver (see `results_db.campaigns.campaigns`)."""
     created_by: str = ""
-    """Name of the token that submitted it; empty: it is older than tokens."""
+    """Name of the token that submitted it."""
     notes: str = ""
     """Notes of its users."""
 
@@ -223,17 +223,17 @@ class MeasurementRecord:
     oversubscribed: bool
     """Whether ranks shared devices; such a measurement is never ranked."""
     breakdown: Breakdown | None
-    """The parts of step_time_s; None: the worker was too old to measure them."""
+    """The parts of step_time_s; None: imported, or its trainer does not tell them."""
     peak_reserved_bytes_by_stage: tuple[int, ...]
     """Largest memory held by the device's allocator; empty on the CPU."""
     warmup_settled: bool | None
-    """Whether step times were stable when timing began; None: the worker was too old to check."""
+    """Whether step times were stable when timing began; None: imported."""
     skipped_steps: int | None
     """fp16 steps that the loss scaler skipped, including warm-up."""
     shortened: bool
     """Whether the probe was stopped early because it was slower than the best; it never wins."""
     iterations_asked: int | None
-    """Timed iterations that were requested; None: the worker was too old to report it."""
+    """Timed iterations that were requested; None: imported."""
     trainer: str
     """What trained; "imported" where a table was measured elsewhere."""
     trainer_version: str

@@ -25,7 +25,7 @@ from results_db.records import (
 )
 from search_spaces.errors import SearchSpaceError
 from search_spaces.protocol.measurement import EMBEDDED_TRAINER
-from search_spaces.protocol.outcome import Breakdown
+from search_spaces.protocol.outcome import Breakdown, Environment
 from search_spaces.spec.campaign_settings import Constraints
 from search_spaces.spec.fidelity import Fidelity
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
@@ -118,6 +118,11 @@ def record_of(kind: Callable[..., R], row: object, **named: Any) -> R:
     """
     names = (name for name in _names_of(kind) if name not in named)
     return kind(**{name: getattr(row, name) for name in names}, **named)
+
+
+def environment_of(row: object) -> Environment:
+    """The environment in a row; one that an earlier version stored may have any number of lines."""
+    return Environment.described(**{name: getattr(row, name) for name in _names_of(Environment)})
 
 
 def columns_of(record: Any, **named: Any) -> dict[str, Any]:

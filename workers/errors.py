@@ -63,16 +63,7 @@ class ServiceFailedError(WorkerError):
 
 
 class TokenRefusedError(WorkerError):
-    """The service does not accept the token; a retry does not help.
-
-    Args:
-        message: the answer of the service.
-        is_known: whether the service knows the token, but its role may not do this (403, not 401).
-    """
-
-    def __init__(self, message: str, *, is_known: bool = False) -> None:
-        super().__init__(message)
-        self.is_known = is_known
+    """The service does not accept the token; a retry does not help."""
 
 
 class WorkerUnknownError(WorkerError):

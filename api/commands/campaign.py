@@ -385,8 +385,7 @@ def _strategy(campaign: CampaignDetail) -> str:
 
 
 def _submitted(campaign: CampaignDetail) -> str:
-    by = f" by {campaign.created_by}" if campaign.created_by else ""
-    return f"{moment(campaign.created_at)}{by}"
+    return f"{moment(campaign.created_at)} by {campaign.created_by}"
 
 
 def _cost(cost: CostRead) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 
@@ -110,12 +112,15 @@ def _as_argument(path: Path) -> str:
 def _write(bundle: ExportRead, out: Path, force: bool) -> None:
     out.mkdir(parents=True, exist_ok=True)
     targets = [(_target(out, file), file) for file in bundle.files]
-    taken = [target for target, _file in targets if target.exists()]
+    taken = [target for target, _file in targets if os.path.lexists(target)]
     if taken and not force:
         raise click.ClickException(f"{taken[0]} exists; choose another --out, or --force")
-    for target, file in targets:
-        target.write_text(file.content, encoding="utf-8")
-        target.chmod(0o755 if file.executable else 0o644)
+    with TemporaryDirectory(dir=out) as folder:
+        for target, file in targets:
+            written = Path(folder) / file.name
+            written.write_text(file.content, encoding="utf-8")
+            written.chmod(0o755 if file.executable else 0o644)
+            written.replace(target)  # a link that is there is replaced, not followed
 
 
 def _target(out: Path, file: ExportFileRead) -> Path:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from api.exporters.base import ExportCommand, ExportFile, ExportSource
+from search_spaces.documents.limits import visible_line
 
 HERE: Final = 'HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"'
 """A line of bash that sets HERE to the folder of the script."""
@@ -140,9 +141,15 @@ def _assignment(required: str) -> str:
     return f"{name}={shlex.quote(value)}"
 
 
-def commented(lines: Sequence[str]) -> str:
-    """Lines as comments of a shell script, YAML, TOML or Python."""
-    return "\n".join(f"# {line}" for line in lines)
+def commented(texts: Sequence[str]) -> str:
+    """Texts as comments of a shell script, YAML, TOML or Python.
+
+    Workers, programs and tables wrote parts of them. A text is divided at every end of a line that
+    one of the languages knows. Other characters that cannot be shown are replaced: Python, YAML and
+    TOML refuse control characters in comments.
+    """
+    divided = (line for text in texts for line in text.splitlines() or [""])
+    return "\n".join(f"# {visible_line(line, len(line))}" for line in divided)
 
 
 def exported(environment: Mapping[str, str]) -> tuple[str, ...]:

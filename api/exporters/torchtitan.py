@@ -20,9 +20,11 @@ _TOML_FILE: Final = "torchtitan.toml"
 _MODEL_FILE: Final = "torchtitan_model.py"
 _LAYOUT_FILE: Final = "torchtitan_layout.py"
 
+# The comments are below the docstring: Python looks for the encoding in comments of lines 1 and 2.
 _MODEL: Final = '''\
-{head}
 """The model's shape, as a flavor of torchtitan's llama3."""
+
+{head}
 
 from torchtitan.models.llama3 import TransformerModelArgs, llama3_args
 
@@ -32,8 +34,9 @@ llama3_args["layout"] = TransformerModelArgs(
 '''
 
 _LAYOUT: Final = '''\
-{head}
 """A layout and a model's shape as a configuration of torchtitan's Llama 3 trainer."""
+
+{head}
 
 from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
 from torchtitan.distributed.activation_checkpoint import FullAC
@@ -106,10 +109,16 @@ def _render_toml(source: ExportSource) -> RenderedJob:
 
 
 def _toml_lines(sections: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Sections of strings, numbers and switches, of which TOML and JSON have the same notation."""
+    """Sections of strings, numbers and switches.
+
+    TOML writes them as JSON does, but for two things: it has no pairs of surrogates, and refuses
+    DEL as it is.
+    """
     for section, values in sections.items():
         yield f"\n[{section}]"
-        yield from (f"{key} = {json.dumps(value)}" for key, value in values.items())
+        for key, value in values.items():
+            written = json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")
+            yield f"{key} = {written}"
 
 
 def _render_python(source: ExportSource) -> RenderedJob:

@@ -18,9 +18,10 @@ from results_db.campaigns.imports import IMPORTED
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store
 from search_spaces.belief.extrapolation import CheapProbe
-from search_spaces.documents.limits import MAX_ID
+from search_spaces.documents.limits import MAX_ID, visible_line
 from search_spaces.documents.reading import MAX_COUNT
 from search_spaces.errors import LayoutInvalidError
+from search_spaces.protocol.worker_messages import MAX_WORDS
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import LAYOUT_FIELDS
 from search_spaces.spec.rules import violations
@@ -99,7 +100,8 @@ def export_of(
     chosen = _best(store, campaign) if trial is None else _completed(store, campaign, trial)
     if campaign.strategy == IMPORTED:
         _refuse_illegal(campaign, chosen)
-    source = _source(campaign, chosen, tuple(_comments(store, campaign, chosen)))
+    comments = _comments(store, campaign, chosen)
+    source = _source(campaign, chosen, tuple(visible_line(each, MAX_WORDS) for each in comments))
     if nodes is not None and nodes != source.job.layout.num_nodes:
         source = _on_nodes(source, campaign, nodes)
     bundle = exporters.export(format_name, source, without=without)

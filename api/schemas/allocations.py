@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from api.schemas.campaigns_and_trials import CostRead, Document, Request
+from api.schemas.text_types import Reason
 from results_db.records import LeasedTrialRead, QuarantineRead, WorkerRecord
 from search_spaces.protocol.worker_messages import NodeState, Scheduler
 
@@ -117,4 +118,4 @@ class NodePage(Document):
 class NodeQuarantineCreate(Request):
     """The reason to put a node into quarantine."""
 
-    reason: Annotated[str, Field(min_length=1, max_length=1000)] = "asked for by a user"
+    reason: Annotated[Reason, Field(min_length=1)] = "asked for by a user"

@@ -120,7 +120,7 @@ class CampaignRead(Document):
     wall_time_s: float
     """Seconds in state RUNNING with an active driver."""
     created_by: str
-    """Name of the token that submitted it; empty: it is older than tokens."""
+    """Name of the token that submitted it."""
     notes: str
     """Notes of its users."""
     progress: Progress

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, StringConstraints
 
-from search_spaces.documents.limits import MAX_ID
+from search_spaces.documents.limits import MAX_ID, visible_text_problem
+from search_spaces.documents.pydantic_hooks import Refuses
 from search_spaces.documents.reading import MAX_NAME_LENGTH
 
 MAX_QUERY_TEXT: Final = 200
@@ -55,6 +56,9 @@ def _refuse_unprintable(notes: str) -> str:
 
 Notes = Annotated[str, Field(max_length=MAX_NOTES), AfterValidator(_refuse_unprintable)]
 """Text of several lines."""
+
+Reason = Annotated[str, Field(max_length=1000), Refuses(visible_text_problem)]
+"""Why a user does something, on one line."""
 
 IdempotencyKeyText = Annotated[
     str, StringConstraints(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$")

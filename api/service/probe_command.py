@@ -14,6 +14,7 @@ from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import LOCAL_CPU
 from search_spaces.spec.presets.models import MODEL_PRESETS
+from search_spaces.trainers.parameters import ParameterValue
 
 MODEL_FILE: Final = "model.yaml"
 
@@ -71,8 +72,15 @@ def probe_command(
     if (trainer := probe.get("trainer", default.trainer)) != default.trainer:
         words += ["--trainers", TRAINERS_FILE, "--trainer", trainer]
         for name, value in probe["parameters"].items():
-            words += [
-                "--parameter",
-                f"{name}={value if isinstance(value, str) else json.dumps(value)}",
-            ]
+            words += ["--parameter", f"{name}={_parameter(value)}"]
     return ProbeCommand(line=shlex.join(words), model=None if is_preset else model)
+
+
+def _parameter(value: ParameterValue) -> str:
+    """A value as `parameters_of` reads it back: a text that is JSON too, such as 5, is quoted."""
+    if isinstance(value, str):
+        try:
+            json.loads(value)
+        except ValueError:
+            return value
+    return json.dumps(value, ensure_ascii=False)

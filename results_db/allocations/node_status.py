@@ -187,11 +187,13 @@ def keep_status(session: Session, worker: WorkerRow, status: StatusBody, now: da
     worker.status_at = now
     if status.ends_in_s is not None:
         worker.ends_at = later(now, status.ends_in_s)
-    # Workers report the sum of the session, so that lost or repeated heartbeats do no harm.
-    worker.idle_node_seconds = max(worker.idle_node_seconds, status.idle_node_s)
+    # Nodes may join later.
+    worker.num_nodes = max(worker.num_nodes, len(status.nodes))
+    # Workers report the sum of the session, so that lost or repeated heartbeats do no harm. It is
+    # charged to campaigns, so it is limited to what passed.
+    most_s = max((now - worker.registered_at).total_seconds(), 0.0) * worker.num_nodes
+    worker.idle_node_seconds = max(worker.idle_node_seconds, min(status.idle_node_s, most_s))
     if status.nodes:
-        # Nodes may join later.
-        worker.num_nodes = max(worker.num_nodes, len(status.nodes))
         _keep_nodes(session, worker, status.nodes)
         note_quarantines(session, worker, status.nodes, now)
 

@@ -27,6 +27,7 @@ from results_db.errors import (
     DatabaseConflictError,
     ResultsDbError,
     WorkerNotFoundError,
+    WorkerOwnedError,
     WorkerSupersededError,
 )
 from results_db.models.service_tables import AllocationNode, WorkerRow
@@ -34,6 +35,7 @@ from results_db.models.tables import Attempt, Campaign, Trial
 from results_db.records import WorkerRecord
 from results_db.rows import record_of
 from results_db.trials.lifecycle import lose_attempt, return_attempt, running_attempt
+from results_db.trials.outcome_checks import elapsed_s
 from search_spaces.protocol.worker_messages import (
     BeatBody,
     HeartbeatBody,
@@ -113,7 +115,7 @@ def _extend(
                 continue
             trial.lease_expires_at = until
             trial.iterations_done = said.iterations_done
-            _note(attempt, said, now)
+            _note(trial, attempt, said, now)
             if trial.cancel_requested:
                 stop.append(trial.id)
         stops.append(stop)
@@ -142,16 +144,20 @@ def _held(session: Session, beats: Sequence[Beat]) -> Mapping[int, tuple[Trial, 
     }
 
 
-def _note(attempt: Attempt, said: BeatBody, now: datetime) -> None:
-    """Stores the reported state of an attempt; a late heartbeat does not decrease sums."""
+def _note(trial: Trial, attempt: Attempt, said: BeatBody, now: datetime) -> None:
+    """Stores the reported state of an attempt; a late heartbeat does not decrease sums.
+
+    A lost attempt is charged with it, so it is limited to what passed, and to the layout's nodes.
+    """
     attempt.seen_at = now
     attempt.phase = said.phase
     attempt.waiting_because = said.waiting_because
     if said.held_s is not None:
-        attempt.held_s = max(said.held_s, attempt.held_s or 0.0)
+        held_s = min(said.held_s, elapsed_s(attempt, now))
+        attempt.held_s = max(held_s, attempt.held_s or 0.0)
     if said.nodes_held:
         # While it waits for a second run it holds 0 nodes, and is charged for those of the first.
-        attempt.nodes_held = said.nodes_held
+        attempt.nodes_held = min(said.nodes_held, trial.num_nodes)
 
 
 class Workers(StoreSection):
@@ -163,10 +169,14 @@ class Workers(StoreSection):
 
         An earlier session of the same name ends, and its running trials return to PENDING at once
         as lost attempts.
+
+        Raises:
+            WorkerOwnedError: it is live, and another token registered it.
         """
         now = self._clock()
         allocation = worker.allocation
         with self._db.write() as session:
+            self._refuse_other_token(session, worker.name, now)
             _end_earlier(session, worker.name, now)
             # The unique index on live names is not deferred: the earlier session ends first.
             session.flush()
@@ -187,6 +197,7 @@ class Workers(StoreSection):
                 launcher=allocation.launcher,
                 ends_at=later(now, allocation.ends_in_s),
                 shares_nodes=allocation.shares_nodes,
+                registered_by=self._actor.name,
             )
             session.add(row)
             _flush_unless_taken(session, worker.name)
@@ -195,6 +206,21 @@ class Workers(StoreSection):
                 session, "worker.register", "worker", row.id, name=worker.name, host=worker.host
             )
             return record_of(WorkerRecord, row)
+
+    def _refuse_other_token(self, session: Session, name: str, now: datetime) -> None:
+        query = select(WorkerRow.registered_by).where(
+            WorkerRow.name == name, WorkerRow.registered_by != self._actor.name, is_there(now)
+        )
+        owner = None if self._actor.role in ("admin", "system") else session.scalar(query)
+        if owner is not None:
+            raise WorkerOwnedError(
+                f"a live worker {name!r} was registered with the token {owner!r}, not with "
+                f"{self._actor.name!r}: end it and wait {WORKER_ALIVE_S:.0f} s, or use another --name"
+            )
+
+    def owner_of_worker(self, worker_id: str) -> str | None:
+        """The name of the token that registered a session; None: there is no such session."""
+        return self._scalar(select(WorkerRow.registered_by).where(WorkerRow.id == worker_id))
 
     @retried
     def drain_worker(self, worker_id: str) -> None:

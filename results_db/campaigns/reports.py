@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Final
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import selectinload
@@ -21,7 +20,7 @@ from results_db.models.tables import (
     TrialLog,
 )
 from results_db.records import Analysis, KnobStepRead, WorkerRecord
-from results_db.rows import columns_of, record_of
+from results_db.rows import columns_of, environment_of, record_of
 from results_db.trials.lifecycle import locked_campaign
 from search_spaces.protocol.outcome import Environment
 from search_spaces.protocol.worker_messages import TrialState
@@ -47,9 +46,6 @@ class WorkerShare(WorkerRecord):
 
     num_attempts: int
     num_lost: int
-
-
-_ENVIRONMENT: Final = tuple(field.name for field in fields(Environment))
 
 
 class Reports(StoreSection):
@@ -80,7 +76,7 @@ class Reports(StoreSection):
 
     def environments(self, campaign_id: int) -> list[tuple[Environment, int]]:
         """The environments of the campaign's trials with their numbers, the most common first."""
-        columns = [getattr(EnvironmentRow, name) for name in _ENVIRONMENT]
+        columns = [getattr(EnvironmentRow, each.name) for each in fields(Environment)]
         count = func.count()
         query = (
             select(*columns, count)
@@ -90,10 +86,7 @@ class Reports(StoreSection):
             .order_by(count.desc(), *columns)
         )
         with self._db.read() as session:
-            return [
-                (Environment(**dict(zip(_ENVIRONMENT, row[:-1], strict=True))), row[-1])
-                for row in session.execute(query)
-            ]
+            return [(environment_of(row), row[-1]) for row in session.execute(query)]
 
     def workers_of(self, campaign_id: int) -> list[WorkerShare]:
         """The worker sessions that leased trials of the campaign, in the order of registration."""

@@ -6,7 +6,7 @@ taken one by one, written together.
 
 from __future__ import annotations
 
-import math
+import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from results_db.access.actor import SYSTEM, Actor
+from results_db.campaigns.parsed_specs import ParsedSpecs
 from results_db.database.bulk_insert import insert_many
 from results_db.database.locks import lock_campaigns, lock_trials
 from results_db.database.retry import one_by_one_if_refused, only_answer, retried
@@ -24,7 +25,6 @@ from results_db.database.session import Database
 from results_db.database.store_base import Clock, StoreSection
 from results_db.errors import (
     AttemptNotFoundError,
-    MeasurementInvalidError,
     ResultsDbError,
     TrialNotFoundError,
 )
@@ -53,6 +53,7 @@ from results_db.trials.lifecycle import (
     put_back_or_cancel,
 )
 from results_db.trials.loss_check import Kinship, KnownLosses, settle
+from results_db.trials.outcome_checks import elapsed_s, refuse_other_lease, refuse_other_probe
 from search_spaces.protocol.measurement import EMBEDDED_TRAINER
 from search_spaces.protocol.outcome import Measurement, Outcome
 from search_spaces.protocol.worker_messages import OutcomeReply, OutcomeReport, TrialState
@@ -132,18 +133,21 @@ _STATES: Final[dict[str, TrialState]] = {
     "failed": "FAILED",
 }
 
+_ANOTHER: Final = "the attempt has reported another outcome, which stays"
 _TEACHES_NOTHING: Final = ("node_lost", "cancelled")
 """Reasons of outcomes without a result for the layout."""
-
-_RATE_TOLERANCE: Final = 1e-6
-"""Tolerance between figures that follow from each other, for rounding."""
 
 
 class OutcomeBatch:
     """Outcomes of trials, which are locked, within one transaction of the caller."""
 
     def __init__(
-        self, session: Session, trial_ids: Sequence[int], now: datetime, known: KnownLosses
+        self,
+        session: Session,
+        trial_ids: Sequence[int],
+        now: datetime,
+        known: KnownLosses,
+        parsed: ParsedSpecs,
     ) -> None:
         """Locks the trials and their campaigns, and loads the rows that the outcomes need."""
         of_trials = select(Trial.campaign_id).where(Trial.id.in_(trial_ids))
@@ -164,6 +168,7 @@ class OutcomeBatch:
             self._attempts[attempt.trial_id, attempt.attempt] = attempt
             self._devices_per_node[attempt.worker_id] = devices
         self._known_losses = known
+        self._specs = {id_: parsed.of(id_, row.spec) for id_, row in self._campaigns.items()}
         self._kinship: Kinship | None = None
         self._rows = OutcomeRows()
         self._first_runs = FirstRuns()
@@ -176,13 +181,13 @@ class OutcomeBatch:
 
     def take(self, reports: Sequence[OutcomeReport]) -> list[OutcomeReply | ResultsDbError]:
         """Processes the outcomes, at most one for each trial, and writes all changes."""
-        accepted: list[bool | ResultsDbError] = []
+        dropped: list[str | ResultsDbError] = []
         with self._session.no_autoflush:
             for report in reports:
                 try:
-                    accepted.append(self._take(report))
+                    dropped.append(self._take(report))
                 except ResultsDbError as refusal:
-                    accepted.append(refusal)
+                    dropped.append(refusal)
         self._rows.write(self._session)
         self._first_runs.write(self._session)
         for trial in self._to_judge:
@@ -194,15 +199,15 @@ class OutcomeBatch:
             update_rows(self._session, self._campaigns[campaign_id], layout_keys)
         return [
             answer if isinstance(answer, ResultsDbError) else self._receipt(report, answer)
-            for report, answer in zip(reports, accepted, strict=True)
+            for report, answer in zip(reports, dropped, strict=True)
         ]
 
-    def _receipt(self, report: OutcomeReport, accepted: bool) -> OutcomeReply:
-        state = self._trials[report.trial_id].state
-        return OutcomeReply(accepted=accepted, state=cast("TrialState", state))
+    def _receipt(self, report: OutcomeReport, dropped: str) -> OutcomeReply:
+        state = cast("TrialState", self._trials[report.trial_id].state)
+        return OutcomeReply(accepted=not dropped, state=state, reason=dropped)
 
-    def _take(self, report: OutcomeReport) -> bool:
-        """Processes one outcome; returns whether it counts, now or when it was posted before."""
+    def _take(self, report: OutcomeReport) -> str:
+        """Processes one outcome; returns why it is dropped, empty where it counts."""
         trial = self._trials.get(report.trial_id)
         if trial is None:
             raise TrialNotFoundError(f"there is no trial {report.trial_id}")
@@ -211,35 +216,43 @@ class OutcomeBatch:
             raise AttemptNotFoundError(
                 f"trial {trial.id} has no attempt {report.attempt}; its latest is {trial.attempt}"
             )
+        if not self._may_report(report.worker_id, attempt):
+            raise AttemptNotFoundError(
+                f"worker session {report.worker_id!r} has not leased attempt {report.attempt} of "
+                f"trial {trial.id}; report the outcome for the session that has"
+            )
+        digest = _digest(report)
         if attempt.ending == "reported":
-            return self._is_kept(trial, attempt, report.outcome)
+            return "" if digest == attempt.outcome_digest else _ANOTHER
+        refuse_other_lease(report, trial, attempt, self._now)
         campaign = self._campaigns[trial.campaign_id]
         if report.outcome.measurement is not None:
-            _check(report.outcome.measurement, trial)
-            _refuse_other_trainer(report.outcome.measurement, campaign)
+            spec = self._specs[campaign.id]
+            refuse_other_probe(report.outcome.measurement, campaign, trial, spec)
         if report.nodes_held is not None:
             attempt.nodes_held = report.nodes_held
         attempt.iterations_s = report.iterations_s
         # The final cost replaces the one known so far, even if the outcome is too late.
         charge(campaign, trial, attempt, self._cost(trial, attempt, report.outcome))
         if trial.state in ENDED_TRIAL_STATES:
-            return False
-        return self._end_attempt(campaign, trial, attempt, report.outcome)
+            return f"the trial had ended before: it is {trial.state}"
+        if not self._end_attempt(campaign, trial, attempt, report.outcome):
+            return "the attempt had ended before, and the outcome is no result of the layout"
+        attempt.outcome_digest = digest
+        return ""
 
-    def _is_kept(self, trial: Trial, attempt: Attempt, outcome: Outcome) -> bool:
-        """Whether an outcome repeats the one that the attempt reported; others are dropped."""
-        if outcome.reason in _TEACHES_NOTHING:
+    def _may_report(self, sender: str, attempt: Attempt) -> bool:
+        """Whether a session leased the attempt, or is of the same token as the one that did."""
+        if sender in ("", attempt.worker_id):  # the store's own callers name none
             return True
-        if trial.ended_at != attempt.ended_at:
-            return False
-        was_measured = self._session.get(MeasurementRow, trial.id) is not None
-        if outcome.measurement is not None or was_measured:
-            # It is stored, whatever the comparison of losses made of the trial's state.
-            return outcome.measurement is not None and was_measured
-        return (trial.state, trial.reason) == (_STATES[outcome.state], outcome.reason)
+        ids = (sender, attempt.worker_id)
+        query = select(WorkerRow.registered_by).where(WorkerRow.id.in_(ids))
+        owners = self._session.scalars(query).all()
+        return len(owners) == len(ids) and len(set(owners)) == 1
 
     def _cost(self, trial: Trial, attempt: Attempt, outcome: Outcome) -> Cost:
-        held_s, nodes = outcome.duration_s, nodes_of(trial, attempt)
+        held_s = min(outcome.duration_s, elapsed_s(attempt, self._now))
+        nodes = nodes_of(trial, attempt)
         if trial.state in ENDED_TRIAL_STATES or outcome.reason in _TEACHES_NOTHING:
             return Cost.of_loss(held_s=held_s, nodes=nodes)
         iterations_s = attempt.iterations_s
@@ -318,41 +331,10 @@ def _give_back(campaign: Campaign, trial: Trial, outcome: Outcome, now: datetime
         put_back_or_cancel(campaign, trial, now, outcome.message or "stopped by its worker")
 
 
-def _check(measurement: Measurement, trial: Trial) -> None:
-    """Checks figures against each other and the layout; `Measurement` checks each alone."""
-    for position, iteration in enumerate(measurement.iterations):
-        if iteration.index != position:
-            raise MeasurementInvalidError(
-                f"iteration {iteration.index} is at position {position} of the measurement"
-            )
-    stages = len(measurement.peak_memory_bytes_by_stage)
-    if stages != trial.pp and not (stages == 0 and measurement.trainer != EMBEDDED_TRAINER):
-        raise MeasurementInvalidError(
-            f"the measurement has the peak memory of {stages} stages; the layout has pp={trial.pp}"
-        )
-    tokens = measurement.tokens_per_s * measurement.step_time_s
-    if not math.isclose(tokens, measurement.tokens_per_step, rel_tol=_RATE_TOLERANCE):
-        raise MeasurementInvalidError(
-            f"the measurement has tokens_per_s={measurement.tokens_per_s}, which is not "
-            f"tokens_per_step={measurement.tokens_per_step} over "
-            f"step_time_s={measurement.step_time_s}"
-        )
-    rate = measurement.tokens_per_s_per_device * trial.num_devices
-    if not math.isclose(rate, measurement.tokens_per_s, rel_tol=_RATE_TOLERANCE):
-        raise MeasurementInvalidError(
-            f"the measurement has tokens_per_s_per_device={measurement.tokens_per_s_per_device}, "
-            f"which is not tokens_per_s={measurement.tokens_per_s} over the {trial.num_devices} "
-            "devices of the layout"
-        )
-
-
-def _refuse_other_trainer(measurement: Measurement, campaign: Campaign) -> None:
-    """Refuses a measurement of another trainer than the campaign's, which is not comparable."""
-    if measurement.trainer != campaign.trainer:
-        raise MeasurementInvalidError(
-            f"the measurement was made by trainer {measurement.trainer!r}; campaign {campaign.name!r} "
-            f"measures with {campaign.trainer!r}"
-        )
+def _digest(report: OutcomeReport) -> str:
+    """A digest of what was reported; the same for the same outcome."""
+    reported = repr((report.outcome, report.nodes_held, report.iterations_s))
+    return hashlib.sha256(reported.encode()).hexdigest()
 
 
 class Outcomes(StoreSection):
@@ -361,6 +343,7 @@ class Outcomes(StoreSection):
     def __init__(self, database: Database, clock: Clock, actor: Actor = SYSTEM) -> None:
         super().__init__(database, clock, actor)
         self._known_losses = KnownLosses()
+        self._parsed = ParsedSpecs()
 
     def post_outcome(
         self,
@@ -422,4 +405,5 @@ class Outcomes(StoreSection):
         now = self._clock()
         with self._db.write() as session:
             trial_ids = [report.trial_id for report in reports]
-            return OutcomeBatch(session, trial_ids, now, self._known_losses).take(reports)
+            batch = OutcomeBatch(session, trial_ids, now, self._known_losses, self._parsed)
+            return batch.take(reports)

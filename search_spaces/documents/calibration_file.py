@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Self
 
+from search_spaces.documents.limits import document_problem, visible_text_problem
 from search_spaces.documents.reading import (
     is_line,
     is_name,
@@ -75,6 +76,9 @@ class MeasuredConstants:
         for name in ("host", "measured_at"):
             if not is_line(getattr(self, name)):
                 raise error(f"{name}={shown(getattr(self, name))} is not a line of text")
+        texts = {name: getattr(self, name) for name in ("versions", "fits", "timings", "warnings")}
+        if found := document_problem(texts, visible_text_problem):
+            raise error(": ".join(found))
         constants = read_mapping(self.constants, error, "constants")
         refuse_unknown(constants, MEASURED_FIELDS, error, "constant")
         # Any cluster with these constants: its construction refuses impossible ones.

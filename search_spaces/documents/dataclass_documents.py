@@ -7,13 +7,13 @@ refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from types import NoneType
 from typing import Any, Final, TypeVar
 
-from search_spaces.documents.limits import text_problem
+from search_spaces.documents.limits import text_problem, visible_text_problem
 from search_spaces.documents.reading import (
     is_positive_number,
     read_mapping,
@@ -78,16 +78,17 @@ _PLAIN: Final[Mapping[object, tuple[str, tuple[type, ...]]]] = {
 _FLOATS: Final = ("float", "float | None")
 
 
-def refuse_unusable_texts(document: Any, **longest: int) -> None:
-    """Refuses text that cannot be stored or is too long.
+def refuse_unusable_texts(document: Any, *, logs: Collection[str] = (), **longest: int) -> None:
+    """Refuses text that cannot be stored, is too long, or is not one visible line.
 
     Args:
         document: a dataclass.
+        logs: the text fields that may have several lines.
         longest: the largest length of each text field.
     """
     for name, most in longest.items():
         value = getattr(document, name)
-        problem = text_problem(value)
+        problem = text_problem(value) or (name not in logs and visible_text_problem(value)) or None
         if problem is None and len(value) > most:
             problem = f"{len(value)} characters are more than {most}, the most that is accepted"
         if problem:

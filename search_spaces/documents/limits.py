@@ -17,6 +17,9 @@ from search_spaces.documents.reading import MAX_NAME_LENGTH, shown
 MAX_DEPTH: Final = 100
 """Deepest nesting; a campaign needs five levels. Serialisers fail at about 250."""
 
+MAX_FIELDS: Final = 1000
+"""Most fields of a mapping in a request, so that it has few unknown fields to report."""
+
 MAX_ID: Final = 2**31 - 1
 """Largest id that a database can hold."""
 
@@ -62,21 +65,35 @@ def name_problem(name: object, most: int = MAX_NAME_LENGTH) -> str | None:
     return None
 
 
-def acceptable_text(text: str, most: int, *, keeps_end: bool = False) -> str:
-    """A program's output as a text that can be stored: cut, and with unusable characters replaced.
+def acceptable_log(text: str, most: int) -> str:
+    """The end of a program's output as a text that can be stored: unusable characters are replaced.
 
     Args:
         text: the output.
         most: characters that are kept.
-        keeps_end: whether to keep the end, as for a log, instead of the beginning.
     """
-    if len(text) > most:
-        text = text[-most:] if keeps_end else text[:most]
-    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+    return text[-most:].replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def visible_line(text: str, most: int) -> str:
+    """A text as `visible_text_problem` accepts it: on one line, and cut.
+
+    Each end of a line becomes a space, as other white space does, and each other character that
+    cannot be shown becomes U+FFFD.
+    """
+    if not text.isprintable():
+        joined = " ".join(text.split())
+        text = "".join(each if each.isprintable() else "\ufffd" for each in joined)
+    return text[:most]
 
 
 def visible_text_problem(text: str) -> str | None:
-    """Why a text is not one printable line; None: it is."""
+    """Why a text is not one printable line; None: it is.
+
+    Line ends of every kind, control characters and those that change the direction of text are not
+    printable. A reported text with them would leave the comment of an exported file, or show as
+    another text than it is.
+    """
     if text.isprintable():
         return None
     return f"the text {shown(text)} has characters that cannot be shown"
@@ -140,7 +157,7 @@ def is_plainly_acceptable(body: bytes, document: Any) -> bool:
 
 
 def _strings_of(document: Any) -> int | None:
-    """Number of strings in a document, keys included; None: too deep, or a number is too large."""
+    """Number of strings in a document, keys included; None: a limit is exceeded."""
     strings = 0
     level: list[Any] = [[document]]
     for _depth in range(MAX_DEPTH + 1):
@@ -148,6 +165,8 @@ def _strings_of(document: Any) -> int | None:
         for holder in level:
             if type(holder) is dict:
                 strings += len(holder)
+                if len(holder) > MAX_FIELDS:
+                    return None
             for value in holder.values() if type(holder) is dict else holder:
                 kind = type(value)
                 if kind is str:

@@ -51,6 +51,14 @@ class Refuses:
 
 
 @dataclass(frozen=True, slots=True)
+class StopsAtFirstError:
+    """Annotates a list of which the first wrong item alone is reported, however long it is."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
+        return {**handler(source), "fail_fast": True}
+
+
+@dataclass(frozen=True, slots=True)
 class ReadWith:
     """Annotates a field that a function of ours reads and checks, and not pydantic."""
 

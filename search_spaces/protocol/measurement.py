@@ -18,6 +18,7 @@ from search_spaces.documents.dataclass_documents import (
     refuse_unusable_texts,
     within,
 )
+from search_spaces.documents.limits import visible_line
 from search_spaces.documents.reading import (
     MAX_COUNT,
     MAX_WIDTH,
@@ -26,6 +27,7 @@ from search_spaces.documents.reading import (
     whole_number_problem,
 )
 from search_spaces.errors import OutcomeInvalidError
+from search_spaces.statistics.step_times import quartiles
 
 IterationKind = Literal["warmup", "timed"]
 
@@ -51,8 +53,8 @@ TokenSource = Literal["counted", "assumed"]
 which nothing has confirmed."""
 TOKEN_SOURCES: Final[tuple[TokenSource, ...]] = get_args(TokenSource)
 
-BREAKDOWN_TOLERANCE: Final = 1e-6
-"""How far the parts of an iteration may be from the whole, relative: rounding, nothing more."""
+FIGURE_TOLERANCE: Final = 1e-6
+"""Relative tolerance between figures that follow from each other, for rounding."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,15 +102,17 @@ class Environment:
     """Revision of this project that ran, or "unknown"."""
 
     def __post_init__(self) -> None:
-        refuse_unusable_texts(
-            self,
-            host=255,
-            device=255,
-            backend=40,
-            python_version=80,
-            torch_version=80,
-            numpy_version=80,
-            git_revision=80,
+        refuse_unusable_texts(self, **_LONGEST_OF_ENVIRONMENT)
+
+    @classmethod
+    def described(cls, **texts: str) -> Self:
+        """From texts of the system, of which each is made one visible line and cut.
+
+        Drivers, /proc/cpuinfo, builds of torch and host names may say anything, which is no reason
+        to refuse an outcome. Rows of older databases may hold anything too.
+        """
+        return cls(
+            **{n: visible_line(text, _LONGEST_OF_ENVIRONMENT[n]) for n, text in texts.items()}
         )
 
     @classmethod
@@ -119,6 +123,14 @@ class Environment:
             OutcomeInvalidError: a field is missing, unknown or of the wrong type.
         """
         return cls(**read_plain(cls, read_fields(cls, mapping, "an environment")))
+
+
+_LONGEST_OF_ENVIRONMENT: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(("host", "device"), 255),
+    "backend": 40,
+    **dict.fromkeys(("python_version", "torch_version", "numpy_version", "git_revision"), 80),
+}
+"""The most characters of each text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,8 +201,8 @@ class Measurement:
 
     Raises:
         OutcomeInvalidError: at construction, when a figure is not finite, is negative, or is 0
-            where a probe measures more; when no iteration was timed; when the breakdown is not of
-            the step time; or when the throughput exceeds the device's peak.
+            where a probe measures more; when no iteration was timed; when the throughput exceeds
+            the device's peak; or when two figures contradict each other.
     """
 
     step_time_s: float = field(metadata={**OVER_ZERO, **METRIC})
@@ -228,18 +240,18 @@ class Measurement:
     """Whether ranks shared devices; such a measurement is never ranked."""
     iterations: tuple[Iteration, ...]
     """Every iteration, warm-up included, in order."""
+    iterations_asked: int
+    """Timed iterations that were requested."""
+    warmup_settled: bool
+    """Whether step times had settled when timing began."""
     breakdown: Breakdown | None = None
-    """The parts of step_time_s; None: an older worker, which did not measure them."""
+    """The parts of step_time_s; None: another trainer, which does not tell them."""
     peak_reserved_bytes_by_stage: tuple[int, ...] = ()
     """The largest reservation of the allocator of any rank of each stage; empty on the CPU."""
-    warmup_settled: bool | None = None
-    """Whether step times had settled when timing began; None: an older worker did not check."""
     skipped_steps: int = 0
     """fp16 steps, warm-up included, that the loss scaler skipped since a gradient overflowed."""
     shortened: bool = False
     """Whether the probe was stopped early, since it was slower than the best; never the winner."""
-    iterations_asked: int | None = None
-    """Timed iterations that were requested; None: an older worker, which ran all of them."""
     trainer: str = field(default=EMBEDDED_TRAINER, metadata={LONGEST: 64})
     """What trained."""
     trainer_version: str = field(default="", metadata={LONGEST: 64})
@@ -252,20 +264,19 @@ class Measurement:
 
     def __post_init__(self) -> None:
         refuse_unusable_texts(self, **_LONGEST)
-        refuse_figures(self, over_zero=self._stated(_OVER_ZERO), from_zero=self._stated(_FROM_ZERO))
+        refuse_figures(self, over_zero=_OVER_ZERO, from_zero=_FROM_ZERO)
         read_choice(self.tokens, TOKEN_SOURCES, OutcomeInvalidError, field="tokens")
         self._refuse_impossible_counts()
         for place, iteration in enumerate(self.iterations):
             within(f"iterations.{place}", self._refuse_impossible_iteration, iteration)
-        if not any(iteration.kind == "timed" for iteration in self.iterations):
-            raise OutcomeInvalidError("there is no timed iteration", field="iterations")
-        self._refuse_beyond_peak()
-        self._refuse_another_breakdown()
+            if iteration.index != place:
+                raise OutcomeInvalidError(
+                    f"iteration {iteration.index} is at position {place} of the measurement",
+                    field="iterations",
+                )
         self._refuse_another_length()
-
-    def _stated(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of the fields that are not left out."""
-        return tuple(n for n in names if n not in _OPTIONAL or getattr(self, n) is not None)
+        self._refuse_beyond_peak()
+        self._refuse_unequal_figures()
 
     def _refuse_impossible_counts(self) -> None:
         stages, reserved = self.peak_memory_bytes_by_stage, self.peak_reserved_bytes_by_stage
@@ -292,6 +303,12 @@ class Measurement:
                 f"{len(stages)}",
                 field="peak_reserved_bytes_by_stage",
             )
+        for stage, (peak, held) in enumerate(zip(stages, reserved, strict=False)):
+            if held < peak:
+                raise OutcomeInvalidError(
+                    f"{held} bytes were reserved, fewer than the {peak} that were in use",
+                    field=f"peak_reserved_bytes_by_stage.{stage}",
+                )
 
     def _refuse_impossible_iteration(self, iteration: Iteration) -> None:
         needed = ("loss",) if self.trainer == EMBEDDED_TRAINER else ()
@@ -311,21 +328,15 @@ class Measurement:
                     field=name,
                 )
 
-    def _refuse_another_breakdown(self) -> None:
-        if self.breakdown is None:
-            return
-        total_s = self.breakdown.total_s
-        if not math.isclose(total_s, self.step_time_s, rel_tol=BREAKDOWN_TOLERANCE):
-            raise OutcomeInvalidError(
-                f"the parts add up to {total_s} s, not to step_time_s={self.step_time_s}",
-                field="breakdown",
-            )
+    @property
+    def num_warmup(self) -> int:
+        """Iterations of warm-up."""
+        return sum(iteration.kind == "warmup" for iteration in self.iterations)
 
     def _refuse_another_length(self) -> None:
-        num_timed = sum(iteration.kind == "timed" for iteration in self.iterations)
-        asked = self.iterations_asked
-        if asked is None and not self.shortened:
-            return
+        num_timed, asked = len(self.iterations) - self.num_warmup, self.iterations_asked
+        if not num_timed:
+            raise OutcomeInvalidError("there is no timed iteration", field="iterations")
         problem = whole_number_problem(asked, low=num_timed + self.shortened, high=MAX_WIDTH)
         if problem is None and not self.shortened and asked != num_timed:
             problem = (
@@ -333,6 +344,39 @@ class Measurement:
             )
         if problem:
             raise OutcomeInvalidError(problem, field="iterations_asked")
+
+    def _refuse_unequal_figures(self) -> None:
+        """Refuses figures that are not what others of the measurement make them."""
+        timed_s = [each.step_time_s for each in self.iterations if each.kind == "timed"]
+        q25_s, q50_s, q75_s = quartiles(timed_s)
+        of_timed, peak = f"of the {len(timed_s)} timed iterations", self.peak_tflops_per_device
+        skipped = [each for each in self.iterations if each.grad_norm is None]
+        refuse_unequal(
+            self,
+            step_time_s=(q50_s, f"the median {of_timed}"),
+            step_time_q25_s=(q25_s, f"the first quartile {of_timed}"),
+            step_time_q75_s=(q75_s, f"the third quartile {of_timed}"),
+            tokens_per_s=(
+                self.tokens_per_step / self.step_time_s,
+                f"tokens_per_step={self.tokens_per_step} over step_time_s={self.step_time_s}",
+            ),
+            mfu=(self.model_tflops_per_device / peak, f"model_tflops_per_device over {peak}"),
+            hfu=(self.hardware_tflops_per_device / peak, f"hardware_tflops_per_device over {peak}"),
+            peak_memory_bytes=(
+                max(self.peak_memory_bytes_by_stage, default=self.peak_memory_bytes),
+                "the largest peak of a stage",
+            ),
+            skipped_steps=(
+                len(skipped) if self.trainer == EMBEDDED_TRAINER else self.skipped_steps,
+                "the number of iterations without grad_norm",
+            ),
+        )
+        total_s = self.step_time_s if self.breakdown is None else self.breakdown.total_s
+        if not math.isclose(total_s, self.step_time_s, rel_tol=FIGURE_TOLERANCE):
+            raise OutcomeInvalidError(
+                f"the parts add up to {total_s} s, not to step_time_s={self.step_time_s}",
+                field="breakdown",
+            )
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
@@ -355,6 +399,23 @@ class Measurement:
         return cls(**values)
 
 
+def refuse_unequal(measured: Measurement, **expected: tuple[float, str]) -> None:
+    """Refuses figures of a measurement that differ from what they follow from.
+
+    Args:
+        measured: the measurement.
+        expected: by field, the value that it must have, and in words what that is.
+
+    Raises:
+        OutcomeInvalidError: one differs by more than `FIGURE_TOLERANCE`.
+    """
+    for name, (value, what) in expected.items():
+        if not math.isclose(getattr(measured, name), value, rel_tol=FIGURE_TOLERANCE):
+            raise OutcomeInvalidError(
+                f"{getattr(measured, name)} is not {what}, which is {value}", field=name
+            )
+
+
 def _marked(mark: Mapping[str, Any]) -> tuple[str, ...]:
     """The fields of a measurement that have a mark."""
     return tuple(f.name for f in fields(Measurement) if mark.items() <= f.metadata.items())
@@ -372,7 +433,6 @@ def _read_stages(value: object, name: str) -> tuple[int, ...]:
 
 _OVER_ZERO: Final = _marked(OVER_ZERO)
 _FROM_ZERO: Final = _marked(FROM_ZERO)
-_OPTIONAL: Final = frozenset(f.name for f in fields(Measurement) if f.default is None)
 _LONGEST: Final = {
     f.name: f.metadata[LONGEST] for f in fields(Measurement) if LONGEST in f.metadata
 }

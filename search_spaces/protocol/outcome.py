@@ -38,6 +38,7 @@ from search_spaces.protocol.measurement import (
 )
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
+from search_spaces.statistics.step_times import MIN_WARMUP
 from search_spaces.trainers.parameters import read_parameters
 
 __all__ = [
@@ -82,8 +83,6 @@ MAX_NODE_LENGTH: Final = 255
 MAX_LOG_LENGTH: Final = 1 << 18
 """Most characters of an outcome's texts."""
 
-MIN_WARMUP: Final = 2
-"""The first iteration allocates and compiles, the second still meets cold caches."""
 DEFAULT_WARMUP: Final = 2
 DEFAULT_ITERATIONS: Final = 10
 DEFAULT_DEADLINE_S: Final = 300.0
@@ -174,7 +173,7 @@ class Outcome:
     reason: FailureReason | None = None
     """None if and only if completed."""
     message: str = ""
-    """One sentence for people: what went wrong, on which rank."""
+    """One sentence for people, on one line: what went wrong, on which rank."""
     node: str = ""
     """Node where it went wrong first."""
     log_tail: str = ""
@@ -191,7 +190,11 @@ class Outcome:
         if self.reason is not None:
             read_choice(self.reason, FAILURE_REASONS, OutcomeInvalidError, field="reason")
         refuse_unusable_texts(
-            self, message=MAX_MESSAGE_LENGTH, node=MAX_NODE_LENGTH, log_tail=MAX_LOG_LENGTH
+            self,
+            logs=("log_tail",),
+            message=MAX_MESSAGE_LENGTH,
+            node=MAX_NODE_LENGTH,
+            log_tail=MAX_LOG_LENGTH,
         )
         refuse_figures(self, over_zero=(), from_zero=("duration_s",))
         if self.duration_s > MAX_DURATION_S:
@@ -207,12 +210,23 @@ class Outcome:
                 f"{'a' if self.measurement else 'no'} measurement; a completed one has a "
                 "measurement and no reason, any other a reason and no measurement"
             )
+        self._refuse_shorter_than_its_iterations()
         for state, reason in _REASON_OF.items():
             if (self.state == state) != (self.reason == reason):
                 raise OutcomeInvalidError(
                     f"state={self.state!r} does not go with reason={self.reason!r}: {state} is "
                     f"{reason} and nothing else"
                 )
+
+    def _refuse_shorter_than_its_iterations(self) -> None:
+        iterations = () if self.measurement is None else self.measurement.iterations
+        iterations_s = sum(iteration.step_time_s for iteration in iterations)
+        if iterations_s > _LONGEST_SHARE * self.duration_s:
+            raise OutcomeInvalidError(
+                f"{shown(self.duration_s)} s are too few for {len(iterations)} iterations of "
+                f"{iterations_s:.6g} s in all",
+                field="duration_s",
+            )
 
     def to_mapping(self) -> dict[str, Any]:
         """The document as plain JSON values."""
@@ -232,6 +246,10 @@ class Outcome:
                 values[name] = within(name, kind.from_mapping, values[name])
         return cls(**values)
 
+
+_LONGEST_SHARE: Final = 1.5
+"""Largest share of a probe's duration that its iterations may add up to: programs time their steps
+themselves, and a fifth more than has passed is accepted of them."""
 
 _REASON_OF: Final[Mapping[OutcomeState, FailureReason]] = {
     "infeasible": "out_of_memory",

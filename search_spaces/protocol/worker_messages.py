@@ -17,8 +17,18 @@ from typing import Annotated, Any, Final, Literal, Self, get_args
 from annotated_types import Interval, Len, MaxLen
 
 from search_spaces.documents.duration import MAX_DURATION_S
-from search_spaces.documents.limits import MAX_ID, name_problem, visible_text_problem
-from search_spaces.documents.pydantic_hooks import ReadWith, Refuses, StrictMessage
+from search_spaces.documents.limits import (
+    MAX_ID,
+    document_problem,
+    name_problem,
+    visible_text_problem,
+)
+from search_spaces.documents.pydantic_hooks import (
+    ReadWith,
+    Refuses,
+    StopsAtFirstError,
+    StrictMessage,
+)
 from search_spaces.documents.reading import shown
 from search_spaces.protocol.outcome import Outcome
 
@@ -58,7 +68,9 @@ def _own_name_problem(name: str) -> str | None:
 
 
 def _health_problem(health: dict[str, Any]) -> str | None:
-    """Depth and texts were checked with the whole body."""
+    """Depth was checked with the whole body."""
+    if found := document_problem(health, visible_text_problem):
+        return ": ".join(filter(None, found))
     length = len(json.dumps(health, allow_nan=False))
     if length > MAX_HEALTH_LENGTH:
         return f"{length} characters of JSON are more than {MAX_HEALTH_LENGTH}"
@@ -81,8 +93,8 @@ Line = Annotated[str, MaxLen(200), Refuses(visible_text_problem)]
 """Printable text of one line, possibly empty."""
 Key = Annotated[str, Len(1, 64), Refuses(visible_text_problem)]
 """A name that a client chooses: a key of a map, a job's id."""
-Words = Annotated[str, MaxLen(MAX_WORDS)]
-"""Text for people, of any number of lines."""
+Words = Annotated[str, MaxLen(MAX_WORDS), Refuses(visible_text_problem)]
+"""Text for people, on one line."""
 TrialId = Annotated[int, Interval(ge=1, le=MAX_ID)]
 Count = Annotated[int, Interval(ge=1, le=1 << 20)]
 CountFromZero = Annotated[int, Interval(ge=0, le=1 << 20)]
@@ -130,9 +142,9 @@ class WorkerCreate(StrictMessage):
     trainers: Annotated[dict[Key, Key], MaxLen(50)] = field(default_factory=dict)
     """Versions of the trainers that it runs besides the embedded one, by name."""
     allocation: AllocationBody = AllocationBody()
-    nodes: Annotated[list[NodeBody], MaxLen(MAX_NODES), Refuses(_repeated_name)] = field(
-        default_factory=list
-    )
+    nodes: Annotated[
+        list[NodeBody], StopsAtFirstError(), MaxLen(MAX_NODES), Refuses(_repeated_name)
+    ] = field(default_factory=list)
     """Its nodes by name; may be left out."""
 
 
@@ -234,15 +246,17 @@ class StatusBody(StrictMessage):
     idle_node_s: Annotated[float, Interval(ge=0, le=1e15)] = 0.0
     """Node-seconds without a probe since the worker registered. It is a sum, so that a lost or
     repeated heartbeat counts once; each registration starts at 0."""
-    nodes: Annotated[list[NodeStatusBody], MaxLen(MAX_NODES), Refuses(_repeated_name)] = field(
-        default_factory=list
-    )
+    nodes: Annotated[
+        list[NodeStatusBody], StopsAtFirstError(), MaxLen(MAX_NODES), Refuses(_repeated_name)
+    ] = field(default_factory=list)
     """All of its nodes; empty: unchanged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeartbeatBody(StrictMessage):
-    trials: Annotated[list[BeatBody], MaxLen(1000)] = field(default_factory=list)
+    trials: Annotated[list[BeatBody], StopsAtFirstError(), MaxLen(1000)] = field(
+        default_factory=list
+    )
     """Every trial that the worker runs; a lease that is not in the list is not extended."""
     status: StatusBody | None = None
     """The status of its allocation; null: unchanged."""
@@ -260,7 +274,7 @@ class HeartbeatReply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutcomePost(StrictMessage):
-    worker_id: Annotated[str, MaxLen(64)]
+    worker_id: Key
     """The sender; a later session of the worker may also report an outcome."""
     attempt: Count
     outcome: Annotated[Outcome, ReadWith(Outcome.from_mapping)]
@@ -286,6 +300,8 @@ class OutcomeReport(OutcomePost):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutcomeReply:
     accepted: bool
-    """False when it came too late to matter; it need not be sent again either way."""
+    """False when it was dropped; it need not be sent again either way."""
     state: TrialState
     """The trial's state afterwards."""
+    reason: str = ""
+    """Why it was dropped: it came too late to matter, or the attempt has reported another one."""

@@ -51,6 +51,7 @@ from search_spaces.spec.presets.clusters import resolve_cluster
 from search_spaces.spec.presets.models import resolve_model
 from search_spaces.spec.presets.spaces import resolve_space
 from search_spaces.spec.space import LegalSet, SearchSpace, enumerate_legal
+from search_spaces.statistics.early_stop import LEAST_TIMED
 
 StrategyName = Literal[
     "guided", "deephyper", "deephyper+memory", "model-only", "random", "exhaustive"
@@ -322,6 +323,18 @@ class CampaignSpec:
         return ProbeCosts(
             start_s=start_s, warmup=self.probe.warmup, iterations=self.probe.iterations
         )
+
+    def stops_early(self, layout: Layout, is_repeat: bool, num_layers: int | None) -> bool:
+        """Whether a slow run of the layout is stopped early.
+
+        It is not in an exhaustive campaign, which measures every layout; in a repeat, which is
+        compared with other runs; in the baseline, which the winner is compared with; and in a cheap
+        probe, which does less work than the best one did.
+        """
+        if not self.stop.early or self.strategy == "exhaustive" or num_layers is not None:
+            return False
+        is_compared = is_repeat or layout == self.baseline
+        return not is_compared and self.probe.iterations > LEAST_TIMED
 
     def probe_request(
         self,

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, Self, TypeVar, cast, get_args
 from search_spaces.documents.duration import name_without_unit, read_duration_s
 from search_spaces.documents.reading import (
     Problems,
+    is_line,
     is_positive_number,
     read_choice,
     read_fields_of,
@@ -271,7 +272,7 @@ def read_start_from(value: object) -> tuple[str, ...]:
     Raises:
         CampaignInvalidError: it is not a list of distinct names.
     """
-    if not isinstance(value, (list, tuple)) or not all(isinstance(name, str) for name in value):
+    if not isinstance(value, (list, tuple)) or not all(is_line(name) for name in value):
         raise CampaignInvalidError(
             f"{shown(value)} is not a list of campaigns' names, such as [first, second]"
         )

@@ -35,7 +35,7 @@ LAUNCHERS: Final = ("ray", "srun")
 SITE_PRESETS: Final = ("frontier", "perlmutter")
 """Sites that come with the program (`workers/slurm/sites`), named like their cluster presets."""
 _DRAIN_S: Final = Range(1e-3, MAX_DURATION_S, "s")
-_CORES: Final = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+_CORES: Final = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MODULE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+/-]*")
 OPTION: Final = re.compile(r"--[a-z][a-z-]*(?:=[^\s'\"\\]+)?")

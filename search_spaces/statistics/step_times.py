@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
-from search_spaces.protocol.outcome import MIN_WARMUP
-
+MIN_WARMUP: Final = 2
+"""The first iteration allocates and compiles, the second still meets cold caches."""
 MAX_EXTRA_WARMUP: Final = 8
 """Largest number of warm-up steps beyond the requested ones, while step times have not settled."""
 SETTLED_WITHIN: Final = 0.1

@@ -14,6 +14,7 @@ from search_spaces.errors import SearchSpaceError, TableInvalidError
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables.columns import COLUMNS, OPTIONAL_COLUMNS
+from search_spaces.tables.fields import Fields
 from search_spaces.tables.plausibility import refuse_impossible_cell
 from search_spaces.tables.rows import KNOWN_COLUMNS, ReadRow, RowReader
 from search_spaces.tables.table import CellKey, MeasurementTable, TableCell
@@ -126,6 +127,9 @@ def _refuse_wrong_header(header: list[str]) -> None:
     spaced = [name for name in header if name.strip() != name]
     if spaced:
         raise TableInvalidError(f"the header holds spaces around {shown(spaced[0])}")
+    for name in header:
+        if name:
+            Fields({"the name of a column": name}).word("the name of a column")
     twice = [name for name, times in Counter(header).items() if times > 1]
     if twice:
         raise TableInvalidError(f"the header has the column {shown(twice[0])} more than once")

@@ -28,12 +28,18 @@ in small letters."""
 
 PEER_ENDED: Final = (
     "connection closed by peer",
+    "connection closed by remote peer",
     "connection reset by peer",
     "connection refused",
     "broken pipe",
     "socket closed",
     "gloo connectfullmesh failed",
     "remote process exited",
+    "ncclremoteerror",
+    "watchdog caught collective operation timeout",
+    "application timeout caused pair closure",
+    "socket timeout",
+    "wait timeout",
     "nccl communicator was aborted",
     "failed to recv, got 0 bytes",
     "timed out waiting",

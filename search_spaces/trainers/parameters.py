@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, Self, get_args
 
 from search_spaces.documents.reading import (
     is_line,
+    is_name,
     read_choice,
     read_fields_of,
     read_mapping,
@@ -76,7 +77,7 @@ class Parameter:
             raise ParameterInvalidError(
                 f"no number is from minimum={self.minimum:g} to maximum={self.maximum:g}"
             )
-        if self.below and not PurePosixPath(self.below).is_absolute():
+        if self.below and not (is_line(self.below) and self.below.startswith("/")):
             raise ParameterInvalidError(
                 f"{shown(self.below)} is not an absolute path", field="below"
             )
@@ -225,6 +226,8 @@ def read_parameters(value: object) -> dict[str, ParameterValue]:
             f"{len(given)} parameters are more than {MAX_PARAMETERS}, the most that are accepted"
         )
     for name, each in given.items():
+        if not is_name(name):
+            raise ParameterInvalidError("no parameter has such a name", field=shown(name))
         plain = isinstance(each, bool) or _is_number(each)
         if not plain and not (is_line(each) and len(each) <= MAX_VALUE_LENGTH):
             raise ParameterInvalidError(

@@ -42,5 +42,5 @@ def add_cheap_campaign(api: Api) -> dict[int, int]:
     cheap = {"tokens_per_s": 2048.0, "prediction": PREDICTION}
     first = api.complete(worker, "large", FULL, fidelity=FEWER, **cheap)
     second = api.complete(worker, "large", ONLY_CHEAP, fidelity=FEWER_LAYERS, **cheap)
-    third = api.complete(worker, "large", FULL, tokens_per_s=512.0, prediction=PREDICTION)
+    third = api.complete(worker, "large", FULL, tokens_per_s=16384.0, prediction=PREDICTION)
     return {1: first, 2: second, 3: third}

@@ -13,13 +13,13 @@ with warnings.catch_warnings():
 
 from api.app import create_app
 from api.settings import Settings
-from results_db.store import Store
 from tests.api.local_api import HEADERS, TOKEN, Api
+from tests.results_db.factories import TimelyStore
 
 
 @pytest.fixture
 def settings() -> Settings:
-    return Settings(token=TOKEN, max_body_bytes=100_000, lease_poll_s=0.02)
+    return Settings(token=TOKEN, lease_poll_s=0.02)
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
@@ -33,7 +33,7 @@ def served_url(request: pytest.FixtureRequest) -> str:
 def http(settings: Settings, served_url: str) -> Iterator[TestClient]:
     """Speaks to a service in this process, with its token."""
     with (
-        closing(Store(served_url)) as store,
+        closing(TimelyStore(served_url)) as store,
         TestClient(
             create_app(settings, store), headers=HEADERS, raise_server_exceptions=False
         ) as client,

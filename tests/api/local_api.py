@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from search_spaces.estimates.prediction import Prediction
-from search_spaces.protocol.outcome import Outcome
+from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from search_spaces.spec.fidelity import Fidelity
 from search_spaces.spec.layout import Layout
 from tests.results_db.factories import completed
@@ -44,6 +44,13 @@ INTRODUCTION: dict[str, Any] = {
     "device": "d",
 }
 """The least that a worker says of itself."""
+
+
+def measured_as_asked(lease: dict[str, Any], layout: Layout, **changes: Any) -> Outcome:
+    """The outcome of a leased trial, with the model and the iterations of its request."""
+    request = ProbeRequest.from_mapping(lease["request"])
+    length = "iterations_asked" if changes.get("shortened") else "timed"
+    return completed(layout, **{"model": request.model, length: request.iterations, **changes})
 
 
 class Api:
@@ -97,8 +104,9 @@ class Api:
     def report_measured(
         self, worker_id: str, lease: dict[str, Any], layout: Layout, **changes: Any
     ) -> None:
-        """Reports that a leased trial was measured."""
-        assert self.report(worker_id, lease, completed(layout, **changes))["accepted"]
+        """Reports that a leased trial was measured, as its lease asks."""
+        outcome = measured_as_asked(lease, layout, **changes)
+        assert self.report(worker_id, lease, outcome)["accepted"]
 
     def complete(
         self,
@@ -113,6 +121,5 @@ class Api:
         """Adds a trial as the driver would, runs it as a worker would; returns its id."""
         campaign_id = self.store.campaign_by_name(campaign).id
         trial = self.store.add_trial(campaign_id, layout, fidelity=fidelity, prediction=prediction)
-        outcome = completed(trial.layout, **changes)
-        assert self.report(worker_id, self.lease(worker_id), outcome)["accepted"]
+        self.report_measured(worker_id, self.lease(worker_id), trial.layout, **changes)
         return int(trial.id)

@@ -17,7 +17,7 @@ from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import CAMPAIGN, HEADERS, INTRODUCTION, TOKEN
 from tests.api.streams import live_service
-from tests.results_db.factories import completed, failed
+from tests.results_db.factories import TimelyStore, completed, failed
 
 MANY: Final = 1_000_000
 LISTS: Final = (
@@ -63,7 +63,7 @@ def settings_without_patience_or_limits() -> Settings:
 def populated_service(database_url: str) -> Iterator[Populated]:
     """Serves on loopback while the context lasts."""
     with (
-        closing(Store(database_url)) as store,
+        closing(TimelyStore(database_url)) as store,
         live_service(settings_without_patience_or_limits(), store) as url,
         httpx.Client(base_url=url, headers=HEADERS, timeout=30) as http,
     ):

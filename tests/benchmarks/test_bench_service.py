@@ -41,7 +41,7 @@ def make_load(**changes: object) -> Load:
 
 
 def test_a_made_outcome_is_a_whole_one() -> None:
-    outcome = Outcome.from_mapping(completed_outcome(REQUEST, 64, random.Random(1)))
+    outcome = Outcome.from_mapping(completed_outcome(REQUEST, random.Random(1)))
     measured = outcome.measurement
     assert measured is not None
     assert [iteration.kind for iteration in measured.iterations].count("timed") == 10
@@ -68,7 +68,7 @@ def test_an_outcome_that_is_not_in_the_database_as_it_was_posted_is_lost(tmp_pat
         campaign = make_campaign(store)
         trial = store.add_trial(campaign, LAYOUT)
         lease_one(store, make_worker(store).id)
-        document = completed_outcome(REQUEST, 64, random.Random(1))
+        document = completed_outcome(REQUEST, random.Random(1))
         store.post_outcome(trial.id, 1, Outcome.from_mapping(document))
         posted = document["measurement"]["tokens_per_s"]
         assert check_outcomes(store, {trial.id: posted}) == OutcomeFaults(lost=0, twice=0)

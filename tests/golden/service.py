@@ -37,6 +37,7 @@ from search_spaces.protocol.worker_messages import (
     WorkerCreate,
 )
 from search_spaces.spec.layout import Layout
+from search_spaces.spec.presets.models import MODEL_PRESETS
 from tests.api.local_api import CAMPAIGN, HEADERS, TOKEN
 from tests.api.streams import live_service
 from tests.golden.calls import exit_codes
@@ -84,13 +85,6 @@ IDENTITY: Final[dict[str, Any]] = {
     "num_nodes": 2,
     "devices_per_node": 4,
 }
-CONSISTENT: Final[dict[str, Any]] = {
-    "step_time_s": 1.024,
-    "step_time_q25_s": 1.0,
-    "step_time_q75_s": 1.0625,
-    "tokens_per_step": 1024,
-}
-"""What a measurement of the campaign's batch says beside 1,000 tokens/s."""
 LOSSES_AGREE: Final = [Layout(num_microbatches=8), Layout(tp=2, num_microbatches=8)]
 LOSS_DIFFERS: Final = Layout(pp=2, num_microbatches=8)
 
@@ -194,7 +188,7 @@ def protocol_samples(url: str, http: httpx.Client, store: Store) -> list[str]:
                 worker_id=worker,
                 outcome=outcome(layout),
                 nodes_held=0.5,
-                iterations_s=1.5,
+                iterations_s=12.288,
             )
             client.post_outcome(report)
         client.post_outcome(report)
@@ -205,7 +199,8 @@ def protocol_samples(url: str, http: httpx.Client, store: Store) -> list[str]:
         store.add_trial(campaign, Layout(dp=2, num_microbatches=4))
         lost = client.lease(worker, LeaseRequest(wait_s=0))
         assert lost is not None
-        client.post_outcome(replace(report, trial_id=lost.trial_id, outcome=failed()))
+        given_back = replace(report, trial_id=lost.trial_id, outcome=failed(), iterations_s=0.5)
+        client.post_outcome(given_back)
         http.post("/nodes/local-cpu/n1/quarantine", json={"reason": "loud"})
         client.heartbeat(worker, HeartbeatBody())
         send(address, "/v1/workers", {**IDENTITY, "name": "w2", "versions": identity.versions})
@@ -243,12 +238,12 @@ def heartbeat(client: LeaseClient, worker: str, lease: LeaseRead) -> None:
 
 def outcome(layout: Layout) -> Outcome:
     """A measurement; that of one layout has another loss."""
-    measured = completed(layout, **CONSISTENT)
+    measured = completed(layout)
     if layout != LOSS_DIFFERS:
         return measured
-    iterations = make_measurement(layout, **CONSISTENT).iterations
+    iterations = make_measurement(layout).iterations
     off = tuple(replace(each, loss=each.loss + 0.5) for each in iterations)
-    return completed(layout, iterations=off, **CONSISTENT)
+    return completed(layout, iterations=off)
 
 
 def with_error(call: Any, *arguments: Any) -> None:
@@ -262,7 +257,9 @@ def with_error(call: Any, *arguments: Any) -> None:
 
 def exports(http: httpx.Client, store: Store) -> list[str]:
     """The files of three layouts in every format; lines of prose begin with "prose "."""
-    spec = {"name": "exported", "model": "gpt-22b", "cluster": "frontier", "budget": {"trials": 5}}
+    # Enough memory for the layout on one device.
+    cluster = {"preset": "frontier", "device_memory_bytes": 1 << 40}
+    spec = {"name": "exported", "model": "gpt-22b", "cluster": cluster, "budget": {"trials": 5}}
     space = {"global_batch_size": 256, "tp": [4, 8], "pp": 4, "precision": "bf16", "num_nodes": 16}
     campaign = http.post("/campaigns", json={**spec, "space": space}).json()["id"]
     identity = {
@@ -277,7 +274,10 @@ def exports(http: httpx.Client, store: Store) -> list[str]:
     for number, (name, layout) in enumerate(LAYOUTS.items(), 1):
         trial = store.add_trial(campaign, layout).id
         http.post(f"/workers/{worker}/leases", json={"max_trials": 1, "wait_s": 0})
-        body = {"worker_id": worker, "attempt": 1, "outcome": completed(layout).to_mapping()}
+        measured = completed(
+            layout, model=MODEL_PRESETS["gpt-22b"], tokens_per_s=1e6, peak_memory_bytes=500 << 30
+        )
+        body = {"worker_id": worker, "attempt": 1, "outcome": measured.to_mapping()}
         assert http.post(f"/trials/{trial}/outcome", json=body).json()["accepted"]
         for format_name in FORMATS:
             asked = {"format": format_name, "trial": number}

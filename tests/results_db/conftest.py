@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from results_db.store import Store
-from tests.results_db.factories import TurnableClock
+from tests.results_db.factories import TimelyStore, TurnableClock
 
 
 @pytest.fixture
@@ -16,6 +16,6 @@ def clock() -> TurnableClock:
 @pytest.fixture
 def store(database_url: str, clock: TurnableClock) -> Iterator[Store]:
     """A store on SQLite and, in a second run of the test, on PostgreSQL."""
-    store = Store(database_url, clock=clock)
+    store = TimelyStore(database_url, clock=clock)
     yield store
     store.close()

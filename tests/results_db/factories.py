@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from sqlalchemy import update
+
+from results_db.errors import ResultsDbError
+from results_db.models.tables import Attempt
 from results_db.records import LeaseRecord, TrialRecord, WorkerRecord
 from results_db.store import Store
+from search_spaces.protocol.measurement import EMBEDDED_TRAINER
 from search_spaces.protocol.outcome import Breakdown, Environment, Iteration, Measurement, Outcome
-from search_spaces.protocol.worker_messages import AllocationBody, WorkerCreate
+from search_spaces.protocol.worker_messages import (
+    AllocationBody,
+    OutcomeReply,
+    OutcomeReport,
+    WorkerCreate,
+)
 from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.presets.models import model_preset
+from search_spaces.spec.throughput import Throughput
+from search_spaces.statistics.step_times import quartiles
 
 START = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 
@@ -25,6 +42,22 @@ class TurnableClock:
 
     def forward(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
+
+
+class TimelyStore(Store):
+    """A store in which attempts began as long ago as their probes took, when outcomes come."""
+
+    def post_outcomes(
+        self, reports: Sequence[OutcomeReport]
+    ) -> list[OutcomeReply | ResultsDbError]:
+        with self._db.write() as session:
+            for report in reports:
+                began = self.now() - timedelta(seconds=report.outcome.duration_s)
+                which = (Attempt.trial_id == report.trial_id) & (Attempt.attempt == report.attempt)
+                is_open = Attempt.ending.is_distinct_from("reported")
+                late = update(Attempt).where(which, is_open, Attempt.started_at > began)
+                session.execute(late.values(started_at=began))
+        return super().post_outcomes(reports)
 
 
 def make_spec(name: str = "first", *, cluster: str = "local-cpu", **changes: Any) -> dict[str, Any]:
@@ -52,6 +85,7 @@ def make_worker(
     num_nodes: int = 1,
     devices_per_node: int = 8,
     shares_nodes: bool = False,
+    trainers: dict[str, str] | None = None,
 ) -> WorkerRecord:
     return store.register_worker(
         WorkerCreate(
@@ -62,6 +96,7 @@ def make_worker(
             devices_per_node=devices_per_node,
             device="CPU core",
             versions={"python": "3.11"},
+            trainers=trainers or {},
             allocation=AllocationBody(shares_nodes=shares_nodes),
         )
     )
@@ -79,41 +114,80 @@ def make_breakdown(step_time_s: float) -> Breakdown:
     )
 
 
+TINY = model_preset("tiny")
+
+
+def make_iterations(
+    step_time_s: float, *, timed: int = 10, warmup: int = 2
+) -> tuple[Iteration, ...]:
+    return tuple(
+        Iteration(
+            index=index,
+            kind="warmup" if index < warmup else "timed",
+            step_time_s=step_time_s,
+            loss=6.0 - index / 10,
+            grad_norm=1.5,
+        )
+        for index in range(warmup + timed)
+    )
+
+
 def make_measurement(
-    layout: Layout | None = None, *, tokens_per_s: float = 1000.0, **changes: Any
+    layout: Layout | None = None,
+    *,
+    tokens_per_s: float = 1000.0,
+    timed: int | None = None,
+    model: ModelShape = TINY,
+    **changes: Any,
 ) -> Measurement:
+    """Figures that follow from each other, the layout and the model, unless `changes` has them."""
+    is_short = changes.get("shortened", False)
     layout = layout or Layout()
-    step_time_s = 512 / tokens_per_s
+    tokens = changes.get("tokens_per_step", layout.global_batch_size * model.seq_length)
+    step_time_s = changes.get("step_time_s", tokens / tokens_per_s)
+    iterations = changes.get("iterations") or make_iterations(
+        step_time_s, timed=timed or (3 if is_short else 10)
+    )
+    timed_s = [each.step_time_s for each in iterations if each.kind == "timed"]
+    q25_s, median_s, q75_s = quartiles(timed_s)
+    rate = tokens / median_s
+    speed = Throughput(
+        model=model,
+        layout=layout,
+        tokens_per_s=tokens_per_s if math.isclose(rate, tokens_per_s) else rate,
+        peak_tflops_per_device=1.0,
+    )
+    peak_tflops = changes.get("peak_tflops_per_device", 8 * speed.hardware_tflops_per_device)
+    if "mfu" in changes:
+        peak_tflops = speed.model_tflops_per_device / changes.pop("mfu")
+    speed = replace(speed, peak_tflops_per_device=peak_tflops)
+    peak_bytes = changes.get("peak_memory_bytes", 5 << 30)
     values: dict[str, Any] = {
-        "step_time_s": step_time_s,
-        "step_time_q25_s": 0.8 * step_time_s,
-        "step_time_q75_s": 1.2 * step_time_s,
-        "tokens_per_step": 512,
-        "tokens_per_s": tokens_per_s,
-        "tokens_per_s_per_device": tokens_per_s / layout.num_devices,
-        "model_tflops_per_device": tokens_per_s / 1000,
-        "hardware_tflops_per_device": tokens_per_s / 900,
-        "peak_tflops_per_device": 10.0,
+        "step_time_s": median_s,
+        "step_time_q25_s": q25_s,
+        "step_time_q75_s": q75_s,
+        "tokens_per_step": tokens,
+        "tokens_per_s": speed.tokens_per_s,
+        "tokens_per_s_per_device": speed.tokens_per_s_per_device,
+        "model_tflops_per_device": speed.model_tflops_per_device,
+        "hardware_tflops_per_device": speed.hardware_tflops_per_device,
+        "peak_tflops_per_device": peak_tflops,
         "peak_source": "measured matmul (fp32)",
-        "mfu": 0.1,
-        "hfu": 0.12,
-        "peak_memory_bytes": 5 << 30,
-        "peak_memory_bytes_by_stage": tuple((5 << 30) - stage for stage in range(layout.pp)),
+        "mfu": speed.mfu,
+        "hfu": speed.hfu,
+        "peak_memory_bytes": peak_bytes,
+        "peak_memory_bytes_by_stage": tuple(peak_bytes - stage for stage in range(layout.pp)),
         "memory_kind": "logical",
         "oversubscribed": False,
-        "iterations": tuple(
-            Iteration(
-                index=index,
-                kind="warmup" if index < 2 else "timed",
-                step_time_s=step_time_s,
-                loss=6.0 - index / 10,
-                grad_norm=1.5,
-            )
-            for index in range(5)
-        ),
-        "breakdown": make_breakdown(changes.get("step_time_s", step_time_s)),
+        "iterations": iterations,
+        "iterations_asked": 10 if is_short else len(timed_s),
+        "breakdown": make_breakdown(median_s),
         "warmup_settled": True,
+        "skipped_steps": sum(each.grad_norm is None for each in iterations)
+        * (changes.get("trainer", EMBEDDED_TRAINER) == EMBEDDED_TRAINER),
     }
+    if changes.get("iterations_asked", 0) is None:
+        del changes["iterations_asked"]
     return Measurement(**{**values, **changes})
 
 
@@ -129,12 +203,17 @@ def make_environment() -> Environment:
     )
 
 
-def completed(layout: Layout | None = None, *, duration_s: float = 4.0, **changes: Any) -> Outcome:
+def completed(
+    layout: Layout | None = None, *, duration_s: float | None = None, **changes: Any
+) -> Outcome:
+    """By default it takes 4 s, or as long as its iterations."""
+    measured = make_measurement(layout, **changes)
+    iterations_s = sum(each.step_time_s for each in measured.iterations)
     return Outcome(
         state="completed",
-        duration_s=duration_s,
+        duration_s=max(4.0, iterations_s) if duration_s is None else duration_s,
         log_tail="the last line\n",
-        measurement=make_measurement(layout, **changes),
+        measurement=measured,
         environment=make_environment(),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, TypeVar
 
 from hypothesis import strategies as st
@@ -13,11 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from results_db.admin.integrity import check_database
 from results_db.database.store_base import Clock
-from results_db.errors import MeasurementInvalidError, ResultsDbError
+from results_db.errors import ResultsDbError
 from results_db.models.tables import Base
 from results_db.records import LeaseRecord
 from results_db.store import Store
 from results_db.trials.leases import LEASE_S
+from results_db.trials.outcome_checks import CLOCK_MARGIN_S
 from search_spaces.protocol.outcome import Iteration, Outcome
 from search_spaces.protocol.worker_messages import (
     ATTEMPT_PHASES,
@@ -28,8 +29,9 @@ from search_spaces.protocol.worker_messages import (
     StatusBody,
 )
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import TurnableClock, completed, failed, make_campaign, make_worker
+from tests.results_db.factories import TurnableClock, completed, failed, make_worker
 from tests.results_db.legal_history import violations, wrong_leaderboards
+from tests.tuner.factories import make_spec
 
 OpenStores = Callable[[Clock], AbstractContextManager[Sequence[Store]]]
 """Opens an empty database several times, as several processes of one service do."""
@@ -37,6 +39,8 @@ OpenStores = Callable[[Clock], AbstractContextManager[Sequence[Store]]]
 MAX_CAMPAIGNS = 3
 NAMES = ("w0", "w1", "large")
 CLUSTERS = ("local-cpu", "other")
+TIMED = 3
+"""Iterations that are asked for."""
 INDEX = st.integers(0, 40)
 """Chooses among what there is; taken modulo how much that is."""
 
@@ -44,16 +48,33 @@ T = TypeVar("T")
 State = tuple[str, str | None]
 
 
-def _losses(offset: float) -> tuple[Iteration, ...]:
+NONSENSE: list[tuple[dict[str, Any], dict[str, float]]] = [
+    ({"tokens_per_step": 7}, {}),
+    ({"peak_memory_bytes": 1 << 40}, {}),
+    ({"trainer": "theirs"}, {}),
+    ({"timed": 9}, {}),
+    ({}, {"iterations_s": 99.0}),
+    ({}, {"nodes_held": 2.0}),
+]
+"""What contradicts a probe of 4 s on one node: changes of the outcome, and of its report."""
+
+
+def make_campaign(store: Store, name: str, *, cluster: str = CLUSTERS[0]) -> int:
+    spec = make_spec(name, probe={"iterations": TIMED}).to_mapping()
+    spec["cluster"]["name"] = cluster
+    return store.create_campaign(spec, num_legal_layouts=100).id
+
+
+def _losses(offset: float, step_time_s: float) -> tuple[Iteration, ...]:
     return tuple(
         Iteration(
             index=index,
             kind="warmup" if index < 2 else "timed",
-            step_time_s=0.1,
+            step_time_s=step_time_s,
             loss=6.0 + offset - index / 10,
             grad_norm=1.5,
         )
-        for index in range(5)
+        for index in range(2 + TIMED)
     )
 
 
@@ -70,15 +91,17 @@ class HistoryMachine(RuleBasedStateMachine):
         self.turn = 0
         self.campaigns = [make_campaign(self.store, f"c{n}", cluster=CLUSTERS[0]) for n in (0, 1)]
         self.sessions = [make_worker(self.store, NAMES[0]).id]
-        self.leases: list[LeaseRecord] = []
+        for size in (1, 2, 3):
+            self.store.add_trial(self.campaigns[0], Layout(micro_batch_size=size))
+        self.leases = self.store.lease(self.sessions[0], 2)
         self.serial = 0
         self.kept: dict[int, float] = {}
         """By trial, the rate of the measurement that the store took."""
-        self.reported: dict[tuple[int, int], Outcome] = {}
+        self.reported: dict[tuple[int, int], tuple[Outcome, float | None]] = {}
         """By trial and attempt, what the store took first."""
-        self.states: dict[int, State] = {}
         self.deleted: set[int] = set()
         self.rows = self.read_rows()
+        self.states = self.found_states()
         self.pages = self.read_pages()
         self.told = self.count_events()
 
@@ -278,15 +301,19 @@ class HistoryMachine(RuleBasedStateMachine):
     @rule(
         lease=INDEX,
         offset=st.sampled_from([0.0, 0.0, 0.5]),
-        iterations_s=st.sampled_from([None, 99.0]),
+        iterations_s=st.sampled_from([None, 2.0]),
+        duration_s=st.sampled_from([4.0, 4.0, 90.0]),
     )
-    def complete(self, lease: int, offset: float, iterations_s: float | None) -> None:
+    def complete(
+        self, lease: int, offset: float, iterations_s: float | None, duration_s: float
+    ) -> None:
         held = self.pick(self.leases, lease)
         self.serial += 1
-        rate = 1000.0 + self.serial
-        outcome = completed(held.layout, tokens_per_s=rate, iterations=_losses(offset))
+        iterations = _losses(offset, 0.1 + self.serial / 10_000)
+        outcome = completed(held.layout, iterations=iterations, duration_s=duration_s)
+        assert outcome.measurement is not None
         if self.report(held, outcome, iterations_s):
-            self.kept[held.trial_id] = rate
+            self.kept[held.trial_id] = outcome.measurement.tokens_per_s
 
     @precondition(lambda self: self.leases)
     @rule(
@@ -305,34 +332,52 @@ class HistoryMachine(RuleBasedStateMachine):
         if held.trial_id in self.deleted:
             assert receipt is None
             return False
+        if key not in self.reported and self.is_longer_than_its_lease(held, outcome):
+            assert receipt is None
+            return False
         assert receipt is not None, "a leased attempt may always say how it ended"
         if key in self.reported:
             return False
         if receipt.accepted:
-            self.reported[key] = outcome
+            self.reported[key] = (outcome, iterations_s)
         return receipt.accepted
+
+    def is_longer_than_its_lease(self, held: LeaseRecord, outcome: Outcome) -> bool:
+        """By the clock of the service, unless it was set back to before the lease."""
+        (began,) = (
+            row["started_at"]
+            for row in self.table("attempts")
+            if (row["trial_id"], row["attempt"]) == (held.trial_id, held.attempt)
+        )
+        passed_s = (self.clock.now - began).total_seconds()
+        return 0 <= passed_s < outcome.duration_s - CLOCK_MARGIN_S
 
     @precondition(lambda self: self.leases)
     @rule(lease=INDEX)
     def repeat_an_earlier_report(self, lease: int) -> None:
         held = self.pick(self.leases, lease)
-        outcome = self.reported.get((held.trial_id, held.attempt))
-        if outcome is None or held.trial_id in self.deleted:
+        key = (held.trial_id, held.attempt)
+        if key not in self.reported or held.trial_id in self.deleted:
             return
-        receipt = self.act(lambda: self.store.post_outcome(held.trial_id, held.attempt, outcome))
+        outcome, iterations_s = self.reported[key]
+        receipt = self.act(
+            lambda: self.store.post_outcome(*key, outcome, iterations_s=iterations_s)
+        )
         assert receipt is not None
         assert receipt.accepted, "what was taken once is taken for ever"
         assert self.read_rows() == self.rows, "what was posted again changed something"
 
     @precondition(lambda self: self.leases)
-    @rule(lease=INDEX)
-    def report_nonsense(self, lease: int) -> None:
+    @rule(lease=INDEX, nonsense=st.sampled_from(NONSENSE))
+    def report_nonsense(
+        self, lease: int, nonsense: tuple[dict[str, Any], dict[str, float]]
+    ) -> None:
         held = self.pick(self.leases, lease)
-        outcome = completed(held.layout, tokens_per_step=7)
-        with suppress(MeasurementInvalidError):
-            self.store.post_outcome(held.trial_id, held.attempt, outcome)
-        changed = {name for name, rows in self.read_rows().items() if rows != self.rows[name]}
-        assert not changed
+        key, (changes, said) = (held.trial_id, held.attempt), nonsense
+        outcome = completed(held.layout, **{"timed": TIMED, "duration_s": 4.0, **changes})
+        receipt = self.act(lambda: self.store.post_outcome(*key, outcome, **said))
+        assert receipt is None or (key in self.reported and not receipt.accepted)
+        assert self.read_rows() == self.rows, "nonsense changed something"
 
     @rule(trial=st.integers(0, 50), attempt=st.integers(4, 9))
     def report_what_never_was(self, trial: int, attempt: int) -> None:
@@ -395,10 +440,11 @@ class HistoryMachine(RuleBasedStateMachine):
     def nothing_illegal_is_found(self) -> None:
         assert violations(self.store) == []
 
+    def found_states(self) -> dict[int, State]:
+        return {row["id"]: (row["state"], row["reason"]) for row in self.table("trials")}
+
     def states_change_as_they_may(self) -> None:
-        found: dict[int, State] = {
-            row["id"]: (row["state"], row["reason"]) for row in self.table("trials")
-        }
+        found = self.found_states()
         assert set(self.states) - set(found) <= self.deleted, "a trial is gone"
         assert not set(found) & self.deleted, "a trial has the id of one that is gone"
         for trial, state in found.items():

@@ -99,6 +99,13 @@ SEARCH_SPACES: Final = (
 
 RESULTS_DB: Final = (
     Fault(
+        name="another-outcome-answered-as-kept",
+        function="OutcomeBatch._take",
+        before='return "" if digest == attempt.outcome_digest else _ANOTHER',
+        after='return ""',
+        what="A second, different outcome of an attempt is answered as if it counted.",
+    ),
+    Fault(
         name="newest-trial-leased-first",
         function="LeaseBatch.hand_out",
         before="list(reversed(self._session.scalars(locked).all()))",
@@ -253,13 +260,6 @@ WORKERS: Final = (
         before='("-u", name, "-u", name.upper())',
         after='("-u", name)',
         what="The batch script leaves HTTP_PROXY and its like in the worker's environment.",
-    ),
-    Fault(
-        name="zeros-are-not-sent",
-        function="_without_empty_fields",
-        before='if value not in (None, "", [])',
-        after="if value",
-        what="The worker leaves zeros out of its requests.",
     ),
 )
 

@@ -9,7 +9,7 @@ import pytest
 
 from results_db.store import Store
 from tests.postgres import upgraded
-from tests.results_db.factories import TurnableClock
+from tests.results_db.factories import TimelyStore, TurnableClock
 
 
 @pytest.fixture
@@ -19,6 +19,6 @@ def clock() -> TurnableClock:
 
 @pytest.fixture
 def store(tmp_path: Path, clock: TurnableClock) -> Iterator[Store]:
-    store = Store.open(upgraded(tmp_path / "data"), clock=clock)
+    store = TimelyStore.open(upgraded(tmp_path / "data"), clock=clock)
     yield store
     store.close()

@@ -32,8 +32,6 @@ class FakeService:
         self.release: list[str] = []
         self.away = False
         """Answers 503 to everything."""
-        self.hides_roles = False
-        """Answers a worker that asks for its role with 403, as older services did."""
         self.refuse_outcomes = False
         self.breaks_over: set[int] = set()
         """Trials whose outcomes it answers with 500."""
@@ -140,8 +138,6 @@ def serve(service: FakeService, port: int = 0) -> Iterator[FakeService]:
             body = json.loads(self.rfile.read(length)) if length else None
             if self.headers["Authorization"] != f"Bearer {TOKEN}":
                 status, answer = 401, problem("the token is unknown")
-            elif self.path == "/v1/whoami" and service.hides_roles:
-                status, answer = 403, problem("the role worker may not do this")
             elif self.path == "/v1/whoami":
                 status, answer = 200, {"name": "test", "role": "worker", "expires_at": None}
             else:

@@ -9,7 +9,8 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any, Final, Self
 
-from search_spaces.documents.limits import acceptable_text
+from search_spaces.documents.limits import acceptable_log, visible_line
+from search_spaces.errors import OutcomeInvalidError
 from search_spaces.protocol.measurement import EMBEDDED_TRAINER
 from search_spaces.protocol.outcome import (
     MAX_LOG_LENGTH,
@@ -125,7 +126,7 @@ class GroupLauncher(Launcher):
                 cancelled=cancelled,
             )
         except (PlacementImpossibleError, TrainerUnknownError, ParameterInvalidError) as error:
-            return Outcome(state="failed", reason="unsupported", message=str(error))
+            return _refused("unsupported", error)
         return self._outcome(end)
 
     def _run_program(
@@ -151,7 +152,7 @@ class GroupLauncher(Launcher):
         try:
             job = program_task(request, trainer).to_job()
         except ResultRefusedError as error:
-            return Outcome(state="failed", reason=error.reason, message=str(error))
+            return _refused(error.reason, error)
         end = self._run_layout(
             request.layout,
             job,
@@ -163,7 +164,7 @@ class GroupLauncher(Launcher):
             processes="one_per_node" if trainer.processes_per == "node" else "all_devices",
             verdict=lambda: _verdict(run),
         )
-        if end.failure is not None and not run.is_enough:
+        if end.failure is not None:
             return self._outcome(end)
         return self._measured(request, run, end, cancelled)
 
@@ -172,28 +173,36 @@ class GroupLauncher(Launcher):
     ) -> Outcome:
         """The outcome of a program that has ended, or reported all steps before it failed."""
         tflops, source = self.peak(request.layout.precision, cancelled)
+        cluster = self._cluster
+        # Without a limit, a rank on CPU cores may use the memory of the whole node.
+        shared = cluster.devices_per_node if cluster.has_cpu_devices else 1
         try:
             measurement = run.measurement(
-                peak_tflops=tflops, peak_source=source, oversubscribed=end.oversubscribed
+                peak_tflops=tflops,
+                peak_source=source,
+                oversubscribed=end.oversubscribed,
+                device_memory_bytes=request.memory_limit_bytes
+                or cluster.device_memory_bytes * shared,
             )
-        except ResultRefusedError as error:
-            failure = GroupFailure(reason=error.reason, message=str(error))
+            return Outcome(
+                state="completed",
+                log_tail=acceptable_log(end.log_tail, MAX_LOG_LENGTH),
+                duration_s=end.duration_s,
+                measurement=measurement,
+                environment=Environment.described(
+                    host=self._nodes.nodes[end.first_node].name,
+                    device=self._cluster.device,
+                    backend="",
+                    python_version="",
+                    torch_version="",
+                    numpy_version="",
+                    git_revision=GIT_REVISION,
+                ),
+            )
+        except (ResultRefusedError, OutcomeInvalidError) as error:
+            reason = error.reason if isinstance(error, ResultRefusedError) else "implausible"
+            failure = GroupFailure(reason=reason, message=str(error))
             return self._outcome(replace(end, failure=failure))
-        return Outcome(
-            state="completed",
-            log_tail=acceptable_text(end.log_tail, MAX_LOG_LENGTH, keeps_end=True),
-            duration_s=end.duration_s,
-            measurement=measurement,
-            environment=Environment(
-                host=self._nodes.nodes[end.first_node].name,
-                device=self._cluster.device,
-                backend="",
-                python_version="",
-                torch_version="",
-                numpy_version="",
-                git_revision=GIT_REVISION,
-            ),
-        )
 
     def train(
         self, job: Mapping[str, Any], *, on_event: OnEvent, cancelled: Cancelled
@@ -366,11 +375,17 @@ class GroupLauncher(Launcher):
         return Outcome(
             state=_STATES.get(failure.reason, "failed"),
             reason=failure.reason,
-            message=acceptable_text(failure.message, MAX_MESSAGE_LENGTH),
+            message=visible_line(failure.message, MAX_MESSAGE_LENGTH),
             node=node,
-            log_tail=acceptable_text(end.log_tail, MAX_LOG_LENGTH, keeps_end=True),
+            log_tail=acceptable_log(end.log_tail, MAX_LOG_LENGTH),
             duration_s=end.duration_s,
         )
+
+
+def _refused(reason: FailureReason, error: Exception) -> Outcome:
+    """The outcome of a probe that was not started."""
+    message = visible_line(str(error), MAX_MESSAGE_LENGTH)
+    return Outcome(state="failed", reason=reason, message=message)
 
 
 def _verdict(run: ProgramRun) -> GroupFailure | bool:

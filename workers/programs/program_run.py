@@ -11,6 +11,7 @@ from statistics import fmean, median
 from typing import Any, Final
 
 from search_spaces.errors import OutcomeInvalidError
+from search_spaces.protocol.contradictions import refuse_contradictions
 from search_spaces.protocol.measurement import IterationKind, TokenSource
 from search_spaces.protocol.outcome import FailureReason, Iteration, Measurement, ProbeRequest
 from search_spaces.spec.throughput import Throughput
@@ -73,10 +74,11 @@ def program_task(request: ProbeRequest, trainer: ProgramTrainer) -> ProgramTask:
         **placeholder_values(job),
         **parameter_texts(trainer.parameters, request.parameters),
         "steps": str(request.warmup + MAX_EXTRA_WARMUP + request.iterations),
+        "_least_steps": str(request.warmup + request.iterations),  # no parameter has such a name
         "trainers_directory": trainer.directory,
     }
     for place, each in enumerate(arguments):
-        values[f"_argument_{place}"] = each  # no parameter has such a name
+        values[f"_argument_{place}"] = each
     for word in trainer.command:
         if word == ARGUMENTS:
             command += [f"{{_argument_{place}}}" for place in range(len(arguments))]
@@ -234,7 +236,12 @@ class ProgramRun:
         )
 
     def measurement(
-        self, *, peak_tflops: float, peak_source: str, oversubscribed: bool
+        self,
+        *,
+        peak_tflops: float,
+        peak_source: str,
+        oversubscribed: bool,
+        device_memory_bytes: int,
     ) -> Measurement:
         """What was measured, once the program has ended or `is_enough`.
 
@@ -242,10 +249,11 @@ class ProgramRun:
             peak_tflops: of one device.
             peak_source: its source.
             oversubscribed: whether ranks shared devices.
+            device_memory_bytes: memory of a device.
 
         Raises:
             ResultRefusedError: there are too few steps, or the reports contradict each other, the
-                clock or the device.
+                clock, the layout or the device.
         """
         warmup, times_s = self._warmup_and_times()
         num_timed = min(len(times_s) - warmup, self._request.iterations)
@@ -259,16 +267,10 @@ class ProgramRun:
             tokens_per_s=tokens / step_time_s,
             peak_tflops_per_device=peak_tflops,
         )
-        if speed.hfu > 1:
-            raise ResultRefusedError(
-                "implausible",
-                f"{speed.hardware_tflops_per_device:.4g} TFLOP/s a device follow from {tokens} tokens "
-                f"in {step_time_s:.4g} s, over its peak of {peak_tflops:.4g} ({peak_source}): the "
-                "tokens, the clock or the peak is wrong",
-            )
         peak_bytes, memory_kind = self._memory()
         q25_s, _, q75_s = quartiles(times_s[warmup:last])
-        return _measurement(
+        return self._measured(
+            device_memory_bytes,
             step_time_s=step_time_s,
             step_time_q25_s=q25_s,
             step_time_q75_s=q75_s,
@@ -294,6 +296,20 @@ class ProgramRun:
             tokens=source,
             losses_comparable=self._trainer.same_data,
         )
+
+    def _measured(self, device_memory_bytes: int, **figures: Any) -> Measurement:
+        """The measurement, unless its figures contradict each other, the layout or the device."""
+        try:
+            measured = Measurement(**figures)
+            refuse_contradictions(
+                measured,
+                self._request,
+                device_memory_bytes=device_memory_bytes,
+                may_be_shortened=self._request.stop_above_step_time_s is not None,
+            )
+        except OutcomeInvalidError as error:
+            raise ResultRefusedError("implausible", f"the program's figures: {error}") from error
+        return measured
 
     def _warmup_and_times(self) -> tuple[int, list[float]]:
         """Steps of warm-up and all times; a program that ends early gets the shorter warm-up."""
@@ -349,16 +365,7 @@ class ProgramRun:
             counts += list(by_rank.values())[:1]
         if not counts:
             return self._assumed_tokens, "assumed"
-        mean = fmean(counts)
-        if not 1 <= mean <= self._assumed_tokens:
-            raise ResultRefusedError(
-                "implausible",
-                f"the program counted {mean:g} tokens a step, and the layout has "
-                f"{self._assumed_tokens} (dp*micro_batch_size*num_microbatches*seq_length="
-                f"{self._request.layout.dp}*{self._request.layout.micro_batch_size}"
-                f"*{self._request.layout.num_microbatches}*{self._request.model.seq_length})",
-            )
-        return round(mean), "counted"
+        return round(fmean(counts)), "counted"
 
     def _memory(self) -> tuple[int, str]:
         """The largest peak of a rank in bytes, and its kind: as reported, or else as sampled."""
@@ -418,14 +425,6 @@ def _wrong_figures(
         if not (math.isfinite(value) and value > 0):
             return "implausible", f"{where}: {name} is {value:g}, not a number over 0"
     return None
-
-
-def _measurement(**fields: Any) -> Measurement:
-    """The measurement, unless its figures are none that a probe measures."""
-    try:
-        return Measurement(**fields)
-    except OutcomeInvalidError as error:
-        raise ResultRefusedError("implausible", f"the program's figures: {error}") from error
 
 
 def _between(reports: list[_Report], step: int) -> float:

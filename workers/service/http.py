@@ -90,8 +90,7 @@ class ServiceHttp:
         """The role of the token.
 
         Raises:
-            TokenRefusedError: a service of an older version answers this only to admins.
-            WorkerError: the other errors of `request`.
+            WorkerError: the errors of `request`.
         """
         answer = self.request("GET", "/v1/whoami", None, within_s=within_s)
         return self.read(answer, lambda: str(answer["role"]))
@@ -143,7 +142,7 @@ class ServiceHttp:
         status = answer.status_code
         message = f"the service at {self.url} answered {status}: {_detail(answer)}"
         if status in (401, 403):
-            return TokenRefusedError(f"{message}; check the token file", is_known=status == 403)
+            return TokenRefusedError(f"{message}; check the token file")
         if status in _AWAY:
             return ServiceUnreachableError(message)
         if answer.is_server_error:

@@ -122,23 +122,19 @@ class LeaseClient:
 
     def register(self, worker: WorkerCreate) -> WorkerCreated:
         """Begins a session; an earlier one of the same name ends."""
-        body = _without_empty_fields(asdict(worker))
-        answer = self._request("POST", "/v1/workers", body, within_s=_REGISTERED_WITHIN_S)
+        answer = self._request("POST", "/v1/workers", asdict(worker), within_s=_REGISTERED_WITHIN_S)
         return self._http.read(
             answer,
             lambda: WorkerCreated(
                 worker_id=answer["worker_id"],
                 heartbeat_interval_s=float(answer["heartbeat_interval_s"]),
                 lease_s=float(answer["lease_s"]),
-                quarantined=_set_aside(answer.get("quarantined")),
+                quarantined=_set_aside(answer["quarantined"]),
             ),
         )
 
     def role(self) -> str:
-        """The role of the token.
-
-        A refusal is not logged as an outage: services of older versions answer this only to admins.
-        """
+        """The role of the token; a failure is not logged as an outage."""
         return self._http.role()
 
     def lease(self, worker_id: str, request: LeaseRequest) -> LeaseRead | None:
@@ -150,7 +146,7 @@ class LeaseClient:
         """
         within_s = ANSWER_WITHIN_S + request.wait_s
         answer = self._request_of_worker(
-            worker_id, "POST", "/leases", _without_empty_fields(asdict(request)), within_s=within_s
+            worker_id, "POST", "/leases", asdict(request), within_s=within_s
         )
         leases = self._http.read(answer, lambda: [_lease(lease) for lease in answer["leases"]])
         return leases[0] if leases else None
@@ -168,26 +164,26 @@ class LeaseClient:
             WorkerUnknownError: the session has ended.
             WorkerReplacedError: another worker has taken the name over.
         """
-        body: dict[str, Any] = {
-            "trials": [_without_empty_fields(asdict(beat)) for beat in heartbeat.trials]
-        }
-        if heartbeat.status is not None:
-            body["status"] = asdict(heartbeat.status)
+        body = asdict(heartbeat)
         answer = self._request_of_worker(worker_id, "POST", "/heartbeats", body, within_s=within_s)
         return self._http.read(
             answer,
             lambda: HeartbeatReply(
                 stop=tuple(int(trial_id) for trial_id in answer["stop"]),
-                release=tuple(str(name) for name in answer.get("release") or ()),
-                quarantine=_set_aside(answer.get("quarantine")),
+                release=tuple(str(name) for name in answer["release"]),
+                quarantine=_set_aside(answer["quarantine"]),
             ),
         )
 
     def post_outcome(self, report: OutcomeReport) -> bool:
         """Posts an outcome, which may be repeated; returns whether the service used it."""
-        body = _without_empty_fields(asdict(report))
+        body = asdict(report)
         answer = self._request("POST", f"/v1/trials/{body.pop('trial_id')}/outcome", body)
-        return self._http.read(answer, lambda: bool(answer["accepted"]))
+        is_used = self._http.read(answer, lambda: bool(answer["accepted"]))
+        if not is_used:
+            why = answer["reason"]
+            _log.warning("the outcome of trial id %d was dropped: %s", report.trial_id, why)
+        return is_used
 
     def unregister(self, worker_id: str) -> None:
         """Ends the session; its leases return at once.
@@ -232,11 +228,6 @@ class LeaseClient:
         return answer
 
 
-def _without_empty_fields(document: dict[str, Any]) -> dict[str, Any]:
-    """A document without its empty fields, which a service of an older version may not know."""
-    return {name: value for name, value in document.items() if value not in (None, "", [])}
-
-
 def _lease(document: Mapping[str, Any]) -> LeaseRead:
     """A lease; fields of a newer service are ignored."""
     known = {each.name: document[each.name] for each in fields(LeaseRead)}
@@ -248,5 +239,5 @@ def _lease(document: Mapping[str, Any]) -> LeaseRead:
 def _set_aside(documents: Any) -> tuple[SetAside, ...]:
     return tuple(
         SetAside(node=str(document["node"]), reason=str(document["reason"]))
-        for document in documents or ()
+        for document in documents
     )

@@ -121,7 +121,6 @@ def refuse_other_role(request: AllocationRequest, *, is_stated: bool) -> WorkerE
     """Refuses a token of another role than worker.
 
     A batch script must not name an admin's token: anyone who can read the file would have its role.
-    Services of older versions answer questions about the role only to admins.
 
     Args:
         request: the allocation.
@@ -137,16 +136,11 @@ def refuse_other_role(request: AllocationRequest, *, is_stated: bool) -> WorkerE
     option = "--worker-token-file" if is_stated else "--token-file"
     try:
         role = _role(request)
-    except (
-        TokenRefusedError,
-        ServiceUnreachableError,
-        ServiceFailedError,
-        RequestRefusedError,
-    ) as error:
-        if isinstance(error, TokenRefusedError) and not error.is_known:
-            raise AllocationInvalidError(
-                f"{error} {request.token_file}; {_how_to_make_one(request, None)}", field=option
-            ) from error
+    except TokenRefusedError as error:
+        raise AllocationInvalidError(
+            f"{error} {request.token_file}; {_how_to_make_one(request, None)}", field=option
+        ) from error
+    except (ServiceUnreachableError, ServiceFailedError, RequestRefusedError) as error:
         if is_stated:
             return error
         raise AllocationInvalidError(

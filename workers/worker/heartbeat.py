@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from search_spaces.connection.outage_log import OutageLog
-from search_spaces.documents.limits import acceptable_text
+from search_spaces.documents.limits import visible_line
 from search_spaces.protocol.worker_messages import (
     MAX_WORDS,
     AllocationState,
@@ -107,8 +107,8 @@ def _statuses(
         NodeStatusBody(
             name=node.name,
             state="busy" if index in doing and node.state == "idle" else node.state,
-            doing=acceptable_text(", ".join(doing.get(index, ())), MAX_WORDS),
-            reason=acceptable_text(node.reason, MAX_WORDS),
+            doing=visible_line(", ".join(doing.get(index, ())), MAX_WORDS),
+            reason=visible_line(node.reason, MAX_WORDS),
             free_devices=max(0, free[index]),
             health=_health(node, known),
         )
@@ -121,7 +121,7 @@ def _health(node: RosterNode, known: Mapping[str, HealthReport]) -> dict[str, An
     if node.report is None or node.report is known.get(node.name):
         return None
     short = {
-        name: acceptable_text(value, _MOST_OF_HEALTH) if isinstance(value, str) else value
+        name: visible_line(value, _MOST_OF_HEALTH) if isinstance(value, str) else value
         for name, value in asdict(node.report).items()
     }
     return {n: v for n, v in short.items() if not _NOT_FINITE.search(json.dumps(v))}

@@ -119,7 +119,7 @@ class Outbox:
 
     def _post(self, report: OutcomeReport) -> None:
         try:
-            accepted = self._client.post_outcome(report)
+            self._client.post_outcome(report)
         except (ServiceFailedError, AnswerUnreadableError) as error:
             trouble = self._troubles.setdefault(_key(report), _Trouble())
             if not trouble.note(self._now()):
@@ -132,8 +132,6 @@ class Outbox:
             return None
         except RequestRefusedError as error:
             return self._set_aside(report, str(error))
-        if not accepted:
-            _LOG.info("trial id %d had ended before: outcome not needed", report.trial_id)
         try:
             self._forget(report)
             self._spool.forget(report)

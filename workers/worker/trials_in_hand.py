@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
-from search_spaces.documents.limits import acceptable_text
+from search_spaces.documents.limits import visible_line
 from search_spaces.errors import SearchSpaceError
 from search_spaces.protocol.outcome import MAX_MESSAGE_LENGTH, Outcome, ProbeRequest
 from search_spaces.protocol.worker_messages import MAX_WORDS, LeaseRead, OutcomeReport
@@ -135,7 +135,7 @@ class TrialBook:
             return
         whys = self._packer.why_waiting(now, until)
         for trial in self.waiting:
-            trial.waiting_because = acceptable_text(whys.get(trial.key, ""), MAX_WORDS)
+            trial.waiting_because = visible_line(whys.get(trial.key, ""), MAX_WORDS)
             if self._packer.has_prospect(trial.key, now, until):
                 trial.hopeless_since = None
                 continue
@@ -236,7 +236,7 @@ class TrialBook:
             )
 
     def _refuse(self, worker_id: str, lease: LeaseRead, why: str) -> None:
-        message = f"this worker can't run the request: {why}"
+        message = visible_line(f"this worker can't run the request: {why}", MAX_MESSAGE_LENGTH)
         outcome = Outcome(state="failed", reason="unsupported", message=message)
         _LOG.warning("trial %d of %s %s", lease.number, lease.campaign, _summary(outcome))
         self._posting.take(
@@ -305,7 +305,7 @@ def start_probe(launcher: Launcher, trial: HeldTrial, events: Events) -> None:
         return Outcome(
             state="failed",
             reason="node_lost",
-            message=acceptable_text(message, MAX_MESSAGE_LENGTH),
+            message=visible_line(message, MAX_MESSAGE_LENGTH),
             node=node,
             duration_s=time.monotonic() - started,
         )

@@ -18,7 +18,7 @@ from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import CAMPAIGN
 from tests.api.process import ServeProcess
-from tests.results_db.factories import completed, lease_one, make_worker
+from tests.results_db.factories import TimelyStore, completed, lease_one, make_worker
 from tuner.driver.driver import Driver
 
 Run = Callable[..., Result]
@@ -36,7 +36,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
 @pytest.fixture
 def store(service: ServeProcess) -> Iterator[Store]:
     """The database behind the service's back, as the driver has it."""
-    store = Store(DataDir(service.data_dir).database_url)
+    store = TimelyStore(DataDir(service.data_dir).database_url)
     yield store
     store.close()
 

@@ -23,7 +23,7 @@ from search_spaces.spec.layout import Layout
 from tests.api.local_api import CAMPAIGN, INTRODUCTION
 from tests.api.process import ServeProcess
 from tests.api.terminal import Screen, Terminal, run_in_terminal
-from tests.results_db.factories import completed, failed, lease_one, make_worker
+from tests.results_db.factories import TimelyStore, completed, failed, lease_one, make_worker
 from tests.waiting import wait_until
 
 NAME = "a-campaign-of-the-group-" + "x" * 36
@@ -76,7 +76,7 @@ def _fill(service: ServeProcess) -> None:
     about = {"cluster": "local-cpu", "num_nodes": 1, "devices_per_node": 4, "nodes": nodes}
     service.post("/workers", {**INTRODUCTION, **about})
     service.post("/nodes/local-cpu/n0/quarantine", {"reason": "loud"})
-    with closing(Store(DataDir(service.data_dir).database_url)) as store:
+    with closing(TimelyStore(DataDir(service.data_dir).database_url)) as store:
         _measure(store)
     _make_hostile(database_of(service.data_dir))
 
@@ -278,7 +278,7 @@ def test_a_watched_campaign_is_redrawn_in_place_at_any_width(served: Served, col
         terminal.wait_for("used")
         first = Screen(columns).after(terminal.so_far())
         before = len(terminal.so_far())
-        with closing(Store(DataDir(served.data_dir).database_url)) as store:
+        with closing(TimelyStore(DataDir(served.data_dir).database_url)) as store:
             campaign = store.campaign_by_name("hostile").id
             (store.pause_campaign if columns == 20 else store.resume_campaign)(campaign)
             wait_until("it has changed", lambda: len(terminal.so_far()) > before)

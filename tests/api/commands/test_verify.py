@@ -17,7 +17,7 @@ from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import CAMPAIGN
 from tests.api.process import ServeProcess
-from tests.results_db.factories import completed, failed, lease_one, make_worker
+from tests.results_db.factories import TimelyStore, completed, failed, lease_one, make_worker
 from tests.waiting import wait_until
 
 LAYOUTS = [Layout(tp=tp, pp=pp, num_microbatches=8) for tp in (1, 2) for pp in (1, 2)]
@@ -33,7 +33,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
 
 @pytest.fixture
 def store(service: ServeProcess) -> Iterator[Store]:
-    store = Store(DataDir(service.data_dir).database_url)
+    store = TimelyStore(DataDir(service.data_dir).database_url)
     yield store
     store.close()
 

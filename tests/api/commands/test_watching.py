@@ -13,19 +13,20 @@ from api.commands import watching
 from api.commands.watching import CampaignView
 from api.settings import Settings
 from results_db.store import Store
+from search_spaces.protocol.outcome import Outcome
 from search_spaces.protocol.worker_messages import BeatBody
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import CAMPAIGN, TOKEN
 from tests.api.streams import live_service
 from tests.postgres import upgraded
-from tests.results_db.factories import completed, failed, lease_one, make_worker
+from tests.results_db.factories import TimelyStore, completed, failed, lease_one, make_worker
 
 LAYOUTS = [Layout(num_microbatches=128, micro_batch_size=16 // tp, tp=tp) for tp in (1, 2, 4)]
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with closing(Store.open(upgraded(tmp_path / "data"))) as store:
+    with closing(TimelyStore.open(upgraded(tmp_path / "data"))) as store:
         yield store
 
 
@@ -39,11 +40,12 @@ def client(store: Store) -> Iterator[Client]:
         yield client
 
 
-def add_ended(store: Store, outcome: object, number: int) -> None:
-    campaign = store.campaign_by_name("watched").id
-    store.add_trial(campaign, Layout(num_microbatches=number))
+def add_ended(store: Store, end: Outcome | float, number: int) -> None:
+    """Ends the next trial with an outcome, or measures so many tokens a second."""
+    store.add_trial(store.campaign_by_name("watched").id, Layout(num_microbatches=number))
     lease = lease_one(store, store.workers()[0].id)
-    store.post_outcome(lease.trial_id, lease.attempt, outcome)  # type: ignore[arg-type]
+    outcome = end if isinstance(end, Outcome) else completed(lease.layout, tokens_per_s=end)
+    store.post_outcome(lease.trial_id, lease.attempt, outcome)
 
 
 def lines_of(view: CampaignView, client: Client, width: int = 120) -> list[str]:
@@ -57,7 +59,7 @@ def test_a_view_grows_with_its_campaign(store: Store, client: Client) -> None:
     assert lines_of(view, client)[1:] == ["used     0 of 2 node-hours, 2 left"]
     make_worker(store)
     for number, rate in enumerate((100.0, 300.0, 200.0, 500.0), start=1):
-        add_ended(store, completed(Layout(), tokens_per_s=rate), number)
+        add_ended(store, rate, number)
     add_ended(store, failed(), 5)
     lines = lines_of(view, client)
     assert "best     500 tokens/s, trial 4: n1-tp1-pp1-dp1" in lines[1]
@@ -65,7 +67,7 @@ def test_a_view_grows_with_its_campaign(store: Store, client: Client) -> None:
     assert lines[3] == "failed   1: 1 crashed"
     add_ended(store, failed("out_of_memory"), 6)
     add_ended(store, failed(), 7)
-    add_ended(store, completed(Layout(), tokens_per_s=900.0), 8)
+    add_ended(store, 900.0, 8)
     lines = lines_of(view, client)
     assert lines[2] == "so far   ▁▃▃▅█"
     assert lines[3] == "failed   3: 2 crashed, 1 out_of_memory"
@@ -95,7 +97,7 @@ def test_only_trials_that_have_ended_since_are_read(
 ) -> None:
     make_worker(store)
     for number in range(1, 6):
-        add_ended(store, completed(Layout(), tokens_per_s=100.0 * number), number)
+        add_ended(store, 100.0 * number, number)
     view = CampaignView(client, "watched")
     lines_of(view, client)
     read: list[int] = []
@@ -111,7 +113,7 @@ def test_only_trials_that_have_ended_since_are_read(
     lines_of(view, client)
     assert read == []
     for number in range(6, 9):
-        add_ended(store, completed(Layout(), tokens_per_s=100.0 * number), number)
+        add_ended(store, 100.0 * number, number)
     assert lines_of(view, client)[2] == "so far   ▁▂▃▄▅▆▇█"
     assert read == [2, 2]
 
@@ -121,7 +123,7 @@ def test_no_line_is_wider_than_the_terminal(store: Store, client: Client, width:
     make_worker(store)
     for number in range(1, 200):
         store.add_trial(store.campaign_by_name("watched").id, Layout(num_microbatches=number))
-    add_ended(store, completed(Layout()), 200)
+    add_ended(store, 1000.0, 200)
     add_ended(store, failed(), 201)
     lines = lines_of(CampaignView(client, "watched"), client, width)
     assert max(len(line) for line in lines) <= width

@@ -21,6 +21,7 @@ from search_spaces.protocol.outcome import Environment, Iteration, Outcome
 from search_spaces.protocol.worker_messages import AllocationBody, WorkerCreate
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables import read_table
 from tests.api.cheap_campaign import add_cheap_campaign
 from tests.api.dashboard.plotted_campaign import plotted_store
@@ -28,6 +29,8 @@ from tests.api.local_api import CAMPAIGN, CLUSTER, Api
 from tests.api.report.page import Page
 from tests.results_db.factories import (
     START,
+    TINY,
+    TimelyStore,
     TurnableClock,
     completed,
     failed,
@@ -50,7 +53,7 @@ ALLOWED = {
 
 @pytest.fixture
 def store(database_url: str) -> Iterator[Store]:
-    with closing(Store(database_url)) as store:
+    with closing(TimelyStore(database_url)) as store:
         yield store
 
 
@@ -61,10 +64,15 @@ def make(store: Store, **changes: Any) -> int:
 
 
 def measured(
-    layout: Layout, tokens_per_s: float, *, spread: float = 0.01, **changes: Any
+    layout: Layout,
+    tokens_per_s: float,
+    *,
+    model: ModelShape = TINY,
+    spread: float = 0.01,
+    **changes: Any,
 ) -> Outcome:
     """A probe whose iterations spread, so that its figure has an interval."""
-    step_time_s = 512 / tokens_per_s
+    step_time_s = layout.global_batch_size * model.seq_length / tokens_per_s
     iterations = tuple(
         Iteration(
             index=index,
@@ -80,6 +88,7 @@ def measured(
         tokens_per_s=tokens_per_s,
         step_time_s=step_time_s,
         iterations=iterations,
+        model=model,
         **changes,
     )
 
@@ -252,7 +261,7 @@ def baseline_rows(page: Page) -> int:
 
 def test_the_baseline_is_marked_on_the_leaderboard_and_in_every_plot(database_url: str) -> None:
     clock = TurnableClock()
-    with closing(Store(database_url, clock=clock)) as store:
+    with closing(TimelyStore(database_url, clock=clock)) as store:
         campaign = plotted_store(store, clock, "", trials=30).campaign_id
         page = page_of(store, campaign)
     assert baseline_rows(page) == 1
@@ -317,8 +326,9 @@ def hostile_campaign(store: Store) -> int:
         numpy_version=HOSTILE,
         git_revision=HOSTILE,
     )
+    model = CampaignSpec.from_mapping(store.campaign(campaign).spec).model
     outcomes = [
-        dataclasses.replace(measured(LAYOUTS[0], 1000.0), environment=environment),
+        dataclasses.replace(measured(LAYOUTS[0], 1000.0, model=model), environment=environment),
         dataclasses.replace(
             failed("crashed"),
             node=HOSTILE,

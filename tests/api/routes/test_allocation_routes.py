@@ -1,9 +1,12 @@
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from api.client import Client
 from api.errors import ServiceError
+from results_db.models.service_tables import WorkerRow
 from search_spaces.spec.layout import Layout
 from tests.api.allocation import ALLOCATION, NODES, beat, node, register
 from tests.api.local_api import TOKEN, Api
@@ -54,7 +57,7 @@ def test_an_allocation_is_listed_with_what_its_worker_says_of_it(api: Api) -> No
     assert 0 < read["seconds_left"] <= 60
 
 
-def test_a_worker_of_the_version_before_has_an_allocation_of_which_less_is_known(api: Api) -> None:
+def test_a_worker_that_tells_nothing_has_an_allocation_of_which_less_is_known(api: Api) -> None:
     worker = api.register()
     api.post(f"/workers/{worker}/heartbeats", {"trials": []})
     (read,) = api.get("/allocations")["allocations"]
@@ -98,7 +101,7 @@ def test_what_is_leased_runs_or_waits_in_the_worker_s_own_words(api: Api, campai
             "attempt": 1,
             "iterations_done": 3,
             "phase": "iterating",
-            "held_s": 2.5,
+            "held_s": 1e-3,
             "nodes_held": 0.25,
         },
         {
@@ -113,7 +116,7 @@ def test_what_is_leased_runs_or_waits_in_the_worker_s_own_words(api: Api, campai
     beat(api, worker, trials=trials)
     read = api.get(f"/allocations/{worker}")
     (running,), (waiting,) = read["running"], read["waiting"]
-    assert (running["number"], running["phase"], running["held_s"]) == (1, "iterating", 2.5)
+    assert (running["number"], running["phase"], running["held_s"]) == (1, "iterating", 1e-3)
     assert (running["nodes_held"], running["iterations_done"]) == (0.25, 3)
     assert (waiting["number"], waiting["waiting_because"]) == (2, "2 devices are free, it needs 4")
     attempt = api.get(f"/trials/{leases[1]['trial_id']}")["attempts"][0]
@@ -224,10 +227,15 @@ def test_an_allocation_s_cost_has_the_probes_and_what_it_held_for_nobody(
     worker = register(api)
     trial = api.store.add_trial(campaign_id, LAYOUT)
     lease = api.lease(worker)
-    outcome = completed(LAYOUT, duration_s=10.0, tokens_per_s=512.0)  # five steps of a second
+    outcome = completed(LAYOUT, duration_s=10.0, tokens_per_s=2048.0)  # 12 steps of half a second
     body = {"worker_id": worker, "attempt": lease["attempt"], "outcome": outcome.to_mapping()}
     body |= {"nodes_held": 1.0, "iterations_s": 6.0}
     api.post(f"/trials/{trial.id}/outcome", body)
+    beat(api, worker, status={"idle_node_s": 30.0})
+    assert api.get(f"/allocations/{worker}")["cost"]["total"] < 15, "it registered just now"
+    with api.store._db.write() as session:
+        an_hour_ago = datetime.now(UTC) - timedelta(hours=1)
+        session.execute(update(WorkerRow).values(registered_at=an_hour_ago))
     beat(api, worker, status={"idle_node_s": 30.0})
     api.store.share_idle_time()
     # One device of a node of four was used.

@@ -12,6 +12,7 @@ from results_db.trials.filter import LISTED_FIELDS, TrialFilter
 from search_spaces.protocol.metrics import METRICS
 from tests.api.client.samples import full_filter
 from tests.api.conftest import TestClient
+from tests.api.local_api import CAMPAIGN, Api
 
 
 @pytest.fixture
@@ -63,3 +64,24 @@ def test_what_is_not_stated_is_not_in_the_url() -> None:
 )
 def test_a_value_that_the_field_cannot_have_is_refused(echo: TestClient, query: str) -> None:
     assert echo.get(f"/?{query}").status_code == 422
+
+
+@pytest.mark.sqlite_is_enough
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/campaigns?limit=1_0", "query.limit"),
+        ("/v1/campaigns/first/trials?limit=%205", "query.limit"),
+        ("/v1/campaigns/first/trials?tp=1&tp=0_2", "query.tp"),
+        ("/v1/campaigns/first/leaderboard?max_step_time_s=1_0.5", "query.max_step_time_s"),
+        ("/v1/events?after=1_0", "query.after"),
+        ("/v1/trials/1_0", "path.trial_id"),
+        ("/v1/plans/1_0", "path.plan_id"),
+    ],
+)
+def test_a_number_in_an_address_has_plain_digits(api: Api, path: str, field: str) -> None:
+    api.post("/campaigns", CAMPAIGN, status=201)
+    refused = api.http.get(path)
+    assert refused.status_code == 422, refused.text
+    (error,) = refused.json()["errors"]
+    assert (error["field"], "is not a number in plain digits" in error["message"]) == (field, True)

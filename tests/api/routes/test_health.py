@@ -16,9 +16,9 @@ from api.service.metrics import READ_EVERY_S
 from api.settings import Settings
 from results_db.admin import migrate
 from results_db.errors import DatabaseUnavailableError
-from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import HEADERS, TOKEN, Api
+from tests.results_db.factories import TimelyStore
 from tests.results_db.next_version import NEXT, THIS, become_next_version
 
 
@@ -75,7 +75,7 @@ def test_a_service_that_ends_takes_no_more_requests_from_a_proxy(
 def served(database_url: str) -> Iterator[tuple[str, TestClient]]:
     """A service, and the URL of its database, of either kind."""
     with (
-        closing(Store(database_url)) as store,
+        closing(TimelyStore(database_url)) as store,
         TestClient(create_app(Settings(token=TOKEN), store), headers=HEADERS) as client,
     ):
         yield database_url, client
@@ -99,7 +99,7 @@ def test_a_disk_that_is_nearly_full_is_told_before_an_outcome_is_lost(
     settings: Settings, tmp_path: Path, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (
-        closing(Store(sqlite_url)) as store,
+        closing(TimelyStore(sqlite_url)) as store,
         TestClient(create_app(replace(settings, data_dir=tmp_path), store)) as client,
     ):
         assert client.get("/v1/ready").status_code == 200

@@ -163,7 +163,7 @@ def test_a_name_that_is_taken_or_impossible_imports_nothing(api: Api) -> None:
 
 
 def test_an_import_has_a_largest_size(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert post(api, b"x" * 100_001, 413)["status"] == 413
+    assert post(api, b"x" * ((4 << 20) + 1), 413)["status"] == 413
     monkeypatch.setattr(imports, "MAX_IMPORTED_ROWS", 3)
     problem = post(api, make_text(*varied_rows()), 422)
     assert "1 cells of 8 rows are more than 200 cells or 3 rows" in problem["detail"]

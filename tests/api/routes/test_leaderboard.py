@@ -188,7 +188,7 @@ def test_what_was_stopped_early_is_not_recommended_as_the_cheapest(api: Api) -> 
     api.submit(cluster={**CLUSTER, "num_nodes": 2})
     worker = api.register(num_nodes=2)
     api.complete(worker, "first", Layout(num_microbatches=8, num_nodes=2), tokens_per_s=1000.0)
-    short = {"shortened": True, "iterations_asked": 9}
+    short = {"shortened": True, "iterations_asked": 10}
     api.complete(worker, "first", SMALL, tokens_per_s=990.0, **short)
     assert [trial["number"] for trial in api.get(PATH, within=5)["trials"]] == [1]
 

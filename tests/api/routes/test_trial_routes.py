@@ -91,7 +91,7 @@ def test_a_trial_whose_loss_is_off_is_shown_with_its_reason_and_never_ranked_or_
 ) -> None:
     api.submit()
     worker = api.register()
-    plain = make_measurement().iterations
+    plain = make_measurement(Layout(num_microbatches=8), tokens_per_s=900.0).iterations
     off = tuple(replace(iteration, loss=iteration.loss + 1) for iteration in plain)
     api.complete(worker, "first", Layout(num_microbatches=8), tokens_per_s=100.0)
     api.complete(worker, "first", Layout(tp=2, num_microbatches=8), tokens_per_s=150.0)

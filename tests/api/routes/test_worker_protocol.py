@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from results_db.database.data_dir import DataDir
-from results_db.store import Store
 from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.protocol.worker_messages import (
     ATTEMPT_PHASES,
@@ -27,7 +26,7 @@ from search_spaces.protocol.worker_messages import (
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import CAMPAIGN
 from tests.api.process import ServeProcess
-from tests.results_db.factories import completed
+from tests.results_db.factories import TimelyStore, completed
 from workers.errors import RequestRefusedError, TokenRefusedError, WorkerUnknownError
 from workers.service.lease_client import LeaseClient
 
@@ -59,7 +58,7 @@ def client(service: ServeProcess) -> Iterator[LeaseClient]:
 
 def test_a_trial_goes_through_the_lease_client(service: ServeProcess, client: LeaseClient) -> None:
     campaign = service.post("/campaigns", CAMPAIGN)
-    store = Store(DataDir(service.data_dir).database_url)
+    store = TimelyStore(DataDir(service.data_dir).database_url)
     registration = client.register(IDENTITY)
     assert registration.heartbeat_interval_s == 2.0
     assert client.lease(registration.worker_id, LeaseRequest(wait_s=0)) is None
@@ -122,7 +121,7 @@ def test_all_that_a_worker_can_say_of_its_allocation_is_heard(
     status = StatusBody(
         state="draining",
         ends_in_s=30.0,
-        idle_node_s=3.5,
+        idle_node_s=0.001,  # less than has passed
         nodes=[
             NodeStatusBody(
                 name=f"n-{state}",
@@ -153,7 +152,7 @@ def test_all_that_a_worker_can_say_of_its_allocation_is_heard(
     assert [(node["name"], node["state"]) for node in read["nodes"]] == [
         (f"n-{state}", state) for state in NODE_STATES
     ]
-    assert (read["state"], read["cost"]["idle"]) == ("draining", 3.5)
+    assert (read["state"], read["cost"]["idle"]) == ("draining", 0.001)
 
     service.post("/nodes/elsewhere/n-quarantined/release")
     service.post("/nodes/elsewhere/n-idle/quarantine", {"reason": "loud"})
@@ -162,28 +161,3 @@ def test_all_that_a_worker_can_say_of_its_allocation_is_heard(
     assert answer.quarantine == (SetAside(node="n-idle", reason="loud"),)
     again = client.register(dataclasses.replace(IDENTITY, name="later", cluster="elsewhere"))
     assert again.quarantined == (SetAside(node="n-idle", reason="loud"),)
-
-
-def test_a_worker_of_the_version_before_goes_on_as_it_did(service: ServeProcess) -> None:
-    campaign = service.post("/campaigns", {**CAMPAIGN, "name": "before"})
-    store = Store(DataDir(service.data_dir).database_url)
-    trial = store.add_trial(campaign["id"], LAYOUT)
-    identity = {
-        name: value
-        for name, value in dataclasses.asdict(IDENTITY).items()
-        if name not in ("allocation", "nodes")
-    }
-    told = service.post("/workers", identity)
-    assert {"worker_id", "heartbeat_interval_s"} <= set(told)
-    worker = told["worker_id"]
-    (lease,) = service.post(f"/workers/{worker}/leases", {"max_trials": 1, "wait_s": 5.0})["leases"]
-    assert (lease["trial_id"], lease["attempt"]) == (trial.id, 1)
-    beat = {"trial_id": trial.id, "attempt": 1, "iterations_done": 3}
-    assert service.post(f"/workers/{worker}/heartbeats", {"trials": [beat]})["stop"] == []
-    outcome = completed(LAYOUT, duration_s=8.0).to_mapping()
-    body = {"worker_id": worker, "attempt": 1, "outcome": outcome}
-    assert service.post(f"/trials/{trial.id}/outcome", body)["accepted"]
-    read = service.get(f"/trials/{trial.id}")
-    assert (read["state"], read["node_seconds"]) == ("COMPLETED", 8.0), "of the layout's one node"
-    assert read["cost"]["total"] == 8.0
-    store.close()

@@ -173,8 +173,14 @@ def test_an_outcome_is_taken_once_however_often_it_is_posted(api: Api, campaign_
     trial = api.store.add_trial(campaign_id, LAYOUT)
     lease = api.lease(worker)
     first = api.report(worker, lease, completed(LAYOUT, tokens_per_s=100.0))
-    again = api.report(worker, lease, completed(LAYOUT, tokens_per_s=999.0))
-    assert first == again == {"accepted": True, "state": "COMPLETED"}
+    again = api.report(worker, lease, completed(LAYOUT, tokens_per_s=100.0))
+    assert first == again == {"accepted": True, "state": "COMPLETED", "reason": ""}
+    other = api.report(worker, lease, completed(LAYOUT, tokens_per_s=999.0))
+    assert other == {
+        "accepted": False,
+        "state": "COMPLETED",
+        "reason": "the attempt has reported another outcome, which stays",
+    }
     assert api.get(f"/trials/{trial.id}")["measurement"]["tokens_per_s"] == 100.0
 
 

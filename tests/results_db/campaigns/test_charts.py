@@ -120,7 +120,7 @@ def test_a_timeline_has_running_attempts_and_lost_ones_the_newest_first(
         store.add_trial(campaign, Layout(num_microbatches=number))
     first = lease_one(store, worker.id)
     clock.forward(1)
-    store.post_outcome(first.trial_id, first.attempt, failed("crashed"))
+    store.post_outcome(first.trial_id, first.attempt, failed("crashed", duration_s=1.0))
     lease_one(store, worker.id)
     clock.forward(LEASE_S + 1)
     store.expire_leases()

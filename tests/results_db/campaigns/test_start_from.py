@@ -94,7 +94,7 @@ def test_a_campaign_starts_from_what_ended_on_the_same_cluster_before_it(lab: La
     assert lab.known(earlier) == []
     (first, _) = lab.store.known_trials(lab.store.campaign(mine))
     assert (first.model, first.cluster, first.software) == ({"name": "other"}, BOX, "")
-    assert (first.step_time_s, first.peak_memory_bytes) == (0.512, 5 << 30)
+    assert (first.step_time_s, first.peak_memory_bytes) == (0.128, 5 << 30)
 
 
 @pytest.mark.parametrize(

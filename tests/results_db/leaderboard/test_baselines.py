@@ -38,6 +38,7 @@ def submit(store: Store, name: str = "first", **changes: Any) -> CampaignRecord:
             "budget": {"trials": 9},
             "space": {"global_batch_size": 8, "tp": [1, 2], "pp": [1, 2], "dp": 1},
             "baseline": BASELINE.to_mapping(),
+            "probe": {"iterations": 5},
             **changes,
         }
     )
@@ -46,12 +47,16 @@ def submit(store: Store, name: str = "first", **changes: Any) -> CampaignRecord:
 
 def noisy(layout: Layout, tokens_per_s: float, noise: float = 0.01, **changes: Any) -> Outcome:
     """A measurement whose iterations differ by some percent, with the median in the middle."""
-    step_time_s = 512 / tokens_per_s
+    step_time_s = 8 * 128 / tokens_per_s
     iterations = tuple(
         Iteration(
-            index=index, kind="timed", step_time_s=step_time_s * (1 + off), loss=6.0, grad_norm=1
+            index=index,
+            kind="timed" if index > 1 else "warmup",
+            step_time_s=step_time_s * (1 + off),
+            loss=6.0,
+            grad_norm=1,
         )
-        for index, off in enumerate((-2 * noise, -noise, 0.0, noise, 2 * noise))
+        for index, off in enumerate((0.0, 0.0, -2 * noise, -noise, 0.0, noise, 2 * noise))
     )
     return completed(layout, tokens_per_s=tokens_per_s, iterations=iterations, **changes)
 
@@ -231,7 +236,7 @@ def test_a_prediction_is_kept_with_its_trial_and_deleted_with_it(store: Store) -
     assert (waiting.state, waiting.step_time_s, waiting.is_baseline) == ("PENDING", None, True)
     post(store, trial.id, noisy(BASELINE, 1000.0))
     (found,) = store.predictions(campaign.id)
-    assert (found.prediction, found.step_time_s) == (PREDICTION, pytest.approx(0.512))
+    assert (found.prediction, found.step_time_s) == (PREDICTION, pytest.approx(1.024))
     assert found.peak_memory_bytes == 5 << 30
     store.cancel_campaign(campaign.id)
     store.delete_campaign(campaign.id)

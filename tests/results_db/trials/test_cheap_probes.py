@@ -10,7 +10,7 @@ import pytest
 from results_db.admin.integrity import check_database
 from results_db.campaigns.start_from import knowledge_of
 from results_db.errors import TrialDuplicateError, TrialStateError
-from results_db.records import ProbeCount, TrialRecord
+from results_db.records import LeaseRecord, ProbeCount, TrialRecord
 from results_db.store import Store
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.campaign import CampaignSpec
@@ -21,7 +21,7 @@ from tests.results_db.factories import (
     completed,
     failed,
     lease_one,
-    make_measurement,
+    make_iterations,
     make_worker,
 )
 from tests.results_db.first_weeks import DEVICES, DOCUMENT
@@ -61,14 +61,17 @@ class Bench:
 
     def run(self, outcome: Outcome | None = None) -> TrialRecord:
         lease = lease_one(self.store, self.worker)
-        self.store.post_outcome(lease.trial_id, 1, outcome or completed(lease.layout))
+        self.store.post_outcome(lease.trial_id, 1, outcome or self.completed(lease))
         return self.store.trial(lease.trial_id)
 
     def probe(
         self, layout: Layout = WHOLE, fidelity: Fidelity | None = None, **changes: Any
     ) -> TrialRecord:
-        trial = self.add(layout, fidelity)
-        return self.run(completed(trial.layout, **changes))
+        return self.run(self.completed(self.add(layout, fidelity), **changes))
+
+    def completed(self, trial: TrialRecord | LeaseRecord, **changes: Any) -> Outcome:
+        request = self.spec.probe_request(trial.layout, num_layers=trial.num_layers)
+        return completed(trial.layout, model=request.model, timed=request.iterations, **changes)
 
 
 @pytest.fixture
@@ -78,7 +81,7 @@ def bench(store: Store) -> Bench:
 
 def losses(offset: float) -> dict[str, Any]:
     """Changes of a measurement whose losses are off from the third iteration on."""
-    plain = make_measurement().iterations
+    plain = make_iterations(0.25, timed=4)
     return {"iterations": tuple(replace(i, loss=i.loss + offset * (i.index > 1)) for i in plain)}
 
 
@@ -131,7 +134,7 @@ def test_a_cheap_probe_is_not_ranked_and_has_no_place_beside_whole_layouts(
     cheap = bench.probe(fidelity=FEWER, tokens_per_s=9000.0)
     assert cheap.state == "COMPLETED"
     store.repeat_trial(cheap.id)
-    bench.run(completed(cheap.layout, tokens_per_s=9500.0))
+    bench.run(bench.completed(cheap, tokens_per_s=9500.0))
     assert store.ranked_layouts(bench.campaign, objective) == []
     assert store.winner(bench.campaign, objective) is None
     assert store.values_to_beat([bench.campaign]) == {}

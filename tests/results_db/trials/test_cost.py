@@ -39,41 +39,53 @@ def beat(trial_id: int, attempt: int = 1, **said: object) -> BeatBody:
     return BeatBody(trial_id=trial_id, attempt=attempt, iterations_done=1, **said)  # type: ignore[arg-type]
 
 
-def test_a_probe_on_half_a_node_costs_half_a_node(store: Store) -> None:
+def test_a_probe_on_half_a_node_costs_half_a_node(store: Store, clock: TurnableClock) -> None:
     campaign, worker = make_campaign(store), make_worker(store)
     layout = Layout(dp=4)
     trial = store.add_trial(campaign, layout)
     lease_one(store, worker.id)
-    outcome = completed(layout, duration_s=10)
+    clock.forward(10)
+    outcome = completed(layout, duration_s=10, tokens_per_s=1e4)
     store.post_outcome(trial.id, 1, outcome, nodes_held=0.5, iterations_s=6)
     expected = Cost(iterations=3, start=2, idle=0, lost=0)
     assert store.trial(trial.id).cost == store.campaign(campaign).cost == expected
     assert store.campaign(campaign).node_seconds == 5
 
 
-def test_devices_of_its_nodes_that_a_layout_does_not_use_are_idle(store: Store) -> None:
+def test_devices_of_its_nodes_that_a_layout_does_not_use_are_idle(
+    store: Store, clock: TurnableClock
+) -> None:
     campaign, worker = make_campaign(store), make_worker(store, num_nodes=2)
     layout = Layout(num_nodes=2, dp=12)
     trial = store.add_trial(campaign, layout)
     lease_one(store, worker.id)
-    store.post_outcome(trial.id, 1, completed(layout, duration_s=10), iterations_s=6)
+    clock.forward(10)
+    store.post_outcome(
+        trial.id, 1, completed(layout, duration_s=10, tokens_per_s=1e4), iterations_s=6
+    )
     # 12 of 16 devices: a node and a half.
     assert store.trial(trial.id).cost == Cost(iterations=9, start=6, idle=5, lost=0)
 
 
-def test_without_a_word_on_iterations_those_of_the_measurement_count(store: Store) -> None:
+def test_without_a_word_on_iterations_those_of_the_measurement_count(
+    store: Store, clock: TurnableClock
+) -> None:
     campaign, worker = make_campaign(store), make_worker(store, devices_per_node=1)
     trial = store.add_trial(campaign, Layout())
     lease_one(store, worker.id)
+    clock.forward(10)
     store.post_outcome(trial.id, 1, completed(duration_s=4, tokens_per_s=1024))
-    # Five steps of half a second.
-    assert store.trial(trial.id).cost == Cost(iterations=2.5, start=1.5)
+    # Twelve steps of an eighth of a second.
+    assert store.trial(trial.id).cost == Cost(iterations=1.5, start=2.5)
 
 
-def test_a_failed_probe_s_time_is_its_start_where_nobody_counted_iterations(store: Store) -> None:
+def test_a_failed_probe_s_time_is_its_start_where_nobody_counted_iterations(
+    store: Store, clock: TurnableClock
+) -> None:
     campaign, worker = make_campaign(store), make_worker(store, devices_per_node=1)
     trial = store.add_trial(campaign, Layout())
     lease_one(store, worker.id)
+    clock.forward(10)
     store.post_outcome(trial.id, 1, failed("crashed", duration_s=4))
     assert store.trial(trial.id).cost == Cost(start=4)
 
@@ -114,6 +126,7 @@ def test_an_attempt_that_waits_for_a_second_run_is_charged_for_the_first(
     campaign, worker = make_campaign(store), make_worker(store)
     trial = store.add_trial(campaign, Layout(dp=4))
     lease_one(store, worker.id)
+    clock.forward(10)
     store.heartbeat(worker.id, [beat(trial.id, held_s=8.0, nodes_held=0.5)])
     store.heartbeat(worker.id, [beat(trial.id, phase="waiting", held_s=9.0, nodes_held=0.0)])
     clock.forward(LEASE_S + 1)
@@ -128,6 +141,7 @@ def test_a_late_outcome_turns_what_was_lost_into_what_it_was_spent_on(
     layout = Layout(dp=2)
     trial = store.add_trial(campaign, layout)
     lease_one(store, worker.id)
+    clock.forward(10)
     store.heartbeat(worker.id, [beat(trial.id, held_s=5.0, nodes_held=1.0)])
     clock.forward(LEASE_S + 1)
     store.expire_leases()
@@ -136,30 +150,34 @@ def test_a_late_outcome_turns_what_was_lost_into_what_it_was_spent_on(
     assert store.campaign(campaign).cost == Cost(iterations=6, start=2)
 
 
-def test_an_attempt_that_its_worker_gives_back_is_lost_time(store: Store) -> None:
+def test_an_attempt_that_its_worker_gives_back_is_lost_time(
+    store: Store, clock: TurnableClock
+) -> None:
     campaign, worker = make_campaign(store), make_worker(store)
     trial = store.add_trial(campaign, Layout(dp=8))
     lease_one(store, worker.id)
+    clock.forward(10)
     store.post_outcome(trial.id, 1, failed("cancelled", duration_s=3))
     assert store.trial(trial.id).state == "PENDING"
     assert store.campaign(campaign).cost == Cost(lost=3)
 
 
-def idle(store: Store, worker_id: str, node_s: float) -> None:
+def idle(store: Store, clock: TurnableClock, worker_id: str, node_s: float) -> None:
+    clock.forward(20)
     store.heartbeat(worker_id, [], status=StatusBody(idle_node_s=node_s))
     store.share_idle_time()
 
 
 def test_an_allocation_s_idle_time_is_shared_among_the_running_campaigns_of_its_cluster(
-    store: Store,
+    store: Store, clock: TurnableClock
 ) -> None:
     first, second = make_campaign(store), make_campaign(store, "second")
     elsewhere = make_campaign(store, "elsewhere", cluster="frontier")
     worker = make_worker(store)
-    idle(store, worker.id, 10)
+    idle(store, clock, worker.id, 10)
     store.pause_campaign(second)
     for _ in range(3):
-        idle(store, worker.id, 14)
+        idle(store, clock, worker.id, 14)
     costs = [store.campaign(campaign).cost.idle for campaign in (first, second, elsewhere)]
     assert costs == [9, 5, 0]
     assert store.campaign(first).node_seconds == 0, "a budget counts what probes held"
@@ -167,23 +185,24 @@ def test_an_allocation_s_idle_time_is_shared_among_the_running_campaigns_of_its_
 
 
 def test_idle_time_that_was_told_counts_once_whatever_is_lost_repeated_or_started_anew(
-    store: Store,
+    store: Store, clock: TurnableClock
 ) -> None:
     campaign = make_campaign(store)
     worker = make_worker(store)
     for told in (2, 5, 5, 3, 9):  # 3: a beat that comes late; those between 5 and 9 were lost
-        idle(store, worker.id, told)
+        idle(store, clock, worker.id, told)
     assert store.campaign(campaign).cost.idle == 9
     again = make_worker(store)  # the name's next session begins at 0
-    idle(store, again.id, 4)
+    idle(store, clock, again.id, 4)
     assert store.campaign(campaign).cost.idle == 13
 
 
-def test_idle_time_while_no_campaign_runs_is_nobody_s(store: Store) -> None:
+def test_idle_time_while_no_campaign_runs_is_nobody_s(store: Store, clock: TurnableClock) -> None:
     worker = make_worker(store)
-    idle(store, worker.id, 100)
+    clock.forward(100)
+    idle(store, clock, worker.id, 100)
     campaign = make_campaign(store)
-    idle(store, worker.id, 101)
+    idle(store, clock, worker.id, 101)
     assert store.campaign(campaign).cost.idle == 1
     assert store.allocation(worker.id).cost.idle == 101
 
@@ -197,13 +216,15 @@ def test_the_parts_of_the_metrics_sum_to_those_of_all_campaigns_and_of_all_alloc
     for campaign, worker, layout in ((ended, first, Layout(dp=2)), (running, second, Layout(dp=4))):
         trial = store.add_trial(campaign, layout)
         lease_one(store, worker.id)
-        outcome = completed(layout, duration_s=10.0)
+        clock.forward(10)
+        outcome = completed(layout, duration_s=10.0, tokens_per_s=1e4)
         store.post_outcome(trial.id, 1, outcome, nodes_held=1.0, iterations_s=6.0)
-    idle(store, first.id, 30)
+    idle(store, clock, first.id, 30)
     store.cancel_campaign(ended)
-    idle(store, second.id, 50)
+    idle(store, clock, second.id, 50)
     lost = store.add_trial(running, Layout(tp=2))
     lease_one(store, first.id)
+    clock.forward(10)
     store.heartbeat(first.id, [beat(lost.id, held_s=5.0, nodes_held=1.0)])
     clock.forward(LEASE_S + 1)
     store.expire_leases()

@@ -47,7 +47,7 @@ def trained(layout: Layout, losses: str, **changes: object) -> Outcome:
     """A completed outcome with other losses, which start alike."""
     iterations = tuple(
         replace(i, loss=i.loss + (OFFSETS[losses] if i.index >= 2 else 0.0))
-        for i in make_measurement(layout).iterations
+        for i in make_measurement(layout, **changes).iterations
     )
     return completed(layout, **{"iterations": iterations, **changes})
 

@@ -1,4 +1,6 @@
 import math
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,8 +22,12 @@ from tests.results_db.factories import (
     failed,
     lease_one,
     make_campaign,
+    make_iterations,
     make_worker,
 )
+from tests.tuner.factories import make_spec
+
+SPEC = make_spec()
 
 
 @pytest.fixture
@@ -75,11 +81,16 @@ def test_posting_an_outcome_again_changes_nothing(
 ) -> None:
     first = store.post_outcome(trial_id, 1, completed(tokens_per_s=100.0))
     before = store.trial_detail(trial_id)
-    again = store.post_outcome(trial_id, 1, completed(tokens_per_s=999.0, duration_s=99.0))
+    again = store.post_outcome(trial_id, 1, completed(tokens_per_s=100.0))
     assert first == again
     assert again.accepted
+    other = store.post_outcome(trial_id, 1, completed(tokens_per_s=999.0, duration_s=99.0))
+    assert (other.accepted, other.reason) == (
+        False,
+        "the attempt has reported another outcome, which stays",
+    )
     assert store.trial_detail(trial_id) == before
-    assert store.campaign(campaign).node_seconds == pytest.approx(4)
+    assert store.campaign(campaign).node_seconds == pytest.approx(15.36)
 
 
 @pytest.mark.parametrize("first", ["node_lost", "cancelled", "crashed"])
@@ -223,26 +234,44 @@ def iteration(index: int = 0, kind: IterationKind = "timed", loss: float = 1.0) 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"peak_memory_bytes_by_stage": (1, 2)}, "2 stages; the layout has pp=1"),
-        ({"iterations": (iteration(index=1),)}, "iteration 1 is at position 0"),
         (
-            {"step_time_s": 0.25},
-            r"tokens_per_s=1000\.0, which is not tokens_per_step=512 over step_time_s=0\.25",
+            {"peak_memory_bytes_by_stage": (5 << 30, 2)},
+            "peak memory of 2 stages; the layout has pp=1",
         ),
-        ({"tokens_per_step": 511}, "which is not tokens_per_step=511"),
+        ({"peak_memory_bytes": 10**12}, "1000000000000 bytes are more than the device has"),
+        ({"peak_memory_bytes": 1 << 20}, "1048576 bytes are fewer than a rank of the layout"),
+        (
+            {"tokens_per_step": 128_000, "tokens_per_s": 1e6},
+            r"128000 tokens are not those of the layout, 128 \(dp",
+        ),
         (
             {"tokens_per_s_per_device": 500.0},
-            r"tokens_per_s_per_device=500\.0, which is not tokens_per_s=1000\.0 over the 1 devices",
+            r"500\.0 is not tokens_per_s=1000\.0 over the 1 devices of the layout",
         ),
+        ({"timed": 1}, "1 is not the number of timed iterations that the probe was asked for, 10"),
+        ({"iterations": make_iterations(0.1, warmup=1)}, "1 iterations of warm-up are not 2 to"),
+        (
+            {"timed": 2, "shortened": True},
+            "2 of 10 iterations were timed; .* stopped before 3",
+        ),
+        ({"duration_s": 1e6}, r"duration_s=1e\+06, and 1\.000 s have passed since the trial was"),
     ],
 )
 def test_a_measurement_that_cannot_be_is_refused_and_nothing_changes(
-    store: Store, trial_id: int, changes: dict[str, object], message: str
+    database_url: str, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(MeasurementInvalidError, match=message):
-        store.post_outcome(trial_id, 1, completed(**changes))
-    assert store.trial(trial_id).state == "RUNNING"
-    assert store.post_outcome(trial_id, 1, completed()).accepted
+    clock = TurnableClock()
+    with closing(Store(database_url, clock=clock)) as store:
+        campaign = store.create_campaign(SPEC.to_mapping(), num_legal_layouts=1).id
+        trial_id = store.add_trial(campaign, Layout()).id
+        lease_one(store, make_worker(store).id)
+        clock.forward(1)
+        with pytest.raises(MeasurementInvalidError, match=message):
+            store.post_outcome(trial_id, 1, completed(**changes))
+        assert store.trial(trial_id).state == "RUNNING"
+        assert store.campaign(campaign).node_seconds == 0
+        assert store.post_outcome(trial_id, 1, completed()).accepted
+        assert store.campaign(campaign).node_seconds == 1, "4 s are stated, and 1 s has passed"
 
 
 @pytest.mark.parametrize(
@@ -265,6 +294,8 @@ def test_a_measurement_that_cannot_be_is_refused_and_nothing_changes(
 def test_figures_that_no_database_could_rank_never_come_as_far_as_the_store(
     changes: dict[str, Any], field: str
 ) -> None:
+    plain = completed()
+    assert plain.measurement is not None
     with pytest.raises(OutcomeInvalidError) as refused:
-        completed(**changes)
+        replace(plain if "duration_s" in changes else plain.measurement, **changes)
     assert refused.value.field == field

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from results_db.admin import migrate
-from results_db.admin.integrity import check_database
 from results_db.errors import MeasurementInvalidError
 from results_db.leaderboard.table import rebuild_campaigns
 from results_db.store import Store
@@ -24,8 +21,6 @@ from tests.results_db.factories import (
     make_worker,
     ranked_trials,
 )
-from tests.results_db.first_weeks import write_first_weeks
-from tests.results_db.test_upgraded_databases import rows_of
 
 TP1, TP2, TP4 = Layout(), Layout(tp=2), Layout(tp=4)
 OBJECTIVE = "tokens_per_s_per_device"
@@ -162,21 +157,3 @@ def test_a_campaign_cannot_start_from_one_of_another_trainer(store: Store) -> No
     campaign_of(store, "theirs", "first")
     with pytest.raises(CampaignInvalidError, match=r"'first' measured with trainer 'theirs'"):
         campaign_of(store, "embedded", "second", start_from=["first"])
-
-
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_databases_of_r004_come_back_whole(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    url = write_first_weeks(tmp_path / "results.sqlite3")
-    if kind == "postgresql":
-        from results_db.admin.restore import restore_into_postgresql
-
-        url = str(request.getfixturevalue("empty_postgres_url"))
-        restore_into_postgresql(tmp_path / "results.sqlite3", url)
-    before = rows_of(url, tmp_path)
-    migrate.downgrade(url, "r004")
-    migrate.upgrade(url)
-    assert rows_of(url, tmp_path) == before
-    assert {row["trainer"] for row in before["campaigns"]} == {"embedded", "imported"}
-    assert check_database(url).findings == ()

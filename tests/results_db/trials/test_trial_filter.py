@@ -45,7 +45,6 @@ def two(store: Store) -> Store:
             layout,
             tokens_per_s=tokens_per_s,
             mfu=factor,
-            hfu=factor,
             peak_memory_bytes=int(tokens_per_s),
         )
         store.post_outcome(lease.trial_id, lease.attempt, outcome)

@@ -32,7 +32,7 @@ TOKENS_PER_S = (300.0, 100.0, 200.0, 100.0)
 def run(store: Store, worker_id: str, layout: Layout, tokens_per_s: float) -> int:
     lease = lease_one(store, worker_id)
     # Losses that agree, and shares of the peak that go with the rate.
-    shares = {"mfu": tokens_per_s / 1000, "hfu": tokens_per_s / 900}
+    shares = {"mfu": tokens_per_s / 1000}
     memory = {"peak_memory_bytes": int(1e9 - tokens_per_s)}
     outcome = completed(layout, tokens_per_s=tokens_per_s, **shares, **memory)
     store.post_outcome(lease.trial_id, lease.attempt, outcome)

@@ -144,11 +144,11 @@ def test_what_fp16_on_a_gpu_adds_to_a_measurement_is_kept(store: Store) -> None:
 
 def test_a_measurement_without_a_breakdown_is_kept_without_one(store: Store) -> None:
     campaign, worker = make_campaign(store), make_worker(store)
-    trial_id = run_trial(store, campaign, Layout(), worker.id, breakdown=None, warmup_settled=None)
+    trial_id = run_trial(store, campaign, Layout(), worker.id, breakdown=None)
     (ranked,) = ranked_trials(store, campaign, "tokens_per_s")
     assert ranked.id == trial_id
     assert ranked.measurement is not None
-    assert (ranked.measurement.breakdown, ranked.measurement.warmup_settled) == (None, None)
+    assert ranked.measurement.breakdown is None
     assert ranked.measurement.peak_reserved_bytes_by_stage == ()
 
 
@@ -229,10 +229,9 @@ def test_every_objective_of_a_campaign_ranks(store: Store, objective: str) -> No
     ids = {}
     for tp, value in ((1, 1000.0), (2, 3000.0), (4, 2000.0)):
         # The rate of a device follows from that of all, and so does that of a node.
-        figures = {
-            "tokens_per_s_per_device": {"tokens_per_s": value * tp},
-            "tokens_per_node_hour": {"tokens_per_s": value},
-        }.get(objective, {objective: value})
+        # So do the FLOP/s of a device, whose peak decides the shares.
+        rate = value if objective in ("tokens_per_s", "tokens_per_node_hour") else value * tp
+        figures = {"tokens_per_s": rate, "peak_tflops_per_device": 1.0}
         ids[value] = run_trial(store, campaign, Layout(tp=tp), worker.id, **figures)
     ranked = [trial.id for trial in ranked_trials(store, campaign, objective)]
     assert ranked == [ids[3000.0], ids[2000.0], ids[1000.0]]

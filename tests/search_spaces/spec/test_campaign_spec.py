@@ -339,15 +339,6 @@ def test_constraints_and_sources_survive_a_round_trip() -> None:
     assert CampaignSpec.from_mapping(spec.to_mapping()) == spec
 
 
-def test_a_campaign_of_an_older_version_has_no_constraints_and_starts_from_what_there_is() -> None:
-    document = read().to_mapping()
-    for name in ("constraints", "knowledge", "start_from"):
-        del document[name]
-    spec = CampaignSpec.from_mapping(document)
-    assert spec.constraints.memory_headroom == 0
-    assert (spec.knowledge, spec.start_from) == ("auto", ())
-
-
 def test_a_model_that_fits_only_without_the_headroom_is_too_large_with_it() -> None:
     space = {"global_batch_size": 8, "precision": "bf16"}
     fits = read(space=space, cluster={"preset": "h100-sxm", "device_memory_gb": 1000})
@@ -362,6 +353,6 @@ def test_a_model_that_fits_only_without_the_headroom_is_too_large_with_it() -> N
 @pytest.mark.parametrize(
     "strategy", ["guided", "deephyper", "deephyper+memory", "model-only", "random", "exhaustive"]
 )
-def test_every_strategy_has_its_name_in_campaigns_old_and_new(strategy: str) -> None:
+def test_every_strategy_keeps_its_name_in_a_round_trip(strategy: str) -> None:
     spec = read(strategy=strategy)
     assert CampaignSpec.from_mapping(spec.to_mapping()).strategy == strategy

@@ -28,6 +28,22 @@ def test_a_table_without_the_columns_that_it_needs_is_refused_by_their_names() -
 
 
 @pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("=cmd|' /C calc'!A0", "reads as a formula; write it without '='"),
+        ("@SUM(A1)", "reads as a formula"),
+        ("-2+3+x", "reads as a formula"),
+        ("note\x1b[2J", "is not a line of printable text"),
+        ("note\u202e", "is not a line of printable text"),
+    ],
+)
+def test_the_name_of_a_column_is_checked_as_values_are(name: str, reason: str) -> None:
+    said = refusal(make_row(**{name: "1"}))
+    assert f"the name of a column={name!r}" in said
+    assert reason in said
+
+
+@pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"tp": 4}, "tp*pp*dp=4*2*2=16 is not num_devices=8"),

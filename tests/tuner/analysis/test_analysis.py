@@ -18,7 +18,7 @@ from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.fidelity import fidelities
 from search_spaces.spec.layout import Layout
 from tests.postgres import upgraded
-from tests.results_db.factories import TurnableClock, completed, failed
+from tests.results_db.factories import TimelyStore, TurnableClock, completed, failed
 from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
 from tuner.analysis.analysis import analyse, calibrated_step_time
 from tuner.analysis.importance import importances, knobs_of
@@ -28,14 +28,14 @@ from tuner.driver.driver import Driver
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store.open(upgraded(tmp_path / "data"), clock=TurnableClock())
+    store = TimelyStore.open(upgraded(tmp_path / "data"), clock=TurnableClock())
     yield store
     store.close()
 
 
 def speed(layout: Layout) -> float:
     """The micro-batch matters most, tensor parallelism less, the rest not at all."""
-    return 1000.0 * layout.micro_batch_size / layout.tp**0.1
+    return 4000.0 * layout.micro_batch_size / layout.tp**0.1
 
 
 def judge(layout: Layout) -> Outcome:

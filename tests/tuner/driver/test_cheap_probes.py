@@ -9,9 +9,11 @@ import pytest
 
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store
+from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.fidelity import Fidelity, ProbeCosts, fidelities, fidelity_of
-from tests.results_db.factories import failed
+from search_spaces.spec.layout import Layout
+from tests.results_db.factories import completed, failed
 from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
 from tuner.driver.budget_check import EndedTrial, Spent, closing_message, is_reserved
 from tuner.driver.campaign_search import CampaignSearch, full_probe_node_s
@@ -80,8 +82,13 @@ def make_large_spec(name: str = "large", *, probes: float = 7.5, **changes: obje
 
 def run(store: Store, spec: CampaignSpec) -> CampaignRecord:
     campaign = submit(store, spec)
-    drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store))
+    drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store, fast))
     return store.campaign(campaign.id)
+
+
+def fast(layout: Layout) -> Outcome:
+    """Its iterations take less than `PROBE_S`."""
+    return completed(layout, tokens_per_s=1e6 * layout.num_devices / (layout.tp + layout.pp))
 
 
 def cheap(trials: list[TrialRecord]) -> list[TrialRecord]:
@@ -117,7 +124,7 @@ def test_the_search_hears_of_the_whole_layout_and_of_the_part_that_ran(
     store: Store, proposers: list[PartFirst]
 ) -> None:
     campaign = submit(store, make_large_spec())
-    driver, worker = Driver(store), FakeWorker(store)
+    driver, worker = Driver(store), FakeWorker(store, fast)
     for _ in range(3):
         driver.step()
         worker.run_one()
@@ -160,7 +167,7 @@ def test_a_part_that_fails_is_a_failure_of_its_layout(store: Store, reason: str)
 def test_a_driver_that_starts_again_tells_the_same_and_goes_the_same_way(store: Store) -> None:
     one = run(store, make_large_spec("one"))
     other = submit(store, make_large_spec("other"))
-    worker = FakeWorker(store)
+    worker = FakeWorker(store, fast)
     drive_until(lambda: ended(store, other), lambda: Driver(store).step(), worker)
     ways = [[each.layout_key for each in store.trials(id_)] for id_ in (one.id, other.id)]
     assert ways[0] == ways[1]
@@ -170,7 +177,7 @@ def test_a_driver_that_starts_again_tells_the_same_and_goes_the_same_way(store: 
 @pytest.mark.usefixtures("proposers")
 def test_a_search_that_is_rebuilt_knows_what_waits_by_its_whole_layout(store: Store) -> None:
     campaign = submit(store, make_large_spec())
-    driver, worker = Driver(store), FakeWorker(store)
+    driver, worker = Driver(store), FakeWorker(store, fast)
     driver.step()
     worker.run_one()
     driver.step()
@@ -197,7 +204,7 @@ def test_a_cancelled_cheap_probe_is_not_proposed_again(store: Store) -> None:
 def test_the_baseline_is_never_probed_in_part(store: Store) -> None:
     baseline = {"tp": 2, "micro_batch_size": 2}
     campaign = submit(store, make_large_spec(baseline=baseline))
-    driver, worker = Driver(store), FakeWorker(store)
+    driver, worker = Driver(store), FakeWorker(store, fast)
     driver.step()
     worker.run_one()
     driver.step()
@@ -256,7 +263,7 @@ def test_a_campaign_ends_when_its_rest_pays_for_no_full_probe(
     store: Store, proposers: list[PartFirst]
 ) -> None:
     campaign = submit(store, make_large_spec(probes=20))
-    driver, worker = Driver(store), FakeWorker(store)
+    driver, worker = Driver(store), FakeWorker(store, fast)
     driver.step()
     proposers[0].least_node_s = 14.5 * PROBE_S
     drive_until(lambda: ended(store, campaign), driver.step, worker)

@@ -14,7 +14,13 @@ from results_db.store import Store
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from tests.postgres import upgraded
-from tests.results_db.factories import TurnableClock, completed, make_measurement, ranked_trials
+from tests.results_db.factories import (
+    TimelyStore,
+    TurnableClock,
+    completed,
+    make_measurement,
+    ranked_trials,
+)
 from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
 from tuner.driver.campaign_search import CampaignSearch
 from tuner.driver.driver import Driver
@@ -22,7 +28,7 @@ from tuner.driver.driver import Driver
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store.open(upgraded(tmp_path / "data"), clock=TurnableClock())
+    store = TimelyStore.open(upgraded(tmp_path / "data"), clock=TurnableClock())
     yield store
     store.close()
 

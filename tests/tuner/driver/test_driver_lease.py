@@ -17,6 +17,7 @@ import pytest
 
 from results_db.errors import DatabaseUnavailableError
 from results_db.store import Store
+from tests.results_db.factories import TimelyStore
 from tests.tuner.factories import FakeWorker, ended, layouts_of, make_spec, submit
 from tuner.driver.process import HeldLease, Standby
 
@@ -25,7 +26,7 @@ DEADLINE_S = 60.0
 
 @pytest.fixture
 def store(database_url: str) -> Iterator[Store]:
-    with closing(Store(database_url)) as store:
+    with closing(TimelyStore(database_url)) as store:
         yield store
 
 

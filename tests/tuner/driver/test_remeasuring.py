@@ -16,7 +16,7 @@ from search_spaces.estimates.time import step_time_s
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from tests.postgres import upgraded
-from tests.results_db.factories import TurnableClock, completed, make_measurement
+from tests.results_db.factories import TimelyStore, TurnableClock, completed, make_measurement
 from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
 from tuner.driver.budget_check import Spent, is_reserved
 from tuner.driver.driver import Driver
@@ -28,7 +28,7 @@ from tuner.strategies.registry import FixedOrderProposer
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store.open(upgraded(tmp_path / "data"), clock=TurnableClock())
+    store = TimelyStore.open(upgraded(tmp_path / "data"), clock=TurnableClock())
     yield store
     store.close()
 

@@ -128,10 +128,10 @@ def test_a_failed_probe_exits_1_and_says_why() -> None:
         (["--model", "tiny", "--steps", "0"], "0 is not a whole number of at least 1"),
         (["--model", "tinny"], "did you mean 'tiny'?"),
         (["--model", "nowhere.yaml"], "nowhere.yaml is not a readable JSON or YAML file"),
-        (["--model", "tiny", "--memory-limit-gb", "nan"], "nan is no number"),
-        (["--model", "tiny", "--memory-limit-gb", "inf"], "inf is not in the range"),
+        (["--model", "tiny", "--memory-limit-gb", "nan"], "'nan' is not a valid float"),
+        (["--model", "tiny", "--memory-limit-gb", "inf"], "'inf' is not a valid float"),
         (["--model", "tiny", "--memory-limit-gb", "0"], "is not in the range"),
-        (["--model", "tiny", "--deadline", "nan"], "nan is no number"),
+        (["--model", "tiny", "--deadline", "nan"], "'nan' is not a valid float"),
         (["--model", "tiny", "--deadline", "1e11"], "is not in the range"),
     ],
 )

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from search_spaces.protocol.outcome import ProbeRequest
+from search_spaces.protocol.outcome import Iteration, ProbeRequest
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
-from tests.results_db.factories import completed, make_breakdown
+from tests.results_db.factories import completed, make_iterations
 from workers.commands.commands import probe_document, probe_text
 
 REQUEST = ProbeRequest(model=model_preset("tiny"), layout=Layout(tp=2))
 
 
 def test_a_report_says_where_a_step_went_and_leaves_out_what_there_is_none_of() -> None:
-    breakdown = make_breakdown(0.512)
     assert "compute 50.0%, tp 20.0%, pp 10.0%, dp 10.0%, optimizer 6.2%, unexplained 3.8%" in (
-        probe_text(REQUEST, completed(breakdown=breakdown))
+        probe_text(REQUEST, completed())
     )
     assert "of a step" not in probe_text(REQUEST, completed(breakdown=None))
-    assert probe_document(REQUEST, completed())["breakdown"]["compute_s"] == 0.256
+    assert probe_document(REQUEST, completed())["breakdown"]["compute_s"] == 0.064
 
 
 def test_a_report_says_whether_the_probe_was_compiled() -> None:
@@ -30,11 +29,19 @@ def test_a_report_says_whether_the_probe_was_compiled() -> None:
     assert "compiled" not in probe_text(REQUEST, completed())
 
 
+def skipping(number: int) -> tuple[Iteration, ...]:
+    """Iterations of which the first ones overflowed."""
+    return tuple(
+        replace(each, grad_norm=None) if each.index < number else each
+        for each in make_iterations(0.5)
+    )
+
+
 def test_a_report_names_what_makes_a_figure_doubtful() -> None:
     plain = probe_text(REQUEST, completed())
     for word in ("unsettled", "skipped", "oversubscribed"):
         assert word not in plain
-    doubtful = completed(warmup_settled=False, skipped_steps=3, oversubscribed=True)
+    doubtful = completed(warmup_settled=False, iterations=skipping(3), oversubscribed=True)
     text = probe_text(REQUEST, doubtful)
     for sentence in (
         "unsettled: step times still changed when timing began",
@@ -42,5 +49,5 @@ def test_a_report_names_what_makes_a_figure_doubtful() -> None:
         "oversubscribed: ranks shared devices",
     ):
         assert sentence in text
-    one = probe_text(REQUEST, completed(skipped_steps=1))
+    one = probe_text(REQUEST, completed(iterations=skipping(1)))
     assert "1 step was skipped: its gradients overflowed" in one

@@ -285,7 +285,7 @@ def test_a_trial_that_needs_nodes_which_have_yet_to_join_stays_with_the_service(
     def watch() -> bool:
         if service.asks and len(launcher.nodes) == 1:
             launcher.nodes.append(make_node("n1", 2))
-        return any("room" not in ask for ask in service.asks)
+        return any(ask["room"] is None for ask in service.asks)
 
     work(service, tmp_path, launcher, until=watch, options=SHARED)
     assert service.asks[0]["room"] == {"nodes": 1, "devices": 2}

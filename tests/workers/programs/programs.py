@@ -54,7 +54,7 @@ def meet():
     while not all(os.path.exists(group + "/%d/met" % n) for n in range(int("{world_size}"))):
         time.sleep(0.001)
 
-def step(step_time_s=0.01, sleep_s=0.01, **figures):
+def step(step_time_s=None, sleep_s=0.01, **figures):
     time.sleep(sleep_s)
     report_step(step_time_s=step_time_s, **figures)
 
@@ -124,7 +124,7 @@ class Fault(NamedTuple):
 
 SHORT: Final = {"deadline_s": 1.2}
 """For programs that hang at once."""
-LONGER: Final = {"deadline_s": 3.0}
+LONGER: Final = {"deadline_s": 6.0}
 """For programs that must have started by then, on a busy machine too."""
 
 

@@ -45,7 +45,7 @@ AS_PROGRAMS = {
         "sys.exit(open('/proc/self/oom_score_adj').read())", "crashed", "its last line: 500"
     ),
     "say-much": Fault("print('x' * 150000)\ntrain()", None),
-    "iterate": Fault("train(200, step_time_s=0.005, sleep_s=0.005)", None, "", {"iterations": 190}),
+    "iterate": Fault("train(200, sleep_s=0.005)", None, "", {"iterations": 190}),
     "hang": Fault(HANG, "timeout", r"within deadline_s=1.2 \(no iteration had ended\)", SHORT),
     "iterate-then-hang": Fault("train(4)\n" + HANG, "timeout", "last: iteration 3", LONGER),
     "fail": Fault(on_rank_1(FAIL), "crashed", FAILED),

@@ -48,9 +48,9 @@ LIES = {
         "train(step_time_s=float('nan'))", "implausible", "is nan, not a number over 0"
     ),
     "of tokens beyond the layout": Fault(
-        "train(tokens=65)", "implausible", r"counted 65 tokens a step, and the layout has 64 .*1\*32"
+        "train(tokens=65)", "implausible", r"65 tokens are not those of the layout, 64 .*1\*32"
     ),
-    "of no tokens": Fault("train(tokens=0)", "implausible", "counted 0 tokens"),
+    "of no tokens": Fault("train(tokens=0)", "implausible", r"tokens_per_s: 0\.0 is not"),
     "of negative tokens": Fault("train(tokens=-64)", "implausible", "tokens is -64"),
     "of endless tokens": Fault("train(tokens=float('inf'))", "implausible", "tokens is inf"),
     "of tokens that the ranks see differently": Fault(
@@ -63,7 +63,7 @@ LIES = {
         "train(peak_memory_bytes=1e30)", "implausible", "peak_memory_bytes is 1e"
     ),
     "of memory that no database holds": Fault(
-        "train(peak_memory_bytes=9e14)", None
+        "train(peak_memory_bytes=9e14)", "implausible", "900000000000000 bytes are more than the device"
     ),
     "of another rank": Fault(
         "os.environ['RANK'] = '0'\nif RANK: train()\nelse: time.sleep(60)",
@@ -76,7 +76,7 @@ LIES = {
     "of the tokens that a device can do": Fault(
         "train(tokens=64)",
         "implausible",
-        "over its peak of .*: the tokens, the clock or the peak is wrong",
+        r"of the peak \(.*: the clock, the counted work or the peak is wrong",
         {"cluster": SLOW_DEVICES},
     ),
 }  # fmt: skip
@@ -89,6 +89,9 @@ RUBBISH = {
     "nested lists": "b'[' * 4000 + b'\\n'",
     "a number of many digits": "b'{\"rank\": ' + b'9' * 4000 + b'}\\n'",
     "a clock that is no number": 'b\'{"rank": 0, "at_s": NaN}\\n\'',
+    "a rank that is a text": 'b\'{"rank": "0", "at_s": 1}\\n\'',
+    "a time that is a text": 'b\'{"rank": 0, "at_s": "1_0"}\\n\'',
+    "a loss that is a text": 'b\'{"rank": 0, "at_s": 1, "loss": "5_0.0"}\\n\'',
     "a line without an end": "b'x' * 60000",
     "a report that is far too long": 'b\'{"rank": 0, "at_s": 1, "x": "\' + b\'y\' * 9000 + b\'"}\\n\'',
 }
@@ -121,7 +124,7 @@ FLOODS = {
         "def flood():\n    while True: os.write(1, b'word\\n' * 9000)\n"
         "threading.Thread(target=flood, daemon=True).start()\ntrain()", None,
     ),
-    "the pipe with reports": Fault("while True: report_step(tokens=64)", "implausible", "over its peak", {"cluster": SLOW_DEVICES}),
+    "the pipe with reports": Fault("while True: report_step(tokens=64)", "implausible", "of the peak", {"cluster": SLOW_DEVICES}),
     "its output from a daemon that outlives it": Fault(
         "if os.fork() == 0:\n    os.setsid()\n    while True: os.write(1, b'word\\n' * 9000)\n"
         "train(3)", "crashed", "too few steps", {},
@@ -357,3 +360,15 @@ def test_lines_of_a_log_that_lie_are_implausible(nodes: LocalNodes) -> None:
     code = "for _ in range(STEPS):\n    time.sleep(0.01)\n    print('rate 5e-300', flush=True)"
     outcome = run(nodes, python_trainer(code, log=log), layout=Layout())
     check(outcome, Fault("", "implausible", "passed between its reports"))
+
+
+@pytest.mark.parametrize("figure", ["5_0.0", "5,0", "N/A"])
+def test_a_figure_of_a_log_that_is_no_number_fails_the_trial_by_name(
+    nodes: LocalNodes, figure: str
+) -> None:
+    log = LogPatterns(step=r"loss (?P<loss>\S+)")
+    code = f"for _ in range(STEPS):\n    time.sleep(0.01)\n    print('loss {figure}', flush=True)"
+    outcome = run(nodes, python_trainer(code, log=log), layout=Layout())
+    check(
+        outcome, Fault("", "implausible", f"loss='{figure}' in the program's log is not a number")
+    )

@@ -58,7 +58,12 @@ class Job:
         )
 
     def measure(self, **options: Any) -> Measurement:
-        settings = {"peak_tflops": 1.0, "peak_source": "a table", "oversubscribed": False}
+        settings = {
+            "peak_tflops": 1.0,
+            "peak_source": "a table",
+            "oversubscribed": False,
+            "device_memory_bytes": 80 * GIB,
+        }
         return self.run.measurement(**{**settings, **options})
 
     def refused(self) -> tuple[str, str]:
@@ -114,12 +119,12 @@ def test_tokens_that_vary_count_on_average() -> None:
 def test_the_slowest_rank_the_mean_loss_and_the_largest_memory_count() -> None:
     job = Job()
     for _ in range(5):
-        job.report(1.0, rank=0, step_time_s=1.0, loss=2.0, peak_memory_bytes=5)
-        job.report(1.0, rank=1, step_time_s=1.1, loss=3.0, peak_memory_bytes=7)
+        job.report(1.0, rank=0, step_time_s=1.0, loss=2.0, peak_memory_bytes=5 * GIB)
+        job.report(1.0, rank=1, step_time_s=1.1, loss=3.0, peak_memory_bytes=7 * GIB)
     measured = job.measure()
     assert measured.step_time_s == 1.1
     assert [each.loss for each in measured.iterations] == [2.5] * 5
-    assert (measured.peak_memory_bytes, measured.memory_kind) == (7, "reported")
+    assert (measured.peak_memory_bytes, measured.memory_kind) == (7 * GIB, "reported")
     assert [event["index"] for event in job.told] == list(range(5))
 
 
@@ -171,7 +176,7 @@ def test_memory_that_a_log_shows_has_its_unit() -> None:
     for name, said, peak in (
         ("peak_memory_mib", 1.5, 3 << 19),
         ("peak_memory_gib", 2.0, 2 << 30),
-        ("peak_memory_bytes", 12.0, 12),
+        ("peak_memory_bytes", 12e6, 12_000_000),
     ):
         job = Job()
         for _ in range(5):
@@ -251,7 +256,7 @@ def test_more_than_the_devices_peak_is_refused_with_both() -> None:
     job = Job()
     for _ in range(5):
         job.report(1.0, tokens=64)
-    with pytest.raises(ResultRefusedError, match=r"over its peak of 1e-09 \(a table\)"):
+    with pytest.raises(ResultRefusedError, match=r"of the peak \(1e-09 TFLOP/s, a table\)"):
         job.measure(peak_tflops=1e-9)
 
 

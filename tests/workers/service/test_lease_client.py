@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 import pytest
@@ -67,13 +68,13 @@ def test_a_session_from_registration_to_its_end(client: LeaseClient, service: Fa
     assert client.post_outcome(REPORT)
     client.unregister(session.worker_id)
     assert service.registrations[0]["versions"] == {"python": "3.11"}
-    assert service.heartbeats[0]["trials"] == [
-        {"trial_id": 7, "attempt": 1, "iterations_done": 3, "phase": "iterating"}
-    ]
+    assert service.heartbeats[0] == {"trials": [asdict(beat)], "status": None}
     assert service.outcomes[0] == {
         "worker_id": "session-1",
         "attempt": 1,
         "outcome": OUTCOME.to_mapping(),
+        "nodes_held": None,
+        "iterations_s": None,
         "trial_id": 7,
     }
 

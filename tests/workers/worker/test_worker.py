@@ -153,13 +153,13 @@ def test_a_drained_worker_ends_its_probe_and_returns_the_lease(
     assert launcher.requests
     assert service.outcomes == []
     assert service.unregistered == ["session-1"]
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 15
 
 
 def test_a_worker_that_waits_for_work_ends_at_once(service: FakeService, tmp_path: Path) -> None:
     started = time.monotonic()
     work(service, tmp_path, fail, until=lambda: len(service.heartbeats) > 1)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 15
     assert service.unregistered == ["session-1"]
 
 
@@ -387,18 +387,6 @@ def test_an_absent_service_ends_the_worker_when_patience_runs_out(
     service.away = True
     with pytest.raises(ServiceUnreachableError, match="503"):
         work(service, tmp_path, fail, until=lambda: False, patience_s=0.3)
-
-
-def test_an_older_service_that_tells_no_worker_its_role_is_no_outage(
-    service: FakeService, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    service.hides_roles = True
-    service.add_trial(7, REQUEST)
-    with caplog.at_level("INFO"):
-        work(service, tmp_path, fail, until=lambda: service.outcomes)
-    assert "the role of the token could not be read" in caplog.text
-    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
-    assert "outcomes are kept until they can be posted" not in caplog.text
 
 
 def test_a_worker_that_is_interrupted_while_it_asks_for_its_role_unregisters(

@@ -106,13 +106,13 @@ def test_a_status_that_the_service_does_not_take_costs_no_lease(
 ) -> None:
     answer = service.answer
 
-    def be_of_an_older_version(method: str, path: list[str], body: Any) -> tuple[int, Any]:
-        if path[-1] == "heartbeats" and "status" in body:
-            return 422, {"detail": "extra fields are not permitted: status"}
+    def refuse_every_status(method: str, path: list[str], body: Any) -> tuple[int, Any]:
+        if path[-1] == "heartbeats" and body["status"] is not None:
+            return 422, {"detail": "the status is refused"}
         return answer(method, path, body)
 
     service.add_trial(1, make_request(2))
-    monkeypatch.setattr(service, "answer", be_of_an_older_version)
+    monkeypatch.setattr(service, "answer", refuse_every_status)
 
     def is_told() -> bool:
         return any(beat["trial_id"] == 1 for body in service.heartbeats for beat in body["trials"])

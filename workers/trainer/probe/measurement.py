@@ -200,7 +200,7 @@ def median_breakdown(breakdowns: Sequence[Breakdown], *, step_time_s: float) -> 
 def describe_environment(device: torch.device) -> Environment:
     """The machine and the software that this rank runs on."""
     is_cuda = device.type == "cuda"
-    return Environment(
+    return Environment.described(
         host=platform.node(),
         device=torch.cuda.get_device_name(device) if is_cuda else _cpu_name(),
         backend=backend_of(device),

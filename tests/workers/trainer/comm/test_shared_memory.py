@@ -221,7 +221,7 @@ def test_the_survivor_of_a_dead_peer_only_noticed() -> None:
 
 def test_a_peer_that_does_not_come_is_waited_for_as_long_as_the_session_says() -> None:
     def work(rank: int) -> Any:
-        group = world(rank, 2, timeout=timedelta(seconds=0.3))
+        group = world(rank, 2, timeout=timedelta(seconds=3))
         lane_of(group)
         if rank == 1:
             dist.barrier()  # its peer comes here once it has given up
@@ -236,7 +236,7 @@ def test_a_peer_that_does_not_come_is_waited_for_as_long_as_the_session_says() -
     assert (reason, is_transport) == ("crashed", True)
     assert "timed out waiting" in message
     assert "rank" in message
-    assert waited_s >= 0.3
+    assert waited_s >= 3
 
 
 def test_ranks_of_several_hosts_keep_to_gloo(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -147,26 +145,6 @@ def test_a_job_runs_under_torchrun(tmp_path: Path) -> None:
     *progress, document = done.stdout.splitlines()
     assert_progress(progress, job)
     assert_result(document, job)
-
-
-EXPORTED = Path(__file__).with_name("exported")
-"""A job as `layout-tuner export` wrote it before modules were moved into folders."""
-
-
-@pytest.mark.slow
-def test_a_job_that_an_earlier_version_exported_runs_by_its_own_command(tmp_path: Path) -> None:
-    shutil.copy(EXPORTED / "job.json", tmp_path)
-    torchrun, *words = shlex.split((EXPORTED / "command.txt").read_text())
-    assert torchrun == "torchrun"
-    words[words.index("job.json")] = str(tmp_path / "job.json")
-    launcher = [sys.executable, "-m", "torch.distributed.run"]
-    done = run([*launcher, *words, "--steps", "4"], timeout_s=110.0)
-    assert done.returncode == 0, done.stderr
-    progress = done.stdout.splitlines()
-    assert [line.split("  loss")[0] for line in progress[:4]] == [
-        f"step {index:>4}" for index in range(4)
-    ]
-    assert json.loads(progress[-1])["steps"] == 4
 
 
 def test_the_result_says_that_ranks_shared_devices() -> None:
