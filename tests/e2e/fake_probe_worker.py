@@ -12,12 +12,13 @@ import os
 import random
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from search_spaces.protocol.worker_messages import AllocationBody, OutcomeReport, WorkerCreate
-from tests.results_db.factories import completed, failed
+from tests.results_db.factories import completed, failed, make_iterations
 from workers.launchers.base import Cancelled, Node, OnEvent
 from workers.packing.request import Placement
 from workers.service.lease_client import LeaseClient
@@ -27,7 +28,7 @@ from workers.worker.scheduler import SchedulerOptions
 from workers.worker.worker import Drain, Worker
 
 DEVICES = 4
-TAKES_S = (0.0, 0.1)
+TAKES_S = (0.01, 0.1)
 FAILURES = ("crashed", "out_of_memory", "node_lost")
 FAIL_SHARE = 0.15
 
@@ -102,9 +103,18 @@ class FakeLauncher:
             time.sleep(0.005)
         if self._random.random() < FAIL_SHARE:
             return failed(self._random.choice(FAILURES), duration_s=held_s)
-        rate = self._random.uniform(500.0, 1500.0)
+        share = self._random.uniform(0.5, 0.9)  # of the time, for its iterations
+        step_time_s = share * held_s / (request.warmup + request.iterations)
+        iterations = make_iterations(step_time_s, timed=request.iterations, warmup=request.warmup)
+        outcome = completed(
+            request.layout, model=request.model, iterations=iterations, duration_s=held_s
+        )
+        assert outcome.measurement is not None
+        rate = outcome.measurement.tokens_per_s
         self._journal.write(what="made", rate=rate, layout=request.layout.key)
-        return completed(request.layout, tokens_per_s=rate, duration_s=held_s)
+        for iteration in iterations:
+            on_event({"event": "iteration", **asdict(iteration)})
+        return outcome
 
     def lost(self) -> Mapping[int, str]:
         return {}

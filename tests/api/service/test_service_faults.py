@@ -12,9 +12,9 @@ import pytest
 from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import CAMPAIGN
+from tests.api.local_api import CAMPAIGN, measured_as_asked
 from tests.api.process import ServeProcess
-from tests.results_db.factories import TimelyStore, completed
+from tests.results_db.factories import TimelyStore
 
 NODES = [{"name": f"n{number}", "num_devices": 4} for number in range(4)]
 
@@ -71,6 +71,14 @@ def beat(
     return service.post(f"/workers/{worker}/heartbeats", {"trials": trials, "status": status})
 
 
+def set_back(store: Store, column: str) -> None:
+    """Sets a time of all rows back by far more than what workers here report as passed."""
+    table, name = column.split(".")
+    with store._db.write() as session:
+        long_ago = f"UPDATE {table} SET {name} = '2026-01-01 00:00:00.000000'"
+        session.connection().exec_driver_sql(long_ago)
+
+
 def add_trials(store: Store, campaign_id: int, number: int) -> None:
     for size in range(1, number + 1):
         store.add_trial(campaign_id, Layout(micro_batch_size=size))
@@ -83,6 +91,7 @@ def test_a_service_that_is_killed_comes_back_with_leases_wishes_and_statuses(
     campaign = service.post("/campaigns", CAMPAIGN)
     add_trials(store, campaign["id"], 4)
     worker = register(service, "w1")
+    set_back(store, "workers.registered_at")
     leases = lease(service, worker, 4)
     beat(service, worker, leases, idle_node_s=10.0)
     service.post("/nodes/local-cpu/n3/quarantine", {"reason": "loud"})
@@ -91,10 +100,7 @@ def test_a_service_that_is_killed_comes_back_with_leases_wishes_and_statuses(
     with pytest.raises(httpx.TransportError):
         httpx.get(f"{service.service['url']}/v1/health", trust_env=False)
     # As after an hour without a service: by the clock every lease has run out long ago.
-    with store._db.write() as session:
-        session.connection().exec_driver_sql(
-            "UPDATE trials SET lease_expires_at = '2026-01-01 00:00:00.000000' WHERE state = 'RUNNING'"
-        )
+    set_back(store, "trials.lease_expires_at")
     service.start()
 
     trials = service.get("/campaigns/first/trials")["trials"]
@@ -122,14 +128,18 @@ def test_workers_that_post_at_once_lose_nothing_and_are_charged_once(
 
     def work(name: str) -> None:
         worker = register(service, name)
+        set_back(store, "workers.registered_at")
         idle_node_s = 0.0
         while leases := lease(service, worker, 4):
+            set_back(store, "attempts.started_at")
             idle_node_s += 5.0
             for _ in range(2):
                 assert beat(service, worker, leases, idle_node_s)["stop"] == []
             for leased in leases:
-                outcome = completed(duration_s=8.0).to_mapping()
-                body = {"worker_id": worker, "attempt": leased["attempt"], "outcome": outcome}
+                layout = Layout.from_mapping(leased["request"]["layout"])
+                outcome = measured_as_asked(leased, layout, duration_s=8.0, tokens_per_s=1e5)
+                body = {"worker_id": worker, "attempt": leased["attempt"]}
+                body["outcome"] = outcome.to_mapping()
                 body |= {"nodes_held": 0.5, "iterations_s": 2.0}
                 path = f"/trials/{leased['trial_id']}/outcome"
                 for _ in range(2):
