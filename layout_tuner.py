@@ -24,7 +24,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from api.client import AsyncClient, Client, Retries
+    from api.client import Client, Retries
     from api.errors import ApiError, EventsMissedError, ServiceError, TokenFileInvalidError
     from api.schemas.access import (
         AuditEntryRead,
@@ -79,7 +79,6 @@ __all__ = [
     "AllocationRead",
     "AnalysisRead",
     "ApiError",
-    "AsyncClient",
     "AuditEntryRead",
     "AuditPage",
     "CampaignDetail",

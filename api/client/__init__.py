@@ -1,6 +1,6 @@
-"""Typed clients of the HTTP API, `Client` and `AsyncClient`; the commands use `Client`."""
+"""A typed client of the HTTP API, which the commands use too."""
 
-from api.client.clients import AsyncClient, Client
+from api.client.clients import Client
 from api.client.sending import Retries
 
-__all__ = ["AsyncClient", "Client", "Retries"]
+__all__ = ["Client", "Retries"]

@@ -1,4 +1,4 @@
-"""The two clients: the same methods, blocking or for asyncio."""
+"""The client of a service."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Self
 import httpx
 
 from api.client.campaigns import CampaignCalls, EventCalls, LeaderboardCalls, TrialCalls
-from api.client.following import AsyncFollower, SyncFollower
+from api.client.following import Follower
 from api.client.sending import DEFAULT_RETRIES, TIMEOUT_S, Connection, Retries
 from api.client.service import AccessCalls, AllocationCalls, CatalogueCalls, ServiceCalls
 from api.errors import ServiceError
 from api.security.token_file import read_token
 from results_db.database.data_dir import DataDir
-from search_spaces.connection.running_service import LocalService
 from search_spaces.connection.service_address import service_of
 from search_spaces.errors import ServiceNotFoundError
 
@@ -29,10 +28,10 @@ class Calls(
     AllocationCalls,
     AccessCalls,
 ):
-    """Every route of the API but those that only workers call, as methods of both clients."""
+    """Every route of the API but those that only workers call, as methods of the client."""
 
 
-class Client(Calls, SyncFollower):
+class Client(Calls, Follower):
     """A blocking client of a service; threads may share it.
 
     Every method raises `ServiceError` when the service refuses or does not answer. The message of a
@@ -72,8 +71,11 @@ class Client(Calls, SyncFollower):
             ServiceError: none runs there.
             TokenFileInvalidError: its token cannot be read.
         """
-        service, token = _service_of(data_dir)
-        return cls(service.url, token, tls=service.tls_context())
+        try:
+            service = service_of(data_dir.path)
+        except ServiceNotFoundError as error:
+            raise ServiceError(str(error)) from error
+        return cls(service.url, read_token(data_dir.token_file), tls=service.tls_context())
 
     @property
     def url(self) -> str:
@@ -89,62 +91,3 @@ class Client(Calls, SyncFollower):
     def close(self) -> None:
         """Closes its connections."""
         self._http.close()
-
-
-class AsyncClient(Calls, AsyncFollower):
-    """A client of a service for asyncio; its methods are awaited.
-
-    Every method raises `ServiceError` when the service refuses or does not answer. The message of a
-    refusal is the service's. Lists are asynchronous iterators:
-    `async for trial in client.trials("tiny")`.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        token: str,
-        *,
-        timeout_s: float = TIMEOUT_S,
-        retries: Retries = DEFAULT_RETRIES,
-        tls: ssl.SSLContext | None = None,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
-        """A client of the service at an address; the arguments are those of `Client`."""
-        self._connection = Connection(
-            url=url, token=token, timeout_s=timeout_s, retries=retries, tls=tls
-        )
-        self._http = httpx.AsyncClient(transport=transport, **self._connection.settings)
-
-    @classmethod
-    def of_data_dir(cls, data_dir: DataDir) -> Self:
-        """The service that runs on a data directory of this machine.
-
-        Raises:
-            ServiceError: none runs there.
-            TokenFileInvalidError: its token cannot be read.
-        """
-        service, token = _service_of(data_dir)
-        return cls(service.url, token, tls=service.tls_context())
-
-    @property
-    def url(self) -> str:
-        """The address of the service, without a slash at its end."""
-        return self._connection.url.rstrip("/")
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Closes its connections."""
-        await self._http.aclose()
-
-
-def _service_of(data_dir: DataDir) -> tuple[LocalService, str]:
-    try:
-        service = service_of(data_dir.path)
-    except ServiceNotFoundError as error:
-        raise ServiceError(str(error)) from error
-    return service, read_token(data_dir.token_file)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +13,7 @@ from httpx_sse import EventSource, ServerSentEvent
 from pydantic import ValidationError
 
 from api.client.call import Call, Stream, get
-from api.client.sending import AsyncSender, Connection, SyncSender
+from api.client.sending import Connection, Sender
 from api.errors import EventsMissedError, ServiceError
 from api.schemas.campaigns_and_trials import EventRead
 
@@ -117,7 +116,7 @@ class _Place:
         return self.connection.pause_after_error(self.call, max(self.attempt, 1), error)
 
 
-class SyncFollower(SyncSender):
+class Follower(Sender):
     """Follows streams one at a time."""
 
     def follow(self, stream: Stream) -> Iterator[EventRead]:
@@ -141,29 +140,3 @@ class SyncFollower(SyncSender):
             except httpx.TransportError as error:
                 pause_s = place.pause_after_error(error)
             time.sleep(pause_s)
-
-
-class AsyncFollower(AsyncSender):
-    """Follows streams in an event loop of asyncio."""
-
-    async def follow(self, stream: Stream) -> AsyncIterator[EventRead]:
-        """Every event of a stream, each once; waits for the next.
-
-        Raises:
-            ServiceError: the service refuses or does not answer any more.
-        """
-        place = _Place(stream=stream, connection=self._connection)
-        while True:
-            try:
-                async with self._http.stream(**place.request()) as response:
-                    if response.is_success:
-                        async for said in EventSource(response).aiter_sse():
-                            if (event := place.read(said)) is not None:
-                                yield event
-                        pause_s = place.pause_after_end()
-                    else:
-                        await response.aread()
-                        pause_s = place.pause_after_refusal(response)
-            except httpx.TransportError as error:
-                pause_s = place.pause_after_error(error)
-            await asyncio.sleep(pause_s)

@@ -1,12 +1,11 @@
-"""How calls are sent: retries, refusals, and the senders of both clients."""
+"""How calls are sent: retries and refusals."""
 
 from __future__ import annotations
 
-import asyncio
 import random
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -123,7 +122,7 @@ class Connection:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments of `httpx.Client` and `httpx.AsyncClient`."""
+        """The arguments of `httpx.Client`."""
         return {
             "base_url": self.url.rstrip("/"),
             "headers": {
@@ -198,7 +197,7 @@ def _refusal(response: httpx.Response) -> ServiceError:
     return ServiceError(problem.detail, status=response.status_code, problem=problem)
 
 
-class SyncSender:
+class Sender:
     """Sends calls one after the other."""
 
     _connection: Connection
@@ -229,43 +228,6 @@ class SyncSender:
         while True:
             page = self.send(listing.page(cursor))
             yield from listing.items(page)
-            cursor = page.next_cursor
-            if cursor is None:
-                return
-
-
-class AsyncSender:
-    """Sends calls in an event loop of asyncio."""
-
-    _connection: Connection
-    _http: httpx.AsyncClient
-
-    async def send(self, call: Call[Answer]) -> Answer:
-        """Sends a call and reads its answer.
-
-        Raises:
-            ServiceError: the service refused or did not answer.
-        """
-        request, attempt = _request(call), 0
-        while True:
-            attempt += 1
-            try:
-                response = await self._http.request(**request)
-            except httpx.TransportError as error:
-                pause_s = self._connection.pause_after_error(call, attempt, error)
-            else:
-                if response.is_success:
-                    return self._connection.read(call, response)
-                pause_s = self._connection.pause_after_refusal(call, attempt, response)
-            await asyncio.sleep(pause_s)
-
-    async def walk(self, listing: PagedCall[SomePage, Item]) -> AsyncIterator[Item]:
-        """All items of a list; the next page is requested when its first item is."""
-        cursor: str | None = None
-        while True:
-            page = await self.send(listing.page(cursor))
-            for item in listing.items(page):
-                yield item
             cursor = page.next_cursor
             if cursor is None:
                 return

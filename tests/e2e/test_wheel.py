@@ -161,7 +161,7 @@ def test_the_client_is_imported_from_the_base_install(base: Installed) -> None:
         "import json, layout_tuner\n"
         "print(json.dumps([name for name in layout_tuner.__all__ if getattr(layout_tuner, name)]))"
     )
-    assert {"Client", "AsyncClient", "ServiceError", "__version__"} <= set(names)
+    assert {"Client", "ServiceError", "__version__"} <= set(names)
 
 
 def test_the_base_install_lists_every_command_and_says_what_is_missing(base: Installed) -> None:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from api.client.clients import Calls
-from api.client.methods import ClientMethod
+from api.client.methods import KIND
 from api.schemas.access import TokenCreate
 from results_db.campaigns.filter import CampaignFilter
 from results_db.trials.filter import CHOICES, LISTED_FIELDS, TEXTS, TrialFilter
@@ -63,7 +63,7 @@ def described(*kinds: str) -> list[str]:
     return [
         name
         for name, value in inspect.getmembers(Calls)
-        if isinstance(value, ClientMethod) and (not kinds or value.kind in kinds)
+        if (kind := getattr(value, KIND, None)) and (not kinds or kind in kinds)
     ]
 
 

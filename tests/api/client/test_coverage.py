@@ -1,8 +1,7 @@
-"""Both clients have the routes of the OpenAPI document, with all of their parameters."""
+"""The client has the routes of the OpenAPI document, with all of their parameters."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import httpx
 import pytest
 
 from api.app import create_app
-from api.client import AsyncClient, Client
+from api.client import Client
 from api.client.sending import NO_RETRIES
 from api.errors import ServiceError
 from api.settings import Settings
@@ -79,7 +78,7 @@ def operations(tmp_path_factory: pytest.TempPathFactory) -> list[Operation]:
 
 
 def asked_by_client(name: str) -> httpx.Request:
-    """What a method of the one client asks."""
+    """What a method of the client asks."""
     asked: list[httpx.Request] = []
     transport = httpx.MockTransport(lambda request: asked.append(request) or httpx.Response(418))
 
@@ -90,22 +89,6 @@ def asked_by_client(name: str) -> httpx.Request:
 
     with pytest.raises(ServiceError, match="418"):
         ask()
-    (request,) = asked
-    return request
-
-
-def asked_by_async_client(name: str) -> httpx.Request:
-    """What a method of the other client asks."""
-    asked: list[httpx.Request] = []
-    transport = httpx.MockTransport(lambda request: asked.append(request) or httpx.Response(418))
-
-    async def ask() -> None:
-        async with AsyncClient(URL, TOKEN, retries=NO_RETRIES, transport=transport) as client:
-            answer = getattr(client, name)(**arguments(name))
-            await (anext(answer) if hasattr(answer, "__anext__") else answer)
-
-    with pytest.raises(ServiceError, match="418"):
-        asyncio.run(ask())
     (request,) = asked
     return request
 
@@ -136,13 +119,6 @@ def test_every_route_that_not_only_workers_call_has_a_method_with_all_of_its_par
         assert queries[each.id] == each.queries, f"the query of {each.id}"
         assert headers[each.id] >= each.headers, f"the headers of {each.id}"
         assert bodies[each.id] or not each.has_body, f"the body of {each.id}"
-
-
-@pytest.mark.parametrize("name", described())
-def test_both_clients_ask_the_same(name: str) -> None:
-    one, other = asked_by_client(name), asked_by_async_client(name)
-    assert (one.method, one.url, one.content) == (other.method, other.url, other.content)
-    assert one.headers["Authorization"] == other.headers["Authorization"] == f"Bearer {TOKEN}"
 
 
 def test_lists_are_walked_by_methods_of_their_own() -> None:

@@ -1,15 +1,14 @@
-"""Both clients follow live events of a real service, and go on where a stream was lost."""
+"""The client follows live events of a real service, and goes on where a stream was lost."""
 
-import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import httpx
 import pytest
 
-from api.client import AsyncClient, Client
+from api.client import Client
 from api.client.sending import Retries
 from api.errors import EventsMissedError, ServiceError
 from api.settings import Settings
@@ -56,21 +55,6 @@ def test_a_client_hears_each_event_once_over_many_streams(url: str, store: Store
     assert {event.campaign_id for event in heard} == {campaign}
 
 
-def test_an_asynchronous_client_does_too(url: str, store: Store) -> None:
-    campaign = make_campaign(store)
-    writing = threading.Thread(target=pause_and_resume, args=(store, campaign))
-
-    async def follow() -> list[int | None]:
-        async with AsyncClient(url, TOKEN) as client:
-            events = client.events(after=0)
-            heard = [(await anext(events)).seq]
-            writing.start()
-            return heard + [(await anext(events)).seq for _ in range(2 * ROUNDS)]
-
-    assert asyncio.run(follow()) == list(range(1, 2 * ROUNDS + 2))
-    writing.join()
-
-
 def test_a_client_is_told_when_what_it_missed_is_kept_no_more(url: str, store: Store) -> None:
     campaign = make_campaign(store)
     store.pause_campaign(campaign)
@@ -91,10 +75,6 @@ class Streams:
         self._left = list(texts)
         self.pauses: list[float] = []
         monkeypatch.setattr("api.client.following.time.sleep", self.pauses.append)
-        monkeypatch.setattr("api.client.following.asyncio.sleep", self._sleep)
-
-    async def _sleep(self, seconds: float) -> None:
-        self.pauses.append(seconds)
 
     def __call__(self, _request: httpx.Request) -> httpx.Response:
         if not self._left:
@@ -107,23 +87,14 @@ class Streams:
         with Client("http://service", TOKEN, retries=retries, transport=transport) as client:
             next(client.events())
 
-    def follow_beside_others(self, retries: Retries) -> None:
-        async def follow() -> None:
-            transport = httpx.MockTransport(self)
-            async with AsyncClient("http://x", TOKEN, retries=retries, transport=transport) as one:
-                await anext(one.events())
 
-        asyncio.run(follow())
-
-
-@pytest.mark.parametrize("follow", [Streams.follow, Streams.follow_beside_others])
 @pytest.mark.parametrize("text", ["", OPENED, ": is alive\n\n"])
 def test_a_stream_that_ends_as_soon_as_it_begins_is_asked_for_as_often_as_anything(
-    monkeypatch: pytest.MonkeyPatch, text: str, follow: Callable[[Streams, Retries], None]
+    monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     streams = Streams(monkeypatch, *[text] * 10)
     with pytest.raises(ServiceError, match="end as soon as they begin, 3 times now"):
-        follow(streams, Retries(attempts=3, first_pause_s=1.0))
+        streams.follow(Retries(attempts=3, first_pause_s=1.0))
     first, second = streams.pauses
     assert 0.5 <= first <= 1.0 <= second <= 2.0
 

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
 import pytest
 
-from api.client import AsyncClient, Client, Retries
+from api.client import Client, Retries
 from api.client.sending import NO_RETRIES
 from api.client.service import ServiceCalls
 from api.errors import ServiceError
@@ -43,26 +43,12 @@ class Service:
         raise happening("as a test wants it")
 
 
-def ask_sync(service: Service, retries: Retries, method: str, *args: Any) -> Any:
+def ask(service: Service, retries: Retries, method: str, *args: Any) -> Any:
     transport = httpx.MockTransport(service)
     with Client("http://x", "t", retries=retries, transport=transport) as client:
         return getattr(client, method)(*args)
 
 
-def ask_async(service: Service, retries: Retries, method: str, *args: Any) -> Any:
-    async def ask() -> Any:
-        transport = httpx.MockTransport(service)
-        async with AsyncClient("http://x", "t", retries=retries, transport=transport) as client:
-            return await getattr(client, method)(*args)
-
-    return asyncio.run(ask())
-
-
-Ask = Callable[..., Any]
-both = pytest.mark.parametrize("ask", [ask_sync, ask_async])
-
-
-@both
 @pytest.mark.parametrize(
     "trouble",
     [
@@ -76,14 +62,13 @@ both = pytest.mark.parametrize("ask", [ask_sync, ask_async])
         httpx.Response(429),
     ],
 )
-def test_a_read_is_repeated_after_a_passing_trouble(ask: Ask, trouble: Happening) -> None:
+def test_a_read_is_repeated_after_a_passing_trouble(trouble: Happening) -> None:
     service = Service(trouble, trouble, OK)
     assert ask(service, QUICK, "health").status == "ok"
     assert len(service.asked) == 3
 
 
-@both
-def test_patience_has_an_end(ask: Ask) -> None:
+def test_patience_has_an_end() -> None:
     service = Service(*[httpx.ReadError] * 3)
     with pytest.raises(ServiceError, match="http://x does not answer") as caught:
         ask(service, QUICK, "health")
@@ -94,18 +79,16 @@ def test_patience_has_an_end(ask: Ask) -> None:
     assert caught.value.status == 503
 
 
-@both
 @pytest.mark.parametrize("trouble", [httpx.ReadError, httpx.ReadTimeout, httpx.Response(503)])
-def test_a_change_that_may_have_been_heard_is_not_sent_twice(ask: Ask, trouble: Happening) -> None:
+def test_a_change_that_may_have_been_heard_is_not_sent_twice(trouble: Happening) -> None:
     service = Service(trouble, OK)
     with pytest.raises(ServiceError):
         ask(service, QUICK, "pause_campaign", "tiny")
     assert len(service.asked) == 1
 
 
-@both
 @pytest.mark.parametrize("trouble", [httpx.ConnectError, httpx.ConnectTimeout, httpx.Response(429)])
-def test_a_change_that_nobody_heard_is_sent_again(ask: Ask, trouble: Happening) -> None:
+def test_a_change_that_nobody_heard_is_sent_again(trouble: Happening) -> None:
     refused = httpx.Response(409, json={})
     service = Service(trouble, refused)
     with pytest.raises(ServiceError, match="409"):
@@ -113,8 +96,7 @@ def test_a_change_that_nobody_heard_is_sent_again(ask: Ask, trouble: Happening) 
     assert len(service.asked) == 2
 
 
-@both
-def test_a_submission_is_sent_again_under_the_same_key(ask: Ask) -> None:
+def test_a_submission_is_sent_again_under_the_same_key() -> None:
     service = Service(httpx.ReadTimeout, httpx.Response(503), httpx.Response(409))
     with pytest.raises(ServiceError):
         ask(service, QUICK, "create_campaign", {"name": "a"})
@@ -126,17 +108,15 @@ def test_a_submission_is_sent_again_under_the_same_key(ask: Ask) -> None:
     assert other.asked[0].headers["Idempotency-Key"] not in keys, "another submission"
 
 
-@both
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 422, 500])
-def test_an_answer_is_an_answer(ask: Ask, status: int) -> None:
+def test_an_answer_is_an_answer(status: int) -> None:
     service = Service(httpx.Response(status))
     with pytest.raises(ServiceError, match=str(status)):
         ask(service, QUICK, "health")
     assert len(service.asked) == 1
 
 
-@both
-def test_without_retries_everything_is_sent_once(ask: Ask) -> None:
+def test_without_retries_everything_is_sent_once() -> None:
     service = Service(httpx.ConnectError, OK)
     with pytest.raises(ServiceError):
         ask(service, NO_RETRIES, "health")
@@ -144,7 +124,7 @@ def test_without_retries_everything_is_sent_once(ask: Ask) -> None:
 
 
 def pauses(retries: Retries, answers: Sequence[httpx.Response]) -> list[float | None]:
-    call = ServiceCalls.health.describe(None)
+    call = inspect.unwrap(ServiceCalls.health)(None)
     return [
         retries.pause_after_answer(call, attempt, answer)
         for attempt, answer in enumerate(answers, 1)
@@ -182,7 +162,7 @@ def test_a_refusal_names_the_fields() -> None:
     }
     service = Service(httpx.Response(422, json=problem))
     with pytest.raises(ServiceError, match=r"query\.limit: too large") as caught:
-        ask_sync(service, NO_RETRIES, "health")
+        ask(service, NO_RETRIES, "health")
     assert caught.value.problem is not None
     assert caught.value.problem.errors is not None
     assert caught.value.problem.errors[0].field == "query.limit"
@@ -197,4 +177,4 @@ def test_a_token_that_cannot_be_one_is_refused_and_not_shown(token: str) -> None
 
 def test_an_address_that_is_none_is_refused() -> None:
     with pytest.raises(ServiceError, match="is not the address of a service"):
-        AsyncClient("http://[::1", "t")
+        Client("http://[::1", "t")
