@@ -9,6 +9,8 @@ const FOCUSABLE = "a[href], button, input, select, textarea, summary, [tabindex]
 
 const regions = (root) => new Map([...root.querySelectorAll("[data-region]")].map((e) => [e.id, e]));
 const asLoaded = new WeakMap(); // by region: its markup as the service sent it
+// The form token differs each time, and each one is valid as long as the session.
+const markupOf = (region) => region.outerHTML.replace(/(name="csrf_token" value=")[^"]*/g, "$1");
 let loading = null; // the request of the reader that is under way
 let at = location.href; // the address of what is shown
 
@@ -61,7 +63,7 @@ function replace(page, { quiet }) {
     if (!next) continue;
     // What was said about an action stays until the reader asks for another page.
     if (quiet && (id === "messages" || isEdited(old))) continue;
-    const markup = next.outerHTML;
+    const markup = markupOf(next);
     if (markup === asLoaded.get(old) && (quiet || !isEdited(old)) && id !== "messages") continue;
     const focused = placeOfFocus(old);
     if (quiet) {
@@ -174,6 +176,7 @@ document.addEventListener("submit", (event) => {
     }
     swap(`${form.getAttribute("action").split("?")[0]}?${given}`, { push: true });
   } else if (form.method === "post") {
+    leave();
     // A second press must not send the form twice.
     setTimeout(() => {
       for (const button of form.querySelectorAll("button:enabled")) {
@@ -281,10 +284,12 @@ async function load() {
   }
 }
 
-addEventListener("beforeunload", () => {
+function leave() {
   leaving = true; // a refresh would cancel the form or the link that the reader has chosen
   setTimeout(() => (leaving = false), 5000); // it was a download
-});
+}
+
+addEventListener("beforeunload", leave);
 
 function show(state) {
   const shown = document.getElementById("connection");
@@ -338,6 +343,6 @@ function follow() {
   });
 }
 
-for (const region of regions(document).values()) asLoaded.set(region, region.outerHTML);
+for (const region of regions(document).values()) asLoaded.set(region, markupOf(region));
 dates();
 if (follows.length) follow();

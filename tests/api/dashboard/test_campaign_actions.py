@@ -118,6 +118,22 @@ def test_buttons_work_again_after_the_reader_has_gone_back(
         expect(pause).to_be_enabled()
 
 
+def test_a_refresh_keeps_the_form_that_a_reader_is_about_to_send(
+    browser: Browser, explored: Explored
+) -> None:
+    with explored.visitor(browser) as visitor:
+        page = visitor.open("/campaigns/first")
+        is_kept = """async () => {
+            const form = document.querySelector("form[action$='/pause']");
+            await new Promise((done) => {
+                document.addEventListener("page-swapped", done, { once: true });
+                refresh();
+            });
+            return form.isConnected;
+        }"""
+        assert page.evaluate(is_kept), "each page has another form token"
+
+
 def test_viewers_and_other_submitters_have_no_buttons_and_may_not_post(
     browser: Browser, explored: Explored
 ) -> None:
