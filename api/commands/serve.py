@@ -40,7 +40,7 @@ from search_spaces.connection.data_home import PRIVATE_UMASK
 
 SHUTDOWN_PATIENCE_S: Final = 5
 
-GIL_SWITCH_S: Final = 0.001
+GIL_SWITCH_S: Final = 0.0001
 """Seconds for which a busy thread keeps the others waiting; Python's default is 0.005."""
 
 

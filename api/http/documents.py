@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Final, NoReturn
 
 import yaml
@@ -18,7 +18,7 @@ from search_spaces.documents.limits import (
     is_plainly_acceptable,
     visible_text_problem,
 )
-from search_spaces.documents.numbers import CORE_SCHEMA, core_loader
+from search_spaces.documents.numbers import CORE_SCHEMA, core_value
 from search_spaces.documents.reading import shown
 
 try:
@@ -82,7 +82,7 @@ def _refuse_many_values(body: bytes, most: int) -> None:
 
 def _refuse_many_fields(number: int) -> None:
     if number > MAX_FIELDS:
-        raise DocumentInvalidError(f"a mapping has {number} fields, more than {MAX_FIELDS}")
+        raise DocumentInvalidError(f"a mapping has more than {MAX_FIELDS} fields")
 
 
 def _num_separators(body: bytes) -> int:
@@ -113,21 +113,17 @@ def read_yaml(body: bytes) -> Any:
         DocumentMalformedError: it is not such YAML.
         DocumentInvalidError: it is nested too deeply, or JSON has no such value.
     """
-    text = _text(body)
+    events = _accepted_events(_text(body))
     try:
-        _refuse_surprises(text)
-        # A safe loader: it makes only plain values.
-        document = yaml.load(text, Loader=_StrictLoader)  # noqa: S506
+        first = next(events, None)
+        document = None if first is None else _value(first, events)
+        next(events, None)  # a second document is refused
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f" at {_place(mark)}" if mark else ""
         raise DocumentMalformedError(f"malformed YAML{where}: {error.problem}") from error
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
-        if "integer string conversion" in str(error):
-            raise DocumentInvalidError(_TOO_MANY_DIGITS) from error
+    except yaml.YAMLError as error:
         raise DocumentMalformedError(f"malformed YAML: {_one_line(error)}") from error
-    except RecursionError as error:
-        raise DocumentInvalidError(_TOO_DEEP) from error
     _refuse_invalid(document_problem(document, visible_text_problem))
     return document
 
@@ -157,14 +153,22 @@ def _refuse_invalid(problem: tuple[str, str] | None) -> None:
         raise DocumentInvalidError(why, field=field)
 
 
-def _refuse_surprises(text: str) -> None:
-    """Refuses aliases (a few can expand to gigabytes), tags, deep nesting and long numbers.
+def _accepted_events(text: str) -> Iterator[yaml.NodeEvent | yaml.CollectionEndEvent]:
+    """The parser's events about values, in order.
 
-    It counts keys and values, before objects are made of them.
+    Refuses aliases (a few can expand to gigabytes), tags, deep nesting and long numbers, and counts
+    keys and values before they are made.
     """
     depth = num_nodes = 0
     for event in yaml.parse(text, Loader=_SafeLoader):
-        num_nodes += isinstance(event, yaml.NodeEvent)
+        if isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+            yield event
+        if isinstance(event, yaml.DocumentStartEvent) and num_nodes:
+            _refuse("a second document begins; there must be one", event.start_mark)
+        if not isinstance(event, yaml.NodeEvent):
+            continue
+        num_nodes += 1
         if num_nodes > MAX_VALUES:
             raise DocumentInvalidError(f"it has more than {MAX_VALUES} keys and values")
         if isinstance(event, yaml.AliasEvent):
@@ -178,49 +182,47 @@ def _refuse_surprises(text: str) -> None:
             depth += 1
             if depth > MAX_DEPTH:
                 raise DocumentInvalidError(f"{_place(event.start_mark)}: {_TOO_DEEP}")
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if isinstance(event, yaml.ScalarEvent) and event.implicit[0]:
-            _refuse_long_number(event.value)
+        yield event
 
 
-def _refuse_long_number(scalar: str) -> None:
-    """Refuses it before it is converted."""
-    if len(scalar) > MAX_NUMBER_LENGTH and _NUMBER.fullmatch(scalar):
-        raise DocumentInvalidError(_TOO_MANY_DIGITS)
+def _value(event: Any, events: Iterator[Any]) -> Any:
+    """The value that begins with an event. No nodes are made: they are many times as large."""
+    if isinstance(event, yaml.ScalarEvent):
+        return _scalar(event)
+    if isinstance(event, yaml.SequenceStartEvent):
+        listed = []
+        while not isinstance(event := next(events), yaml.SequenceEndEvent):
+            listed.append(_value(event, events))
+        return listed
+    mapping: dict[Hashable, Any] = {}
+    while not isinstance(event := next(events), yaml.MappingEndEvent):
+        key = _key(event)
+        if key in mapping:
+            _refuse(f"the key {shown(event.value)} is there twice", event.start_mark)
+        mapping[key] = _value(next(events), events)
+        _refuse_many_fields(len(mapping))
+    return mapping
 
 
-class _StrictKeys:
-    """A mixin of a loader that refuses repeated keys, merge keys, and keys that are not scalars."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        _refuse_many_fields(len(node.value))
-        seen = set()
-        for key_node, _value in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                _refuse("a key is a list or a mapping; it must be a word", key_node.start_mark)
-            if key_node.tag == _MERGE_TAG:
-                _refuse("merge keys are not supported; write the fields out", key_node.start_mark)
-            key = _spelled(self.construct_object(key_node))  # type: ignore[attr-defined]
-            if key in seen:
-                _refuse(f"the key {shown(key_node.value)} is there twice", key_node.start_mark)
-            seen.add(key)
-        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)  # type: ignore[misc]
-        return {_spelled(key): value for key, value in mapping.items()}
-
-
-def _spelled(key: Hashable) -> Hashable:
-    """A key in the form of JSON: a whole number becomes text. Other keys are refused later."""
+def _key(event: Any) -> Hashable:
+    """A key in the form of JSON: a whole number becomes text. Others are refused later."""
+    if not isinstance(event, yaml.ScalarEvent):
+        _refuse("a key is a list or a mapping; it must be a word", event.start_mark)
+    if event.value == "<<" and event.implicit[0]:
+        _refuse("merge keys are not supported; write the fields out", event.start_mark)
+    key: Hashable = _scalar(event)
     return str(key) if type(key) is int else key
 
 
+def _scalar(event: yaml.ScalarEvent) -> Any:
+    if not event.implicit[0]:  # in quotes
+        return event.value
+    if len(event.value) > MAX_NUMBER_LENGTH and _NUMBER.fullmatch(event.value):
+        raise DocumentInvalidError(_TOO_MANY_DIGITS)
+    return core_value(event.value)
+
+
 _NUMBER: Final = re.compile(r"[-+]?[0-9.][0-9a-fA-FxX:_.]*")
-
-_CoreLoader: Any = core_loader(_SafeLoader)
-
-
-class _StrictLoader(_StrictKeys, _CoreLoader):  # type: ignore[misc]
-    pass
 
 
 class _Dumper(yaml.SafeDumper):
@@ -235,9 +237,6 @@ def write_yaml(document: Any, **style: Any) -> str:
     """A document as YAML, in the order of its fields; `style` is of `yaml.dump`."""
     text: Any = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, **style)
     return str(text)
-
-
-_MERGE_TAG: Final = "tag:yaml.org,2002:merge"
 
 
 def _place(mark: Any) -> str:

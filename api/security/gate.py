@@ -36,7 +36,7 @@ from api.security.token_cache import Holder
 from results_db.access.actor import Actor, TokenRole
 from results_db.errors import DatabaseUnavailableError
 
-BURST_S: Final = 5.0
+BURST_S: Final = 2.0
 """A burst may have as many requests as the rate allows in this many seconds."""
 
 _BUSY_ROLES: Final = 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any, Final
 
 from api.schemas.campaigns_and_trials import Progress
@@ -42,26 +43,42 @@ def progress_of(
     """
     ids = [campaign.id for campaign in campaigns]
     counts, winners = store.count_trials_of(ids), store.winners(ids)
+    helpers = _Helpers(store, now)
     return {
         campaign.id: _progress(
-            store,
+            helpers,
             campaign,
             counts[campaign.id],
             winners.get(campaign.id),
             baselines.get(campaign.id),
-            now,
         )
         for campaign in campaigns
     }
 
 
+class _Helpers:
+    """The driver and the workers, which are read once for all campaigns."""
+
+    def __init__(self, store: Store, now: datetime) -> None:
+        self.store, self.now = store, now
+
+    @cached_property
+    def driver_seen_at(self) -> datetime | None:
+        """When a driver was active last."""
+        return self.store.driver_seen_at()
+
+    @cached_property
+    def workers(self) -> list[WorkerRecord]:
+        """The workers that reported lately."""
+        return self.store.workers()
+
+
 def _progress(
-    store: Store,
+    helpers: _Helpers,
     campaign: CampaignRecord,
     counts: dict[TrialState, int],
     best: Winner | None,
     baseline: BaselineRead | None,
-    now: datetime,
 ) -> Progress:
     ended = counts["COMPLETED"] + counts["INFEASIBLE"] + counts["FAILED"]
     planned = trials_planned(campaign, counts, baseline)
@@ -73,7 +90,7 @@ def _progress(
         best_trial=None if best is None else best.trial_number,
         best_layout=None if best is None else best.layout_key,
         seconds_left=seconds_left(campaign, ended, planned),
-        waiting_reason=waiting_reason(store, campaign, counts, now),
+        waiting_reason=_waiting_reason(helpers, campaign, counts),
     )
 
 
@@ -112,23 +129,22 @@ def seconds_left(campaign: CampaignRecord, ended: int, planned: int | None) -> f
     return max(min(estimates), 0.0) if estimates else None
 
 
-def waiting_reason(
-    store: Store, campaign: CampaignRecord, counts: Mapping[TrialState, int], now: datetime
+def _waiting_reason(
+    helpers: _Helpers, campaign: CampaignRecord, counts: Mapping[TrialState, int]
 ) -> str | None:
     """Why no trial of the campaign runs, and what to do; None: the campaign does not wait."""
     if campaign.state == "PAUSED":
         return "the campaign is paused; resume it"
     if campaign.state != "RUNNING":
         return None
+    store = helpers.store
     if counts["RUNNING"]:
         return store.waiting_reason(campaign.id)
-    driver_seen_at = store.driver_seen_at()
-    if not counts["PENDING"] and not driver_is_alive(driver_seen_at, now):
-        seen = (
-            f"the last was seen at {driver_seen_at:%H:%M:%S} UTC" if driver_seen_at else "none yet"
-        )
+    seen_at = helpers.driver_seen_at
+    if not counts["PENDING"] and not driver_is_alive(seen_at, helpers.now):
+        seen = f"the last was seen at {seen_at:%H:%M:%S} UTC" if seen_at else "none yet"
         return f"no driver is at work ({seen}); start one with `layout-tuner driver`"
-    workers = [w for w in store.workers() if w.cluster == campaign.cluster_name]
+    workers = [w for w in helpers.workers if w.cluster == campaign.cluster_name]
     if not workers:
         return (
             f"no worker of cluster {campaign.cluster_name} is there; start one with "
@@ -143,7 +159,7 @@ def waiting_reason(
     if counts["PENDING"] and store.count_too_large(campaign.id) >= counts["PENDING"]:
         waiting = store.trials(campaign.id, states=("PENDING",), limit=TRIALS_LOOKED_AT)
         return _too_small(waiting, workers) if waiting else None
-    return _nowhere(store, campaign, now)
+    return _nowhere(store, campaign, helpers.now)
 
 
 def _nowhere(store: Store, campaign: CampaignRecord, now: datetime) -> str | None:

@@ -44,7 +44,7 @@ from search_spaces.spec.campaign import CampaignSpec
 READ_S: Final = 0.3
 PLAN_S: Final = 2.0
 PER_S: Final = 100
-BURST: Final = 500
+BURST: Final = 200
 """Requests of a submitter's token: a second, and at once."""
 SEARCH_S: Final = 0.6
 """Seconds a scale of the search for each route."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 _NUMBER: Final = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
@@ -54,20 +55,45 @@ CORE_SCHEMA: Final = (
 `add_implicit_resolver`. `<<` is none there; it is known in order to be refused."""
 
 
+_BY_FIRST: Final = {
+    first: [
+        (tag.rpartition(":")[2], pattern) for tag, pattern, firsts in CORE_SCHEMA if first in firsts
+    ]
+    for _, _, all_firsts in CORE_SCHEMA
+    for first in all_firsts
+}
+
+
+def core_value(scalar: str) -> Any:
+    """The value of a plain scalar by the core schema of YAML 1.2."""
+    for kind, pattern in _BY_FIRST.get(scalar[:1], ()):
+        if pattern.match(scalar):
+            return _VALUES[kind](scalar)
+    return scalar
+
+
+def _whole(scalar: str) -> int:
+    return int(scalar, 0 if scalar[:2] in ("0o", "0x") else 10)
+
+
+def _fraction(scalar: str) -> float:
+    return float(scalar.replace(".", "") if scalar[-1] in "fFnN" else scalar)
+
+
+_VALUES: Final[Mapping[str, Callable[[str], Any]]] = {
+    "null": lambda _: None,
+    "bool": lambda scalar: scalar[0] in "tT",
+    "int": _whole,
+    "float": _fraction,
+    "merge": str,
+}
+
+
 def core_loader(loader: Any) -> Any:
     """A safe loader of PyYAML that reads plain scalars by the core schema of YAML 1.2."""
     made: Any = type("CoreLoader", (loader,), {"yaml_implicit_resolvers": {}})
     for resolver in CORE_SCHEMA:
         made.add_implicit_resolver(*resolver)
-    made.add_constructor(_TAG + "int", _construct_int)
-    made.add_constructor(_TAG + "float", _construct_float)
+    for kind in ("int", "float"):
+        made.add_constructor(_TAG + kind, lambda _, node, kind=kind: _VALUES[kind](node.value))
     return made
-
-
-def _construct_int(_loader: Any, node: Any) -> int:
-    return int(node.value, 0 if node.value[:2] in ("0o", "0x") else 10)
-
-
-def _construct_float(_loader: Any, node: Any) -> float:
-    text = node.value
-    return float(text.replace(".", "") if text[-1] in "fFnN" else text)

@@ -19,7 +19,6 @@ from api.http import documents
 from api.http.documents import read_json, read_yaml, write_yaml
 from api.settings import Settings
 from results_db.store import Store
-from search_spaces.documents.numbers import core_loader
 from tests.api.local_api import CAMPAIGN, HEADERS, TOKEN, Api
 from tests.postgres import upgraded
 from tests.search_spaces.documents.test_malformed_documents import PATHS
@@ -41,9 +40,7 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 @pytest.fixture(params=[yaml.SafeLoader, documents._SafeLoader], ids=["python", "installed"])
 def loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both of PyYAML's readers: which one there is depends on how it was built."""
-    strict = type("Strict", (documents._StrictKeys, core_loader(request.param)), {})
     monkeypatch.setattr(documents, "_SafeLoader", request.param)
-    monkeypatch.setattr(documents, "_StrictLoader", strict)
 
 
 def changed(path: tuple[str, ...], value: Any) -> dict[str, Any]:

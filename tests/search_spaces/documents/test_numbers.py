@@ -14,7 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from search_spaces.documents.duration import read_duration_s, read_walltime_s
-from search_spaces.documents.numbers import core_loader, read_number, read_printed, read_whole
+from search_spaces.documents.numbers import (
+    core_loader,
+    core_value,
+    read_number,
+    read_printed,
+    read_whole,
+)
 from search_spaces.errors import SearchSpaceError
 from search_spaces.tables.fields import Fields
 from search_spaces.trainers.log_patterns import LogPatterns
@@ -87,9 +93,10 @@ def test_a_plain_scalar_is_a_number_in_yaml_by_the_core_schema_alone(text: str) 
     ],
 )  # fmt: skip
 def test_plain_scalars_of_yaml(text: str, value: object) -> None:
-    read = yaml.load(f"a: {text}", core_loader(yaml.SafeLoader))["a"]
-    assert read == value
-    assert type(read) is type(value)
+    loaded = yaml.load(f"a: {text}", core_loader(yaml.SafeLoader))["a"]
+    for read in (loaded, core_value(text)):
+        assert read == value
+        assert type(read) is type(value)
 
 
 @pytest.mark.parametrize(
