@@ -122,7 +122,8 @@ def read_yaml(body: bytes) -> Any:
         mark = error.problem_mark or error.context_mark
         where = f" at {_place(mark)}" if mark else ""
         raise DocumentMalformedError(f"malformed YAML{where}: {error.problem}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        # PyYAML's own reader raises the last two for an escape that is no character.
         raise DocumentMalformedError(f"malformed YAML: {_one_line(error)}") from error
     _refuse_invalid(document_problem(document, visible_text_problem))
     return document

@@ -96,6 +96,7 @@ def test_text_of_any_language_is_read() -> None:
         ("a: !!set {b}\n", "the tag 'tag:yaml.org,2002:set' is not supported"),
         ("a: &x [1]\nb: *x\n", "line 2, column 4: aliases are not supported"),
         ("a: " + "[" * 200 + "]" * 200, "line 1, column 103: it is nested too deeply"),
+        ('a: "\\UFFFFFFFF"', "malformed YAML"),
         ("a: 1\n---\nb: 2\n", "malformed YAML at line 2"),
     ],
 )
