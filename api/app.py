@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
+from api.background_loops import in_background
 from api.dashboard import pages
 from api.http import docs_page, etags, problems
 from api.http.body_limits import BoundedBodies
@@ -21,8 +22,11 @@ from api.http.query_parameters import describe_filters, refuse_unknown_query
 from api.http.request_bodies import BODIES_AT_ONCE
 from api.http.route_map import RouteMap
 from api.http.url_prefix import UrlPrefix, refuse_taken_prefix
+from api.leases.worker_batches import WorkerBatches
 from api.live.database_changes import DatabaseChanges
 from api.live.event_hub import EventHub
+from api.process.background_jobs import Sweeper, prune, sweeping
+from api.process.metrics import MeasuredRequests, Metrics
 from api.routes import (
     access,
     allocations,
@@ -48,9 +52,6 @@ from api.security.session_cache import SessionBook
 from api.security.session_cookie import SessionCookie
 from api.security.token_cache import TokenBook, local_holders, noting_uses
 from api.security.token_guess_limit import Guesses
-from api.service.background_jobs import Sweeper, in_background, prune, sweeping
-from api.service.metrics import MeasuredRequests, Metrics
-from api.service.worker_batches import WorkerBatches
 from api.settings import Settings
 from api.version import version
 from results_db.store import Store

@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 
 from api.extras import missing_extra
-from api.service.gc_tuning import nothing_collected
+from api.process.gc_tuning import nothing_collected
 from api.version import version
 from search_spaces.documents.numbers import read_number, read_whole
 from search_spaces.terminal.console import escape_output

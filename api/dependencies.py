@@ -6,13 +6,13 @@ from typing import Annotated, Any, cast
 
 from fastapi import Depends, Path, Request
 
+from api.leases.worker_batches import WorkerBatches
 from api.live.database_changes import DatabaseChanges
 from api.live.event_hub import EventHub
+from api.process.metrics import Metrics
 from api.schemas.text_types import id_in
 from api.security.authentication import Credential
 from api.security.token_cache import Holder, TokenBook
-from api.service.metrics import Metrics
-from api.service.worker_batches import WorkerBatches
 from api.settings import Settings
 from results_db.access.actor import Actor
 from results_db.records import CampaignRecord

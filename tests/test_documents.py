@@ -145,7 +145,7 @@ def test_examples_are_readable() -> None:
 
 
 def test_the_board_and_the_guide_name_metrics_that_exist() -> None:
-    source = (ROOT / "api/service/metrics.py").read_text()
+    source = (ROOT / "api/process/metrics.py").read_text()
     exported = {f"layout_tuner{rest}" for rest in re.findall(r'"layout_tuner(_\w+)"', source)}
     board = json.loads((EXAMPLES / "grafana-dashboard.json").read_text())
     expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]

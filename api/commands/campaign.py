@@ -25,15 +25,7 @@ from api.commands.connection import service_options
 from api.commands.display import json_option, print_facts, print_json
 from api.commands.watching import watch_campaign
 from api.errors import DocumentMalformedError
-from api.http.documents import read_json, read_yaml
-from api.schemas.campaigns_and_trials import (
-    AnalysisRead,
-    CampaignDetail,
-    CampaignPage,
-    CampaignRead,
-    CostRead,
-)
-from api.service.formatting import (
+from api.formatting import (
     baseline_words,
     budget_words,
     cheap_count_words,
@@ -45,6 +37,14 @@ from api.service.formatting import (
     percent,
     state_words,
     unit,
+)
+from api.http.documents import read_json, read_yaml
+from api.schemas.campaigns_and_trials import (
+    AnalysisRead,
+    CampaignDetail,
+    CampaignPage,
+    CampaignRead,
+    CostRead,
 )
 from results_db.campaigns.filter import CampaignFilter
 from results_db.records import CAMPAIGN_STATES, BaselineRead, Cost, KnobStepRead

@@ -14,9 +14,9 @@ from api.client import Client
 from api.commands.connection import service_options
 from api.commands.display import json_option, print_json
 from api.errors import DocumentMalformedError, ServiceError
+from api.formatting import budget_words
 from api.http.documents import read_yaml
 from api.schemas.campaigns_and_trials import CampaignDetail
-from api.service.formatting import budget_words
 from results_db.records import ENDED_CAMPAIGN_STATES
 from search_spaces.spec.default_precision import STORED_WITHOUT
 from search_spaces.terminal.console import on_interrupt

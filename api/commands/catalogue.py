@@ -12,9 +12,9 @@ from api.client import Client
 from api.commands.campaign import read_document_file
 from api.commands.connection import service_options
 from api.commands.display import json_option, print_json
+from api.formatting import memory
 from api.http.documents import write_yaml
 from api.schemas.catalogue import CatalogueEntry, UnreadableEntry
-from api.service.formatting import memory
 from search_spaces.errors import SiteInvalidError
 from search_spaces.spec.site import cluster_part
 from search_spaces.terminal.text_table import print_table

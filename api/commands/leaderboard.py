@@ -11,14 +11,13 @@ from typing import Any, Final
 
 import click
 
+from api.campaigns.parquet import num_rows
 from api.client import Client
 from api.commands.connection import service_options
 from api.commands.display import json_option, print_json
 from api.commands.training_job import job_options, print_jobs
 from api.commands.trial_conditions import read_conditions, where_option
-from api.plans.measured_jobs import measured_jobs, step_interval
-from api.schemas.campaigns_and_trials import CampaignDetail, LeaderboardPage, RankedTrial
-from api.service.formatting import (
+from api.formatting import (
     LAYOUT_HEADINGS,
     baseline_words,
     cheap_count_words,
@@ -31,7 +30,8 @@ from api.service.formatting import (
     trainer_words,
     unit,
 )
-from api.service.parquet import num_rows
+from api.plans.measured_jobs import measured_jobs, step_interval
+from api.schemas.campaigns_and_trials import CampaignDetail, LeaderboardPage, RankedTrial
 from results_db.records import BaselineRead
 from search_spaces.belief.job import JobEstimate
 from search_spaces.spec.objectives import OBJECTIVES

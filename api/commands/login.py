@@ -12,7 +12,7 @@ import click
 
 from api.client import Client
 from api.commands.connection import service_options
-from api.service.formatting import moment
+from api.formatting import moment
 from search_spaces.connection.data_home import default_data_dir
 
 REDIRECT_FILE: Final = "sign-in.html"

@@ -25,9 +25,9 @@ from api.http.connection_limits import MAX_CONNECTIONS, ConnectionLimits, allow_
 from api.http.protocol import LimitedProtocol
 from api.http.server import LimitedServer
 from api.http.url_prefix import read_prefix
+from api.process.gc_tuning import keep_for_good, nothing_collected
+from api.process.local_service import announced, serving
 from api.security.token_file import load_or_make_token
-from api.service.gc_tuning import keep_for_good, nothing_collected
-from api.service.local_service import announced, serving
 from api.settings import Settings
 from results_db.admin.retention import Retention
 from results_db.database.data_dir import DataDir

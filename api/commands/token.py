@@ -15,8 +15,8 @@ from api.client import Client
 from api.commands.connection import service_options
 from api.commands.display import json_option, print_json
 from api.errors import ServiceError
+from api.formatting import moment
 from api.schemas.access import TokenCreate, TokenRead
-from api.service.formatting import moment
 from results_db.access.actor import TOKEN_ROLES, TokenRole
 from search_spaces.documents.duration import read_duration_s
 from search_spaces.errors import SearchSpaceError

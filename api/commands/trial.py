@@ -14,13 +14,7 @@ from api.commands.connection import service_options
 from api.commands.display import json_option, print_facts, print_json
 from api.commands.trial_conditions import read_conditions, where_option
 from api.errors import ServiceError
-from api.schemas.campaigns_and_trials import (
-    TrialDetailRead,
-    TrialPage,
-    TrialRead,
-    TrialsAdded,
-)
-from api.service.formatting import (
+from api.formatting import (
     LAYOUT_HEADINGS,
     cheap_probe_words,
     duration,
@@ -31,6 +25,12 @@ from api.service.formatting import (
     state_words,
     step_words,
     trainer_words,
+)
+from api.schemas.campaigns_and_trials import (
+    TrialDetailRead,
+    TrialPage,
+    TrialRead,
+    TrialsAdded,
 )
 from results_db.records import AttemptRecord
 from results_db.trials.filter import TrialFilter

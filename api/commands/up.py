@@ -17,8 +17,8 @@ from api.commands.login import sign_in_url
 from api.errors import ApiError, ServiceError
 from api.http.bind_address import Endpoint, endpoint_options
 from api.http.url_prefix import read_prefix
+from api.process.supervisor import Child, start_and_wait, until_signalled, watch
 from api.security.token_file import read_token
-from api.service.supervisor import Child, start_and_wait, until_signalled, watch
 from results_db.database.data_dir import DataDir
 from results_db.database.option import DATABASE_VARIABLE, database_option
 from results_db.database.outage_log import START_PATIENCE_S

@@ -16,8 +16,7 @@ from api.commands.connection import service_options
 from api.commands.display import json_option
 from api.commands.watching import POLL_S
 from api.errors import ServiceError
-from api.schemas.campaigns_and_trials import CampaignDetail, RankedTrial
-from api.service.formatting import (
+from api.formatting import (
     LAYOUT_HEADINGS,
     half_interval,
     layout_cells,
@@ -25,6 +24,7 @@ from api.service.formatting import (
     trainer_words,
     unit,
 )
+from api.schemas.campaigns_and_trials import CampaignDetail, RankedTrial
 from search_spaces.statistics.rank_agreement import (
     MeasuredValue,
     RankAgreement,

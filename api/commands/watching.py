@@ -15,8 +15,8 @@ import click
 
 from api.client import Client
 from api.errors import ServiceError
+from api.formatting import cheap_probe_words, duration, figure, unit
 from api.schemas.campaigns_and_trials import CampaignDetail, TrialRead
-from api.service.formatting import cheap_probe_words, duration, figure, unit
 from results_db.trials.filter import TrialFilter
 from search_spaces.protocol.worker_messages import TrialState
 from search_spaces.spec.fidelity import cheap_iterations

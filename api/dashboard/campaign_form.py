@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
+from api.campaigns.catalogue import PRESET_NAMES, preset_description
 from api.errors import DocumentInvalidError, DocumentMalformedError
 from api.http.documents import read_yaml, write_yaml
-from api.service.catalogue import PRESET_NAMES, preset_description
 from results_db.campaigns.models_and_clusters import DescriptionKind
 from results_db.records import CampaignRecord
 from results_db.store import Store

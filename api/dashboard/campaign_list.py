@@ -7,10 +7,10 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
+from api.campaigns.progress import trials_planned
 from api.dashboard.rendering import render
 from api.dependencies import StoreDep
 from api.schemas.text_types import QueryText
-from api.service.progress import trials_planned
 from results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
 from results_db.records import CampaignRecord, CampaignState
 from results_db.store import Store

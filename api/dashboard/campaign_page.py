@@ -12,9 +12,9 @@ from api.dashboard.campaign_view import render_campaign
 from api.dashboard.leaderboard_table import COLUMNS, PAGE, leaderboard_table
 from api.dashboard.rendering import campaign_path, go_to, page_url
 from api.dependencies import CampaignDep, StoreDep
+from api.html.findings import finding_of, lead
 from api.http.query_parameters import StatedFilterDep
 from api.routes.leaderboard import Front, Order, Ranking, Sort, Within
-from api.service.findings import finding_of, lead
 from results_db.leaderboard.ranked_layout import LeaderboardQuery, ListingSortKey
 from results_db.records import CampaignRecord
 from results_db.store import Store

@@ -7,8 +7,8 @@ from typing import Any, Final
 from fastapi import Request
 from fastapi.responses import HTMLResponse
 
+from api.campaigns.progress import progress_of
 from api.dashboard.rendering import campaign_path, render
-from api.service.progress import progress_of
 from results_db.records import CampaignRecord
 from results_db.store import Store
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from api.errors import ColumnUnknownError
-from api.service.formatting import figure, memory, percent
+from api.formatting import figure, memory, percent
 from results_db.leaderboard.leaderboard import PageOfLayouts
 from results_db.leaderboard.ranked_layout import LeaderboardQuery
 from results_db.records import CampaignRecord

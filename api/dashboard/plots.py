@@ -13,7 +13,7 @@ from api.dashboard.campaign_view import render_campaign
 from api.dashboard.figures.campaign_plots import CampaignPlots, FigureName, PlotChoices
 from api.dashboard.rendering import PAGE_HEADERS
 from api.dependencies import CampaignDep, StoreDep
-from api.service.formatting import unit
+from api.formatting import unit
 from results_db.campaigns.charts import FailureCount
 from search_spaces.spec.layout import KNOBS
 from search_spaces.spec.objectives import ALL_OBJECTIVES

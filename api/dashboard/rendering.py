@@ -16,9 +16,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.datastructures import QueryParams
 
+from api.campaigns.progress import node_seconds_left
 from api.dashboard.assets import assets, maplibre_style_id
-from api.service.findings import peak_words, short_layout
-from api.service.formatting import (
+from api.formatting import (
     cheap_count_words,
     duration,
     figure,
@@ -30,7 +30,7 @@ from api.service.formatting import (
     step_words,
     unit,
 )
-from api.service.progress import node_seconds_left
+from api.html.findings import peak_words, short_layout
 from api.version import version
 from results_db.records import EVENT_KINDS, CampaignRecord
 from search_spaces.terminal.console import escaped

@@ -13,6 +13,9 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, Response
 from starlette.datastructures import UploadFile
 
+from api.campaigns.catalogue import PRESET_NAMES
+from api.campaigns.submission import Submission
+from api.campaigns.submission_check import COUNTED_WITHIN_S, SubmissionCheck, check_submission
 from api.dashboard.campaign_form import (
     FORM_FIELDS,
     REST,
@@ -29,9 +32,6 @@ from api.http.documents import read_json, read_yaml
 from api.http.request_bodies import BodyRoute
 from api.plans.planning import plan_of
 from api.routes.campaigns import SubmissionDep
-from api.service.catalogue import PRESET_NAMES
-from api.service.submission import Submission
-from api.service.submission_check import COUNTED_WITHIN_S, SubmissionCheck, check_submission
 from results_db.campaigns.plans import PlanOptions
 from results_db.errors import ResultsDbError
 from results_db.store import Store

@@ -10,9 +10,7 @@ from api.dashboard.drawings.bars import PlotPart, step_parts
 from api.dashboard.drawings.static_plot import static_plot
 from api.dashboard.drawings.svg import Drawn
 from api.dashboard.figures.estimates import memory_by_stage
-from api.plans.cheap_probes import cheap_probes
-from api.service.findings import bounds
-from api.service.formatting import (
+from api.formatting import (
     figure,
     memory_of,
     moment,
@@ -22,6 +20,8 @@ from api.service.formatting import (
     trainer_words,
     unit,
 )
+from api.html.findings import bounds
+from api.plans.cheap_probes import cheap_probes
 from results_db.leaderboard.ranked_layout import LeaderboardQuery, RankedLayout
 from results_db.records import CampaignRecord, TrialDetail, TrialRecord
 from results_db.store import Store

@@ -18,10 +18,10 @@ from api.dashboard.figures.step_times import iterations
 from api.dashboard.rendering import render
 from api.dashboard.trial_facts import TrialFacts, knob_pairs
 from api.dependencies import HolderDep, StoreDep
+from api.formatting import figure, objective_figure, step_words, unit
+from api.html.findings import REASONS, bounds, short_layout
+from api.report.probe_command import MODEL_FILE, probe_command
 from api.routes.trials import TrialPath
-from api.service.findings import REASONS, bounds, short_layout
-from api.service.formatting import figure, objective_figure, step_words, unit
-from api.service.probe_command import MODEL_FILE, probe_command
 from results_db.leaderboard.ranked_layout import RankedLayout
 from results_db.records import ENDED_CAMPAIGN_STATES, CampaignRecord
 from search_spaces.belief.extrapolation import CheapProbe

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Final
 
 from fastapi import Depends, FastAPI, Header, Request, Response
 
+from api.campaigns.progress import driver_is_alive
 from api.dependencies import CampaignDep, StoreDep
-from api.service.progress import driver_is_alive
 from api.version import version
 from results_db.store import Store
 

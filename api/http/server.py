@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import uvicorn
 
+from api.background_loops import aligned_pause_s
 from api.http.connection_limits import ConnectionLimits, Connections
 from api.http.protocol import LimitedProtocol, refusal
 from api.security.token_guess_limit import network_of
-from api.service.idle_ticks import aligned_pause_s
 
 ACCEPT_AGAIN_S: Final = 0.5
 """Seconds to wait after the system could not accept a connection."""

@@ -11,7 +11,7 @@ import asyncio
 from contextlib import suppress
 from threading import Event
 
-from api.service.idle_ticks import aligned_pause_s
+from api.background_loops import aligned_pause_s
 from results_db.database.change_mark import ChangeMark
 
 

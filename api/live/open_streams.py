@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from api.background_loops import aligned_pause_s
 from api.errors import WatchersTooManyError
 from api.security.authentication import Authentication, Credential
-from api.service.idle_ticks import aligned_pause_s
 from results_db.database.outage_log import LoopOutage
 
 CHECK_INTERVAL_S: Final = 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from api.service.submission import Submission
+from api.campaigns.submission import Submission
 from results_db.campaigns.plans import PlanOptions
 from results_db.records import PlanRecord
 from results_db.store import Store

@@ -18,12 +18,12 @@ from api.dashboard.figures.campaign_plots import CampaignPlots, PlotChoices
 from api.dashboard.leaderboard_table import LeaderboardTable, leaderboard_table
 from api.dashboard.rendering import document
 from api.dashboard.trial_facts import TrialFacts, knob_pairs
+from api.formatting import duration, effect_words, figure, half_interval, machine, moment
+from api.html.findings import REASONS, bounds, finding_of, lead
 from api.http.documents import write_yaml
 from api.plans.measured_jobs import measured_jobs, step_interval
 from api.report.failures import failures
 from api.report.reproduction import commands
-from api.service.findings import REASONS, bounds, finding_of, lead
-from api.service.formatting import duration, effect_words, figure, half_interval, machine, moment
 from api.version import version
 from results_db.campaigns.imports import IMPORTED
 from results_db.campaigns.reports import TrialBrief

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from api.service.probe_command import probe_command
+from api.report.probe_command import probe_command
 from api.version import version
 from results_db.campaigns.imports import IMPORTED
 from results_db.records import CampaignRecord

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 
+from api.campaigns.submission import Submission
 from api.dependencies import CampaignDep, SettingsDep, StoreDep
 from api.http.cursors import read_cursor, write_cursor
 from api.http.etags import CAMPAIGN_LIST_TAG, UNCHANGED
@@ -23,7 +24,6 @@ from api.schemas.campaigns_and_trials import CampaignChange, CampaignDetail, Cam
 from api.schemas.from_records import campaign_detail, campaigns_read
 from api.schemas.text_types import IdempotencyKeyText, Moment, QueryText
 from api.security.ownership import OwnCampaignDep
-from api.service.submission import Submission
 from results_db.campaigns.filter import CampaignFilter
 from results_db.records import CampaignRecord, CampaignState
 from search_spaces.spec.campaign import StrategyName

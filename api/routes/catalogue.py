@@ -9,6 +9,13 @@ from typing import Annotated, Any, Final, TypeVar
 from fastapi import APIRouter, Depends, Path, Response
 from pydantic import ValidationError
 
+from api.campaigns.catalogue import (
+    PRESET_NAMES,
+    preset_description,
+    refuse_preset,
+    resolved_cluster,
+    resolved_model,
+)
 from api.dependencies import SettingsDep, StoreDep
 from api.http.problems import names_fields_of_body
 from api.http.request_bodies import DESCRIPTION_SCHEMA, DocumentDep, body_of
@@ -19,13 +26,6 @@ from api.schemas.catalogue import (
     ModelPage,
     ModelRead,
     UnreadableEntry,
-)
-from api.service.catalogue import (
-    PRESET_NAMES,
-    preset_description,
-    refuse_preset,
-    resolved_cluster,
-    resolved_model,
 )
 from results_db.campaigns.models_and_clusters import DescriptionRecord
 from results_db.database.storable_values import UNREADABLE

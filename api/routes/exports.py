@@ -11,9 +11,9 @@ from fastapi import APIRouter, Query
 from api import exporters
 from api.dependencies import CampaignDep, StoreDep
 from api.errors import ExportUnavailableError
+from api.formatting import gain_sentence, measured_sentence, step_words
 from api.plans.cheap_probes import cheap_probes
 from api.schemas.campaigns_and_trials import ExportFormatPage, ExportFormatRead, ExportRead
-from api.service.formatting import gain_sentence, measured_sentence, step_words
 from results_db.campaigns.imports import IMPORTED
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store

@@ -10,10 +10,10 @@ from typing import Final
 from fastapi import APIRouter, Response
 from starlette.responses import PlainTextResponse
 
+from api.campaigns.progress import driver_is_alive
 from api.dependencies import MetricsDep, SettingsDep, StoreDep
+from api.process.metrics import CONTENT_TYPE
 from api.schemas.campaigns_and_trials import Health, Readiness
-from api.service.metrics import CONTENT_TYPE
-from api.service.progress import driver_is_alive
 from api.settings import Settings
 from api.version import version
 from results_db.errors import DatabaseUnavailableError

@@ -7,13 +7,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from api.campaigns.imports import read_import
+from api.campaigns.measurement_table import trial_table
 from api.dependencies import CampaignDep, StoreDep
 from api.errors import DocumentTypeUnsupportedError
 from api.http.documents import media_type_of
 from api.schemas.campaigns_and_trials import ImportRead
 from api.schemas.from_records import campaigns_read
-from api.service.imports import read_import
-from api.service.measurement_table import trial_table
 from results_db.campaigns.imports import IMPORTED
 from search_spaces.tables import write_table
 

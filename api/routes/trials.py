@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import PlainTextResponse
 
+from api.campaigns.trial_listing import page_of_trials
 from api.dependencies import CampaignDep, StoreDep
 from api.http.cursors import MAX_CURSOR
 from api.http.etags import LIVE_CAMPAIGN_TAG, UNCHANGED
@@ -21,7 +22,6 @@ from api.schemas.campaigns_and_trials import (
     TrialsAdded,
 )
 from api.schemas.from_records import trial_detail_read, trial_read, trials_read
-from api.service.trial_listing import page_of_trials
 from results_db.trials.sort_order import SortKey, TrialOrder
 from search_spaces.protocol.worker_messages import TrialId
 

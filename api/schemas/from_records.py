@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from api.campaigns.progress import progress_of
+from api.leases.waiting import why_not_leased
 from api.plans.cheap_probes import cheap_probes
 from api.schemas.allocations import AllocationRead, NotLeasedRead
 from api.schemas.campaigns_and_trials import (
@@ -15,8 +17,6 @@ from api.schemas.campaigns_and_trials import (
     TrialDetailRead,
     TrialRead,
 )
-from api.service.progress import progress_of
-from api.service.waiting import why_not_leased
 from results_db.allocations.allocations import AllocationRecord, WaitingTrial
 from results_db.database.storable_values import UNREADABLE
 from results_db.records import BaselineRead, CampaignRecord, TrialDetail, TrialRecord

@@ -13,9 +13,9 @@ from typing import Final
 
 from starlette.concurrency import run_in_threadpool
 
+from api.background_loops import in_background
 from api.security.brief_cache import BriefCache
 from api.security.session_cache import SessionBook
-from api.service.background_jobs import in_background
 from results_db.access.actor import TokenRole
 from results_db.access.tokens import LOCAL_ADMIN, LOCAL_WORKER, TokenRecord, hash_of_token
 from results_db.database.outage_log import LoopOutage

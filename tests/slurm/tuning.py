@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from click.testing import CliRunner
 
-from tests.api.process import ServeProcess
+from tests.api.serve_process import ServeProcess
 from tests.slurm.site import SlurmSite
 from tests.waiting import wait_until
 from workers.slurm.commands import allocation

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from api.dashboard.drawings.svg import WIDTH, Drawn, drawing, hatching, join, number, tag
 from api.dashboard.figures.figure import PlotFigure, Trace, round_ticks
-from api.service.formatting import figure, percent
+from api.formatting import figure, percent
 
 MAX_TOLD: Final = 1_000
 """Most points of a kind with a tooltip; more points are drawn as one path."""

@@ -24,7 +24,7 @@ from api.dashboard.figures.figure import (
     rows_layout,
 )
 from api.dashboard.figures.points import PlotFacts, mark_traces
-from api.service.formatting import figure, memory, percent
+from api.formatting import figure, memory, percent
 from results_db.records import PredictedTrial
 from search_spaces.spec.fidelity import is_cheap
 from search_spaces.terminal.plurals import counted

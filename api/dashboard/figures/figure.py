@@ -14,7 +14,7 @@ from html import escape
 from statistics import quantiles
 from typing import Any, Final, NamedTuple
 
-from api.service.formatting import objective_figure, unit
+from api.formatting import objective_figure, unit
 from search_spaces.spec.objectives import MEMORY_HEADROOM
 from search_spaces.terminal.console import escaped
 

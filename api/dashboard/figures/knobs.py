@@ -31,7 +31,7 @@ from api.dashboard.figures.points import (
     knob_text,
     mark_traces,
 )
-from api.service.formatting import objective_figure, unit
+from api.formatting import objective_figure, unit
 from results_db.leaderboard.knob_cells import KnobCell
 from search_spaces.spec.layout import KNOBS
 

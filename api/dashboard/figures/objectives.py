@@ -24,7 +24,7 @@ from api.dashboard.figures.figure import (
     points,
 )
 from api.dashboard.figures.points import LayoutPoint, PlotFacts, mark_traces
-from api.service.formatting import objective_figure, state_words, unit
+from api.formatting import objective_figure, state_words, unit
 from results_db.campaigns.charts import BestSoFar, HistoryPoint
 from search_spaces.spec.objectives import pareto_front
 

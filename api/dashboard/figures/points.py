@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from api.dashboard.figures.figure import Spot, Trace, marked, objective_words
-from api.service.formatting import state_words
+from api.formatting import state_words
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.objectives import MEMORY_HEADROOM, SECONDS_PER_HOUR, memory_headroom

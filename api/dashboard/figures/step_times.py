@@ -16,7 +16,7 @@ from api.dashboard.figures.figure import (
     points,
     rows_layout,
 )
-from api.service.formatting import figure, percent
+from api.formatting import figure, percent
 from results_db.leaderboard.ranked_layout import RankedLayout
 from search_spaces.protocol.measurement import Iteration
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from api.dashboard.figures.figure import Bar, PlotFigure, Spot, bars, marked, rows_layout
-from api.service.formatting import moment, state_words
+from api.formatting import moment, state_words
 from results_db.campaigns.charts import CampaignTimeline, TimelineAttempt
 
 MOST_ROWS_DRAWN: Final = 60

@@ -20,8 +20,8 @@ from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import CAMPAIGN
-from tests.api.process import ServeProcess
 from tests.api.report.page import Page
+from tests.api.serve_process import ServeProcess
 from tests.results_db.factories import TimelyStore, completed, failed, lease_one, make_worker
 
 Run = Callable[..., Result]

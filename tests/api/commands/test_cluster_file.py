@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from api.commands.campaign import campaign
 from api.commands.catalogue import cluster
 from tests.api.local_api import CAMPAIGN
-from tests.api.process import ServeProcess
+from tests.api.serve_process import ServeProcess
 from tuner.estimate.commands import estimate
 from workers.commands.commands import probe
 from workers.slurm.commands import allocation

@@ -20,13 +20,13 @@ from api.cli import main
 from api.client import Client
 from api.errors import ServiceError
 from api.exporters import FORMATS
-from api.service.formatting import unit, zero
+from api.formatting import unit, zero
 from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.objectives import OBJECTIVES
 from tests.api.local_api import CAMPAIGN
-from tests.api.process import ServeProcess
+from tests.api.serve_process import ServeProcess
 from tests.results_db.factories import TimelyStore, completed, failed, lease_one, make_worker
 
 ANYWHERE = Layout(dp=2, num_microbatches=4, precision="bf16")

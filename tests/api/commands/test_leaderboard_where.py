@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from api.campaigns.parquet import num_rows
 from api.client import Client
 from api.commands.leaderboard import leaderboard
-from api.service.parquet import num_rows
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import TOKEN, Api
 from tests.api.terminal import Terminal

@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 
 from api.commands.login import login, sign_in_url
 from api.commands.token import token
-from tests.api.process import ServeProcess
 from tests.api.security.signed_in import Person
+from tests.api.serve_process import ServeProcess
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import CAMPAIGN
-from tests.api.process import ServeProcess
+from tests.api.serve_process import ServeProcess
 from tests.results_db.factories import TimelyStore, completed, lease_one, make_worker
 from tuner.driver.driver import Driver
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from api.cli import main
 from results_db.store import Store
 from search_spaces.terminal import live_output
-from tests.api.process import ServeProcess
+from tests.api.serve_process import ServeProcess
 from tests.api.terminal import Screen, Terminal, run_in_terminal
 from tests.postgres import upgraded
 from tests.results_db.factories import make_campaign

@@ -21,7 +21,7 @@ from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import CAMPAIGN, INTRODUCTION
-from tests.api.process import ServeProcess
+from tests.api.serve_process import ServeProcess
 from tests.api.terminal import Screen, Terminal, run_in_terminal
 from tests.results_db.factories import TimelyStore, completed, failed, lease_one, make_worker
 from tests.waiting import wait_until

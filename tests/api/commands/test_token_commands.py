@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from api.commands.token import audit, token, whoami
-from tests.api.process import ServeProcess
+from tests.api.serve_process import ServeProcess
 
 
 @pytest.fixture(scope="module")

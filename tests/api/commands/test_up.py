@@ -12,8 +12,8 @@ import pytest
 
 from results_db.database.data_dir import DataDir
 from results_db.store import Store
-from tests.api.process import ServeProcess, run_command
 from tests.api.security.signed_in import Person
+from tests.api.serve_process import ServeProcess, run_command
 from tests.e2e.conftest import Service
 from tests.waiting import wait_until
 

@@ -16,7 +16,7 @@ from search_spaces.protocol.worker_messages import WorkerCreate
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import CAMPAIGN
-from tests.api.process import ServeProcess
+from tests.api.serve_process import ServeProcess
 from tests.results_db.factories import TimelyStore, completed, failed, lease_one, make_worker
 from tests.waiting import wait_until
 

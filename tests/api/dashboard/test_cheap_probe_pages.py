@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, expect
 
 from api.dashboard.figures.campaign_plots import CampaignPlots, PlotChoices
 from api.dashboard.figures.figure import PlotFigure
-from api.service.findings import short_layout
+from api.html.findings import short_layout
 from tests.api.cheap_campaign import (
     CHEAP_CAMPAIGN,
     FEWER,

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from results_db.database.data_dir import DataDir
 from tests.api.dashboard.explored import INTRODUCED, LAYOUTS, Explored, explored_service
-from tests.api.process import ServeProcess
+from tests.api.serve_process import ServeProcess
 from tests.results_db.factories import TimelyStore, completed
 
 

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from api.exporters import FORMATS, ExportSource, export
 from api.exporters.launch_script import exported
 from api.exporters.torchtitan import _toml_lines
-from api.service.formatting import measured_sentence
-from api.service.probe_command import probe_command
+from api.formatting import measured_sentence
+from api.report.probe_command import probe_command
 from search_spaces.documents.reading import is_name
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset

@@ -17,7 +17,7 @@ from starlette.requests import Request
 
 from api.http import request_bodies
 from api.http.body_limits import CHANGES_AT_ONCE
-from tests.api.process import ServeProcess
+from tests.api.serve_process import ServeProcess
 from tests.waiting import wait_until
 
 NUM_REQUESTS = 20

@@ -17,8 +17,8 @@ from api.http.url_prefix import read_prefix
 from api.settings import Settings
 from results_db.store import Store
 from tests.api.local_api import HEADERS, TOKEN
-from tests.api.process import run_command
 from tests.api.security.signed_in import Signing, served
+from tests.api.serve_process import run_command
 
 PREFIX = "/group/tuner"
 

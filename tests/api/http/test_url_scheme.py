@@ -15,7 +15,7 @@ from api.errors import ServiceError
 from api.settings import Settings
 from results_db.store import Store
 from tests.api.local_api import TOKEN
-from tests.api.process import run_command
+from tests.api.serve_process import run_command
 from tests.api.streams import PATIENCE_S, live_server
 from tests.postgres import upgraded
 from workers.errors import WorkerError

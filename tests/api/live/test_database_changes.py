@@ -12,8 +12,8 @@ from threading import Event
 
 import pytest
 
+from api.background_loops import TICK_S, aligned_pause_s
 from api.live.database_changes import DatabaseChanges
-from api.service.idle_ticks import TICK_S, aligned_pause_s
 from results_db.database.change_mark import (
     OPEN_SESSION,
     RUNNING_CAMPAIGN,

@@ -16,12 +16,12 @@ import httpx
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.background_loops import aligned_pause_s
 from api.errors import WatchersTooManyError
 from api.live.open_streams import CHECK_INTERVAL_S, CLOSING_S, DISPLACED, NOT_VALID, OpenStreams
 from api.security.authentication import Authentication, Credential
 from api.security.session_cache import SessionBook
 from api.security.token_cache import Holder, TokenBook
-from api.service.idle_ticks import aligned_pause_s
 from api.settings import Settings
 from results_db.access.actor import Actor
 from results_db.access.tokens import hash_of_token
@@ -29,8 +29,8 @@ from results_db.errors import DatabaseUnavailableError
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import HEADERS, TOKEN
+from tests.api.process.test_several_services import Serve
 from tests.api.security.signed_in import Person
-from tests.api.service.test_several_services import Serve
 from tests.api.streams import PATIENCE_S, Watcher, live_server, live_service
 from tests.postgres import upgraded
 from tests.results_db.factories import make_campaign, make_worker

@@ -11,8 +11,8 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.app import create_app
+from api.process.metrics import READ_EVERY_S
 from api.routes import health
-from api.service.metrics import READ_EVERY_S
 from api.settings import Settings
 from results_db.admin import migrate
 from results_db.errors import DatabaseUnavailableError
@@ -163,7 +163,7 @@ def test_the_database_is_not_asked_for_metrics_more_often_than_every_few_seconds
 
     now = 1000.0
     monkeypatch.setattr(api.store, "service_stats", counted)
-    monkeypatch.setattr("api.service.metrics.monotonic", lambda: now)
+    monkeypatch.setattr("api.process.metrics.monotonic", lambda: now)
     for _ in range(5):
         metrics(http)
     now += 0.99 * READ_EVERY_S

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from api.campaigns import imports
 from api.cli import main
 from api.client import Client
-from api.service import imports
 from search_spaces.spec.layout import Layout
 from search_spaces.tables import read_table
 from tests.api.local_api import TOKEN, Api

@@ -25,7 +25,7 @@ from search_spaces.protocol.worker_messages import (
 )
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import CAMPAIGN
-from tests.api.process import ServeProcess
+from tests.api.serve_process import ServeProcess
 from tests.results_db.factories import TimelyStore, completed
 from workers.errors import RequestRefusedError, TokenRefusedError, WorkerUnknownError
 from workers.service.lease_client import LeaseClient

@@ -20,7 +20,7 @@ from api.errors import ServiceError
 from api.http.bind_address import Endpoint, listening
 from results_db.database.data_dir import DataDir
 from search_spaces.protocol.worker_messages import WorkerCreate
-from tests.api.process import run_command
+from tests.api.serve_process import run_command
 from tests.waiting import wait_until
 from workers.errors import ServiceUnreachableError
 from workers.service.lease_client import LeaseClient

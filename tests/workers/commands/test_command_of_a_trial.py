@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.service.probe_command import MODEL_FILE, probe_command
+from api.report.probe_command import MODEL_FILE, probe_command
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, LOCAL_CPU, resolve_cluster
 from search_spaces.spec.presets.models import MODEL_PRESETS, resolve_model

@@ -22,7 +22,7 @@ from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import CAMPAIGN, HEADERS, TOKEN, Api
-from tests.api.process import ServeProcess
+from tests.api.serve_process import ServeProcess
 from tests.postgres import upgraded
 from tests.results_db.factories import TimelyStore, completed
 from tests.waiting import wait_until

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 from starlette.concurrency import run_in_threadpool
 
+from api.background_loops import in_background
 from api.live.database_changes import DatabaseChanges
 from results_db.admin.retention import Retention
 from results_db.database.change_mark import RUNNING_TRIAL
@@ -30,18 +31,6 @@ PRUNE_AFTER_S: Final = 300.0
 PRUNE_EVERY_S: Final = 3600.0
 
 _log: Final = logging.getLogger(__name__)
-
-
-@asynccontextmanager
-async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Runs a coroutine in the background, and cancels it at the end of the block."""
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 class Sweeper:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from api.service.worker_batches import WorkerBatches
+from api.leases.worker_batches import WorkerBatches
 from api.settings import Settings
 from results_db.errors import DatabaseUnavailableError
 from results_db.records import WorkerRecord

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from api.service.catalogue import with_own
+from api.campaigns.catalogue import with_own
 from results_db.campaigns.idempotency_keys import RequestKey
 from results_db.errors import (
     CampaignDuplicateError,

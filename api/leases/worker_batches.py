@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from api.service.batcher import Batcher
+from api.leases.batcher import Batcher
 from api.settings import Settings
 from results_db.allocations.workers import Beat
 from results_db.campaigns.parsed_specs import ParsedSpecs

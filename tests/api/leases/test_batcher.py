@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from api.service.batcher import Batcher
+from api.leases.batcher import Batcher
 
 
 class Work:

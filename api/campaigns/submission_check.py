@@ -1,7 +1,7 @@
 """What is wrong with a campaign's document, and how many layouts its space has, before submission.
 
-Submission itself refuses for the same reasons: both use `api.service.submission` and the legal set
-of the campaign.
+Submission itself refuses for the same reasons: both use `api.campaigns.submission` and the legal
+set of the campaign.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final
 
-from api.service.submission import Submission
+from api.campaigns.submission import Submission
 from results_db.errors import CampaignDuplicateError
 from search_spaces.documents.reading import Problems, is_name
 from search_spaces.errors import CampaignInvalidError, SearchSpaceError

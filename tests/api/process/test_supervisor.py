@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from api.errors import ServiceStartError, ServiceUnstableError
-from api.service import supervisor
-from api.service.supervisor import MAX_RESTARTS, Child, start_and_wait, until_signalled, watch
+from api.process import supervisor
+from api.process.supervisor import MAX_RESTARTS, Child, start_and_wait, until_signalled, watch
 from tests.waiting import wait_until
 from tests.workers.process_checks import is_alive
 
@@ -131,7 +131,7 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     program = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from api.service.supervisor import Child\n"
+        "from api.process.supervisor import Child\n"
         f"child = Child(name='c', argv=[sys.executable, '-c', {STAYS!r}], log=Path(sys.argv[1]))\n"
         "child.start()\n"
         "print(child.process.pid, flush=True)\n"

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.service.background_jobs import Sweeper
+from api.process.background_jobs import Sweeper
 from benchmarks.service.postgres_server import PostgresServer
 from results_db.database.data_dir import DataDir
 from results_db.store import Store
@@ -23,8 +23,8 @@ from results_db.trials.leases import LEASE_S
 from search_spaces.connection.running_service import find_service
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import CAMPAIGN
-from tests.api.process import run_command
 from tests.api.security.signed_in import Person
+from tests.api.serve_process import run_command
 from tests.results_db.factories import TurnableClock, lease_one, make_campaign, make_worker
 from tests.waiting import wait_until
 

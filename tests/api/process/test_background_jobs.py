@@ -7,14 +7,15 @@ from typing import Any, cast
 
 import pytest
 
-from api.service.background_jobs import Sweeper, in_background, prune, sweeping
+from api.background_loops import in_background
+from api.process.background_jobs import Sweeper, prune, sweeping
 from results_db.admin.retention import Pruned, Retention
 from results_db.errors import DatabaseUnavailableError
 from results_db.store import Store
 from results_db.trials.leases import LEASE_S
 from search_spaces.protocol.worker_messages import BeatBody
 from search_spaces.spec.layout import Layout
-from tests.api.process import run_command
+from tests.api.serve_process import run_command
 from tests.postgres import upgraded
 from tests.results_db.factories import TurnableClock, lease_one, make_campaign, make_worker
 
@@ -222,7 +223,7 @@ def test_it_prunes_again_and_again_whatever_happens(caplog: pytest.LogCaptureFix
         assert store.asked[:3] == [retention] * 3
         return store.asked
 
-    with caplog.at_level(logging.INFO, "api.service.background_jobs"):
+    with caplog.at_level(logging.INFO, "api.process.background_jobs"):
         asyncio.run(run())
     assert "nothing was pruned: it is away" in caplog.text
     assert "a bug" in caplog.text

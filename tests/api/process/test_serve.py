@@ -19,7 +19,7 @@ from api.http.bind_address import Endpoint, listening
 from results_db.database.data_dir import DataDir
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import CAMPAIGN
-from tests.api.process import ServeProcess, run_command
+from tests.api.serve_process import ServeProcess, run_command
 from tests.results_db.factories import TimelyStore, completed
 
 WORKER = {

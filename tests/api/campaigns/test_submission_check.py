@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from api.service import submission_check
-from api.service.submission import Submission
-from api.service.submission_check import CountingSlowError, check_submission
+from api.campaigns import submission_check
+from api.campaigns.submission import Submission
+from api.campaigns.submission_check import CountingSlowError, check_submission
 from results_db.store import Store
 from search_spaces.errors import NoLegalLayoutError, SearchSpaceError
 from tests.api.local_api import CAMPAIGN

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from api.service.formatting import (
+from api.formatting import (
     layout_extras,
     memory_of,
     objective_figure,

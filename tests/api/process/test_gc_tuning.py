@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gc
 
-from api.service.gc_tuning import YOUNG_AT_MOST, keep_for_good, nothing_collected
+from api.process.gc_tuning import YOUNG_AT_MOST, keep_for_good, nothing_collected
 
 
 class Node:

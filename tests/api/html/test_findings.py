@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from api.service.findings import CampaignFinding, gain_over_median, ratio_interval
+from api.html.findings import CampaignFinding, gain_over_median, ratio_interval
 from results_db.campaigns.overview import RankedSummary
 from results_db.leaderboard.ranked_layout import RankedLayout
 from results_db.store import Store

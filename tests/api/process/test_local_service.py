@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from api.service.local_service import announced, serving
+from api.process.local_service import announced, serving
 from results_db.database.data_dir import DataDir
 from results_db.errors import DataDirLockedError
 from search_spaces.connection.running_service import find_service
-from tests.api.process import ServeProcess, run_command
+from tests.api.serve_process import ServeProcess, run_command
 
 URL = "http://127.0.0.1:9"
 

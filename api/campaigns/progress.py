@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, Final
 
+from api.leases.waiting import why_nowhere
 from api.schemas.campaigns_and_trials import Progress
-from api.service.waiting import why_nowhere
 from results_db.leaderboard.ranked_layout import Winner
 from results_db.records import BaselineRead, CampaignRecord, TrialRecord, WorkerRecord
 from results_db.store import Store

@@ -1,0 +1,1 @@
+"""HTML that the pages and the report share: rendering, styles, tables, and sentences."""

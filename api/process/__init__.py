@@ -1,0 +1,1 @@
+"""The running process: its start, its lock, its background jobs, and its metrics."""

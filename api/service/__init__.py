@@ -1,1 +1,0 @@
-"""What the routes call, and the background jobs of the service."""
