@@ -46,19 +46,15 @@ from api.schemas.campaigns_and_trials import Problem
 from api.schemas.openapi_descriptions import describe_fields
 from api.security.authentication import Authentication
 from api.security.gate import Gate, bearer_scheme, judged, make_limits, refuse_unjudged
+from api.security.guess_limit import GuessLimit
 from api.security.ownership import Owners
 from api.security.roles import refuse_undeclared
 from api.security.session_cache import SessionBook
 from api.security.session_cookie import SessionCookie
 from api.security.token_cache import TokenBook, local_holders, noting_uses
-from api.security.token_guess_limit import Guesses
 from api.settings import Settings
 from api.version import version
 from results_db.store import Store
-
-WRONG_COOKIES_PER_TOKEN: Final = 10
-"""Wrong cookies that an address may send for each wrong token. After the end of a session, browsers
-send its cookie by themselves, from every tab."""
 
 _DESCRIPTION: Final = """\
 Tuning campaigns over parallel layouts for training large models: submit a campaign, watch its
@@ -145,8 +141,7 @@ def _authentication(settings: Settings, book: TokenBook, sessions: SessionBook) 
     return Authentication(
         book=book,
         sessions=sessions,
-        guesses=Guesses(settings.wrong_tokens),
-        session_guesses=Guesses(settings.wrong_tokens * WRONG_COOKIES_PER_TOKEN),
+        guess_limit=GuessLimit(settings.wrong_codes),
         cookie=SessionCookie(
             is_behind_proxy=settings.is_behind_proxy, url_prefix=settings.url_prefix
         ),

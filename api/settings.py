@@ -21,8 +21,8 @@ class Settings:
     requests_per_s: float = 100.0
     """Long-term rate limit of a viewer's or a submitter's token; admins and workers have ten times
     as much."""
-    wrong_tokens: int = 10
-    """Wrong tokens that an address may send before it must wait."""
+    wrong_codes: int = 10
+    """Wrong sign-in codes that an address may send before it must wait."""
     local_hosts_only: bool = False
     """Whether the service listens on loopback. A request for another host name is then refused: it
     comes from a browser under DNS rebinding."""

@@ -157,7 +157,7 @@ def _config(app: FastAPI, endpoint: Endpoint, tls: ssl.SSLContext | None) -> uvi
         server_header=False,
         http=LimitedProtocol,
         ws="none",
-        # Only proxies may state the client's address: wrong tokens are counted by address.
+        # Only proxies may state the client's address: wrong sign-in codes are counted by address.
         proxy_headers=endpoint.is_behind_proxy,
         forwarded_allow_ips=list(endpoint.proxies),
         timeout_graceful_shutdown=SHUTDOWN_PATIENCE_S,

@@ -24,12 +24,11 @@ from starlette.types import Scope
 from api.http.browser_guard import browser_host, why_foreign
 from api.http.problems import problem_response
 from api.http.url_prefix import route_path
+from api.security.guess_limit import GuessLimit
 from api.security.session_cache import SessionBook
 from api.security.session_cookie import FORM_HEADER, SessionCookie, is_form_token
 from api.security.token_cache import Holder, TokenBook
-from api.security.token_guess_limit import Guesses
 from results_db.access.tokens import hash_of_token
-from results_db.errors import DatabaseUnavailableError
 
 _READING: Final = ("GET", "HEAD")
 _FORMS: Final = ("application/x-www-form-urlencoded", "multipart/form-data")
@@ -70,10 +69,8 @@ class Authentication:
     book: TokenBook
     sessions: SessionBook
     cookie: SessionCookie
-    guesses: Guesses
-    """Counts wrong tokens and codes."""
-    session_guesses: Guesses
-    """Counts wrong cookies, which browsers send by themselves after a session has ended."""
+    guess_limit: GuessLimit
+    """Counts wrong sign-in codes."""
 
     async def credential(self, scope: Scope) -> Credential | Response:
         """The credential of a request, or its refusal.
@@ -83,7 +80,7 @@ class Authentication:
         """
         headers = Headers(scope=scope)
         if "authorization" in headers:
-            return await self._of_token(_token_in(headers["authorization"]), address_of(scope))
+            return await self._of_token(_token_in(headers["authorization"]))
         secret = self.cookie.secret(scope)
         if secret is None:
             return self._unauthenticated(scope, headers, "the request carries no token")
@@ -119,46 +116,27 @@ class Authentication:
         sessions = {None, *await self.sessions.valid_ones(hashes)}
         return {e for e in credentials if e.token_hash in tokens and e.session_hash in sessions}
 
-    async def _of_token(self, token: bytes | None, address: str) -> Credential | Response:
+    async def _of_token(self, token: bytes | None) -> Credential | Response:
         if token is None:
             return _unauthorized("the request carries no token")
         hashed = hash_of_token(token)
-        wait_s = self.guesses.begin(address, hashed)
-        if wait_s > 0:
-            return too_many("too many wrong tokens came from this address", wait_s)
-        try:
-            holder = await self.book.find(hashed)
-        except DatabaseUnavailableError:
-            self.guesses.was_not_judged(address, hashed)
-            raise
+        holder = await self.book.find(hashed)
         if holder is None:
-            self.guesses.was_wrong(address, hashed)
             return _unauthorized(
                 "the request carries no valid token: it is unknown, expired or revoked"
             )
-        self.guesses.was_right(address, hashed)
         return Credential(holder=holder, token_hash=hashed)
 
     async def _of_session(
         self, scope: Scope, headers: Headers, secret: str, *, is_proven: bool
     ) -> Credential | Response:
-        address, hashed = address_of(scope), hash_of_token(secret.encode())
-        wait_s = self.session_guesses.begin(address, hashed)
-        if wait_s > 0:
-            return too_many("too many wrong cookies came from this address", wait_s)
-        try:
-            token_hash = await self.sessions.find(hashed)
-            holder = None if token_hash is None else await self.book.find(token_hash)
-        except DatabaseUnavailableError:
-            self.session_guesses.was_not_judged(address, hashed)
-            raise
+        token_hash = await self.sessions.find(hash_of_token(secret.encode()))
+        holder = None if token_hash is None else await self.book.find(token_hash)
         if token_hash is None or holder is None:
-            self.session_guesses.was_wrong(address, hashed)
             why = "the session has ended, or its token has expired or was revoked"
             refusal = self._unauthenticated(scope, headers, why)
             self.cookie.remove(scope, refusal)
             return refusal
-        self.session_guesses.was_right(address, hashed)
         return Credential(
             holder=holder, token_hash=token_hash, session_secret=secret, is_proven=is_proven
         )

@@ -40,7 +40,7 @@ async def begin_session(
 ) -> str:
     """Exchanges a one-time code, or a token, for a session; returns the session's secret.
 
-    Wrong ones count as wrong tokens of the address.
+    Wrong ones are counted by address.
 
     Args:
         store: holds codes and sessions.
@@ -55,8 +55,8 @@ async def begin_session(
         SignInTooOftenError: the address has to wait.
         DatabaseUnavailableError: the database cannot be asked.
     """
-    guesses, hashed = authentication.guesses, hash_of_token(secret.encode())
-    wait_s = guesses.begin(address, hashed)
+    limit, hashed = authentication.guess_limit, hash_of_token(secret.encode())
+    wait_s = limit.begin(address)
     if wait_s > 0:
         raise SignInTooOftenError(
             "too many wrong codes and tokens came from this address; try again in "
@@ -65,19 +65,15 @@ async def begin_session(
         )
     try:
         session = await _exchanged(store, authentication, hashed, address, codes_only=codes_only)
-    except DatabaseUnavailableError:
-        guesses.was_not_judged(address, hashed)
-        raise
-    except SignInRoleError:
-        guesses.was_right(address, hashed)
+    except (DatabaseUnavailableError, SignInRoleError):
+        limit.was_no_guess(address)
         raise
     if session is None:
-        guesses.was_wrong(address, hashed)
         raise SignInRefusedError(
             "this code or token does not sign in: it is wrong, has expired, was revoked, or is a "
             "code that was used before; `layout-tuner login` prints an address with a new code"
         )
-    guesses.was_right(address, hashed)
+    limit.was_no_guess(address)
     return session
 
 

@@ -55,7 +55,7 @@ def settings_without_patience_or_limits() -> Settings:
         lease_poll_s=0.02,
         event_stream_s=0.2,
         requests_per_s=MANY,
-        wrong_tokens=MANY,
+        wrong_codes=MANY,
     )
 
 

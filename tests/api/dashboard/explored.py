@@ -112,7 +112,7 @@ class Explored:
 def explored_service(database_url: str) -> Iterator[Explored]:
     """Serves on loopback while the context lasts, with the campaigns "first" and "both"."""
     settings = Settings(
-        token=TOKEN, lease_poll_s=0.02, requests_per_s=1e6, wrong_tokens=1000, sweep_interval_s=60
+        token=TOKEN, lease_poll_s=0.02, requests_per_s=1e6, wrong_codes=1000, sweep_interval_s=60
     )
     with (
         closing(TimelyStore(database_url)) as store,

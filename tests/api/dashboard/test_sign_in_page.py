@@ -17,7 +17,7 @@ from tests.api.security.signed_in import Signing, served
 
 @pytest.fixture(scope="module")
 def signing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Signing]:
-    with served(tmp_path_factory.mktemp("sign-in-page"), wrong_tokens=1000) as signing:
+    with served(tmp_path_factory.mktemp("sign-in-page"), wrong_codes=1000) as signing:
         yield signing
 
 

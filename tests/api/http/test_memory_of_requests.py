@@ -110,7 +110,7 @@ def test_few_documents_are_read_at_once_and_one_of_each_token(
         http.post("/v1/tokens", json={"name": f"t{i}", "role": "submitter"}).json()["token"]
         for i in range(num_tokens)
     ]
-    for token in tokens:  # several unknown tokens at once look like guesses
+    for token in tokens:
         http.get("/v1/whoami", headers={"Authorization": f"Bearer {token}"})
     app = http.app
     assert isinstance(app, FastAPI)

@@ -55,8 +55,7 @@ def authentication(store: Any) -> Authentication:
         book=TokenBook(store, {}),
         sessions=SessionBook(store),
         cookie=unused,
-        guesses=unused,
-        session_guesses=unused,
+        guess_limit=unused,
     )
 
 

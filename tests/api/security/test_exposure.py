@@ -243,14 +243,17 @@ def test_answers_tell_browsers_to_take_them_for_what_they_are(served: Served) ->
 
 def test_nobody_but_a_proxy_says_whose_request_it_is(tmp_path: Path) -> None:
     """Guesses are counted by address: who could choose his address could guess for ever."""
-    guess = {"Authorization": "Bearer lt_wrong"}
     for options, is_believed in (((), False), (("--behind-proxy",), True)):
         served = Served(tmp_path / f"data-{is_believed}", *options)
         try:
             answers = [
-                httpx.get(
-                    f"{served.url}/v1/whoami",
-                    headers={**guess, "X-Forwarded-For": f"198.51.100.{number}"},
+                httpx.post(
+                    f"{served.url}/sign-in",
+                    json={"code": "wrong"},
+                    headers={
+                        "Sec-Fetch-Site": "same-origin",
+                        "X-Forwarded-For": f"198.51.100.{number}",
+                    },
                 ).status_code
                 for number in range(12)
             ]

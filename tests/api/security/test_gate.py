@@ -15,7 +15,6 @@ from fastapi.testclient import TestClient
 from starlette.routing import Mount
 
 from api.app import create_app
-from api.security import token_guess_limit
 from api.security.roles import ACCESS, AccessRule
 from api.settings import Settings
 from results_db.access.actor import TOKEN_ROLES, Actor
@@ -132,15 +131,12 @@ class Service:
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     path: Path = tmp_path_factory.mktemp("gate")
-    settings = Settings(token=TOKEN, wrong_tokens=1000, lease_poll_s=0.02)
-    with pytest.MonkeyPatch.context() as patched:
-        # There are more routes than the service accepts wrong tokens of all addresses at once.
-        patched.setattr(token_guess_limit, "BURST_OF_ALL", 10_000)
-        with (
-            closing(Store.open(upgraded(path))) as store,
-            TestClient(create_app(settings, store), raise_server_exceptions=False) as http,
-        ):
-            yield Service(http, store)
+    settings = Settings(token=TOKEN, lease_poll_s=0.02)
+    with (
+        closing(Store.open(upgraded(path))) as store,
+        TestClient(create_app(settings, store), raise_server_exceptions=False) as http,
+    ):
+        yield Service(http, store)
 
 
 @pytest.mark.parametrize("operation", GUARDED, ids=lambda operation: operation.name)
@@ -315,7 +311,7 @@ def test_who_came_while_the_database_was_away_is_let_in_when_it_is_back(
     def gone(_hashed: str) -> None:
         raise DatabaseUnavailableError("away")
 
-    settings = Settings(token=TOKEN, wrong_tokens=3)
+    settings = Settings(token=TOKEN)
     with closing(Store.open(upgraded(tmp_path / "away"))) as store:
         _, token = store.create_token("ci", "viewer")
         with TestClient(create_app(settings, store), headers=bearer(token)) as client:
