@@ -13,11 +13,11 @@ from starlette.routing import BaseRoute
 
 from api.background_loops import in_background
 from api.dashboard import pages
-from api.http import docs_page, etags, problems
+from api.dashboard.problem_pages import ProblemPages
+from api.http import docs_page, problems
 from api.http.body_limits import BoundedBodies
 from api.http.browser_guard import BrowserGuard
 from api.http.fair_queue import FairQueue
-from api.http.problem_pages import ProblemPages
 from api.http.query_parameters import describe_filters, refuse_unknown_query
 from api.http.request_bodies import BODIES_AT_ONCE
 from api.http.route_map import RouteMap
@@ -32,6 +32,7 @@ from api.routes import (
     allocations,
     campaigns,
     catalogue,
+    etags,
     events,
     exports,
     health,

@@ -6,12 +6,14 @@ from typing import Annotated, Any, cast
 
 from fastapi import Depends, Path, Request
 
+from api.errors import CampaignOwnedError
 from api.leases.worker_batches import WorkerBatches
 from api.live.database_changes import DatabaseChanges
 from api.live.event_hub import EventHub
 from api.process.metrics import Metrics
-from api.schemas.text_types import id_in
+from api.schemas.text_types import campaign_reference
 from api.security.authentication import Credential
+from api.security.ownership import Owners, whose
 from api.security.token_cache import Holder, TokenBook
 from api.settings import Settings
 from results_db.access.actor import Actor
@@ -58,17 +60,12 @@ BookDep = Annotated[TokenBook, _of_app("book")]
 ChangesDep = Annotated[DatabaseChanges, _of_app("changes")]
 HubDep = Annotated[EventHub, _of_app("hub")]
 MetricsDep = Annotated[Metrics, _of_app("metrics")]
+OwnersDep = Annotated[Owners, _of_app("owners")]
 SettingsDep = Annotated[Settings, _of_app("settings")]
 StoreDep = Annotated[Store, Depends(get_store)]
 ActorDep = Annotated[Actor, Depends(get_actor)]
 HolderDep = Annotated[Holder, Depends(get_holder)]
 CredentialDep = Annotated[Credential, Depends(get_credential)]
-
-
-def campaign_reference(named: str) -> int | str:
-    """The id or the name of a campaign in a path; no name is a number."""
-    number = id_in(named)
-    return named if number is None else number
 
 
 CampaignName = Annotated[str, Path(description="The campaign's name or id.", max_length=64)]
@@ -87,3 +84,20 @@ def campaign_named(reference: int | str, store: Store) -> CampaignRecord:
 
 
 CampaignDep = Annotated[CampaignRecord, Depends(get_campaign)]
+
+
+async def get_own_campaign(campaign: CampaignDep, actor: ActorDep) -> CampaignRecord:
+    """The campaign of a path, for routes that change it.
+
+    The gate has checked the owner of the name, but by now another campaign may have that name. The
+    route changes the campaign with the id of this record, whose owner never changes.
+
+    Raises:
+        CampaignOwnedError: the actor is neither its owner nor an admin.
+    """
+    if actor.role != "admin" and campaign.created_by != actor.name:
+        raise CampaignOwnedError(whose("campaign", campaign.name, campaign.created_by, actor.name))
+    return campaign
+
+
+OwnCampaignDep = Annotated[CampaignRecord, Depends(get_own_campaign)]

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Form, Path, Query, Request
 from fastapi.responses import HTMLResponse, Response
 from pydantic import TypeAdapter
 
-from api.dashboard.rendering import go_to, render
 from api.dependencies import BookDep, HubDep, StoreDep
+from api.html.rendering import go_to, render
 from api.routes.access import Word, list_audit, revoke_token
 from api.schemas.access import TokenId
 from api.schemas.text_types import Moment

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
-from api.dashboard.rendering import go_to, render
 from api.dependencies import StoreDep
+from api.html.rendering import go_to, render
 from api.routes.allocations import AllocationId
-from api.schemas.from_records import allocation_reads
+from api.routes.from_records import allocation_reads
 from api.schemas.text_types import Reason
 from results_db.records import Cost
 from search_spaces.spec.cluster import GIB

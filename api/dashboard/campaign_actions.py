@@ -11,13 +11,12 @@ from fastapi.responses import HTMLResponse, Response
 from pydantic import ValidationError
 
 from api.dashboard.campaign_view import render_campaign
-from api.dashboard.rendering import campaign_path, go_to
-from api.dependencies import CampaignDep, StoreDep
+from api.dependencies import CampaignDep, OwnCampaignDep, StoreDep
+from api.html.rendering import campaign_path, go_to
 from api.http.request_bodies import BodyRoute
 from api.routes.campaigns import SubmissionDep
 from api.routes.trials import TrialPath
 from api.schemas.campaigns_and_trials import CampaignChange
-from api.security.ownership import OwnCampaignDep
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store
 from search_spaces.documents.numbers import read_number, read_whole

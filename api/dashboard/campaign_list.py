@@ -8,8 +8,8 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from api.campaigns.progress import trials_planned
-from api.dashboard.rendering import render
 from api.dependencies import StoreDep
+from api.html.rendering import render
 from api.schemas.text_types import QueryText
 from results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
 from results_db.records import CampaignRecord, CampaignState

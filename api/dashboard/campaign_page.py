@@ -9,10 +9,10 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
 from api.dashboard.campaign_view import render_campaign
-from api.dashboard.leaderboard_table import COLUMNS, PAGE, leaderboard_table
-from api.dashboard.rendering import campaign_path, go_to, page_url
 from api.dependencies import CampaignDep, StoreDep
 from api.html.findings import finding_of, lead
+from api.html.leaderboard_table import COLUMNS, PAGE, leaderboard_table
+from api.html.rendering import campaign_path, go_to, page_url
 from api.http.query_parameters import StatedFilterDep
 from api.routes.leaderboard import Front, Order, Ranking, Sort, Within
 from results_db.leaderboard.ranked_layout import LeaderboardQuery, ListingSortKey

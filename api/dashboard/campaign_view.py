@@ -8,7 +8,7 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse
 
 from api.campaigns.progress import progress_of
-from api.dashboard.rendering import campaign_path, render
+from api.html.rendering import campaign_path, render
 from results_db.records import CampaignRecord
 from results_db.store import Store
 
@@ -32,7 +32,7 @@ def render_campaign(
         request: the request that the page answers.
         store: the store.
         campaign: the campaign.
-        template: a file of `api/dashboard/templates`.
+        template: a file of `api/html/templates`.
         context: variables of the template, besides those of `render`.
     """
     baselines = store.baselines([campaign])

@@ -12,10 +12,10 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
 from api import exporters
-from api.dashboard.rendering import render
 from api.dependencies import CampaignDep, StoreDep
 from api.errors import ExportUnavailableError
 from api.exporters.base import ExportError, KnobsLackingError
+from api.html.rendering import render
 from api.routes.exports import export_of
 from api.schemas.campaigns_and_trials import ExportRead
 from api.schemas.text_types import id_in

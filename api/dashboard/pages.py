@@ -9,7 +9,6 @@ from fastapi import APIRouter, Depends
 from api.dashboard import (
     access_pages,
     allocation_list,
-    assets,
     campaign_actions,
     campaign_list,
     campaign_page,
@@ -21,6 +20,7 @@ from api.dashboard import (
     submit,
     trial_page,
 )
+from api.html import assets
 from api.http.query_parameters import refuse_unknown_query_of_page
 from api.security.gate import judged
 

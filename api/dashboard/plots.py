@@ -10,10 +10,10 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from api.dashboard.campaign_view import render_campaign
-from api.dashboard.figures.campaign_plots import CampaignPlots, FigureName, PlotChoices
-from api.dashboard.rendering import PAGE_HEADERS
 from api.dependencies import CampaignDep, StoreDep
+from api.figures.campaign_plots import CampaignPlots, FigureName, PlotChoices
 from api.formatting import unit
+from api.html.rendering import PAGE_HEADERS
 from results_db.campaigns.charts import FailureCount
 from search_spaces.spec.layout import KNOBS
 from search_spaces.spec.objectives import ALL_OBJECTIVES

@@ -12,9 +12,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
 
-from api.dashboard.rendering import render
 from api.dependencies import StoreDep
 from api.errors import SignInRefusedError, SignInTooOftenError
+from api.html.rendering import render
 from api.http.browser_guard import why_foreign
 from api.http.documents import JSON_TYPE, media_type_of
 from api.http.problems import STATUS_OF, problem_response

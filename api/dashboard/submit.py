@@ -24,14 +24,15 @@ from api.dashboard.campaign_form import (
     like_campaign,
     yaml_of,
 )
-from api.dashboard.rendering import go_to, render
-from api.dependencies import StoreDep, campaign_named, campaign_reference
+from api.dependencies import StoreDep, campaign_named
 from api.errors import ApiError, DocumentInvalidError, DocumentMalformedError, DocumentTooLargeError
+from api.html.rendering import go_to, render
 from api.http.body_limits import limits_of
 from api.http.documents import read_json, read_yaml
 from api.http.request_bodies import BodyRoute
 from api.plans.planning import plan_of
 from api.routes.campaigns import SubmissionDep
+from api.schemas.text_types import campaign_reference
 from results_db.campaigns.plans import PlanOptions
 from results_db.errors import ResultsDbError
 from results_db.store import Store

@@ -10,16 +10,16 @@ from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
 from api.dashboard.campaign_form import yaml_of
-from api.dashboard.drawings.bars import keys, stacked
-from api.dashboard.drawings.layout_map import layout_map
-from api.dashboard.drawings.schedule_chart import schedule_chart
-from api.dashboard.drawings.static_plot import static_plot
-from api.dashboard.figures.step_times import iterations
-from api.dashboard.rendering import render
-from api.dashboard.trial_facts import TrialFacts, knob_pairs
 from api.dependencies import HolderDep, StoreDep
+from api.drawings.bars import keys, stacked
+from api.drawings.layout_map import layout_map
+from api.drawings.schedule_chart import schedule_chart
+from api.drawings.static_plot import static_plot
+from api.figures.step_times import iterations
 from api.formatting import figure, objective_figure, step_words, unit
 from api.html.findings import REASONS, bounds, short_layout
+from api.html.rendering import render
+from api.html.trial_facts import TrialFacts, knob_pairs
 from api.report.probe_command import MODEL_FILE, probe_command
 from api.routes.trials import TrialPath
 from results_db.leaderboard.ranked_layout import RankedLayout

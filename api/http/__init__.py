@@ -1,1 +1,1 @@
-"""HTTP: server, limits, documents in requests, errors, entity tags, OpenAPI pages."""
+"""HTTP: server, limits, documents in requests, errors, OpenAPI pages."""

@@ -12,9 +12,8 @@ from typing import Final, NamedTuple
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.fair_queue import FairQueue
-from api.http.problems import problem_response
+from api.http.problems import problem_response, too_many
 from api.http.route_map import RouteMap
-from api.security.authentication import too_many
 from results_db.access.actor import Actor
 
 CHANGES_AT_ONCE: Final = 2

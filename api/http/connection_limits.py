@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from api.errors import ServiceStartError
-from api.security.rate_limit import Throttle
+from api.http.rate_limit import Throttle
 
 MAX_CONNECTIONS: Final = 2048
 """Most open connections of a process, unless it is started with another number."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from http import HTTPStatus
 from typing import Any, Final
@@ -154,6 +155,16 @@ def _body_field(field: str) -> str:
 def _kind(error: Exception) -> str:
     name = type(error).__name__.removesuffix("Error")
     return re.sub(r"(?<!^)(?=[A-Z])", "-", name).lower()
+
+
+def too_many(why: str, wait_s: float) -> Response:
+    """The answer 429."""
+    seconds = max(1, math.ceil(wait_s))
+    return problem_response(
+        HTTPStatus.TOO_MANY_REQUESTS,
+        f"{why}; try again in {seconds} s",
+        headers={"Retry-After": str(seconds)},
+    )
 
 
 def _kebab(title: str) -> str:

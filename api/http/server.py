@@ -16,7 +16,7 @@ import uvicorn
 from api.background_loops import aligned_pause_s
 from api.http.connection_limits import ConnectionLimits, Connections
 from api.http.protocol import LimitedProtocol, refusal
-from api.security.guess_limit import network_of
+from api.http.rate_limit import network_of
 
 ACCEPT_AGAIN_S: Final = 0.5
 """Seconds to wait after the system could not accept a connection."""

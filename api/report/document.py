@@ -9,17 +9,17 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from api.dashboard.assets import assets
-from api.dashboard.drawings.bars import PlotPart, keys, stacked, swing
-from api.dashboard.drawings.layout_map import layout_map
-from api.dashboard.drawings.schedule_chart import schedule_chart
-from api.dashboard.drawings.static_plot import static_plot
-from api.dashboard.figures.campaign_plots import CampaignPlots, PlotChoices
-from api.dashboard.leaderboard_table import LeaderboardTable, leaderboard_table
-from api.dashboard.rendering import document
-from api.dashboard.trial_facts import TrialFacts, knob_pairs
+from api.drawings.bars import PlotPart, keys, stacked, swing
+from api.drawings.layout_map import layout_map
+from api.drawings.schedule_chart import schedule_chart
+from api.drawings.static_plot import static_plot
+from api.figures.campaign_plots import CampaignPlots, PlotChoices
 from api.formatting import duration, effect_words, figure, half_interval, machine, moment
+from api.html.assets import assets
 from api.html.findings import REASONS, bounds, finding_of, lead
+from api.html.leaderboard_table import LeaderboardTable, leaderboard_table
+from api.html.rendering import document
+from api.html.trial_facts import TrialFacts, knob_pairs
 from api.http.documents import write_yaml
 from api.plans.measured_jobs import measured_jobs, step_interval
 from api.report.failures import failures

@@ -8,8 +8,9 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from api.dependencies import StoreDep
-from api.http.etags import NODE_LIST_TAG, UNCHANGED
 from api.http.request_bodies import BodyRoute
+from api.routes.etags import NODE_LIST_TAG, UNCHANGED
+from api.routes.from_records import allocation_reads
 from api.schemas.allocations import (
     AllocationPage,
     AllocationRead,
@@ -17,7 +18,6 @@ from api.schemas.allocations import (
     NodePage,
     NodeQuarantineCreate,
 )
-from api.schemas.from_records import allocation_reads
 
 router = APIRouter(route_class=BodyRoute, prefix="/v1", tags=["allocations"])
 

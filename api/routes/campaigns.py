@@ -8,9 +8,8 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Depends, Header, Query, Response
 
 from api.campaigns.submission import Submission
-from api.dependencies import CampaignDep, SettingsDep, StoreDep
+from api.dependencies import CampaignDep, OwnCampaignDep, SettingsDep, StoreDep
 from api.http.cursors import read_cursor, write_cursor
-from api.http.etags import CAMPAIGN_LIST_TAG, UNCHANGED
 from api.http.problems import names_fields_of_body
 from api.http.request_bodies import (
     CAMPAIGN_SCHEMA,
@@ -20,10 +19,10 @@ from api.http.request_bodies import (
     DocumentDep,
     body_of,
 )
+from api.routes.etags import CAMPAIGN_LIST_TAG, UNCHANGED
+from api.routes.from_records import campaign_detail, campaigns_read
 from api.schemas.campaigns_and_trials import CampaignChange, CampaignDetail, CampaignPage
-from api.schemas.from_records import campaign_detail, campaigns_read
 from api.schemas.text_types import IdempotencyKeyText, Moment, QueryText
-from api.security.ownership import OwnCampaignDep
 from results_db.campaigns.filter import CampaignFilter
 from results_db.records import CampaignRecord, CampaignState
 from search_spaces.spec.campaign import StrategyName

@@ -12,8 +12,8 @@ from api.campaigns.measurement_table import trial_table
 from api.dependencies import CampaignDep, StoreDep
 from api.errors import DocumentTypeUnsupportedError
 from api.http.documents import media_type_of
+from api.routes.from_records import campaigns_read
 from api.schemas.campaigns_and_trials import ImportRead
-from api.schemas.from_records import campaigns_read
 from results_db.campaigns.imports import IMPORTED
 from search_spaces.tables import write_table
 

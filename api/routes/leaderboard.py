@@ -11,10 +11,11 @@ from pydantic_core import to_json
 
 from api.campaigns.measurement_table import INTERVAL_COLUMNS, measurement_rows, measurement_table
 from api.campaigns.parquet import PARQUET_TYPE, parquet
-from api.dependencies import CampaignName, StoreDep, campaign_named, campaign_reference
-from api.http.etags import UNCHANGED, IfNoneMatch, tag_headers, tag_of
+from api.dependencies import CampaignName, StoreDep, campaign_named
 from api.http.query_parameters import StatedFilterDep
+from api.routes.etags import UNCHANGED, IfNoneMatch, tag_headers, tag_of
 from api.schemas.campaigns_and_trials import LeaderboardPage
+from api.schemas.text_types import campaign_reference
 from results_db.leaderboard.leaderboard import PageOfLayouts
 from results_db.leaderboard.ranked_layout import LeaderboardQuery, ListingSortKey
 from results_db.store import Store

@@ -11,9 +11,10 @@ from fastapi.responses import PlainTextResponse
 from api.campaigns.trial_listing import page_of_trials
 from api.dependencies import CampaignDep, StoreDep
 from api.http.cursors import MAX_CURSOR
-from api.http.etags import LIVE_CAMPAIGN_TAG, UNCHANGED
 from api.http.query_parameters import TrialFilterDep
 from api.http.request_bodies import BodyRoute
+from api.routes.etags import LIVE_CAMPAIGN_TAG, UNCHANGED
+from api.routes.from_records import trial_detail_read, trial_read, trials_read
 from api.schemas.campaigns_and_trials import (
     TrialDetailRead,
     TrialPage,
@@ -21,7 +22,6 @@ from api.schemas.campaigns_and_trials import (
     TrialRepeat,
     TrialsAdded,
 )
-from api.schemas.from_records import trial_detail_read, trial_read, trials_read
 from results_db.trials.sort_order import SortKey, TrialOrder
 from search_spaces.protocol.worker_messages import TrialId
 

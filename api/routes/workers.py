@@ -12,10 +12,9 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Path, Request
 
-from api.dependencies import ActorDep, BatchesDep, ChangesDep, SettingsDep, StoreDep
+from api.dependencies import ActorDep, BatchesDep, ChangesDep, OwnersDep, SettingsDep, StoreDep
 from api.http.request_bodies import BodyRoute
 from api.schemas.allocations import WorkerPage
-from api.security.ownership import OwnersDep
 from results_db.allocations.workers import Beat
 from results_db.database.change_mark import OPEN_SESSION, WAITING_TRIAL
 from results_db.errors import AttemptNotFoundError

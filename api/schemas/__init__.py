@@ -1,1 +1,1 @@
-"""The documents of the HTTP API, and their conversion from the records of the store."""
+"""The documents of the HTTP API."""

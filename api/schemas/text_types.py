@@ -72,3 +72,9 @@ def id_in(text: str) -> int | None:
         return None  # Python refuses to convert thousands of digits
     number = int(text)
     return number if number <= MAX_ID else None
+
+
+def campaign_reference(named: str) -> int | str:
+    """The id or the name of a campaign in a path; no name is a number."""
+    number = id_in(named)
+    return named if number is None else number

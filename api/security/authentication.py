@@ -10,7 +10,6 @@ where the body is read (`judged`).
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -206,16 +205,6 @@ def is_api(scope: Scope) -> bool:
 def address_of(scope: Scope) -> str:
     """The address that a request came from."""
     return scope["client"][0] if scope.get("client") else ""
-
-
-def too_many(why: str, wait_s: float) -> Response:
-    """The answer 429."""
-    seconds = max(1, math.ceil(wait_s))
-    return problem_response(
-        HTTPStatus.TOO_MANY_REQUESTS,
-        f"{why}; try again in {seconds} s",
-        headers={"Retry-After": str(seconds)},
-    )
 
 
 def _unauthorized(why: str) -> Response:

@@ -18,7 +18,8 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.errors import AccessUndeclaredError, FormTokenInvalidError
-from api.http.problems import problem_response
+from api.http.problems import problem_response, too_many
+from api.http.rate_limit import Throttle
 from api.http.route_map import Asked, RouteMap
 from api.security.authentication import (
     WRONG_FORM_TOKEN,
@@ -26,10 +27,8 @@ from api.security.authentication import (
     Credential,
     address_of,
     is_api,
-    too_many,
 )
 from api.security.ownership import Owners
-from api.security.rate_limit import Throttle
 from api.security.roles import ACCESS, OPEN, AccessRule
 from api.security.session_cookie import FORM_FIELD, form_token, is_form_token
 from api.security.token_cache import Holder

@@ -5,13 +5,12 @@ Tokens and the secrets of sessions have 256 random bits, so guessing them needs 
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
-from api.security.rate_limit import Throttle
+from api.http.rate_limit import Throttle, network_of
 
 PER_S: Final = 0.2
 """Wrong codes per second that an address may send in the long run."""
@@ -47,19 +46,3 @@ class GuessLimit:
         """Reports that the code was right, or could not be looked up; the permit is returned."""
         self._each.give_back(network_of(address))
         self._all.give_back("all")
-
-
-def network_of(address: str) -> str:
-    """The unit that is limited: an IPv4 address, or the /64 network of an IPv6 address.
-
-    A single host may own a whole /64 network.
-    """
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError:  # a Unix socket, or a test's client
-        return address
-    if isinstance(parsed, ipaddress.IPv6Address):
-        if parsed.ipv4_mapped is not None:
-            return str(parsed.ipv4_mapped)
-        return str(ipaddress.ip_network((parsed, 64), strict=False))
-    return address

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Annotated, Final, cast
+from typing import Final
 
-from fastapi import Depends, Request
 from pydantic import TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from api.dependencies import ActorDep, CampaignDep, campaign_reference
-from api.errors import CampaignOwnedError
+from api.schemas.text_types import campaign_reference
 from api.security.roles import Owned
 from results_db.errors import ValueUnstorableError
-from results_db.records import CampaignRecord
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import TrialId
 
@@ -44,7 +41,7 @@ class Owners:
             owner = await run_in_threadpool(find_owner, name)
         except ValueUnstorableError:
             return None  # there is none of this name, and the route answers so
-        return None if owner is None or owner == asker else _whose(owned, name, owner, asker)
+        return None if owner is None or owner == asker else whose(owned, name, owner, asker)
 
     def _of_campaign(self, named: str) -> str | None:
         reference = campaign_reference(named)
@@ -61,32 +58,8 @@ class Owners:
         return self._store.owner_of_trial(trial_id)
 
 
-async def get_owners(request: Request) -> Owners:
-    """The owners of this service."""
-    return cast("Owners", request.app.state.owners)
-
-
-OwnersDep = Annotated[Owners, Depends(get_owners)]
-
-
-async def get_own_campaign(campaign: CampaignDep, actor: ActorDep) -> CampaignRecord:
-    """The campaign of a path, for routes that change it.
-
-    The gate has checked the owner of the name, but by now another campaign may have that name. The
-    route changes the campaign with the id of this record, whose owner never changes.
-
-    Raises:
-        CampaignOwnedError: the actor is neither its owner nor an admin.
-    """
-    if actor.role != "admin" and campaign.created_by != actor.name:
-        raise CampaignOwnedError(_whose("campaign", campaign.name, campaign.created_by, actor.name))
-    return campaign
-
-
-OwnCampaignDep = Annotated[CampaignRecord, Depends(get_own_campaign)]
-
-
-def _whose(owned: Owned, name: str, owner: str, asker: str) -> str:
+def whose(owned: Owned, name: str, owner: str, asker: str) -> str:
+    """Why a token may not change what belongs to another."""
     return (
         f"the {owned} {name[:80]!r} belongs to {owner!r}, and the token {asker!r} changes only "
         f"things of its own name; ask {owner!r} or an admin"

@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 from sqlalchemy import text as sql
 
-from api.dashboard import leaderboard_table
+from api.html import leaderboard_table
 from tests.api.dashboard.browser import assert_accessible, assert_fits
 from tests.api.dashboard.explored import LAYOUTS, Explored
 from tests.api.local_api import HEADERS

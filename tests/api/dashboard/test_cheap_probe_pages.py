@@ -8,8 +8,8 @@ import re
 import pytest
 from playwright.sync_api import Browser, expect
 
-from api.dashboard.figures.campaign_plots import CampaignPlots, PlotChoices
-from api.dashboard.figures.figure import PlotFigure
+from api.figures.campaign_plots import CampaignPlots, PlotChoices
+from api.figures.figure import PlotFigure
 from api.html.findings import short_layout
 from tests.api.cheap_campaign import (
     CHEAP_CAMPAIGN,

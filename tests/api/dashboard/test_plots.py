@@ -12,8 +12,8 @@ from playwright.sync_api import Browser, Page, expect
 
 from search_spaces.spec.layout import Layout
 from tests.api.dashboard.browser import assert_accessible, assert_fits
-from tests.api.dashboard.figures.layout_points import make_model
 from tests.api.dashboard.plotted_campaign import Plotted, plotted_service
+from tests.api.figures.layout_points import make_model
 from tests.postgres import upgraded
 from tests.results_db.campaigns.test_imports import varied_rows
 from tests.results_db.factories import completed, failed, make_spec, make_worker

@@ -4,7 +4,8 @@ import logging
 
 import pytest
 
-from api.security.guess_limit import PER_S, PER_S_OF_ALL, GuessLimit, network_of
+from api.http.rate_limit import network_of
+from api.security.guess_limit import PER_S, PER_S_OF_ALL, GuessLimit
 
 
 class Clock:

@@ -1,0 +1,104 @@
+"""Problems as pages: what a browser shows where the API answers with a problem document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.html.rendering import render
+from api.http.problems import MEDIA_TYPE
+from api.http.url_prefix import route_path
+from api.security.authentication import is_api
+
+_TITLES: Final[Mapping[int, str]] = {
+    401: "Sign in first",
+    403: "You may not do this",
+    404: "There is no such page",
+    405: "This is not possible here",
+    409: "This is not possible now",
+    413: "This is too large",
+    422: "The request cannot be understood",
+    429: "Too many requests",
+    500: "The service has made a mistake",
+    503: "The service cannot answer now",
+}
+
+_KEPT: Final = ("retry-after", "www-authenticate", "allow", "connection", "set-cookie")
+"""Headers of a problem document that its page has too."""
+
+
+class ProblemPages:
+    """Middleware that answers a browser's navigation with a page instead of a problem document.
+
+    The API below /v1 and requests that do not accept HTML get the document.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not wants_page(scope):
+            await self._app(scope, receive, send)
+            return
+        scope["query_string"] = _without_empty(scope["query_string"])
+        start: Message | None = None
+        body = b""
+
+        async def turned(message: Message) -> None:
+            nonlocal start, body
+            if message["type"] == "http.response.start" and _is_problem(message):
+                start = message
+            elif start is None:
+                await send(message)
+            else:
+                body += message.get("body", b"")
+                if not message.get("more_body", False):
+                    page = _page(Request(scope), start, json.loads(body))
+                    await page(scope, receive, send)
+
+        await self._app(scope, receive, turned)
+
+
+def _without_empty(query: bytes) -> bytes:
+    """A query without parameters that have no value: forms send those that nobody filled in."""
+    return b"&".join(pair for pair in query.split(b"&") if not pair.endswith(b"="))
+
+
+def wants_page(scope: Scope) -> bool:
+    """Whether a request is a browser's navigation to a page."""
+    return not is_api(scope) and "text/html" in Headers(scope=scope).get("accept", "")
+
+
+def _is_problem(start: Message) -> bool:
+    return Headers(raw=start["headers"]).get("content-type", "").startswith(MEDIA_TYPE)
+
+
+def _page(request: Request, start: Message, problem: Mapping[str, Any]) -> Any:
+    status = HTTPStatus(start["status"])
+    path = route_path(request.scope)
+    page = render(
+        request,
+        "problem.html",
+        status=status,
+        title=_TITLES.get(status, status.phrase),
+        detail=problem["detail"],
+        parent=_parent(path)
+        if request.method == "POST" or status == HTTPStatus.NOT_FOUND
+        else path,
+    )
+    page.headers["Cache-Control"] = "no-store"
+    for name, value in Headers(raw=start["headers"]).items():
+        if name in _KEPT:
+            page.headers[name] = value
+    return page
+
+
+def _parent(path: str) -> str:
+    """The page from which a reader came to a path."""
+    return path.rpartition("/")[0] or "/"

@@ -1,0 +1,170 @@
+"""Renders pages: templates, their filters, and the headers that every page has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse, RedirectResponse
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.datastructures import QueryParams
+
+from api.campaigns.progress import node_seconds_left
+from api.drawings.svg import visible
+from api.formatting import (
+    cheap_count_words,
+    duration,
+    figure,
+    memory,
+    moment,
+    objective_figure,
+    percent,
+    state_words,
+    step_words,
+    unit,
+)
+from api.html.assets import assets, maplibre_style_id
+from api.html.findings import peak_words, short_layout
+from api.version import version
+from results_db.records import EVENT_KINDS, CampaignRecord
+from search_spaces.terminal.plan_text import knowledge_words
+
+PAGE_HEADERS: Final[Mapping[str, str]] = {
+    # No inline script and no inline style: names and logs come from outside.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; "
+        "connect-src 'self'; form-action 'self'; worker-src 'self'; img-src 'self' data: blob:; "
+        "base-uri 'none'; frame-ancestors 'none'"
+    ),
+    # With no-referrer, a browser would send "Origin: null" with forms.
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "private, no-cache",
+    "Vary": "Cookie, Authorization",
+}
+
+_NAME_IN_PATHS: Final = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def render(
+    request: Request,
+    template: str,
+    /,
+    *,
+    status: HTTPStatus = HTTPStatus.OK,
+    **context: Any,
+) -> HTMLResponse:
+    """A page.
+
+    Args:
+        request: the request that the page answers.
+        template: a file of `api/html/templates`.
+        status: the HTTP status of the response.
+        context: variables of the template. Each template also has `holder` (the name and role of
+            the token; None: not signed in), `path` (of the request, without the URL prefix),
+            `query` (its parameters), `done` (the code of what the last form did, in its
+            parameter of this name), `status`, `url`, `here` and `asset` (functions) and `version`.
+    """
+    prefix = request.scope.get("root_path", "")
+    shared = {
+        "holder": getattr(request.state, "holder", None),
+        "csrf_token": getattr(request.state, "csrf_token", ""),
+        "path": request.url.path.removeprefix(prefix),
+        "query": request.query_params,
+        "done": request.query_params.get("done"),
+        "status": int(status),
+        "version": version(),
+        "event_kinds": " ".join(EVENT_KINDS),
+        "url": lambda path, **query: _url(prefix, path, query),
+        "here": lambda **changes: _url(
+            prefix, request.url.path.removeprefix(prefix), _changed(request.query_params, changes)
+        ),
+        "asset": lambda name: prefix + assets()[name].path,
+        "maplibre_style_id": maplibre_style_id,
+    }
+    html = document(template, **(shared | context))
+    return HTMLResponse(html, status_code=status, headers=dict(PAGE_HEADERS))
+
+
+def document(template: str, /, **context: Any) -> str:
+    """A template with its variables, as HTML; for documents that are no pages of the service."""
+    return _environment().get_template(template).render(context)
+
+
+def campaign_path(campaign: CampaignRecord) -> str:
+    """The path of a campaign's page, with its name.
+
+    Names of old campaigns may have any characters; such a campaign is named by its id.
+    """
+    named = campaign.name if _NAME_IN_PATHS.fullmatch(campaign.name) else campaign.id
+    return f"/campaigns/{named}"
+
+
+def go_to(request: Request, path: str, /, **query: Any) -> RedirectResponse:
+    """The answer to a form: the browser goes on to a page of this service."""
+    return RedirectResponse(page_url(request, path, **query), HTTPStatus.SEE_OTHER)
+
+
+def page_url(request: Request, path: str, /, **query: Any) -> str:
+    """A link to a page of this service, for redirects; parameters that are None are left out."""
+    return _url(request.scope.get("root_path", ""), path, query)
+
+
+def _url(prefix: str, path: str, query: Mapping[str, Any]) -> str:
+    """A link to a page of this service; parameters that are None are left out."""
+    asked = {name: value for name, value in query.items() if value is not None}
+    words = f"?{urlencode(asked, doseq=True)}" if asked else ""
+    return prefix + quote(path) + words
+
+
+def _changed(query: QueryParams, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a page with some of them changed; None leaves one out."""
+    kept = {name: query.getlist(name) for name in query if name != "done"}
+    return {**kept, **changes}
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("api.html"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "campaign_path": campaign_path,
+        "cheap_words": lambda probes: cheap_count_words(probes.number, probes.node_seconds),
+        "duration": duration,
+        "figure": figure,
+        "knowledge_words": knowledge_words,
+        "memory": memory,
+        "node_seconds_left": node_seconds_left,
+        "objective_figure": objective_figure,
+        "peak_words": peak_words,
+        "percent": percent,
+        "short_layout": short_layout,
+        "state_words": state_words,
+        "step_words": step_words,
+        "unit": unit,
+        "count": lambda number: f"{number:,}",
+        "node_hours": lambda seconds: figure(seconds / 3600),
+        "timestamp": _timestamp,
+    }
+    environment.globals["zip"] = zip
+    return environment
+
+
+def _timestamp(at: datetime | None) -> Markup:
+    """A moment as a `time` element: the script shows it in the reader's time zone."""
+    if at is None:
+        return Markup("-")
+    words = Markup('<time datetime="{}">{}</time>')
+    return words.format(at.astimezone(UTC).isoformat(timespec="seconds"), moment(at))

@@ -1,0 +1,226 @@
+"""What the pages of a trial and of a comparison show, and the report of its winner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+from api.drawings.bars import PlotPart, step_parts
+from api.drawings.static_plot import static_plot
+from api.drawings.svg import Drawn
+from api.figures.estimates import memory_by_stage
+from api.formatting import (
+    figure,
+    memory_of,
+    moment,
+    objective_figure,
+    percent,
+    step_words,
+    trainer_words,
+    unit,
+)
+from api.html.findings import bounds
+from api.plans.cheap_probes import cheap_probes
+from results_db.leaderboard.ranked_layout import LeaderboardQuery, RankedLayout
+from results_db.records import CampaignRecord, TrialDetail, TrialRecord
+from results_db.store import Store
+from results_db.trials.filter import TrialFilter
+from search_spaces.belief.extrapolation import CheapProbe
+from search_spaces.errors import SearchSpaceError
+from search_spaces.estimates.memory import stage_memory
+from search_spaces.protocol.measurement import EMBEDDED_TRAINER
+from search_spaces.spec.fidelity import with_layers
+from search_spaces.spec.layout import KNOBS, Layout
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.terminal.plurals import counted
+
+Pairs = Sequence[tuple[str, str]]
+"""Names and values, for a table of two columns."""
+
+_MAX_ESTIMATED: Final = 1 << 10
+"""Pipeline stages up to which memory is estimated for a page."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialFacts:
+    """A trial, its campaign, and its layout's place on the leaderboard."""
+
+    detail: TrialDetail
+    campaign: CampaignRecord
+    ranked: RankedLayout | None
+    """Its layout on the leaderboard, pooled over its runs; None: it is not ranked."""
+    before: RankedLayout | None
+    """The layout with the rank before."""
+    after: RankedLayout | None
+    """The layout with the rank after."""
+    cheap: CheapProbe | None
+    """What of a layout it runs; None: it runs all of its layout."""
+    in_full: RankedLayout | None
+    """The layout of a cheap probe on the leaderboard; None: it was not measured in full."""
+
+    @classmethod
+    def of(cls, store: Store, trial_id: int) -> Self:
+        """Reads a trial.
+
+        Raises:
+            TrialNotFoundError: there is no such trial.
+        """
+        detail = store.trial_detail(trial_id)
+        campaign = store.campaign(detail.trial.campaign_id)
+        trial = detail.trial
+        cheap = cheap_probes(store, [trial]).get(trial.id)
+        found = _ranked(store, campaign, trial.stands_for)
+        ranked = None if cheap else found
+        around = {}
+        if ranked is not None:
+            near = store.ranked_layouts(
+                campaign.id, campaign.objective, limit=3, offset=max(ranked.rank - 2, 0)
+            )
+            around = {each.rank - ranked.rank: each for each in near}
+        return cls(
+            detail=detail,
+            campaign=campaign,
+            ranked=ranked,
+            before=around.get(-1),
+            after=around.get(1),
+            cheap=cheap,
+            in_full=found if cheap else None,
+        )
+
+    @property
+    def trial(self) -> TrialRecord:
+        """The trial itself."""
+        return self.detail.trial
+
+    @property
+    def parts(self) -> list[PlotPart]:
+        """The parts of its step; empty: not measured."""
+        measured = self.trial.measurement
+        if measured is None or measured.breakdown is None:
+            return []
+        return step_parts(measured.breakdown, measured.step_time_s)
+
+    @property
+    def compute_s(self) -> float | None:
+        """Time of a step in which it computes; None: not measured."""
+        measured = self.trial.measurement
+        return None if measured is None or not measured.breakdown else measured.breakdown.compute_s
+
+    @property
+    def figures(self) -> Pairs:
+        """What it measured; of a cheap probe also what ran, and the extrapolated step."""
+        found = list(figure_pairs(self.campaign, self.trial, self.ranked))
+        if self.cheap is None:
+            return found
+        step = self.cheap.full_step
+        extrapolated = (
+            [] if step is None else [("step time in full, extrapolated", step_words(step))]
+        )
+        return [("cheap probe", self.cheap.runs), *extrapolated, *found]
+
+    @property
+    def most_bytes(self) -> float:
+        """The largest number in the drawing of its memory."""
+        peaks = (*_measured_bytes(self.trial), *_estimated_bytes(self.campaign, self.trial))
+        return max((*peaks, _device_memory_bytes(self.campaign) or 0))
+
+    def memory(self, *, top_bytes: float | None = None) -> Drawn | None:
+        """Memory by stage, measured and estimated; None: neither is known."""
+        return stages_drawn(self.campaign, self.trial, top_bytes=top_bytes)
+
+
+def _device_memory_bytes(campaign: CampaignRecord) -> int | None:
+    """Memory of a device of the cluster; None: it is not told."""
+    found: int | None = campaign.spec.get("cluster", {}).get("device_memory_bytes")
+    return found
+
+
+def _measured_bytes(trial: TrialRecord) -> tuple[int, ...]:
+    """The measured peak of each pipeline stage; empty: not measured."""
+    measured = trial.measurement
+    return () if measured is None else measured.peak_memory_bytes_by_stage
+
+
+def _estimated_bytes(campaign: CampaignRecord, trial: TrialRecord) -> list[float]:
+    """The estimated peak of each stage; empty where the embedded estimate does not apply."""
+    layout = trial.layout
+    if campaign.trainer != EMBEDDED_TRAINER or layout.pp > _MAX_ESTIMATED:
+        return []
+    try:
+        model = ModelShape.from_mapping(campaign.spec.get("model", {}))
+    except SearchSpaceError:
+        return []  # the description of the campaign cannot be read
+    if trial.num_layers is not None:
+        model = with_layers(model, trial.num_layers)
+    return [stage.total_bytes for stage in stage_memory(layout, model)]
+
+
+def stages_drawn(
+    campaign: CampaignRecord, trial: TrialRecord, *, top_bytes: float | None = None
+) -> Drawn | None:
+    """Memory by stage, measured and estimated, below the capacity; None: neither is known."""
+    measured, estimated = _measured_bytes(trial), _estimated_bytes(campaign, trial)
+    if not measured and not estimated:
+        return None
+    capacity_bytes = _device_memory_bytes(campaign)
+    drawn = memory_by_stage(measured, estimated, capacity_bytes=capacity_bytes, top_bytes=top_bytes)
+    return static_plot(drawn, "Peak memory by pipeline stage")
+
+
+def _ranked(store: Store, campaign: CampaignRecord, layout: Layout) -> RankedLayout | None:
+    same = TrialFilter(**{name: (getattr(layout, name),) for name in KNOBS})
+    listing = LeaderboardQuery(wanted=same)
+    found = store.ranked_layouts(campaign.id, campaign.objective, listing=listing, limit=1)
+    return found[0] if found else None
+
+
+def knob_pairs(layout: Layout) -> Iterator[tuple[str, str]]:
+    """The knobs of a layout; counts without a column are left out at their default."""
+    for knob in KNOBS.values():
+        is_default = getattr(layout, knob.name) == knob.default
+        if knob.is_shown and not (knob.is_count and not knob.heading and is_default):
+            yield knob.label, knob_text(layout, knob.name)
+        if knob.name == "num_microbatches":
+            yield "global batch", str(layout.global_batch_size)
+
+
+def knob_text(layout: Layout, name: str) -> str:
+    """The value of a knob in words."""
+    chosen = getattr(layout, name)
+    if name == "num_nodes":
+        return f"{chosen} ({counted(layout.num_devices, 'device')})"
+    if name == "zero_stage" and layout.zero_replicas > 1:
+        return f"{chosen}, {layout.zero_replicas} copies"
+    return ("yes" if chosen else "no") if isinstance(chosen, bool) else str(chosen)
+
+
+def figure_pairs(
+    campaign: CampaignRecord, trial: TrialRecord, ranked: RankedLayout | None
+) -> Iterator[tuple[str, str]]:
+    """What a trial measured: at the median of its layout's runs where the layout is ranked."""
+    measured, objective = trial.measurement, campaign.objective
+    if measured is None:
+        return
+    memory_bytes = _device_memory_bytes(campaign)
+    value = trial.objective(objective, device_memory_bytes=memory_bytes)
+    yield unit(objective), objective_figure(objective, value if ranked is None else ranked.value)
+    speedup, step_time_s, within = 1.0, measured.step_time_s, ""
+    if ranked is not None:
+        yield "95 % interval", bounds(objective, ranked).removesuffix(" (95 %)")
+        speedup, step_time_s = measured.step_time_s / ranked.step_time_s, ranked.step_time_s
+        low, high = ranked.step_time_low_s, ranked.step_time_high_s
+        within = "" if low is None or high is None else f" ({low:.4g} to {high:.4g})"
+    yield "step time", f"{step_time_s:.4g} s{within}"
+    if ranked is not None:
+        yield "runs", str(ranked.num_runs)
+    if objective != "tokens_per_s":
+        yield "tokens/s", figure(measured.tokens_per_s * speedup)
+    yield "MFU, HFU", f"{percent(measured.mfu, speedup)}, {percent(measured.hfu, speedup)}"
+    yield "model TFLOP/s a device", figure(measured.model_tflops_per_device * speedup)
+    yield "peak memory a device", memory_of(measured.peak_memory_bytes, memory_bytes)
+    if words := trainer_words(measured):
+        yield "trainer", words
+        yield "memory is", measured.memory_kind or "not known"
+    yield "trial", f"{trial.number} (id {trial.id})"
+    yield "measured", moment(trial.ended_at)

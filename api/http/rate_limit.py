@@ -1,0 +1,75 @@
+"""Rate limits: a bucket of permits for each key, refilled at a steady rate; addresses as keys."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from time import monotonic
+from typing import Final
+
+MAX_KEYS: Final = 10_000
+"""Most keys of a throttle; the one that was used longest ago is removed first."""
+
+
+class Throttle:
+    """Buckets of permits, one for each key. Not thread-safe: the event loop uses it."""
+
+    def __init__(
+        self,
+        *,
+        per_s: float,
+        burst: float,
+        max_keys: int = MAX_KEYS,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """A full bucket for every key.
+
+        Args:
+            per_s: permits per second that refill a bucket.
+            burst: size of a bucket.
+            max_keys: most buckets; one that is removed is full when its key is used again.
+            clock: monotonic seconds.
+        """
+        self._per_s, self._burst, self._max_keys, self._clock = per_s, burst, max_keys, clock
+        self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
+
+    def take(self, key: Hashable) -> float:
+        """Takes a permit and returns 0; without one, returns the seconds until there is one."""
+        permits = self._permits(key)
+        if permits < 1:
+            return (1 - permits) / self._per_s
+        self._keep(key, permits - 1)
+        return 0.0
+
+    def give_back(self, key: Hashable) -> None:
+        """Returns a permit that was not needed."""
+        self._keep(key, min(self._burst, self._permits(key) + 1))
+
+    def _permits(self, key: Hashable) -> float:
+        if key not in self._buckets:
+            return self._burst
+        permits, at = self._buckets[key]
+        return min(self._burst, permits + (self._clock() - at) * self._per_s)
+
+    def _keep(self, key: Hashable, permits: float) -> None:
+        self._buckets[key] = (permits, self._clock())
+        self._buckets.move_to_end(key)
+        while len(self._buckets) > self._max_keys:
+            self._buckets.popitem(last=False)
+
+
+def network_of(address: str) -> str:
+    """The unit that is limited: an IPv4 address, or the /64 network of an IPv6 address.
+
+    A single host may own a whole /64 network.
+    """
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:  # a Unix socket, or a test's client
+        return address
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            return str(parsed.ipv4_mapped)
+        return str(ipaddress.ip_network((parsed, 64), strict=False))
+    return address

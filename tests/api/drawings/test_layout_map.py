@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from api.drawings.layout_map import layout_map
+from search_spaces.mesh import coordinates
+from search_spaces.spec.layout import Layout
+
+
+def cells(svg: str) -> list[str]:
+    return re.findall(r">(S\d+ R\d+)</text>", svg)
+
+
+def nodes(svg: str) -> list[str]:
+    return re.findall(r">(node [^<]*)</text>", svg)
+
+
+def test_every_device_has_its_stage_and_replica_in_the_order_of_the_ranks() -> None:
+    layout = Layout(num_nodes=3, tp=2, pp=3, dp=4, num_microbatches=4)
+    drawn = layout_map(layout)
+    places = [coordinates(rank, layout) for rank in range(24)]
+    assert cells(drawn.svg) == [f"S{place.pp_rank} R{place.dp_rank}" for place in places]
+    assert nodes(drawn.svg) == [
+        "node 0: ranks 0 to 7",
+        "node 1: ranks 8 to 15",
+        "node 2: ranks 16 to 23",
+    ]
+    frames = re.findall(r'<path d="([^"]*)" class="tp"', drawn.svg)
+    assert [each.count("M") for each in frames] == [4, 4, 4]  # tensor-parallel groups
+    assert len(drawn.notes) == 1
+
+
+def test_a_group_that_is_wider_than_a_row_has_a_frame_in_each() -> None:
+    drawn = layout_map(Layout(tp=16))
+    (frames,) = re.findall(r'<path d="([^"]*)" class="tp"', drawn.svg)
+    assert frames.count("M") == 2
+
+
+def test_without_tensor_parallelism_there_is_no_frame() -> None:
+    drawn = layout_map(Layout(dp=4))
+    assert 'class="tp"' not in drawn.svg
+    assert "frame" not in " ".join(drawn.notes)
+
+
+@pytest.mark.parametrize(
+    ("layout", "num_nodes", "says"),
+    [
+        (
+            Layout(num_nodes=512, tp=8, pp=16, dp=32),
+            16,
+            "Drawn are 16 of 512 nodes: the first of e",
+        ),
+        (Layout(num_nodes=512, tp=8, pp=64, dp=8), 16, "the first and the last 8 pipeline stages"),
+        (Layout(num_nodes=512, tp=8, dp=512), 1, "Drawn are 1 of 512 nodes"),
+        (Layout(dp=4096), 1, "Drawn are the first 32 of the 4,096 devices of a node."),
+    ],
+    ids=str,
+)
+def test_a_large_job_is_folded_and_says_so(layout: Layout, num_nodes: int, says: str) -> None:
+    drawn = layout_map(layout)
+    assert len(nodes(drawn.svg)) == num_nodes
+    assert says in " ".join(drawn.notes)
+    assert len(drawn.svg) < 60_000
+
+
+def test_each_stage_of_a_folded_job_is_drawn() -> None:
+    drawn = layout_map(Layout(num_nodes=512, tp=8, pp=16, dp=32))
+    assert {cell.split()[0] for cell in cells(drawn.svg)} == {f"S{stage}" for stage in range(16)}

@@ -1,0 +1,129 @@
+"""The schedule that is drawn has the times of the model, whatever is left out of the drawing."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+
+from api.drawings.schedule_chart import (
+    MAX_STAGES,
+    bubble,
+    end_units,
+    enough_microbatches,
+    schedule_chart,
+    timed_schedule,
+)
+from search_spaces.schedules import pipeline_schedule
+from search_spaces.spec.layout import Layout
+
+CASES = [(1, 1, 1), (2, 1, 1), (4, 1, 3), (4, 1, 16), (2, 2, 4), (4, 2, 8), (4, 4, 8), (8, 3, 24)]
+
+
+@pytest.mark.parametrize("backward", [2.0, 3.0])
+@pytest.mark.parametrize(("pp", "vpp", "num_microbatches"), CASES)
+def test_the_idle_share_is_that_of_the_formula(
+    pp: int, vpp: int, num_microbatches: int, backward: float
+) -> None:
+    timed = timed_schedule(
+        pp=pp, vpp=vpp, num_microbatches=num_microbatches, backward_units=backward
+    )
+    share = (pp - 1) / (vpp * num_microbatches + pp - 1)
+    busy = sum(each.end - each.start for passes in timed.ranks for each in passes)
+    assert 1.0 - busy / (pp * timed.length) == pytest.approx(share, abs=1e-12)
+    layout = Layout(pp=pp, vpp=vpp, num_microbatches=num_microbatches)
+    assert bubble(layout) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("pp", "vpp", "num_microbatches"), CASES)
+def test_passes_wait_for_their_input_and_run_in_the_trainers_order(
+    pp: int, vpp: int, num_microbatches: int
+) -> None:
+    timed = timed_schedule(pp=pp, vpp=vpp, num_microbatches=num_microbatches, backward_units=2.0)
+    starts, ends = {}, {}
+    for rank, passes in enumerate(timed.ranks):
+        actions = pipeline_schedule(rank, pp=pp, vpp=vpp, num_microbatches=num_microbatches)
+        order = [action.of for action in actions if hasattr(action, "of")]
+        assert [(each.chunk, each.microbatch) for each in passes] == [tuple(of) for of in order]
+        assert all(after.start >= before.end for before, after in itertools.pairwise(passes))
+        for each in passes:
+            key = (each.is_backward, each.chunk * pp + rank, each.microbatch)
+            starts[key], ends[key] = each.start, each.end
+    for (is_backward, stage, microbatch), start in starts.items():
+        before = (is_backward, stage + (1 if is_backward else -1), microbatch)
+        assert start >= ends.get(before, 0.0)
+        if is_backward:
+            assert start >= ends[False, stage, microbatch]
+
+
+@pytest.mark.parametrize("backward", [2.0, 3.0])
+@pytest.mark.parametrize(("pp", "vpp"), [(1, 1), (4, 1), (16, 1), (48, 1), (3, 2), (8, 4)])
+def test_the_drawn_ends_are_those_of_a_longer_schedule(pp: int, vpp: int, backward: float) -> None:
+    """What allows the middle to be left out without computing it."""
+    few = enough_microbatches(pp, vpp, backward)
+    more = 3 * pp
+    short, long = (
+        timed_schedule(pp=pp, vpp=vpp, num_microbatches=number, backward_units=backward)
+        for number in (few, few + more)
+    )
+    later, end = long.length - short.length, end_units(pp)
+    assert later == pytest.approx(more * vpp * (1 + backward))
+    for drawn, whole in zip(short.ranks, long.ranks, strict=True):
+        assert [p for p in drawn if p.start < end] == [p for p in whole if p.start < end]
+        assert [
+            (p.chunk, p.is_backward, p.microbatch + more, p.start + later)
+            for p in drawn
+            if p.end > short.length - end
+        ] == [
+            (p.chunk, p.is_backward, p.microbatch, p.start)
+            for p in whole
+            if p.end > long.length - end
+        ]
+
+
+@pytest.mark.parametrize(
+    ("layout", "is_broken"),
+    [
+        (Layout(pp=4, num_microbatches=8), False),
+        (Layout(pp=16, num_microbatches=64), False),
+        (Layout(pp=16, num_microbatches=640), True),
+        (Layout(pp=16, vpp=4, num_microbatches=640), True),
+        (Layout(pp=128, num_microbatches=1_000_000), True),
+    ],
+    ids=str,
+)
+def test_a_drawing_is_small_and_says_what_it_leaves_out(layout: Layout, is_broken: bool) -> None:
+    drawn = schedule_chart(layout)
+    assert drawn is not None
+    assert len(drawn.svg) < 100_000
+    assert any("left out" in note for note in drawn.notes) == is_broken
+    last = f">{layout.num_microbatches - 1}<"
+    assert (last in drawn.svg) or layout.pp >= 16  # narrow boxes have no number
+    numbers = [float(word) for word in re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawn.svg)[0]]
+    assert numbers[0] < 1300
+    assert numbers[1] < 600
+
+
+def test_the_numbers_of_both_ends_are_the_layouts() -> None:
+    drawn = schedule_chart(Layout(pp=2, num_microbatches=640))
+    assert drawn is not None
+    texts = re.findall(r">(\d+)</text>", drawn.svg)
+    assert {"0", "1", "638", "639"} <= set(texts)
+    assert "320" not in texts
+
+
+def test_the_measured_compute_time_is_spread_over_the_passes() -> None:
+    drawn = schedule_chart(Layout(pp=2, num_microbatches=2), compute_s=0.2)
+    assert drawn is not None
+    # (m + pp - 1) / m times the compute time of a rank.
+    assert ">0.3 s<" in drawn.svg
+    assert any("0.2 s a step" in note for note in drawn.notes)
+    assert any("33.3%" in note for note in drawn.notes)
+    again = schedule_chart(Layout(pp=2, num_microbatches=2, recompute="full"))
+    assert again is not None
+    assert any("thrice" in note for note in again.notes)
+
+
+def test_more_stages_than_can_be_drawn_are_not_drawn() -> None:
+    assert schedule_chart(Layout(pp=MAX_STAGES, vpp=2, num_microbatches=256)) is None

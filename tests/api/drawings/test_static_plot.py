@@ -1,0 +1,104 @@
+"""A figure that is drawn without a script has what plotly would draw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from api.drawings.static_plot import MAX_TOLD, static_plot
+from api.figures.figure import Bar, PlotFigure, Spot, bars, line, marked, points
+from api.figures.knobs import parallel, two_knobs
+from results_db.leaderboard.knob_cells import KnobCell
+from tests.api.figures.layout_points import make_facts, make_point
+from tests.api.report.page import Page
+
+AXIS: dict[str, Any] = {"range": [0, 10]}
+
+
+def drawn(*traces: Any, x: dict[str, Any] = AXIS, y: dict[str, Any] = AXIS) -> Page:
+    figure = PlotFigure(traces=traces, layout={"xaxis": x, "yaxis": y}, says=["A caption."])
+    found = static_plot(figure, "a plot")
+    assert found.notes == ("A caption.",)
+    return Page(found.svg)
+
+
+def circles(page: Page) -> list[tuple[float, float]]:
+    """Centres of the points, without that of the legend."""
+    found = [each for tag, each in page.elements if tag == "circle"]
+    return [(float(each["cx"]), float(each["cy"])) for each in found][1:]
+
+
+def test_points_stand_where_the_axes_put_them_and_those_beyond_are_left_out() -> None:
+    spots = [Spot(at, at, f"<{at}>\nsecond line", at) for at in (0, 5, 10, 11)]
+    page = drawn(*points("all", spots, color="--mark"))
+    (left, low), (middle, half), (right, high) = circles(page)
+    assert middle == pytest.approx((left + right) / 2)
+    assert half == pytest.approx((low + high) / 2)
+    assert high < low
+    assert page.texts["title"] == [f"<{at}>\nsecond line" for at in (0, 5, 10)]
+    assert "var(--mark)" in {each.get("fill") for _, each in page.elements}
+
+
+def test_logarithms_and_categories_have_their_own_places() -> None:
+    powers = {"type": "log", "range": [0, 2], "tickvals": [1, 10, 100], "ticktext": list("abc")}
+    names = {"categoryarray": ["one", "two"], "range": [-0.5, 1.5]}
+    spots = [Spot(1, "one", "", 1), Spot(10, "two", "", 2), Spot(100, "two", "", 3)]
+    page = drawn(*points("all", spots), x=powers, y=names)
+    (first, below), (second, above), (third, _) = circles(page)
+    assert second - first == pytest.approx(third - second, abs=0.02)
+    assert above < below
+    assert {"a", "b", "c", "one", "two"} <= set(page.texts["text"])
+
+
+def test_lines_end_at_the_axes_and_have_gaps() -> None:
+    traces = line("a", (0, 5, None, 5, 20), (0, 5, None, 5, 5), color="--good", width=1)
+    page = drawn(traces)
+    *_, path = [each for tag, each in page.elements if tag == "path"]
+    assert path["d"].count("M") == 2
+    right = max(float(each["x2"]) for tag, each in page.elements if tag == "line")
+    assert f"L{right:g} " in path["d"]
+
+
+def test_many_points_are_one_path() -> None:
+    spots = [Spot(5, 5, "", 1)] * (MAX_TOLD + 1)
+    page = drawn(*points("all", spots, color="--mark"))
+    assert circles(page) == []
+    assert page.kinds("path") == ["many"]
+
+
+def test_bars_begin_at_their_base_and_may_go_back() -> None:
+    found = [Bar("a", 0, 5, "first", 1, "inside"), Bar("b", 10, -5, "second", 2, "out" * 30)]
+    traces = bars("part", found, color="--part1", pattern={"shape": "/"})
+    page = drawn(*traces, y={"categoryarray": ["a", "b"], "range": [1.5, -0.5]})
+    _key, first, second = [each for tag, each in page.elements if tag == "rect"]
+    assert float(first["x"]) + float(first["width"]) == pytest.approx(float(second["x"]))
+    assert first["width"] == second["width"]
+    assert float(first["y"]) < float(second["y"])
+    assert page.kinds("path") == ["hatching", "hatching"]
+    assert page.texts["title"] == ["first", "second"]
+    assert "inside" in page.texts["text"]
+    assert "out" * 30 not in page.texts["text"]  # it does not fit
+
+
+def test_the_winner_and_the_baseline_have_shapes_of_their_own() -> None:
+    page = drawn(*marked("winner", Spot(1, 1, "a", 1)), *marked("baseline", Spot(2, 2, "b", 2)))
+    shapes = [each for tag, each in page.elements if tag == "path" and "vector-effect" in each]
+    assert len({each["d"] for each in shapes}) == 2
+    assert page.texts["title"] == ["winner: a", "baseline: b"]
+
+
+def test_maps_and_parallel_coordinates_have_their_texts() -> None:
+    facts = make_facts([make_point(1, 10.0, tp=1, pp=2), make_point(2, 20.0, tp=2)])
+    cells = [KnobCell((1, 2), 1, 10.0), KnobCell((2, 1), 3, 20.0)]
+    page = Page(static_plot(two_knobs(facts, "tp", "pp", cells), "two knobs").svg)
+    fills = [each["fill"] for tag, each in page.elements if tag == "rect"]
+    assert sorted(fills) == ["var(--scale1)", "var(--scale8)"]
+    assert {"10", "20", "★ winner"} <= set(page.texts["text"])
+    lines = Page(static_plot(parallel(facts), "parallel").svg)
+    assert {"tp", "pp", "tokens/s/device"} <= set(lines.texts["text"])
+
+
+def test_nothing_to_draw_has_its_sentence() -> None:
+    found = static_plot(PlotFigure(says=["No trial has ended yet."]), "history")
+    assert (found.svg, found.notes) == ("", ("No trial has ended yet.",))

@@ -1,0 +1,73 @@
+"""Layouts as the figures get them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from api.figures.points import LayoutPoint, PlotFacts
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+
+OBJECTIVE = "tokens_per_s_per_device"
+
+MODEL: dict[str, Any] = {
+    "name": "tiny",
+    "family": "llama",
+    "num_layers": 4,
+    "hidden_size": 128,
+    "ffn_hidden_size": 512,
+    "num_heads": 4,
+    "num_kv_heads": 4,
+    "seq_length": 64,
+    "vocab_size": 256,
+    "tied_embeddings": False,
+}
+
+
+def make_point(number: int, value: float | None = None, **changes: Any) -> LayoutPoint:
+    """A layout; `changes` are knobs, or fields of the point."""
+    fields = {
+        name: changes.pop(name)
+        for name in ("shortened", "peak_memory_bytes", "state", "reason")
+        if name in changes
+    }
+    if value is None:
+        fields = {"state": "FAILED", "reason": "crashed"} | fields
+    return LayoutPoint(
+        **{
+            "trial_id": 100 + number,
+            "number": number,
+            "state": "COMPLETED",
+            "reason": None,
+            "knobs": Layout(**changes).to_mapping(),
+            "value": value,
+            **fields,
+        }
+    )
+
+
+def make_facts(points: Sequence[LayoutPoint], **changes: Any) -> PlotFacts:
+    """The facts of layouts; the best of them wins."""
+    ranked = [p for p in points if p.value is not None and not p.shortened]
+    winner = max(ranked, key=lambda p: p.value or 0.0, default=None)
+    values: dict[str, Any] = {
+        "objective": OBJECTIVE,
+        "points": points,
+        "num_layouts": len(points),
+        "marks": {} if winner is None else {"winner": winner},
+        "device_memory_bytes": 16 << 30,
+        "model": None,
+    }
+    return PlotFacts(**values | changes)
+
+
+def make_model() -> ModelShape:
+    """A model whose FLOPs are known."""
+    return ModelShape(**MODEL)
+
+
+def named(traces: Sequence[Any], name: str) -> Any:
+    """The only trace of this name that the legend shows."""
+    (found,) = [t for t in traces if t.get("name") == name and t.get("showlegend", True)]
+    return found

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import pytest
+
+from api.figures.knobs import NUM_COLOURS, parallel, slice_of, two_knobs
+from results_db.leaderboard.knob_cells import KnobCell
+from tests.api.figures.layout_points import make_facts, make_point, named
+
+POINTS = [
+    make_point(1, 10.0, tp=1, recompute="full"),
+    make_point(2, 20.0, tp=2, recompute="none"),
+    make_point(3, 40.0, tp=4, recompute="selective"),
+    make_point(4, tp=4, recompute="none"),
+]
+
+
+def test_parallel_coordinates_have_the_knobs_that_vary_and_no_others() -> None:
+    figure = parallel(make_facts(POINTS))
+    names = figure.layout["xaxis"]["ticktext"]
+    assert names == ["tp", "recompute", "tokens/s/device"]
+    assert "pp 1" in figure.says[1]
+    assert "tp" not in figure.says[1].split()
+
+
+def test_words_are_in_their_legal_order_on_an_axis() -> None:
+    figure = parallel(make_facts(POINTS))
+    ticks = {note["text"]: note["y"] for note in figure.layout["annotations"] if note["x"] == 1}
+    assert ticks == {"none": 0.0, "selective": 0.5, "full": 1.0}
+
+
+def test_every_layout_is_a_line_in_the_colour_of_its_value() -> None:
+    figure = parallel(make_facts(POINTS))
+    lines = [t for t in figure.traces if t["name"] == "measured" and t["mode"] == "lines"]
+    colours = [line["line"]["color"] for line in lines]
+    assert colours[0] == "--scale1"
+    assert colours[-1] == f"--scale{NUM_COLOURS}"
+    assert sum(line["x"].count(0) for line in lines) == 3
+    (lowest,) = [line for line in lines if line["line"]["color"] == "--scale1"]
+    # The first layout: tp 1 is at the bottom, full recomputation at the top.
+    assert lowest["y"] == pytest.approx([0.0, 1.0, 0.0], abs=0.06)
+    failed = named(figure.traces, "not ranked")
+    assert failed["x"] == [0, 1, 2]
+    assert failed["y"][-1] < 0
+    winner = [t for t in figure.traces if t["name"] == "winner" and t["mode"] == "lines"]
+    assert winner[0]["y"][0] == pytest.approx(1.0, abs=0.06)
+
+
+def test_equal_layouts_have_nothing_to_compare() -> None:
+    assert parallel(make_facts([make_point(1, 3.0)])).says == [
+        "All layouts so far have the same knobs."
+    ]
+    assert parallel(make_facts([])).says == ["No layout has been tried yet."]
+
+
+def test_a_campaign_of_failures_has_lines_too() -> None:
+    figure = parallel(make_facts([make_point(1, tp=1), make_point(2, tp=2)]))
+    assert named(figure.traces, "not ranked")["x"] == [0, 1, None, 0, 1]
+
+
+CELLS = [KnobCell((1,), 7, 12.0), KnobCell((2,), 1, 20.0), KnobCell((4,), 5, 40.0)]
+
+
+def test_a_slice_has_every_layout_and_the_best_of_each_value() -> None:
+    figure = slice_of(make_facts(POINTS), "tp", CELLS)
+    measured = named(figure.traces, "measured")
+    assert list(zip(measured["x"], measured["y"], strict=True)) == [("1", 10), ("2", 20), ("4", 40)]
+    best = named(figure.traces, "best")
+    # The best of tp 1 is in a layout that the sample leaves out.
+    assert list(zip(best["x"], best["y"], strict=True)) == [("1", 12), ("2", 20), ("4", 40)]
+    assert figure.rows[0] == ("1", "7", "10", "12")
+    assert figure.layout["xaxis"]["categoryarray"] == ["1", "2", "4"]
+    winner = named(figure.traces, "winner")
+    assert (winner["x"], winner["y"]) == (["4"], [40])
+
+
+def test_a_slice_of_a_constant_knob_says_so() -> None:
+    assert slice_of(make_facts([make_point(1, 1.0)]), "pp", []).says == [
+        "All layouts so far have the same knobs."
+    ]
+
+
+PAIRS = [
+    KnobCell((1, "full"), 3, 10.0),
+    KnobCell((2, "none"), 1, 20.0),
+    KnobCell((4, "selective"), 2, 40.0),
+]
+
+
+def test_cells_that_were_not_tried_stay_empty() -> None:
+    figure = two_knobs(make_facts(POINTS), "tp", "recompute", PAIRS)
+    heat = figure.traces[0]
+    assert heat["x"] == ["1", "2", "4"]
+    assert heat["y"] == ["none", "selective", "full"]
+    assert heat["z"] == [[None, 20.0, None], [None, None, 40.0], [10.0, None, None]]
+    assert heat["hoverongaps"] is False
+    assert "zsmooth" not in heat
+
+
+def test_cells_without_a_ranked_layout_are_crossed() -> None:
+    figure = two_knobs(make_facts(POINTS), "tp", "recompute", PAIRS)
+    crossed = named(figure.traces, "tried, none ranked")
+    assert (crossed["x"], crossed["y"]) == (["4"], ["none"])
+    assert figure.rows[0] == ("none", "", "20", "none ranked")
+
+
+def test_the_winner_is_marked_at_its_cell() -> None:
+    figure = two_knobs(make_facts(POINTS), "tp", "recompute", PAIRS)
+    (note,) = figure.layout["annotations"]
+    # Positions of the categories: names that are numbers would be taken for positions.
+    assert (note["x"], note["y"], note["text"]) == (2, 1, "★ winner")
+
+
+@pytest.mark.parametrize(
+    ("pair", "words"),
+    [
+        (("tp", "tp"), "Choose two different knobs."),
+        (
+            ("tp", "pp"),
+            "All layouts so far have the same pipeline parallel, pp; choose other knobs.",
+        ),
+    ],
+)
+def test_a_pair_that_cannot_be_drawn_is_explained(pair: tuple[str, str], words: str) -> None:
+    assert two_knobs(make_facts(POINTS), *pair, []).says == [words]

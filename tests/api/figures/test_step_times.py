@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from api.figures.figure import PlotFigure
+from api.figures.step_times import iterations, time_parts
+from search_spaces.protocol.measurement import Breakdown, Iteration
+from tests.api.figures.layout_points import named
+from tests.results_db.factories import make_breakdown
+
+
+def make_step(step_time_s: float = 0.1, *, rank: int = 1, parts: Breakdown | None = None) -> Any:
+    """A layout on the leaderboard, as far as the figure reads it; its trial is rank + 6."""
+    breakdown = parts or make_breakdown(step_time_s)
+    measured = SimpleNamespace(step_time_s=step_time_s, breakdown=breakdown)
+    trial = SimpleNamespace(
+        id=rank + 106, number=rank + 6, layout_key=f"key {rank}", measurement=measured
+    )
+    return SimpleNamespace(rank=rank, trial=trial)
+
+
+def draw(*steps: Any, **changes: Any) -> PlotFigure:
+    return time_parts(steps, **{"marks": {}, "estimated_s": {}} | changes)
+
+
+def bars(figure: PlotFigure) -> list[Any]:
+    """The parts of the bars in their order."""
+    return [trace for trace in figure.traces if trace["type"] == "bar"]
+
+
+def test_the_parts_of_a_step_follow_each_other_and_fill_it() -> None:
+    figure = draw(make_step())
+    parts = bars(figure)
+    colours = [part["marker"]["color"] for part in parts]
+    assert colours == [f"--part{place}" for place in range(1, 7)]
+    end = 0.0
+    for part in parts:
+        assert part["base"] == pytest.approx([end])
+        end += part["x"][0]
+    assert end == pytest.approx(100.0)
+    assert named(figure.traces, "measured step")["x"] == [100.0]
+    assert parts[0]["hovertext"] == ["compute: 50 ms (50.0%)"]
+    assert figure.rows[0][:3] == ("1. trial 7", "100 ms", "50.0%")
+
+
+def test_bars_have_one_scale_with_the_first_at_the_top() -> None:
+    figure = draw(make_step(0.1), make_step(0.4, rank=2))
+    assert named(figure.traces, "compute")["x"] == pytest.approx([50.0, 200.0])
+    assert figure.layout["xaxis"]["range"][1] > 400
+    assert figure.layout["yaxis"]["ticktext"] == ["1. trial 7", "2. trial 8"]
+    bottom, top = figure.layout["yaxis"]["range"]
+    assert bottom > top
+
+
+def test_parts_that_add_up_to_more_than_the_step_go_back_to_its_end() -> None:
+    parts = Breakdown(
+        compute_s=0.08, tp_s=0.04, pp_s=0.0, dp_s=0.0, optimizer_s=0.0, unexplained_s=-0.02
+    )
+    figure = draw(make_step(parts=parts))
+    last = bars(figure)[-1]
+    assert last["name"] == "unexplained"
+    assert last["base"][0] + last["x"][0] == pytest.approx(100.0)
+    assert last["width"][0] < bars(figure)[0]["width"][0]
+    assert figure.rows[0][-2] == "-20 ms"
+    assert figure.layout["xaxis"]["range"][1] > 120
+
+
+def test_estimates_and_marks_are_at_their_bars() -> None:
+    steps = make_step(0.1), make_step(0.4, rank=2)
+    figure = draw(*steps, estimated_s={108: 0.05}, marks={107: "winner", 108: "baseline"})
+    estimate = named(figure.traces, "estimated step")
+    assert (estimate["x"], estimate["y"]) == ([50.0], [1])
+    labels = ["1. trial 7 ★ winner", "2. trial 8 ◆ baseline"]
+    assert figure.layout["yaxis"]["ticktext"] == [row[0] for row in figure.rows] == labels
+    assert estimate["customdata"] == [108]
+
+
+def test_layouts_without_parts_have_no_bar() -> None:
+    bare = make_step(rank=2)
+    bare.trial.measurement.breakdown = None
+    assert len(draw(make_step(), bare).rows) == 1
+    assert draw(bare).traces == ()
+    assert "No ranked layout has the parts" in draw(bare).says[0]
+
+
+def test_iterations_are_in_order_with_their_median() -> None:
+    found = [
+        Iteration(
+            index=i, kind="warmup" if i < 1 else "timed", step_time_s=s, loss=1.0, grad_norm=1
+        )
+        for i, s in enumerate((0.9, 0.5, 0.5))
+    ]
+    figure = iterations(found, 0.5)
+    assert named(figure.traces, "timed")["x"] == [1, 2]
+    assert named(figure.traces, "warm-up, not counted")["y"] == [0.9]
+    assert named(figure.traces, "median")["y"] == [0.5, 0.5]
+    low, high = figure.layout["yaxis"]["range"]
+    assert low < 0.5 < 0.9 < high
+    assert [trace["name"] for trace in iterations(found[:1], None).traces] == [
+        "warm-up, not counted"
+    ]

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from api.figures.figure import PlotFigure
+from api.figures.timeline import MOST_ROWS_DRAWN, timeline
+from results_db.campaigns.charts import CampaignTimeline, TimelineAttempt
+from tests.api.figures.layout_points import named
+from tests.results_db.factories import START
+
+
+def make_attempt(
+    number: int, begin: float, end: float | None, **changes: object
+) -> TimelineAttempt:
+    """An attempt between seconds after START."""
+    attempt = TimelineAttempt(
+        trial_id=100 + number,
+        number=number,
+        attempt=1,
+        worker_id="a",
+        worker_name="worker a",
+        num_nodes=1,
+        started_at=START + timedelta(seconds=begin),
+        ended_at=None if end is None else START + timedelta(seconds=end),
+        ending=None if end is None else "reported",
+        state="RUNNING" if end is None else "COMPLETED",
+        reason=None,
+    )
+    return attempt._replace(**changes)  # type: ignore[arg-type]
+
+
+NOW = START + timedelta(seconds=100)
+
+
+def draw(*attempts: TimelineAttempt, left_out: int = 0, **marks: str) -> PlotFigure:
+    """The timeline; `marks` are names by trials, such as trial_101="winner"."""
+    found = CampaignTimeline(attempts=attempts, num_attempts=len(attempts) + left_out)
+    return timeline(found, NOW, {int(name[6:]): mark for name, mark in marks.items()})
+
+
+def kinds(figure: PlotFigure) -> dict[str, Any]:
+    return {trace["name"]: trace for trace in figure.traces if trace["type"] == "bar"}
+
+
+def test_attempts_are_bars_from_their_start_to_their_end() -> None:
+    figure = draw(make_attempt(1, 0, 50), make_attempt(2, 50, 100), trial_101="winner")
+    bars = kinds(figure)["completed"]
+    assert (bars["base"], bars["x"], bars["y"]) == ([0, 50], [50, 50], [0, 0])
+    assert bars["text"] == ["1", "2"]
+    assert bars["customdata"] == figure.row_ids == [101, 102]
+    assert figure.layout["xaxis"]["range"] == [0, 100]
+    assert figure.layout["xaxis"]["title"]["text"].startswith("seconds since 20")
+    assert named(figure.traces, "winner")["x"] == [25]
+    assert figure.rows[0][-1] == "winner"
+
+
+def test_every_attempt_of_a_marked_trial_is_marked() -> None:
+    attempts = [make_attempt(1, 0, 20, ending="lost"), make_attempt(1, 20, 60, attempt=2)]
+    assert named(draw(*attempts, trial_101="baseline").traces, "baseline")["x"] == [10, 40]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "unit", "length"),
+    [(299, "seconds", 299), (600, "minutes", 10), (36000, "hours", 10)],
+)
+def test_the_axis_has_a_unit_that_suits_its_length(seconds: int, unit: str, length: int) -> None:
+    axis = draw(make_attempt(1, 0, seconds)).layout["xaxis"]
+    assert axis["range"] == [0, length]
+    assert axis["title"]["text"].startswith(f"{unit} since")
+
+
+def test_running_attempts_last_until_now() -> None:
+    figure = draw(make_attempt(1, 0, 20), make_attempt(2, 20, None))
+    running = kinds(figure)["running"]
+    assert (running["base"], running["x"]) == ([20], [80])
+    assert figure.rows[1][3] == "RUNNING"
+
+
+def test_attempts_at_one_time_have_rows_of_their_own() -> None:
+    attempts = [
+        make_attempt(1, 0, 50),
+        make_attempt(2, 10, 60),
+        make_attempt(3, 55, 90),
+        make_attempt(4, 0, 30, worker_id="b", worker_name="<b>"),
+    ]
+    figure = draw(*attempts)
+    axis = figure.layout["yaxis"]
+    assert (axis["tickvals"], axis["ticktext"]) == ([0, 2], ["worker a", "&lt;b&gt;"])
+    assert kinds(figure)["completed"]["y"] == [0, 1, 0, 2]
+
+
+def test_attempts_beyond_the_rows_and_older_ones_are_counted() -> None:
+    attempts = [make_attempt(n, 0, 50, worker_id=f"w{n}") for n in range(MOST_ROWS_DRAWN + 5)]
+    figure = draw(*attempts, left_out=7)
+    assert len(kinds(figure)["completed"]["y"]) == MOST_ROWS_DRAWN
+    assert "5 attempts beyond 60 rows are not drawn." in figure.says
+    assert "7 older attempts are left out." in figure.says
+    assert figure.hides
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "words"),
+    [
+        ({"state": "FAILED", "reason": "crashed"}, "failed", "FAILED (crashed)"),
+        ({"ending": "lost", "state": "RUNNING"}, "lost", "LOST"),
+        ({"ending": "superseded"}, "lost", "SUPERSEDED"),
+    ],
+)
+def test_states_have_a_word(changes: dict[str, object], kind: str, words: str) -> None:
+    bars = kinds(draw(make_attempt(1, 0, 50, **changes)))
+    assert bars[kind]["text"] == [f"1 {words}"]
+
+
+def test_no_kind_of_bar_has_a_colour_alone() -> None:
+    states = ("COMPLETED", "FAILED", "INFEASIBLE", "CANCELLED")
+    attempts = [make_attempt(n, n, n + 1, state=state) for n, state in enumerate(states)]
+    found = kinds(draw(*attempts, make_attempt(9, 9, None), make_attempt(8, 8, 9, ending="lost")))
+    looks = [
+        (
+            bars["marker"].get("pattern", {}).get("shape"),
+            bars["marker"].get("line", {}).get("color"),
+        )
+        for bars in found.values()
+    ]
+    assert len(set(looks)) == 6
+
+
+def test_a_campaign_without_attempts_has_no_timeline() -> None:
+    assert draw().traces == ()
+    assert draw().says == ["No worker has leased a trial of this campaign."]
