@@ -16,7 +16,7 @@ from api.security.authentication import Credential
 from api.security.ownership import Owners, whose
 from api.security.token_cache import Holder, TokenBook
 from api.settings import Settings
-from results_db.access.actor import Actor
+from results_db.actor import Actor
 from results_db.records import CampaignRecord
 from results_db.store import Store
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 
-from results_db.admin.retention import Retention
-from results_db.trials.leases import HEARTBEAT_INTERVAL_S, LEASE_S
+from results_db.allocations.leases import HEARTBEAT_INTERVAL_S, LEASE_S
+from results_db.retention import Retention
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

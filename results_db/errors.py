@@ -186,3 +186,9 @@ class DataDirInvalidError(ResultsDbError):
 
 class DataDirLockedError(ResultsDbError):
     """Another process holds the lock of the data directory."""
+
+
+def campaign_not_found(reference: int | str) -> CampaignNotFoundError:
+    """The error for an id or name that no campaign has."""
+    named = f"named {reference!r}" if isinstance(reference, str) else str(reference)
+    return CampaignNotFoundError(f"there is no campaign {named}")

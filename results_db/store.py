@@ -7,10 +7,8 @@ from typing import Self
 
 from results_db.access.sign_ins import SignIns
 from results_db.access.tokens import Access
-from results_db.admin import migrate
-from results_db.admin.retention import Pruning
-from results_db.admin.service_stats import Statistics
 from results_db.allocations.allocations import Allocations
+from results_db.allocations.leases import Leases
 from results_db.allocations.workers import Workers
 from results_db.campaigns.campaigns import Campaigns
 from results_db.campaigns.charts import CampaignCharts
@@ -32,7 +30,9 @@ from results_db.leaderboard.baselines import Baselines
 from results_db.leaderboard.knob_cells import LeaderboardCells
 from results_db.leaderboard.leaderboard import Leaderboard
 from results_db.leaderboard.overview import LeaderboardOverview
-from results_db.trials.leases import Leases
+from results_db.migrations import migrate
+from results_db.retention import Pruning
+from results_db.service_stats import Statistics
 from results_db.trials.outcomes import Outcomes
 from results_db.trials.pages import TrialPages
 from results_db.trials.trials import Trials

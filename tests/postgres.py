@@ -13,8 +13,8 @@ import psycopg
 import pytest
 
 from benchmarks.service.postgres_server import PostgresServer, running_server
-from results_db.admin import migrate
 from results_db.database.data_dir import DataDir
+from results_db.migrations import migrate
 from results_db.store import Store
 
 TEMPLATE: Final = "upgraded"

@@ -29,12 +29,12 @@ from api.process.gc_tuning import keep_for_good, nothing_collected
 from api.process.local_service import announced, serving
 from api.security.token_file import load_or_make_token
 from api.settings import Settings
-from results_db.admin.retention import Retention
 from results_db.database.data_dir import DataDir
 from results_db.database.option import database_option
 from results_db.database.outage_log import once_it_answers
 from results_db.database.stderr_log import log_to_stderr
 from results_db.errors import ResultsDbError
+from results_db.retention import Retention
 from results_db.store import Store
 from search_spaces.connection.data_home import PRIVATE_UMASK
 

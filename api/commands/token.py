@@ -17,7 +17,7 @@ from api.commands.display import json_option, print_json
 from api.errors import ServiceError
 from api.formatting import moment
 from api.schemas.access import TokenCreate, TokenRead
-from results_db.access.actor import TOKEN_ROLES, TokenRole
+from results_db.actor import TOKEN_ROLES, TokenRole
 from search_spaces.documents.duration import read_duration_s
 from search_spaces.errors import SearchSpaceError
 from search_spaces.terminal.text_table import print_table

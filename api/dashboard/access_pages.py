@@ -15,7 +15,7 @@ from api.html.rendering import go_to, render
 from api.routes.access import Word, list_audit, revoke_token
 from api.schemas.access import TokenId
 from api.schemas.text_types import Moment
-from results_db.access.actor import TOKEN_ROLES, TokenRole
+from results_db.actor import TOKEN_ROLES, TokenRole
 from results_db.errors import TokenDuplicateError, TokenInvalidError
 from results_db.store import Store
 from search_spaces.documents.duration import read_duration_s

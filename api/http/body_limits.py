@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.http.fair_queue import FairQueue
 from api.http.problems import problem_response, too_many
 from api.http.route_map import RouteMap
-from results_db.access.actor import Actor
+from results_db.actor import Actor
 
 CHANGES_AT_ONCE: Final = 2
 """Changes and plans that are handled at the same time, each of another token."""

@@ -9,12 +9,12 @@ from typing import Final
 
 from api.leases.batcher import Batcher
 from api.settings import Settings
+from results_db.allocations.leases import LeaseAsk
 from results_db.allocations.workers import Beat
-from results_db.campaigns.parsed_specs import ParsedSpecs
 from results_db.errors import DatabaseUnavailableError, ResultsDbError
 from results_db.records import LeaseRecord
 from results_db.store import Store
-from results_db.trials.leases import LeaseAsk
+from results_db.trials.parsed_specs import ParsedSpecs
 from search_spaces.belief.step_time_to_beat import ToBeat, stop_above_s
 from search_spaces.errors import SearchSpaceError
 from search_spaces.protocol.worker_messages import (

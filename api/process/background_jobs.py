@@ -13,10 +13,10 @@ from starlette.concurrency import run_in_threadpool
 
 from api.background_loops import in_background
 from api.live.database_changes import DatabaseChanges
-from results_db.admin.retention import Retention
 from results_db.database.change_mark import RUNNING_TRIAL
 from results_db.database.outage_log import LoopOutage, once_it_answers
 from results_db.database.store_base import Clock
+from results_db.retention import Retention
 from results_db.store import Store
 
 ASLEEP_S: Final = 5.0

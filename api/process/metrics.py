@@ -22,8 +22,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.route_map import RouteMap
 from api.version import version
-from results_db.admin.service_stats import ServiceStats
 from results_db.errors import DatabaseUnavailableError
+from results_db.service_stats import ServiceStats
 from results_db.store import Store
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

@@ -15,10 +15,10 @@ from fastapi import APIRouter, Path, Request
 from api.dependencies import ActorDep, BatchesDep, ChangesDep, OwnersDep, SettingsDep, StoreDep
 from api.http.request_bodies import BodyRoute
 from api.schemas.allocations import WorkerPage
+from results_db.allocations.leases import LeaseAsk
 from results_db.allocations.workers import Beat
 from results_db.database.change_mark import OPEN_SESSION, WAITING_TRIAL
 from results_db.errors import AttemptNotFoundError
-from results_db.trials.leases import LeaseAsk
 from search_spaces.protocol.worker_messages import (
     HeartbeatBody,
     HeartbeatReply,

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from api.schemas.campaigns_and_trials import Document, Request
 from api.schemas.text_types import Moment
-from results_db.access.actor import TokenRole
+from results_db.actor import TokenRole
 
 TokenId = Annotated[int, Field(ge=1, le=(1 << 31) - 1)]
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from api.errors import AccessUndeclaredError
-from results_db.access.actor import TokenRole
+from results_db.actor import TokenRole
 
 Owned = Literal["campaign", "trial", "model", "cluster", "worker"]
 """Things with an owner: the name of the token that made them. A trial has its campaign's owner."""

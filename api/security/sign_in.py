@@ -10,8 +10,8 @@ from starlette.concurrency import run_in_threadpool
 
 from api.errors import SignInRefusedError, SignInRoleError, SignInTooOftenError
 from api.security.authentication import Authentication
-from results_db.access.actor import Actor
 from results_db.access.tokens import hash_of_token
+from results_db.actor import Actor
 from results_db.errors import DatabaseUnavailableError
 from results_db.store import Store
 

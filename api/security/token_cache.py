@@ -16,8 +16,8 @@ from starlette.concurrency import run_in_threadpool
 from api.background_loops import in_background
 from api.security.brief_cache import BriefCache
 from api.security.session_cache import SessionBook
-from results_db.access.actor import TokenRole
 from results_db.access.tokens import LOCAL_ADMIN, LOCAL_WORKER, TokenRecord, hash_of_token
+from results_db.actor import TokenRole
 from results_db.database.outage_log import LoopOutage
 from results_db.records import CampaignRecord
 from results_db.store import Store

@@ -19,7 +19,7 @@ from sqlalchemy import delete, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from results_db.access.actor import TokenRole
+from results_db.actor import TokenRole
 from results_db.database.session import breaks_unique
 from results_db.database.store_base import StoreSection
 from results_db.errors import TokenDuplicateError, TokenInvalidError, TokenNotFoundError

@@ -1,1 +1,1 @@
-"""Administration of a database: migrations, backup, restore, checks, retention, statistics."""
+"""Administration of a database: backup, restore, checks, and the commands `db`."""

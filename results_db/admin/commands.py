@@ -127,8 +127,8 @@ def restore(file: Path, force: bool, data_dir: Path | None, database: str | None
 @_place_options
 def upgrade(data_dir: Path | None, database: str | None) -> None:
     """Upgrade the database to this version's schema; a service does the same when it starts."""
-    from results_db.admin import migrate
     from results_db.database.outage_log import once_it_answers
+    from results_db.migrations import migrate
 
     with _refusals_as_messages():
         url = _url(data_dir, database)
@@ -190,8 +190,8 @@ def prune(settings: tuple[str, ...], data_dir: Path | None, database: str | None
     Campaigns, trials and measurements always stay. The space is used again; the file does not
     shrink.
     """
-    from results_db.admin import migrate
-    from results_db.admin.retention import KINDS, Retention
+    from results_db.migrations import migrate
+    from results_db.retention import KINDS, Retention
     from results_db.store import Store
 
     with _refusals_as_messages():

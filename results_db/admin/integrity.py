@@ -30,12 +30,12 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, aliased
 
-from results_db.admin import migrate
 from results_db.admin.schema_check import schema_differences
 from results_db.database.postgresql import lift_limits
 from results_db.database.session import Database
 from results_db.errors import DatabaseUnavailableError
 from results_db.leaderboard.table import campaigns_with_wrong_rows, rebuild_campaigns
+from results_db.migrations import migrate
 from results_db.models.all_tables import METADATA
 from results_db.models.service_tables import WorkerRow
 from results_db.models.tables import Attempt, Campaign, MeasurementRow, StageMemoryRow, Trial

@@ -19,7 +19,6 @@ from typing import Final
 
 from sqlalchemy import Connection, inspect, text
 
-from results_db.admin import migrate
 from results_db.admin.backup import (
     count_rows,
     extract,
@@ -40,6 +39,7 @@ from results_db.errors import (
     DatabaseNotEmptyError,
     DataDirLockedError,
 )
+from results_db.migrations import migrate
 from results_db.models.all_tables import METADATA
 
 LOCKS: Final = ("serve", "driver", "migration")

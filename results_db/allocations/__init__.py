@@ -1,1 +1,1 @@
-"""Workers, their allocations and nodes."""
+"""Workers, their leases, allocations and nodes."""

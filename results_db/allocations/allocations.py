@@ -11,17 +11,16 @@ from typing import Any, Final, cast
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
+from results_db.allocations.leases import HEARTBEAT_INTERVAL_S
 from results_db.allocations.node_status import is_shown, keep_quarantine
-from results_db.allocations.workers import is_there
 from results_db.database.locks import lock_campaigns, lock_workers
 from results_db.database.retry import retried
 from results_db.database.store_base import StoreSection
 from results_db.errors import NodeNotFoundError, NodeStateError, WorkerNotFoundError
-from results_db.models.service_tables import AllocationNode, NodeQuarantine, WorkerRow
+from results_db.models.service_tables import AllocationNode, NodeQuarantine, WorkerRow, is_there
 from results_db.models.tables import Attempt, Campaign, Trial
 from results_db.records import Cost, LeasedTrialRead, QuarantineRead, WorkerRecord
 from results_db.rows import COST_COLUMNS, record_of
-from results_db.trials.leases import HEARTBEAT_INTERVAL_S
 from search_spaces.protocol.outcome import DEFAULT_DEADLINE_S
 from search_spaces.protocol.worker_messages import AttemptPhase, NodeStatusBody
 

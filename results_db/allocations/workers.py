@@ -5,8 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Final
+from datetime import datetime
 
 from sqlalchemy import ColumnElement, SQLColumnExpression, delete, exists, func, select
 from sqlalchemy.exc import IntegrityError
@@ -30,7 +29,7 @@ from results_db.errors import (
     WorkerOwnedError,
     WorkerSupersededError,
 )
-from results_db.models.service_tables import AllocationNode, WorkerRow
+from results_db.models.service_tables import WORKER_ALIVE_S, AllocationNode, WorkerRow, is_there
 from results_db.models.tables import Attempt, Campaign, Trial
 from results_db.records import WorkerRecord
 from results_db.rows import record_of
@@ -43,9 +42,6 @@ from search_spaces.protocol.worker_messages import (
     SetAside,
     WorkerCreate,
 )
-
-WORKER_ALIVE_S: Final = 30.0
-"""A worker is live for so many seconds after its last heartbeat."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -317,19 +313,6 @@ def _flush_unless_taken(session: Session, name: str) -> None:
         if not breaks_unique(error, "workers", "name_live"):
             raise
         raise DatabaseConflictError(f"another worker registers as {name!r} just now") from error
-
-
-def is_there(now: datetime) -> ColumnElement[bool]:
-    """Whether a session is open, and its last heartbeat was lately.
-
-    A heartbeat in the future, seen after the clock was set back, does not count.
-    """
-    lately = timedelta(seconds=WORKER_ALIVE_S)
-    return (
-        WorkerRow.ended_at.is_(None)
-        & (WorkerRow.seen_at > now - lately)
-        & (WorkerRow.seen_at < now + lately)
-    )
 
 
 def fits(

@@ -17,12 +17,12 @@ from sqlalchemy.orm import Session
 
 from results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
 from results_db.campaigns.idempotency_keys import RequestKey, campaign_of_key, keep_key
+from results_db.database.events import emit
 from results_db.database.locks import FOR_CHANGE, lock_campaigns, lock_trials
 from results_db.database.retry import retried
 from results_db.database.session import breaks_unique
 from results_db.database.store_base import StoreSection
-from results_db.errors import CampaignDuplicateError, CampaignNotFoundError, CampaignStateError
-from results_db.events.events import emit
+from results_db.errors import CampaignDuplicateError, CampaignStateError, campaign_not_found
 from results_db.models.service_tables import EventRow
 from results_db.models.standings import STANDINGS_VERSION
 from results_db.models.tables import AnalysisRow, Campaign, Trial
@@ -474,12 +474,6 @@ def by_id(session: Session, campaign_id: int, *, lock: bool = False) -> Campaign
     if campaign is None:
         raise campaign_not_found(campaign_id)
     return campaign
-
-
-def campaign_not_found(reference: int | str) -> CampaignNotFoundError:
-    """The error for an id or name that no campaign has."""
-    named = f"named {reference!r}" if isinstance(reference, str) else str(reference)
-    return CampaignNotFoundError(f"there is no campaign {named}")
 
 
 def _open_campaign(session: Session, campaign_id: int, done: str) -> Campaign:

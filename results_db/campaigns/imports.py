@@ -12,9 +12,9 @@ from sqlalchemy import Insert, bindparam, insert, select
 from sqlalchemy.orm import Session
 
 from results_db.campaigns.campaigns import add_campaign
+from results_db.database.events import emit
 from results_db.database.store_base import StoreSection
 from results_db.errors import CampaignNotFoundError
-from results_db.events.events import emit
 from results_db.leaderboard.table import rebuild_rows
 from results_db.models.tables import Campaign, Import, ImportedRow, MeasurementRow, Trial
 from results_db.records import CampaignRecord

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import selectinload
 
+from results_db.database.events import emit
 from results_db.database.store_base import StoreSection
-from results_db.events.events import emit
 from results_db.models.service_tables import WorkerRow
 from results_db.models.tables import (
     AnalysisRow,

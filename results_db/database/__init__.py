@@ -1,1 +1,1 @@
-"""Connections, transactions, locks, retries and bulk inserts, for SQLite and PostgreSQL."""
+"""Connections, transactions, locks, retries, bulk inserts and events, for SQLite and PostgreSQL."""

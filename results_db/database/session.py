@@ -19,6 +19,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
 from results_db.database import postgresql, sqlite
+from results_db.database.events import write_events
 from results_db.database.outage_log import DatabaseOutage
 from results_db.database.storable_values import refuse_unstorable
 from results_db.database.url import shown_url
@@ -28,7 +29,6 @@ from results_db.errors import (
     ResultsDbError,
     ValueUnstorableError,
 )
-from results_db.events.events import write_events
 
 FirstStatement = Callable[[Session], None]
 """Runs at the start of a writing transaction; if it raises, nothing is written."""

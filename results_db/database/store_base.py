@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 from sqlalchemy import Select, func, insert, select
 from sqlalchemy.orm import Session
 
-from results_db.access.actor import SYSTEM, Actor
+from results_db.actor import SYSTEM, Actor
 from results_db.database.session import Database
 from results_db.database.version_cache import VersionCache
 from results_db.models.service_tables import AuditRow

@@ -1,1 +1,1 @@
-"""Events of campaigns and the log that they are read from."""
+"""The log that events of campaigns are read from, versions of lists, and live states."""

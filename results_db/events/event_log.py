@@ -24,9 +24,9 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session, aliased
 
 from results_db.database.compiled_statement import DriverStatement
+from results_db.database.events import COUNTER_ID
 from results_db.database.store_base import StoreSection
 from results_db.database.version_cache import VersionCache
-from results_db.events.events import COUNTER_ID
 from results_db.models.service_tables import EventCounter, EventRow
 from results_db.models.tables import Trial
 from results_db.records import EventKind

@@ -9,15 +9,15 @@ from typing import Any, Final
 from sqlalchemy import Select, func, select, true
 from sqlalchemy.orm import Session
 
-from results_db.allocations.workers import is_there
+from results_db.database.events import COUNTER_ID
 from results_db.database.store_base import StoreSection
-from results_db.events.events import COUNTER_ID
 from results_db.models.service_tables import (
     AllocationNode,
     EventCounter,
     EventRow,
     NodeQuarantine,
     WorkerRow,
+    is_there,
 )
 from results_db.models.tables import Attempt, Campaign, Trial
 from results_db.rows import COST_COLUMNS

@@ -16,11 +16,15 @@ from typing import Final, Literal
 from sqlalchemy import Text, cast, or_, select
 from sqlalchemy.orm import Session
 
-from results_db.allocations.workers import WORKER_ALIVE_S
 from results_db.database.compiled_statement import DriverStatement
 from results_db.database.store_base import StoreSection
 from results_db.models.plans import PlanRow
-from results_db.models.service_tables import AllocationNode, NodeQuarantine, WorkerRow
+from results_db.models.service_tables import (
+    WORKER_ALIVE_S,
+    AllocationNode,
+    NodeQuarantine,
+    WorkerRow,
+)
 from results_db.models.tables import Attempt, Campaign, Trial
 from results_db.records import PlanState
 from search_spaces.protocol.worker_messages import AllocationState, AttemptPhase, NodeState

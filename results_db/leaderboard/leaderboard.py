@@ -15,9 +15,9 @@ from typing import Any, Final
 from sqlalchemy import Integer, String, bindparam, func, select
 from sqlalchemy.orm import Session
 
-from results_db.campaigns.campaigns import campaign_not_found
 from results_db.database.compiled_statement import DriverStatement
 from results_db.database.store_base import StoreSection
+from results_db.errors import campaign_not_found
 from results_db.events.event_log import CampaignResults, page_version_of
 from results_db.leaderboard.layout_documents import document_statements
 from results_db.leaderboard.listing import counted_ranks

@@ -16,9 +16,8 @@ from typing import Any, Final, NamedTuple, Self
 from sqlalchemy import ColumnElement, Integer, Row, Select, bindparam, case, select, text
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from results_db.campaigns.campaigns import campaign_not_found
 from results_db.database.compiled_statement import DriverStatement
-from results_db.errors import ObjectiveUnknownError
+from results_db.errors import ObjectiveUnknownError, campaign_not_found
 from results_db.leaderboard.ranked_layout import WHOLE, LeaderboardQuery
 from results_db.models.standings import LeaderboardRow
 from results_db.models.tables import Campaign

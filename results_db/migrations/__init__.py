@@ -1,1 +1,1 @@
-"""Alembic's migrations, and the frozen tables that they create."""
+"""Migrations of the database, and the frozen tables that they create."""

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the scripts on the connection that `results_db.admin.migrate` opened."""
+"""Alembic runs this on the connection that `results_db.migrations.migrate` opened."""
 
 from alembic import context
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, Final
 
 from sqlalchemy import (
     JSON,
     BigInteger,
     CheckConstraint,
+    ColumnElement,
     ForeignKey,
     Index,
     Integer,
@@ -19,7 +20,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from results_db.access.actor import TOKEN_ROLES
+from results_db.actor import TOKEN_ROLES
 from results_db.models.base import Base, one_of, sum_column
 from search_spaces.protocol.worker_messages import ALLOCATION_STATES, NODE_STATES, SCHEDULERS
 
@@ -214,6 +215,23 @@ class WorkerRow(Base):
     """Time of its last status; None: there was none."""
     registered_by: Mapped[str] = mapped_column(String(64), server_default="")
     """Name of the token that registered it; only that token acts for it."""
+
+
+WORKER_ALIVE_S: Final = 30.0
+"""A worker is live for so many seconds after its last heartbeat."""
+
+
+def is_there(now: datetime) -> ColumnElement[bool]:
+    """Whether a session is open, and its last heartbeat was lately.
+
+    A heartbeat in the future, seen after the clock was set back, does not count.
+    """
+    lately = timedelta(seconds=WORKER_ALIVE_S)
+    return (
+        WorkerRow.ended_at.is_(None)
+        & (WorkerRow.seen_at > now - lately)
+        & (WorkerRow.seen_at < now + lately)
+    )
 
 
 class AllocationNode(Base):

@@ -12,8 +12,8 @@ from typing import Final
 
 from sqlalchemy.orm import Session
 
+from results_db.database.events import tell
 from results_db.database.locks import lock_campaign
-from results_db.events.events import tell
 from results_db.models.tables import Attempt, Campaign, Trial
 from results_db.records import AttemptEnding, Cost
 from results_db.rows import COST_COLUMNS, cost_of

@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, cast
 from sqlalchemy import bindparam, exists, func, literal_column, select, update
 from sqlalchemy.orm import Session, aliased
 
-from results_db.events.events import tell
+from results_db.database.events import tell
 from results_db.models.tables import Campaign, IterationRow, MeasurementRow, Trial
 from results_db.rows import record_of
 from search_spaces.protocol.outcome import Iteration, IterationKind, Measurement

@@ -16,8 +16,7 @@ from typing import Any, Final, cast
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from results_db.access.actor import SYSTEM, Actor
-from results_db.campaigns.parsed_specs import ParsedSpecs
+from results_db.actor import SYSTEM, Actor
 from results_db.database.bulk_insert import insert_many
 from results_db.database.locks import lock_campaigns, lock_trials
 from results_db.database.retry import one_by_one_if_refused, only_answer, retried
@@ -54,6 +53,7 @@ from results_db.trials.lifecycle import (
 )
 from results_db.trials.loss_check import Kinship, KnownLosses, settle
 from results_db.trials.outcome_checks import elapsed_s, refuse_other_lease, refuse_other_probe
+from results_db.trials.parsed_specs import ParsedSpecs
 from search_spaces.protocol.measurement import EMBEDDED_TRAINER
 from search_spaces.protocol.outcome import Measurement, Outcome
 from search_spaces.protocol.worker_messages import OutcomeReply, OutcomeReport, TrialState

@@ -10,6 +10,7 @@ from sqlalchemy import func, insert, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from results_db.database.events import tell
 from results_db.database.locks import lock_campaign, lock_campaign_of, lock_trial
 from results_db.database.retry import retried
 from results_db.database.session import breaks_unique
@@ -22,7 +23,6 @@ from results_db.errors import (
     TrialNotFoundError,
     TrialStateError,
 )
-from results_db.events.events import tell
 from results_db.models.predictions import PredictionRow
 from results_db.models.service_tables import WorkerRow
 from results_db.models.tables import (

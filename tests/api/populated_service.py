@@ -11,7 +11,7 @@ from typing import Any, Final
 import httpx
 
 from api.settings import Settings
-from results_db.access.actor import TOKEN_ROLES
+from results_db.actor import TOKEN_ROLES
 from results_db.store import Store
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout

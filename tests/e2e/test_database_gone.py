@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.service.live_service import wait_until
 from benchmarks.service.postgres_server import DURABLE, PostgresServer, running_server
-from results_db.admin import migrate
+from results_db.migrations import migrate
 from tests.e2e.test_kill_storm import (
     PATIENCE_S,
     Storm,

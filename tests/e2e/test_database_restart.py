@@ -15,9 +15,9 @@ import pytest
 
 from benchmarks.service.live_service import LiveProcess, wait_until
 from benchmarks.service.postgres_server import PostgresServer, running_server
-from results_db.admin import migrate
 from results_db.database.outage_log import once_it_answers
 from results_db.errors import DatabaseUnavailableError
+from results_db.migrations import migrate
 from results_db.store import Store
 from tests.e2e.test_kill_storm import services_sharing
 from tests.postgres import TEMPLATE

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from api.cli import main
 from api.openapi_document import openapi_text
 from benchmarks.service.postgres_server import running_server
-from results_db.admin import migrate
+from results_db.migrations import migrate
 from tests.golden.service import recorded
 
 PROSE_KEYS: Final = {"title", "description", "summary", "example", "examples"}

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from results_db.admin import migrate
+from results_db.migrations import migrate
 from results_db.records import LeaseRecord, TrialRecord
 from results_db.store import Store
 from search_spaces.protocol.outcome import Outcome

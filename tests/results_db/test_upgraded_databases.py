@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from results_db.admin import migrate
 from results_db.admin.backup import back_up
 from results_db.admin.integrity import check_database
 from results_db.admin.restore import restore_into_postgresql
+from results_db.migrations import migrate
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import BeatBody
 from tests.results_db.factories import START, TimelyStore, TurnableClock, completed

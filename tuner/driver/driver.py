@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from results_db.allocations.leases import HEARTBEAT_INTERVAL_S
 from results_db.database.change_mark import RUNNING_CAMPAIGN, WAITING_PLAN
 from results_db.database.outage_log import LoopOutage
 from results_db.errors import (
@@ -22,7 +23,6 @@ from results_db.errors import (
 )
 from results_db.records import CampaignRecord, CampaignState, TrialRecord, TrialSize
 from results_db.store import Store
-from results_db.trials.leases import HEARTBEAT_INTERVAL_S
 from search_spaces.errors import SearchSpaceError
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from api.app import create_app
 from api.settings import Settings
-from results_db.access.actor import TOKEN_ROLES
+from results_db.actor import TOKEN_ROLES
 from results_db.store import Store
 from tests.api.populated_service import Populated, populated_service
 from tests.postgres import upgraded

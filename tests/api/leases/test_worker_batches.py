@@ -10,10 +10,10 @@ import pytest
 
 from api.leases.worker_batches import WorkerBatches
 from api.settings import Settings
+from results_db.allocations.leases import LeaseAsk
 from results_db.errors import DatabaseUnavailableError
 from results_db.records import WorkerRecord
 from results_db.store import Store
-from results_db.trials.leases import LeaseAsk
 from search_spaces.errors import SearchSpaceError
 from search_spaces.protocol.worker_messages import LeaseRead, LeaseRequest
 from search_spaces.spec.campaign import CampaignSpec

@@ -236,7 +236,7 @@ def test_a_watcher_that_reads_nothing_is_dropped_aloud(
 
 def flood(store: Store, campaign: int) -> None:
     """Events that fill a connection soon."""
-    from results_db.events.events import emit
+    from results_db.database.events import emit
 
     with store._db.write() as session:
         for _ in range(50):

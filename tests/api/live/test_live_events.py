@@ -14,7 +14,6 @@ import pytest
 from api.client import Client
 from api.live.live_events import MAX_LISTED, LiveEvent, first_events, live_events
 from api.settings import Settings
-from results_db.allocations.workers import WORKER_ALIVE_S
 from results_db.campaigns.plans import PlanOptions
 from results_db.database.data_dir import DataDir
 from results_db.events.live_state import (
@@ -24,6 +23,7 @@ from results_db.events.live_state import (
     RunningTrial,
     WorkerSession,
 )
+from results_db.models.service_tables import WORKER_ALIVE_S
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import BeatBody, NodeStatusBody, StatusBody
 from search_spaces.spec.layout import Layout

@@ -23,8 +23,8 @@ from api.security.authentication import Authentication, Credential
 from api.security.session_cache import SessionBook
 from api.security.token_cache import Holder, TokenBook
 from api.settings import Settings
-from results_db.access.actor import Actor
 from results_db.access.tokens import hash_of_token
+from results_db.actor import Actor
 from results_db.errors import DatabaseUnavailableError
 from results_db.store import Store
 from search_spaces.spec.layout import Layout

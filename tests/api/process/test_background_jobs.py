@@ -9,10 +9,10 @@ import pytest
 
 from api.background_loops import in_background
 from api.process.background_jobs import Sweeper, prune, sweeping
-from results_db.admin.retention import Pruned, Retention
+from results_db.allocations.leases import LEASE_S
 from results_db.errors import DatabaseUnavailableError
+from results_db.retention import Pruned, Retention
 from results_db.store import Store
-from results_db.trials.leases import LEASE_S
 from search_spaces.protocol.worker_messages import BeatBody
 from search_spaces.spec.layout import Layout
 from tests.api.serve_process import run_command

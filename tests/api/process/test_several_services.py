@@ -17,9 +17,9 @@ import pytest
 
 from api.process.background_jobs import Sweeper
 from benchmarks.service.postgres_server import PostgresServer
+from results_db.allocations.leases import LEASE_S
 from results_db.database.data_dir import DataDir
 from results_db.store import Store
-from results_db.trials.leases import LEASE_S
 from search_spaces.connection.running_service import find_service
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import CAMPAIGN

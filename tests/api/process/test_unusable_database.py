@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from results_db.admin import migrate
+from results_db.migrations import migrate
 from tests.api.serve_process import run_command
 from tests.results_db.first_weeks import write_first_weeks
 from tests.results_db.sealed import sealed

@@ -14,8 +14,8 @@ from api.app import create_app
 from api.process.metrics import READ_EVERY_S
 from api.routes import health
 from api.settings import Settings
-from results_db.admin import migrate
 from results_db.errors import DatabaseUnavailableError
+from results_db.migrations import migrate
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import HEADERS, TOKEN, Api
 from tests.results_db.factories import TimelyStore

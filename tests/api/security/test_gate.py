@@ -17,7 +17,7 @@ from starlette.routing import Mount
 from api.app import create_app
 from api.security.roles import ACCESS, AccessRule
 from api.settings import Settings
-from results_db.access.actor import TOKEN_ROLES, Actor
+from results_db.actor import TOKEN_ROLES, Actor
 from results_db.errors import DatabaseUnavailableError
 from results_db.store import Store
 from search_spaces.spec.layout import Layout

@@ -14,7 +14,7 @@ from api.security.roles import (
     AccessRule,
     refuse_undeclared,
 )
-from results_db.access.actor import TOKEN_ROLES
+from results_db.actor import TOKEN_ROLES
 
 
 @pytest.mark.parametrize(

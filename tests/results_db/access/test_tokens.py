@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from results_db.access.actor import Actor
 from results_db.access.tokens import hash_of_token
+from results_db.actor import Actor
 from results_db.errors import TokenDuplicateError, TokenInvalidError, TokenNotFoundError
 from results_db.store import Store
 from tests.results_db.factories import TurnableClock

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from results_db.admin import migrate
 from results_db.admin.backup import back_up
 from results_db.admin.integrity import check_database
 from results_db.admin.restore import restore_into_data_dir, restore_into_postgresql
@@ -23,6 +22,7 @@ from results_db.errors import (
     DatabaseUnavailableError,
     SchemaNewerError,
 )
+from results_db.migrations import migrate
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.results_db.factories import (

@@ -14,8 +14,8 @@ from results_db.admin.backup import back_up
 from results_db.admin.commands import db
 from results_db.admin.restore import restore_into_postgresql
 from results_db.errors import BackupInvalidError
-from tests.results_db.admin.test_migrate import run
 from tests.results_db.first_weeks import write_first_weeks
+from tests.results_db.migrations.test_migrate import run
 from tests.results_db.sealed import TRAILER, sealed
 from tests.results_db.test_upgraded_databases import rows_of
 

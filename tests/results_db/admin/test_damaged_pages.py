@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.service.postgres_server import PostgresServer, running_server
-from results_db.admin import migrate
 from results_db.admin.commands import db
 from results_db.admin.integrity import check_database
+from results_db.migrations import migrate
 from tests.results_db.database.test_constraints import fill
 
 PAGE = 8192

@@ -13,7 +13,7 @@ from benchmarks.service.postgres_server import PostgresServer
 from results_db.admin.commands import db
 from results_db.admin.integrity import CHECKS, check_database
 from results_db.errors import DatabaseUnavailableError
-from tests.results_db.admin.test_migrate import run
+from tests.results_db.migrations.test_migrate import run
 
 OBJECTS = {
     "the index uq_tokens_name_live is missing: restore": ("DROP INDEX uq_tokens_name_live",),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from results_db.access.actor import Actor
+from results_db.actor import Actor
 from results_db.campaigns.filter import CampaignFilter
 from results_db.store import Store
 from tests.results_db.factories import START, TurnableClock, make_spec

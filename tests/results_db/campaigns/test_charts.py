@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import update
 
+from results_db.allocations.leases import LEASE_S
 from results_db.campaigns.charts import HistoryPoint
 from results_db.errors import CampaignNotFoundError
 from results_db.models.tables import Campaign
 from results_db.store import Store
-from results_db.trials.leases import LEASE_S
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from tests.results_db.factories import (

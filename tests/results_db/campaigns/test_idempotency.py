@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from results_db.access.actor import Actor
+from results_db.actor import Actor
 from results_db.campaigns.idempotency_keys import RequestKey
 from results_db.errors import (
     CampaignDuplicateError,

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from results_db.access.actor import Actor
+from results_db.actor import Actor
 from results_db.campaigns import models_and_clusters
 from results_db.campaigns.models_and_clusters import DescriptionKind
 from results_db.errors import (

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import pytest
 
-from results_db.access.actor import Actor
+from results_db.actor import Actor
 from results_db.errors import CampaignNotFoundError, ValueUnstorableError
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import NodeBody, WorkerCreate

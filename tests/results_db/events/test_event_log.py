@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from results_db.events.events import emit
+from results_db.database.events import emit
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import BeatBody
 from search_spaces.spec.layout import Layout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from results_db.allocations.workers import WORKER_ALIVE_S
+from results_db.models.service_tables import WORKER_ALIVE_S
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import BeatBody, NodeStatusBody, StatusBody
 from search_spaces.spec.layout import Layout

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from results_db.allocations.workers import WORKER_ALIVE_S
 from results_db.events.live_state import RunningTrial
+from results_db.models.service_tables import WORKER_ALIVE_S
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import (
     BeatBody,

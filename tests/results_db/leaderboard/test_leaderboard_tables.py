@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import delete, update
 
+from results_db.allocations.leases import LEASE_S
 from results_db.database import postgresql
 from results_db.leaderboard import table
 from results_db.leaderboard.ranked_layout import LeaderboardQuery, RankedLayout
@@ -22,7 +23,6 @@ from results_db.models.standings import LeaderboardRow
 from results_db.models.tables import Campaign
 from results_db.records import CampaignRecord
 from results_db.store import Store
-from results_db.trials.leases import LEASE_S
 from search_spaces.protocol.outcome import Iteration, Outcome
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.objectives import OBJECTIVES

@@ -9,7 +9,7 @@ Revision: r999, after the last of the package.
 import sqlalchemy as sa
 from alembic import op
 
-from results_db.admin import migrate
+from results_db.migrations import migrate
 from results_db.migrations.r001_tables import SCHEMA
 
 revision = "r999"

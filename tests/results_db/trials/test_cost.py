@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from results_db.allocations.leases import LEASE_S
 from results_db.records import Cost
 from results_db.store import Store
-from results_db.trials.leases import LEASE_S
 from search_spaces.protocol.worker_messages import BeatBody, StatusBody
 from search_spaces.spec.layout import Layout
 from tests.results_db.factories import (

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from results_db.allocations.leases import LEASE_S
 from results_db.errors import (
     AttemptNotFoundError,
     MeasurementInvalidError,
     TrialNotFoundError,
 )
 from results_db.store import Store
-from results_db.trials.leases import LEASE_S
 from search_spaces.errors import OutcomeInvalidError
 from search_spaces.protocol.outcome import Iteration, IterationKind
 from search_spaces.protocol.worker_messages import BeatBody

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from results_db.access.actor import Actor
+from results_db.actor import Actor
 from results_db.errors import (
     CampaignStateError,
     TrialLogNotFoundError,

@@ -22,7 +22,7 @@ from results_db.leaderboard.table import rebuild_outdated
 if TYPE_CHECKING:
     from alembic.config import Config
 
-SCRIPTS: Final = Path(__file__).parents[1] / "migrations"
+SCRIPTS: Final = Path(__file__).parent
 
 VERSIONS: Final[tuple[Path, ...]] = (SCRIPTS / "versions",)
 """Folders of migrations. A file's name begins with its revision, as in r001_schema.py. Tests

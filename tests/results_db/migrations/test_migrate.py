@@ -13,7 +13,6 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import inspect
 
 from benchmarks.service.postgres_server import PostgresServer
-from results_db.admin import migrate
 from results_db.admin.integrity import check_database
 from results_db.database.data_dir import DataDir
 from results_db.database.session import Database
@@ -23,6 +22,7 @@ from results_db.errors import (
     SchemaNewerError,
     SchemaOutdatedError,
 )
+from results_db.migrations import migrate
 from results_db.models.tables import Base
 from results_db.store import Store
 from tests.postgres import is_anybody_waiting

@@ -3,10 +3,10 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import event
 
-from results_db.allocations.workers import WORKER_ALIVE_S
+from results_db.allocations.leases import LEASE_S
 from results_db.errors import WorkerNotFoundError, WorkerSupersededError
+from results_db.models.service_tables import WORKER_ALIVE_S
 from results_db.store import Store
-from results_db.trials.leases import LEASE_S
 from search_spaces.protocol.worker_messages import BeatBody, HeartbeatReply, RoomBody
 from search_spaces.spec.layout import Layout
 from tests.results_db.factories import (

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from results_db.access.actor import Actor
+from results_db.actor import Actor
 from results_db.admin.integrity import check_database
-from results_db.admin.retention import Pruned, Retention
 from results_db.campaigns.idempotency_keys import RequestKey
 from results_db.errors import RetentionInvalidError
+from results_db.retention import Pruned, Retention
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.results_db.factories import (
@@ -130,7 +130,7 @@ def test_keys_of_requests_go_and_their_campaigns_stay(store: Store, clock: Turna
 def test_more_rows_than_a_transaction_takes_all_go(
     store: Store, campaigns: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("results_db.admin.retention.ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("results_db.retention.ROWS_AT_ONCE", 1)
     assert store.prune(Retention(logs=0, events=None)).logs == 3, (
         "the youngest ended this very moment"
     )

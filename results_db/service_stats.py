@@ -10,11 +10,10 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, func, select, text
 from sqlalchemy.orm import Session
 
-from results_db.admin import migrate
-from results_db.allocations.workers import is_there
 from results_db.campaigns.driver_lease import DriverLeases
 from results_db.database.store_base import StoreSection
-from results_db.models.service_tables import EventRow, NodeQuarantine, WorkerRow
+from results_db.migrations import migrate
+from results_db.models.service_tables import EventRow, NodeQuarantine, WorkerRow, is_there
 from results_db.models.tables import Campaign, Trial
 from results_db.records import CAMPAIGN_STATES
 from results_db.rows import CAMPAIGN_COST_COLUMNS

@@ -15,10 +15,10 @@ from sqlalchemy import CursorResult, Delete, Select, delete, exists, select
 from sqlalchemy.orm import Session
 
 from results_db.access.sign_ins import SignIns
+from results_db.database.events import emit
 from results_db.database.store_base import StoreSection
 from results_db.errors import RetentionInvalidError
 from results_db.events.event_log import EventLog
-from results_db.events.events import emit
 from results_db.leaderboard.table import rebuild_rows
 from results_db.models.service_tables import AuditRow, IdempotencyKey
 from results_db.models.tables import Campaign, IterationRow, Trial, TrialLog
