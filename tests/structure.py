@@ -7,6 +7,7 @@ any.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -43,13 +44,16 @@ def main() -> None:
         *crowded_folders(),
         *long_modules(),
         *ambiguous_classes(),
+        *lost_decisions(),
         *long_subjects(),
     ]
     for finding in findings:
         sys.stdout.write(f"{finding}\n")
     if findings:
         sys.exit(1)
-    sys.stdout.write("structure: folders, modules, class names and commit subjects are fine\n")
+    sys.stdout.write(
+        "structure: folders, modules, class names, decisions and commit subjects are fine\n"
+    )
 
 
 def modules(*folders: str) -> Iterator[Path]:
@@ -87,6 +91,15 @@ def ambiguous_classes() -> Iterator[str]:
     for name, places in sorted(homes.items()):
         if len(places) > 1:
             yield f"the class name {name} has several meanings: {', '.join(places)}"
+
+
+def lost_decisions() -> Iterator[str]:
+    """Comments that name a decision without a page."""
+    pages = {int(page.name[:4]) for page in (ROOT / "docs/decisions").glob("0*.md")}
+    for path in modules(*MODULES_OF_FOLDER):
+        for number in re.findall(r"[Dd]ecision\s+(\d+)", (ROOT / path).read_text()):
+            if int(number) not in pages:
+                yield f"{path}: decision {number} has no page in docs/decisions"
 
 
 def long_subjects() -> Iterator[str]:

@@ -41,10 +41,8 @@ FILE: Final = re.compile(r".*\.(yaml|yml|json|csv|service|timer|env|ipynb|py)")
 
 EXAMPLES: Final = ROOT / "examples"
 
-CURRENT: Final = [
-    each for each in documents() if "decisions/" not in each.name and each.name not in NOT_WRAPPED
-]
-"""Documents that describe the current code; decisions and records may name older modules."""
+CURRENT: Final = [each for each in documents() if each.name not in NOT_WRAPPED]
+"""Documents that describe the current code; records may name older modules."""
 
 every_document = pytest.mark.parametrize("document", documents(), ids=lambda each: each.name)
 every_guide = pytest.mark.parametrize("guide", guides(), ids=lambda each: each.name)

@@ -1,7 +1,7 @@
 """Live events: progress of running trials, workers, nodes and plans, computed from two states.
 
 They are sent to those who watch at the moment, and never stored: they have no number, and a watcher
-that was away does not get them again (decision 52).
+that was away does not get them again (decision 34).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Trials of other campaigns from which a campaign starts, as of its creation.
 
-The time of creation fixes the set, so that a restarted driver finds the same. Decision 21 explains
-why it is keyed by cluster, device and release of torch.
+The time of creation fixes the set, so that a restarted driver finds the same. The set is keyed by
+cluster, device and release of torch, because measurements of others mislead more than they help.
 """
 
 from __future__ import annotations

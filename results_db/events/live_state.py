@@ -1,7 +1,7 @@
 """The state that live events are computed from: running trials, costs, workers, nodes, plans.
 
 Live events are not stored. A process that has watchers reads this state once a second, and compares
-it with the one before (decision 52). Heartbeats write it in any case, so every process sees what
+it with the one before (decision 34). Heartbeats write it in any case, so every process sees what
 arrived at another one, and no writer has more to do.
 """
 

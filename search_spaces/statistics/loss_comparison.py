@@ -19,8 +19,8 @@ LOSS_TOLERANCE: Final[Mapping[Precision, float]] = MappingProxyType(
     {"fp32": 1e-4, "fp16": 5e-3, "bf16": 1e-2}
 )
 """Largest relative difference of two losses in the first iterations. Measured over every axis on
-the presets for CPUs (decision 13): at most 3e-7 in fp32 and 5e-4 in bf16; fp16 has three bits
-more."""
+the presets for CPUs (docs/explanation/measurement.md): at most 3e-7 in fp32 and 5e-4 in bf16; fp16
+has three bits more."""
 
 STEADY_ITERATIONS: Final = 4
 """Number of first iterations in which the tolerance does not grow."""

@@ -33,7 +33,7 @@ _MEMORY_IS_KEPT: Final = {
     "MALLOC_MMAP_THRESHOLD_": "4000000000",
     "MALLOC_TRIM_THRESHOLD_": "8000000000",
 }
-"""Makes malloc keep the memory of freed tensors (decision 0009)."""
+"""Makes malloc keep freed memory, or each micro-batch faults the same pages in again."""
 
 _MARK_VARIABLE: Final = "LAYOUT_TUNER_NODE_RANKS"
 """A variable of every process below the warden; its value is unique to the warden."""

@@ -102,7 +102,7 @@ class CpuAttention(Function):
     """Forward: torch's flash kernel. Backward: batched products of blocks of several heads.
 
     torch's backward kernel multiplies blocks of one head at a time. Blocks of several heads at once
-    are as fast as large matrix products (decision 17). Input, output and the log-sum-exp of each
+    are as fast as large matrix products. Input, output and the log-sum-exp of each
     row are kept.
     """
 

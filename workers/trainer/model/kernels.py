@@ -3,8 +3,7 @@
 Only the arithmetic between the matrix products is compiled: eager operators read and write memory
 once for each operator. Matrix products, attention and communication are library calls in both
 cases, and weight gradients are added to the flat buffer, which a compiler of whole blocks would
-not see. Rotary positions stay eager: compiled, they take up to twice as long on a CPU (decision
-17).
+not see. Rotary positions stay eager: compiled, they take up to twice as long on a CPU.
 
 The eager kernels work in place where they can. Nothing here communicates.
 

@@ -37,7 +37,7 @@ def prefers_onednn() -> bool:
     """Whether fp32 products use oneDNN instead of MKL: on AMD processors.
 
     torch uses MKL for fp32, which is tuned for Intel's processors. On a Zen 4 core oneDNN is 5 to
-    10 % faster (decision 17). 16-bit products always use oneDNN. The processor's name decides and
+    10 % faster. 16-bit products always use oneDNN. The processor's name decides and
     not a measurement, since every rank of a job must sum in the same order.
     """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]

@@ -46,7 +46,7 @@ class SequenceColumnLinear(Function):
     The gathered input is kept for the weight gradient. Megatron-LM keeps only the rank's share and
     gathers it again. This saves 2 (1 - 1/tp) hidden sizes per token and layer, but takes six
     all-gathers per layer instead of four: good where the network is otherwise idle, not where a
-    CPU copies the bytes (decision 10).
+    CPU copies the bytes.
     """
 
     @staticmethod
