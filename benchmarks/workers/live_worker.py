@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from workers.errors import WorkerError
-from workers.worker.assembly import work
+from workers.worker.run_worker import run_worker
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        work(
+        run_worker(
             url=arguments.url,
             token=arguments.token_file.read_text().strip(),
             described_cluster=arguments.cluster,

@@ -100,13 +100,13 @@ def worker(
     """
     from workers.commands.command_input import described_cluster
     from workers.errors import WorkerError
-    from workers.worker.assembly import work
+    from workers.worker.run_worker import run_worker
 
     os.umask(PRIVATE_UMASK)  # a directory that --spool-dir names may be open to others
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        work(
+        run_worker(
             url=place.url,
             token=read_token(place.token_file),
             certificate=place.certificate,

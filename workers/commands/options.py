@@ -92,7 +92,7 @@ _GLOBAL_BATCH_SIZE: Final = click.option(
 
 
 def allocation_options(command: _Command) -> _Command:
-    """Adds the options, as arguments of `workers.worker.assembly.work`."""
+    """Adds the options, as arguments of `workers.worker.run_worker.run_worker`."""
     for option in reversed(_ALLOCATION_OPTIONS):
         command = option(command)
     return command

@@ -24,8 +24,8 @@ from workers.worker.events import (
     WorkerEvent,
 )
 from workers.worker.heartbeat import IdleTime, News
-from workers.worker.lease_requests import Leasing, next_request
-from workers.worker.trials_in_hand import TrialBook
+from workers.worker.leasing import Leasing, next_request
+from workers.worker.trial_book import TrialBook
 
 _LOG = logging.getLogger(__name__)
 

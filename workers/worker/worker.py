@@ -25,10 +25,10 @@ from workers.service.http import patiently
 from workers.service.lease_client import LeaseClient
 from workers.worker.events import DrainAsked, EndMoved, Events
 from workers.worker.heartbeat import Heartbeat, News
-from workers.worker.lease_requests import Leasing
+from workers.worker.leasing import Leasing
 from workers.worker.outcome_posting import Outbox, Posting
 from workers.worker.scheduler import Scheduler, SchedulerOptions
-from workers.worker.trials_in_hand import TrialBook
+from workers.worker.trial_book import TrialBook
 
 _LOG = logging.getLogger(__name__)
 

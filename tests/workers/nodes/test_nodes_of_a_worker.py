@@ -62,7 +62,7 @@ def test_a_trial_that_needs_lost_nodes_is_not_asked_for(
 def test_a_trial_whose_nodes_do_not_come_back_is_given_back(
     service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.worker.trials_in_hand._GIVE_BACK_AFTER_S", 0.3)
+    monkeypatch.setattr("workers.worker.trial_book._GIVE_BACK_AFTER_S", 0.3)
     service.add_trial(1, make_request(2))
     service.add_trial(2, make_request(4, num_nodes=2))
     launcher = FakeLauncher(placed=completed_when(lambda: False), sizes=(2, 2))
@@ -279,7 +279,7 @@ def test_a_trial_that_needs_nodes_which_have_yet_to_join_stays_with_the_service(
 ) -> None:
     """It would be refused for good: the worker can't tell that they will come."""
     monkeypatch.setattr("tests.workers.worker.test_worker.IDENTITY", replace(IDENTITY, num_nodes=2))
-    monkeypatch.setattr("workers.worker.lease_requests._LONG_POLL_S", 0.2)
+    monkeypatch.setattr("workers.worker.leasing._LONG_POLL_S", 0.2)
     launcher = FakeLauncher(placed=completed_when(lambda: True), sizes=(2,))
 
     def watch() -> bool:

@@ -6,7 +6,7 @@ import pytest
 
 from search_spaces.protocol.worker_messages import LeaseRequest, RoomBody
 from workers.packing.request import Room
-from workers.worker.lease_requests import END_WITHIN_S, MOST_WAITING, next_request
+from workers.worker.leasing import END_WITHIN_S, MOST_WAITING, next_request
 
 NO_ROOM = Room(nodes=0, devices=0, longest_s=None)
 ALL = Room(nodes=2, devices=4, longest_s=None)

@@ -1,4 +1,4 @@
-"""Builds the worker of this machine or allocation: the service, the spool, the launcher."""
+"""Builds and runs the worker of this machine or allocation: service, spool, launcher."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class _Machine:
         )
 
 
-def work(
+def run_worker(
     *,
     url: str,
     token: str,

@@ -23,7 +23,7 @@ from workers.packing.packer import Packer
 from workers.packing.request import PackRequest, Placement
 from workers.worker.events import Events, ProbeEnded, WorkerEvent, in_background
 from workers.worker.held_trial import HeldTrial
-from workers.worker.lease_requests import END_WITHIN_S
+from workers.worker.leasing import END_WITHIN_S
 from workers.worker.outcome_posting import Posting
 
 _LOG = logging.getLogger(__name__)
