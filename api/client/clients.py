@@ -12,7 +12,7 @@ from api.client.following import Follower
 from api.client.sending import DEFAULT_RETRIES, TIMEOUT_S, Connection, Retries
 from api.client.service import AccessCalls, AllocationCalls, CatalogueCalls, ServiceCalls
 from api.errors import ServiceError
-from api.security.token_file import read_token
+from api.security.local_tokens import read_token
 from results_db.database.data_dir import DataDir
 from search_spaces.connection.service_address import service_of
 from search_spaces.errors import ServiceNotFoundError

@@ -12,7 +12,7 @@ import click
 
 from api.client import Client
 from api.errors import ApiError, ServiceError
-from api.security.token_file import read_token
+from api.security.local_tokens import read_token
 from search_spaces.connection.service_address import SERVICE_OPTIONS, locate_service
 from search_spaces.connection.tls import trusting
 from search_spaces.errors import MAX_PARTS, CertificateUnreadableError, ServiceNotFoundError

@@ -27,7 +27,7 @@ from api.http.server import LimitedServer
 from api.http.url_prefix import read_prefix
 from api.process.gc_tuning import keep_for_good, nothing_collected
 from api.process.local_service import announced, serving
-from api.security.token_file import load_or_make_token
+from api.security.local_tokens import load_or_make_token
 from api.settings import Settings
 from results_db.database.data_dir import DataDir
 from results_db.database.option import database_option

@@ -18,7 +18,7 @@ from api.errors import ApiError, ServiceError
 from api.http.bind_address import Endpoint, endpoint_options
 from api.http.url_prefix import read_prefix
 from api.process.supervisor import Child, start_and_wait, until_signalled, watch
-from api.security.token_file import read_token
+from api.security.local_tokens import read_token
 from results_db.database.data_dir import DataDir
 from results_db.database.option import DATABASE_VARIABLE, database_option
 from results_db.database.outage_log import START_PATIENCE_S

@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import click
 
+from search_spaces.connection.bearer_token import token_in
 from search_spaces.connection.service_address import ServicePlace, locate_service
-from search_spaces.connection.token_file import token_in
 from search_spaces.documents.numbers import core_loader
 from search_spaces.documents.reading import why_unreadable
 from search_spaces.errors import (

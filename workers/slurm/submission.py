@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from search_spaces.connection.bearer_token import token_in
 from search_spaces.connection.service_address import PRIVATE_VARIABLES, is_loopback_host
 from search_spaces.connection.tls import trusting
-from search_spaces.connection.token_file import token_in
 from search_spaces.documents.reading import why_unreadable
 from search_spaces.errors import TokenFileUnusableError
 from workers.commands.command_input import read_token

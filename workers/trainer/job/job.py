@@ -28,7 +28,7 @@ from workers.trainer.job.checkpoint_directory import (
     CheckpointSettings,
 )
 from workers.trainer.job.fields import fields_of_version, refuse_unknown_fields
-from workers.trainer.job.token_file import TokenFile, TokenFileSettings
+from workers.trainer.job.training_tokens import TokenFile, TokenFileSettings
 
 FORMAT: Final = "layout-tuner/trainer"
 VERSION: Final = 1

@@ -40,7 +40,7 @@ from workers.trainer.job.checkpoint_directory import (
     CheckpointSettings,
 )
 from workers.trainer.job.job import TrainJob
-from workers.trainer.job.token_file import TokenFileSettings
+from workers.trainer.job.training_tokens import TokenFileSettings
 from workers.trainer.parallel.optimizer import OptimizerSettings
 from workers.trainer.train import main
 

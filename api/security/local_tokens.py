@@ -1,4 +1,4 @@
-"""The file of the bearer token, which service and clients read; only its owner can."""
+"""Token files: the service makes those of its data directory, and commands read any."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 
 from api.errors import TokenFileInvalidError
-from search_spaces.connection.token_file import token_in
+from search_spaces.connection.bearer_token import token_in
 from search_spaces.errors import TokenFileUnusableError
 
 

@@ -15,7 +15,7 @@ from tests.workers.trainer.cases import make_layout, make_shape
 from workers.trainer.errors import TrainingTokensInvalidError, TrainJobInvalidError
 from workers.trainer.job.batches import cut_batch
 from workers.trainer.job.job import TrainJob, read_job
-from workers.trainer.job.token_file import TokenFile, TokenFileSettings, shuffled
+from workers.trainer.job.training_tokens import TokenFile, TokenFileSettings, shuffled
 from workers.trainer.train import main
 
 SHAPE = make_shape(seq_length=8, vocab_size=1000)

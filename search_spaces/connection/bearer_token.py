@@ -1,4 +1,4 @@
-"""The file of a service's token, as the service, clients and workers read it."""
+"""Reads the bearer token of a service from a file."""
 
 from __future__ import annotations
 
