@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from results_db.records import MeasurementRecord
     from results_db.trials.filter import TrialFilter
     from search_spaces.belief.plan import Plan
-    from search_spaces.statistics.training_job import TrainingJob
+    from search_spaces.statistics.job_duration import TrainingJob
 
     __version__: str
 
@@ -141,7 +141,7 @@ _SOURCES: Final = (
     "results_db.records",
     "results_db.trials.filter",
     "search_spaces.belief.plan",
-    "search_spaces.statistics.training_job",
+    "search_spaces.statistics.job_duration",
 )
 """Modules that define the names of `__all__`; importing the client imports all of them."""
 

@@ -11,7 +11,7 @@ from search_spaces.belief.extrapolation import CheapProbe
 from search_spaces.protocol.measurement import EMBEDDED_TRAINER, IMPORTED_TRAINER, Environment
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.objectives import MEMORY_HEADROOM
-from search_spaces.statistics.training_job import StepInterval
+from search_spaces.statistics.job_duration import StepInterval
 from search_spaces.terminal.plurals import counted
 
 

@@ -24,7 +24,7 @@ from search_spaces.belief.plan import make_plan
 from search_spaces.estimates.time import step_time_s
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
-from search_spaces.statistics.training_job import TrainingJob
+from search_spaces.statistics.job_duration import TrainingJob
 from tuner.strategies.base import LayoutSearch
 
 PROMISED_S: Final = 3.0
@@ -130,8 +130,8 @@ def _measured(size: int, count: int) -> str:
 
 def _searched(size: int, num_told: int) -> str:
     """Layouts, seconds to the first proposal and of a later one, and the peak of memory in MB."""
-    from tuner.strategies.problem import SearchProblem
     from tuner.strategies.registry import make_strategy
+    from tuner.strategies.search_problem import SearchProblem
 
     spec = _campaign(size)
     legal = spec.legal_set()

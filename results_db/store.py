@@ -20,7 +20,7 @@ from results_db.campaigns.plans import Plans
 from results_db.campaigns.reports import Reports
 from results_db.database.change_mark import ChangeMark
 from results_db.database.data_dir import DataDir
-from results_db.database.session import Database
+from results_db.database.database import Database
 from results_db.database.store_base import Clock, DatabaseClock, utc_now
 from results_db.database.url import postgresql_url
 from results_db.events.event_log import EventLog

@@ -48,7 +48,7 @@ from results_db.trials.filter import TrialFilter
 from results_db.trials.sort_order import SortKey
 from search_spaces.belief.plan import Plan
 from search_spaces.protocol.worker_messages import TrialState
-from search_spaces.statistics.training_job import TrainingJob
+from search_spaces.statistics.job_duration import TrainingJob
 
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 

@@ -15,7 +15,7 @@ from api.campaigns.parquet import num_rows
 from api.client import Client
 from api.commands.connection import service_options
 from api.commands.display import json_option, print_json
-from api.commands.training_job import job_options, print_jobs
+from api.commands.job_duration_options import job_options, print_jobs
 from api.commands.trial_conditions import read_conditions, where_option
 from api.formatting import (
     LAYOUT_HEADINGS,
@@ -35,7 +35,7 @@ from api.schemas.campaigns_and_trials import CampaignDetail, LeaderboardPage, Ra
 from results_db.records import BaselineRead
 from search_spaces.belief.job import JobEstimate
 from search_spaces.spec.objectives import OBJECTIVES
-from search_spaces.statistics.training_job import TrainingJob
+from search_spaces.statistics.job_duration import TrainingJob
 from search_spaces.terminal.console import write_bytes
 from search_spaces.terminal.plurals import counted
 from search_spaces.terminal.text_table import print_table

@@ -8,8 +8,8 @@ import click
 
 from api.client import Client
 from api.commands.connection import service_options
-from api.commands.training_job import job_options
-from search_spaces.statistics.training_job import TrainingJob
+from api.commands.job_duration_options import job_options
+from search_spaces.statistics.job_duration import TrainingJob
 
 
 @click.command()

@@ -30,7 +30,7 @@ from api.html.rendering import go_to, render
 from api.http.body_limits import limits_of
 from api.http.documents import read_json, read_yaml
 from api.http.request_bodies import BodyRoute
-from api.plans.planning import plan_of
+from api.plans.campaign_plan import plan_of
 from api.routes.campaigns import SubmissionDep
 from api.schemas.text_types import campaign_reference
 from results_db.campaigns.plans import PlanOptions

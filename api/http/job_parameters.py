@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 
 from search_spaces.documents.reading import MAX_COUNT
 from search_spaces.errors import TrainingJobInvalidError
-from search_spaces.statistics.training_job import JOB_OPTIONS, TrainingJob
+from search_spaces.statistics.job_duration import JOB_OPTIONS, TrainingJob
 
 _TEXTS: Final = {name: text for name, (_, text) in JOB_OPTIONS.items()}
 _MOST: Final = 1e12

@@ -9,7 +9,7 @@ from search_spaces.belief.job import JobEstimate, estimate_job, extrapolated
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
-from search_spaces.statistics.training_job import StepInterval, TrainingJob
+from search_spaces.statistics.job_duration import StepInterval, TrainingJob
 
 
 def step_interval(

@@ -11,7 +11,7 @@ from api.dependencies import StoreDep
 from api.http.job_parameters import JobDep
 from api.http.problems import names_fields_of_body
 from api.http.request_bodies import CAMPAIGN_SCHEMA, BodyRoute, DocumentDep, body_of
-from api.plans.planning import plan_or_request
+from api.plans.campaign_plan import plan_or_request
 from api.routes.campaigns import SubmissionDep
 from api.schemas.plans import PlanRead
 from results_db.campaigns.plans import PlanOptions

@@ -23,7 +23,7 @@ from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol import measurement, outcome, worker_messages
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.space import Exclusion
-from search_spaces.statistics import training_job
+from search_spaces.statistics import job_duration
 
 
 def _classes_of(module: ModuleType) -> Iterator[type]:
@@ -39,7 +39,7 @@ _VALUES: Final[tuple[type, ...]] = (
     *_classes_of(records),
     *_classes_of(plan),
     *_classes_of(job),
-    *_classes_of(training_job),
+    *_classes_of(job_duration),
     CheapProbe,
     Exclusion,
     Layout,

@@ -17,8 +17,8 @@ from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.spec.space import LegalSet, SearchSpace, enumerate_legal
 from tuner.strategies.base import LayoutSearch
-from tuner.strategies.problem import SearchProblem
 from tuner.strategies.registry import make_strategy
+from tuner.strategies.search_problem import SearchProblem
 
 NUM_TOLD: Final = 500
 ROUNDS: Final = 15

@@ -20,9 +20,9 @@ from benchmarks.workers.forked_ranks import run_ranks
 from search_spaces.spec.layout import Layout, Precision
 from search_spaces.spec.model_shape import ModelShape
 from workers.trainer.job.batches import Batch
+from workers.trainer.open_training import RankContext, TrainingSettings, open_training
 from workers.trainer.parallel.optimizer import OptimizerSettings
 from workers.trainer.probe.device_peak import matmul_peak
-from workers.trainer.session import RankContext, SessionSettings, open_training
 from workers.trainer.training import Training
 
 MODEL: Final = ModelShape(
@@ -148,7 +148,7 @@ def _run_sides(cell: Cell, ctx: RankContext, num_rounds: int) -> tuple[dict[str,
 
 def open_our_training(layout: Layout, ctx: RankContext) -> Training:
     """The trainer as a probe opens it."""
-    settings = SessionSettings(model=MODEL, layout=layout, seed=SEED, optimizer=OPTIMIZER)
+    settings = TrainingSettings(model=MODEL, layout=layout, seed=SEED, optimizer=OPTIMIZER)
     return open_training(settings, ctx)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import distributed as dist
 
 from search_spaces.machine import usable_cores
-from workers.trainer.session import RankContext
+from workers.trainer.open_training import RankContext
 
 T = TypeVar("T")
 

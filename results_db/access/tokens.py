@@ -20,7 +20,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from results_db.actor import TokenRole
-from results_db.database.session import breaks_unique
+from results_db.database.database import breaks_unique
 from results_db.database.store_base import StoreSection
 from results_db.errors import TokenDuplicateError, TokenInvalidError, TokenNotFoundError
 from results_db.models.service_tables import (

@@ -21,8 +21,8 @@ from sqlalchemy import make_url
 
 from results_db.admin.schema_check import schema_differences
 from results_db.admin.transfer import to_sqlite
+from results_db.database.database import Database
 from results_db.database.postgresql import lift_limits
-from results_db.database.session import Database
 from results_db.errors import BackupInvalidError, BackupPathError, DatabaseUnavailableError
 from results_db.migrations import migrate
 

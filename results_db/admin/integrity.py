@@ -31,8 +31,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, aliased
 
 from results_db.admin.schema_check import schema_differences
+from results_db.database.database import Database
 from results_db.database.postgresql import lift_limits
-from results_db.database.session import Database
 from results_db.errors import DatabaseUnavailableError
 from results_db.leaderboard.table import campaigns_with_wrong_rows, rebuild_campaigns
 from results_db.migrations import migrate

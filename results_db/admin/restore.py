@@ -31,8 +31,8 @@ from results_db.admin.backup import (
 from results_db.admin.integrity import Finding, check_database
 from results_db.admin.transfer import to_postgresql
 from results_db.database.data_dir import DataDir
+from results_db.database.database import Database
 from results_db.database.postgresql import take_migration_lock
-from results_db.database.session import Database
 from results_db.database.url import shown
 from results_db.errors import (
     DatabaseInUseError,

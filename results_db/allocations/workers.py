@@ -18,9 +18,9 @@ from results_db.allocations.node_status import (
     later,
     node_orders,
 )
+from results_db.database.database import breaks_unique
 from results_db.database.locks import FOR_CHANGE, lock_leased, lock_trials, lock_workers
 from results_db.database.retry import retried
-from results_db.database.session import breaks_unique
 from results_db.database.store_base import StoreSection
 from results_db.errors import (
     DatabaseConflictError,

@@ -17,10 +17,10 @@ from sqlalchemy.orm import Session
 
 from results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
 from results_db.campaigns.idempotency_keys import RequestKey, campaign_of_key, keep_key
+from results_db.database.database import breaks_unique
 from results_db.database.events import emit
 from results_db.database.locks import FOR_CHANGE, lock_campaigns, lock_trials
 from results_db.database.retry import retried
-from results_db.database.session import breaks_unique
 from results_db.database.store_base import StoreSection
 from results_db.errors import CampaignDuplicateError, CampaignStateError, campaign_not_found
 from results_db.models.service_tables import EventRow

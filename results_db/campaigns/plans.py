@@ -19,7 +19,7 @@ from search_spaces.belief.plan import DEFAULT_TOP, Plan, make_plan
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.fidelity import PROBE_START_S
 from search_spaces.spec.space import LegalSet
-from search_spaces.statistics.training_job import TrainingJob
+from search_spaces.statistics.job_duration import TrainingJob
 
 MAX_WAITING: Final = 8
 """Most plans that wait for the driver."""

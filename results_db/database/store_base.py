@@ -12,7 +12,7 @@ from sqlalchemy import Select, func, insert, select
 from sqlalchemy.orm import Session
 
 from results_db.actor import SYSTEM, Actor
-from results_db.database.session import Database
+from results_db.database.database import Database
 from results_db.database.version_cache import VersionCache
 from results_db.models.service_tables import AuditRow
 

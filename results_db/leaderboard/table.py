@@ -31,8 +31,8 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session, aliased
 
 from results_db.database.bulk_insert import insert_many
+from results_db.database.database import Database
 from results_db.database.postgresql import lift_limits
-from results_db.database.session import Database
 from results_db.models.standings import STANDINGS_VERSION, LeaderboardRow
 from results_db.models.tables import Campaign, IterationRow, MeasurementRow, Trial
 from results_db.rows import objectives_of

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import Connection, event, inspect, text
 from sqlalchemy.exc import IntegrityError
 
+from results_db.database.database import Database
 from results_db.database.postgresql import take_migration_lock
-from results_db.database.session import Database
 from results_db.errors import DatabaseInvalidError, SchemaNewerError, SchemaOutdatedError
 from results_db.leaderboard.table import rebuild_outdated
 

@@ -18,9 +18,9 @@ from sqlalchemy.orm import Session
 
 from results_db.actor import SYSTEM, Actor
 from results_db.database.bulk_insert import insert_many
+from results_db.database.database import Database
 from results_db.database.locks import lock_campaigns, lock_trials
 from results_db.database.retry import one_by_one_if_refused, only_answer, retried
-from results_db.database.session import Database
 from results_db.database.store_base import Clock, StoreSection
 from results_db.errors import (
     AttemptNotFoundError,

@@ -10,10 +10,10 @@ from sqlalchemy import func, insert, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from results_db.database.database import breaks_unique
 from results_db.database.events import tell
 from results_db.database.locks import lock_campaign, lock_campaign_of, lock_trial
 from results_db.database.retry import retried
-from results_db.database.session import breaks_unique
 from results_db.database.store_base import StoreSection
 from results_db.errors import (
     CampaignNotFoundError,

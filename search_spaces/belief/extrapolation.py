@@ -20,7 +20,7 @@ from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.fidelity import Fidelity, fidelity_of
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
-from search_spaces.statistics.training_job import StepInterval
+from search_spaces.statistics.job_duration import StepInterval
 
 MICROBATCHES_LOG_SD: Final = 0.02
 REPLICAS_LOG_SD: Final = 0.01

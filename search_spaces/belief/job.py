@@ -14,7 +14,7 @@ from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.scaling import scaled
-from search_spaces.statistics.training_job import JobDuration, StepInterval, TrainingJob
+from search_spaces.statistics.job_duration import JobDuration, StepInterval, TrainingJob
 
 _NORMAL_95: Final = 1.96
 

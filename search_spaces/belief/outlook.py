@@ -21,7 +21,7 @@ from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.objectives import objective_factors
 from search_spaces.spec.space import LegalSet
-from search_spaces.statistics.training_job import StepInterval
+from search_spaces.statistics.job_duration import StepInterval
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -22,7 +22,7 @@ from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.objectives import Objective, objective_factors
 from search_spaces.spec.space import Exclusion, LegalSet
 from search_spaces.spec.throughput import Throughput
-from search_spaces.statistics.training_job import TrainingJob
+from search_spaces.statistics.job_duration import TrainingJob
 
 DEFAULT_TOP: Final = 10
 MAX_TOP: Final = 1000

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 from search_spaces.errors import TrainingJobInvalidError
-from search_spaces.statistics.training_job import JOB_OPTIONS, TrainingJob
+from search_spaces.statistics.job_duration import JOB_OPTIONS, TrainingJob
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

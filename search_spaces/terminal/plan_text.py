@@ -9,7 +9,7 @@ from typing import Final
 from search_spaces.belief.job import JobEstimate
 from search_spaces.belief.plan import BoughtProbes, KnowledgeUsed, Plan, PlannedLayout
 from search_spaces.spec.cluster import GIB
-from search_spaces.statistics.training_job import TrainingJob
+from search_spaces.statistics.job_duration import TrainingJob
 from search_spaces.terminal.plurals import counted
 from search_spaces.terminal.text_table import table_lines
 

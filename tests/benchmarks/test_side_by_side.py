@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.side_by_side import LossesDifferError, Series, ratio, refuse_different_losses
 from benchmarks.workers.forked_ranks import RankFailedError, run_ranks
-from workers.trainer.session import RankContext
+from workers.trainer.open_training import RankContext
 
 pytestmark = pytest.mark.ranks
 

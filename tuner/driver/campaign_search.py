@@ -26,8 +26,8 @@ from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.objectives import objective_factors
 from tuner.errors import CampaignBrokenError, LayoutUnknownError, TunerError
 from tuner.strategies.base import LayoutSearch
-from tuner.strategies.problem import SearchProblem
 from tuner.strategies.registry import make_strategy
+from tuner.strategies.search_problem import SearchProblem
 
 _IN_A_ROW: Final = 2
 """Told trials after which too little must be possible for a campaign to end."""

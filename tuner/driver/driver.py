@@ -40,7 +40,7 @@ from tuner.driver.budget_check import (
 from tuner.driver.campaign_opening import BackgroundOpening, ImmediateOpening
 from tuner.driver.campaign_search import CampaignSearch, full_probe_node_s
 from tuner.driver.open_trial_target import OpenTrialTarget
-from tuner.driver.planning import Planning
+from tuner.driver.plan_maker import PlanMaker
 from tuner.driver.remeasuring import NUM_ROUNDS, round_of_repeats
 from tuner.errors import TunerError
 
@@ -80,7 +80,7 @@ class Driver:
         """
         self._store = store
         self._opening = opening or ImmediateOpening()
-        self._planning = Planning(store)
+        self._plans = PlanMaker(store)
         self._poll_interval_s = poll_interval_s
         self._searches: dict[int, CampaignSearch] = {}
         self._beat_at = -HEARTBEAT_INTERVAL_S
@@ -128,7 +128,7 @@ class Driver:
         if self._is_idle():
             return True
         self._beat()
-        self._planning.step()
+        self._plans.step()
         campaigns = self._store.campaigns_to_drive()
         self._found_some = bool(campaigns)
         self._drop_others({campaign.id for campaign in campaigns})

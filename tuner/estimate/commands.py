@@ -12,7 +12,7 @@ import click
 
 from search_spaces.connection.data_home import default_data_dir
 from search_spaces.errors import SearchSpaceError
-from search_spaces.statistics.training_job import TrainingJob
+from search_spaces.statistics.job_duration import TrainingJob
 from search_spaces.terminal.live_output import WorkLine, work_line
 from search_spaces.terminal.plurals import counted
 from tuner.estimate.options import calibrate_from_option, data_dir_option, software_option

@@ -21,7 +21,7 @@ from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
-from search_spaces.statistics.training_job import StepInterval, TrainingJob
+from search_spaces.statistics.job_duration import StepInterval, TrainingJob
 from search_spaces.tables import MeasurementTable, TableCell
 
 Floats = NDArray[np.float64]

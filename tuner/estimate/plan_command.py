@@ -15,7 +15,7 @@ import click
 
 from search_spaces.connection.data_home import default_data_dir
 from search_spaces.errors import SearchSpaceError
-from search_spaces.statistics.training_job import TrainingJob
+from search_spaces.statistics.job_duration import TrainingJob
 from search_spaces.terminal.console import terminal_width
 from tuner.estimate.options import calibrate_from_option, data_dir_option, software_option
 from workers.commands.command_input import described, described_cluster, refuse

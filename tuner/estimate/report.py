@@ -10,7 +10,7 @@ from typing import Any, Final
 from search_spaces.spec.cluster import GIB
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.throughput import Throughput
-from search_spaces.statistics.training_job import TrainingJob
+from search_spaces.statistics.job_duration import TrainingJob
 from search_spaces.terminal.plurals import counted
 from tuner.estimate.estimator import Estimator
 

@@ -34,8 +34,8 @@ from search_spaces.tables import CellKey, TableCell, TableRow
 from tuner.errors import ReplayFailedError, StrategyUnknownError
 from tuner.replay.cell_layouts import CellLayouts
 from tuner.strategies.base import LayoutSearch
-from tuner.strategies.problem import SearchProblem
 from tuner.strategies.registry import STRATEGIES, make_strategy
+from tuner.strategies.search_problem import SearchProblem
 
 ITERATIONS: Final = 10
 """Iterations of a probe, as in arXiv:2312.12705 and in campaigns."""

@@ -17,7 +17,7 @@ from search_spaces.belief.step_belief import StepBelief
 from search_spaces.spec.fidelity import Fidelity, ProbeCosts, fidelities
 from tuner.strategies.improvement import expected_improvement
 from tuner.strategies.predictions import Predictions
-from tuner.strategies.problem import SearchProblem
+from tuner.strategies.search_problem import SearchProblem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -22,7 +22,7 @@ from search_spaces.spec.fidelity import Fidelity
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 from tuner.strategies.base import History
-from tuner.strategies.problem import SearchProblem
+from tuner.strategies.search_problem import SearchProblem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

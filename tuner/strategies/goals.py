@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from search_spaces.belief.observation import Observation
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.objectives import MEMORY_HEADROOM, objective_factors
-from tuner.strategies.problem import SearchProblem
+from tuner.strategies.search_problem import SearchProblem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

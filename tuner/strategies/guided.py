@@ -28,7 +28,7 @@ from tuner.strategies.fitting import Fitting
 from tuner.strategies.goals import Weighing
 from tuner.strategies.improvement import best_places, largest, mean_gains
 from tuner.strategies.predictions import Predictions
-from tuner.strategies.problem import SearchProblem
+from tuner.strategies.search_problem import SearchProblem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -29,7 +29,7 @@ from search_spaces.spec.fidelity import Fidelity
 from tuner.strategies.base import CheapRun, History
 from tuner.strategies.fitting import Fitting, FittingBelief
 from tuner.strategies.goals import Goals
-from tuner.strategies.problem import SearchProblem
+from tuner.strategies.search_problem import SearchProblem
 
 _SCALE_LOG_SD: Final = 0.3
 """Standard deviation of a common factor on the whole step."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tuner.errors import StrategyUnknownError
 from tuner.strategies.base import History, LayoutSearch, Proposer
-from tuner.strategies.problem import SearchProblem
+from tuner.strategies.search_problem import SearchProblem
 
 
 def make_strategy(name: str, problem: SearchProblem, *, seed: int) -> LayoutSearch:

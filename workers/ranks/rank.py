@@ -31,10 +31,10 @@ from workers.ranks.health_job import measure_between, measure_node
 from workers.ranks.json_lines import Document, JsonLines
 from workers.ranks.rank_task import RankTask
 from workers.trainer.job.job import TrainJob
+from workers.trainer.open_training import RankContext
 from workers.trainer.probe.device_peak import matmul_peak
 from workers.trainer.probe.failure import classify, is_transport_error
 from workers.trainer.probe.probe import run_probe
-from workers.trainer.session import RankContext
 from workers.trainer.train import run_train
 
 torch.set_num_threads(1)

@@ -19,16 +19,16 @@ from workers.trainer.job.job import TrainJob, read_job
 from workers.trainer.job.job_checkpoints import JobCheckpoints, Report
 from workers.trainer.job.launch import context_from_environment
 from workers.trainer.job.progress import ProgressLog
-from workers.trainer.parallel.mesh import refuse_wrong_world
-from workers.trainer.parallel.optimizer import OptimizerSettings
-from workers.trainer.probe.timing import TimedStep, timed_step
-from workers.trainer.session import (
+from workers.trainer.open_training import (
     RankContext,
-    SessionSettings,
+    TrainingSettings,
     open_training,
     peak_of,
     refuse_unsupported,
 )
+from workers.trainer.parallel.mesh import refuse_wrong_world
+from workers.trainer.parallel.optimizer import OptimizerSettings
+from workers.trainer.probe.timing import TimedStep, timed_step
 
 
 def run_train(job: TrainJob, ctx: RankContext, report: Report) -> dict[str, Any] | None:
@@ -67,13 +67,13 @@ def run_train(job: TrainJob, ctx: RankContext, report: Report) -> dict[str, Any]
     return _result(job, steps, ctx, first_step, peak_tflops, peak_source)
 
 
-def _settings(job: TrainJob) -> SessionSettings:
+def _settings(job: TrainJob) -> TrainingSettings:
     optimizer = OptimizerSettings(
         learning_rate=job.learning_rate,
         weight_decay=job.weight_decay,
         clip_grad_norm=job.clip_grad_norm,
     )
-    return SessionSettings(
+    return TrainingSettings(
         model=job.model,
         layout=job.layout,
         seed=job.seed,

@@ -14,7 +14,7 @@ from api.schemas.access import TokenCreate
 from results_db.campaigns.filter import CampaignFilter
 from results_db.trials.filter import CHOICES, LISTED_FIELDS, TEXTS, TrialFilter
 from search_spaces.protocol.metrics import METRICS
-from search_spaces.statistics.training_job import TrainingJob
+from search_spaces.statistics.job_duration import TrainingJob
 
 
 def full_filter() -> TrialFilter:

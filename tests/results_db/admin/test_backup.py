@@ -13,7 +13,7 @@ from results_db.admin.backup import back_up
 from results_db.admin.integrity import check_database
 from results_db.admin.restore import restore_into_data_dir, restore_into_postgresql
 from results_db.database.data_dir import DataDir
-from results_db.database.session import Database
+from results_db.database.database import Database
 from results_db.errors import (
     BackupInvalidError,
     BackupPathError,

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from results_db.admin.integrity import RULES, check_database
-from results_db.database.session import Database
+from results_db.database.database import Database
 from results_db.errors import DatabaseUnavailableError, SchemaNewerError, SchemaOutdatedError
 from tests.results_db.database.test_constraints import fill
 from tests.results_db.first_weeks import write_first_weeks

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import inspect
 from sqlalchemy.exc import IntegrityError
 
-from results_db.database.session import Database
+from results_db.database.database import Database
 from results_db.migrations import migrate
 from results_db.models.base import Base
 from results_db.records import TrialRecord

@@ -15,7 +15,7 @@ from sqlalchemy import inspect
 from benchmarks.service.postgres_server import PostgresServer
 from results_db.admin.integrity import check_database
 from results_db.database.data_dir import DataDir
-from results_db.database.session import Database
+from results_db.database.database import Database
 from results_db.errors import (
     DatabaseInvalidError,
     DatabaseUnavailableError,

@@ -5,7 +5,7 @@ import pytest
 from sqlalchemy import UniqueConstraint, select, update
 from sqlalchemy.exc import IntegrityError
 
-from results_db.database.session import breaks_unique
+from results_db.database.database import breaks_unique
 from results_db.errors import (
     CampaignNotFoundError,
     ObjectiveUnknownError,

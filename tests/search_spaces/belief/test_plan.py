@@ -25,7 +25,7 @@ from search_spaces.estimates.time import FACTOR_PRIORS, step_time_s
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.rules import violations
-from search_spaces.statistics.training_job import StepInterval, TrainingJob
+from search_spaces.statistics.job_duration import StepInterval, TrainingJob
 
 SPACE = {
     "global_batch_size": 256,

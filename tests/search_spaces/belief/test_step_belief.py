@@ -17,10 +17,10 @@ from search_spaces.belief.step_belief import (
 )
 from search_spaces.belief.time import TimeCalibration
 from search_spaces.estimates.time import PRIOR, TERM_NAMES, time_terms
-from tests.tuner.problems import make_problem
+from tests.tuner.search_problems import make_problem
 from tests.tuner.strategies.test_strategies import make_layouts
 from tuner.strategies.predictions import factors_prior
-from tuner.strategies.problem import SearchProblem
+from tuner.strategies.search_problem import SearchProblem
 
 Floats = NDArray[np.float64]
 

@@ -11,7 +11,7 @@ from search_spaces.spec.layout import PRECISIONS, RECOMPUTE_MODES, Layout
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.spec.rules import violations
-from workers.trainer.session import unsupported
+from workers.trainer.open_training import unsupported
 
 TINY = model_preset("tiny")
 BASE = Layout(tp=2, pp=2, dp=2, num_microbatches=2)

@@ -20,7 +20,7 @@ from tuner.driver.campaign_search import CampaignSearch, full_probe_node_s
 from tuner.driver.driver import Driver
 from tuner.strategies import registry
 from tuner.strategies.base import History, Proposer
-from tuner.strategies.problem import SearchProblem
+from tuner.strategies.search_problem import SearchProblem
 
 NUM_CHEAP = 4
 """Layouts that are probed in part before the best of them is measured in full."""

@@ -22,8 +22,8 @@ from tuner.driver.budget_check import Spent, is_reserved
 from tuner.driver.driver import Driver
 from tuner.strategies import registry
 from tuner.strategies.base import History, Proposer
-from tuner.strategies.problem import SearchProblem
 from tuner.strategies.registry import FixedOrderProposer
+from tuner.strategies.search_problem import SearchProblem
 
 
 @pytest.fixture

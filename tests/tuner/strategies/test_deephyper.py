@@ -18,7 +18,7 @@ from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
 from search_spaces.spec.layout_columns import LayoutColumns, code_of
 from search_spaces.spec.space import EVERY_ROW, LegalSet
-from tests.tuner.problems import make_problem
+from tests.tuner.search_problems import make_problem
 from tuner.strategies.base import LayoutSearch
 from tuner.strategies.deephyper import (
     MAX_CANDIDATES,
@@ -28,8 +28,8 @@ from tuner.strategies.deephyper import (
     KnobRanks,
 )
 from tuner.strategies.predictions import order_by_estimate
-from tuner.strategies.problem import SearchProblem
 from tuner.strategies.registry import make_strategy
+from tuner.strategies.search_problem import SearchProblem
 
 NEVER = 400
 

@@ -19,15 +19,15 @@ from search_spaces.spec.cluster import GIB
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.objectives import pareto_front
 from search_spaces.spec.presets.models import resolve_model
-from tests.tuner.problems import ListedLayouts, make_cluster, make_problem
+from tests.tuner.search_problems import ListedLayouts, make_cluster, make_problem
 from tests.tuner.strategies.test_strategies import make_layouts
 from tuner.strategies.base import History, LayoutSearch
 from tuner.strategies.fitting import FittingBelief
 from tuner.strategies.guided import GuidedProposer
 from tuner.strategies.improvement import soft_gains
 from tuner.strategies.predictions import Predictions
-from tuner.strategies.problem import SearchProblem
 from tuner.strategies.registry import make_strategy
+from tuner.strategies.search_problem import SearchProblem
 
 Judge = Callable[[int], Observation]
 

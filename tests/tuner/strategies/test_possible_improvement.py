@@ -7,8 +7,8 @@ import pytest
 from search_spaces.belief.observation import INFEASIBLE, Observation
 from tests.tuner.factories import make_spec
 from tuner.strategies.base import LayoutSearch
-from tuner.strategies.problem import SearchProblem
 from tuner.strategies.registry import make_strategy
+from tuner.strategies.search_problem import SearchProblem
 
 
 def make_search(name: str, **changes: object) -> LayoutSearch:

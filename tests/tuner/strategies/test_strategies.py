@@ -18,7 +18,7 @@ from search_spaces.belief.observation import (
     ObservationInvalidError,
 )
 from search_spaces.spec.layout import Layout
-from tests.tuner.problems import ListedLayouts, make_cluster, make_problem
+from tests.tuner.search_problems import ListedLayouts, make_cluster, make_problem
 from tuner.errors import LayoutUnknownError, ProblemInvalidError, StrategyUnknownError
 from tuner.strategies.base import LayoutSearch
 from tuner.strategies.registry import STRATEGIES, make_strategy

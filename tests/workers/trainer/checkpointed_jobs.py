@@ -15,7 +15,7 @@ from tests.workers.trainer.cases import make_shape
 from tests.workers.trainer.ranks import run_ranks
 from workers.trainer.job.checkpoint_directory import CheckpointSettings
 from workers.trainer.job.job import TrainJob
-from workers.trainer.session import RankContext
+from workers.trainer.open_training import RankContext
 from workers.trainer.train import run_train
 
 STEPS, SAVED_AT = 8, 4

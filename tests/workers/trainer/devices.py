@@ -12,8 +12,8 @@ from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from tests.workers.trainer.cases import ADAMW
 from tests.workers.trainer.ranks import run_ranks
+from workers.trainer.open_training import RankContext, TrainingSettings, open_training
 from workers.trainer.parallel.optimizer import OptimizerSettings
-from workers.trainer.session import RankContext, SessionSettings, open_training
 from workers.trainer.training import Training
 
 
@@ -53,10 +53,10 @@ def on_ranks(
     settings: OptimizerSettings = ADAMW,
     memory_limit_bytes: int | None = None,
 ) -> list[Any]:
-    """What `work` returns on each rank of a session, which is opened as a probe opens it."""
+    """What `work` returns on each rank, whose training is opened as a probe opens it."""
 
     def run(rank: int, store: Any) -> Any:
-        session = SessionSettings(
+        opened = TrainingSettings(
             model=shape,
             layout=layout,
             seed=0,
@@ -64,7 +64,7 @@ def on_ranks(
             memory_limit_bytes=memory_limit_bytes,
         )
         context = make_context(rank, layout.num_devices, store, device)
-        return work(open_training(session, context))
+        return work(open_training(opened, context))
 
     return run_ranks(layout.num_devices, run, own_group=True)
 

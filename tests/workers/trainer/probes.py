@@ -10,8 +10,8 @@ import pytest
 from search_spaces.protocol.outcome import ProbeRequest
 from tests.workers.trainer.cases import make_layout, make_shape
 from tests.workers.trainer.ranks import run_ranks
+from workers.trainer.open_training import RankContext
 from workers.trainer.probe.probe import RankResult, run_probe
-from workers.trainer.session import RankContext
 
 
 def probe(

@@ -20,9 +20,9 @@ from workers.trainer.errors import (
     LossDivergedError,
     MemoryLimitExceededError,
 )
+from workers.trainer.open_training import refuse_unsupported, unsupported
 from workers.trainer.probe.device_peak import matmul_peak
 from workers.trainer.probe.failure import classify, is_transport_error
-from workers.trainer.session import refuse_unsupported, unsupported
 
 pytestmark = pytest.mark.ranks
 

@@ -12,7 +12,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from search_spaces.machine import usable_cores
 from workers.trainer.job.launcher_environment import is_rank, slurm_meeting_point, slurm_tasks
-from workers.trainer.session import RankContext
+from workers.trainer.open_training import RankContext
 
 
 def context_from_environment() -> RankContext:

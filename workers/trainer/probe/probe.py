@@ -20,6 +20,7 @@ from search_spaces.spec.throughput import Throughput
 from search_spaces.statistics.step_times import is_warm
 from workers.trainer.comm.collectives import barrier
 from workers.trainer.errors import LossDivergedError
+from workers.trainer.open_training import RankContext, TrainingSettings, open_training, peak_of
 from workers.trainer.parallel.optimizer import OptimizerSettings
 from workers.trainer.probe.device_peak import refuse_implausible
 from workers.trainer.probe.measurement import (
@@ -30,7 +31,6 @@ from workers.trainer.probe.measurement import (
     summarise,
 )
 from workers.trainer.probe.timing import TimedStep, stops_early, timed_step
-from workers.trainer.session import RankContext, SessionSettings, open_training, peak_of
 from workers.trainer.training import Training
 
 Report = Callable[[dict[str, Any]], None]
@@ -103,8 +103,8 @@ def run_probe(request: ProbeRequest, ctx: RankContext, report: Report) -> RankRe
     return RankResult(measurement=measurement, environment=environment)
 
 
-def _settings(request: ProbeRequest) -> SessionSettings:
-    return SessionSettings(
+def _settings(request: ProbeRequest) -> TrainingSettings:
+    return TrainingSettings(
         model=request.model,
         layout=request.layout,
         seed=request.seed,

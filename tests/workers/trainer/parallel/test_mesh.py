@@ -10,8 +10,8 @@ from torch import distributed as dist
 from search_spaces.spec.layout import Layout
 from tests.workers.trainer.cases import ADAMW, CPU, make_layout, make_shape
 from tests.workers.trainer.ranks import run_ranks
+from workers.trainer.open_training import RankContext, TrainingSettings, open_training
 from workers.trainer.parallel.mesh import build_mesh
-from workers.trainer.session import RankContext, SessionSettings, open_training
 
 pytestmark = pytest.mark.ranks
 
@@ -45,7 +45,7 @@ def test_the_groups_wait_as_long_for_a_peer_as_the_session_says() -> None:
             peak_tflops_per_device=0.1,
             peak_source="a test's",
         )
-        settings = SessionSettings(
+        settings = TrainingSettings(
             model=make_shape(), layout=layout, seed=0, optimizer=ADAMW, timeout_s=77.0
         )
         mesh = open_training(settings, context).mesh

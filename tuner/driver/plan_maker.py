@@ -17,7 +17,7 @@ from search_spaces.spec.campaign import CampaignSpec
 _log: Final = logging.getLogger("tuner.driver.driver")
 
 
-class Planning:
+class PlanMaker:
     """The plan that is being made, on a thread beside the driver's rounds.
 
     A driver that ends leaves the plan waiting, and the next one makes it again.

@@ -1,4 +1,4 @@
-"""Options and output of commands about a training job."""
+"""Options and output of commands that say how long a training job takes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from search_spaces.belief.job import JobEstimate
-from search_spaces.statistics.training_job import TrainingJob
+from search_spaces.statistics.job_duration import TrainingJob
 from search_spaces.terminal.console import terminal_width
 from search_spaces.terminal.job_options import with_job_options
 from search_spaces.terminal.plan_text import job_lines

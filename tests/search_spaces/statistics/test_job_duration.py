@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from search_spaces.errors import TrainingJobInvalidError
-from search_spaces.statistics.training_job import (
+from search_spaces.statistics.job_duration import (
     StepInterval,
     TrainingJob,
     checkpoint_interval_s,

@@ -15,7 +15,7 @@ from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.models import resolve_model
 from search_spaces.spec.space import EVERY_ROW
 from tuner.strategies.base import LayoutSet
-from tuner.strategies.problem import SearchProblem
+from tuner.strategies.search_problem import SearchProblem
 
 
 class ListedLayouts:

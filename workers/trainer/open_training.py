@@ -1,4 +1,4 @@
-"""A session of a rank: from its place in the job to a model that can take steps."""
+"""Opens the training of a rank: process groups, device and model, ready to take steps."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RankContext:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SessionSettings:
+class TrainingSettings:
     """The settings that a probe and a training job have in common."""
 
     model: ModelShape
@@ -60,7 +60,7 @@ class SessionSettings:
     for a GPT, whose norms and activation are single kernels."""
 
 
-def open_training(settings: SessionSettings, ctx: RankContext) -> Training:
+def open_training(settings: TrainingSettings, ctx: RankContext) -> Training:
     """Initialises the process groups, sets the memory limit, and builds this rank's model.
 
     Raises:
