@@ -1,4 +1,4 @@
-"""Estimates of all layouts of a problem, corrected by what a search measured."""
+"""What a search predicts of all layouts: estimates, corrected by what it measured."""
 
 from __future__ import annotations
 
