@@ -10,7 +10,7 @@ from typing import Final, Generic, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
-BELIEVED_FOR_S: Final = 1.0
+USED_FOR_S: Final = 1.0
 """Seconds for which an answer of the database is used: revocation by another process may take that
 long to be noticed."""
 
@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(kw_only=True, slots=True)
-class _Belief(Generic[Value]):
+class _Answer(Generic[Value]):
     value: Value
     since: float
     """Monotonic seconds."""
@@ -40,7 +40,7 @@ class BriefCache(Generic[Value]):
             ticks: monotonic seconds.
         """
         self._look_up, self._ticks = look_up, ticks
-        self._beliefs: OrderedDict[str, _Belief[Value]] = OrderedDict()
+        self._answers: OrderedDict[str, _Answer[Value]] = OrderedDict()
         self._num_forgotten = 0
 
     async def find(self, hashed: str) -> Value | None:
@@ -49,32 +49,32 @@ class BriefCache(Generic[Value]):
         Raises:
             DatabaseUnavailableError: the database cannot be asked.
         """
-        belief = self._beliefs.get(hashed)
+        answer = self._answers.get(hashed)
         now = self._ticks()
-        if belief is not None:
-            if now - belief.since < BELIEVED_FOR_S:
-                return belief.value
+        if answer is not None:
+            if now - answer.since < USED_FOR_S:
+                return answer.value
             # Concurrent requests use the old answer: one query a second for any number of them.
-            belief.since = now
+            answer.since = now
         forgotten = self._num_forgotten
         value = await run_in_threadpool(self._look_up, hashed)
         if value is None:
-            self._beliefs.pop(hashed, None)
+            self._answers.pop(hashed, None)
         elif forgotten == self._num_forgotten:  # else it may have ended during the query
-            self._beliefs[hashed] = _Belief(value=value, since=now)
-            self._beliefs.move_to_end(hashed)
-            while len(self._beliefs) > MAX_REMEMBERED:
-                self._beliefs.popitem(last=False)
+            self._answers[hashed] = _Answer(value=value, since=now)
+            self._answers.move_to_end(hashed)
+            while len(self._answers) > MAX_REMEMBERED:
+                self._answers.popitem(last=False)
         return value
 
     def forget(self, is_meant: Callable[[Value], bool]) -> None:
         """Removes values, because they are no longer valid."""
         self._num_forgotten += 1
-        for hashed, belief in list(self._beliefs.items()):
-            if is_meant(belief.value):
-                del self._beliefs[hashed]
+        for hashed, answer in list(self._answers.items()):
+            if is_meant(answer.value):
+                del self._answers[hashed]
 
     def forget_hash(self, hashed: str) -> None:
         """Removes the value of a hash, because it is no longer valid."""
         self._num_forgotten += 1
-        self._beliefs.pop(hashed, None)
+        self._answers.pop(hashed, None)

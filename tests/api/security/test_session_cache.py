@@ -1,4 +1,4 @@
-"""What a process believes of sessions, and which of them it renews."""
+"""How long sessions are cached, and which of them are renewed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from api.security.brief_cache import BELIEVED_FOR_S
+from api.security.brief_cache import USED_FOR_S
 from api.security.session_cache import RENEWED_EVERY, SessionBook
 from api.security.token_cache import TokenBook, noting_uses
 from results_db.access.sign_ins import SESSION_IDLE_LIFE
@@ -68,11 +68,11 @@ def test_an_end_in_another_process_is_known_within_a_second_and_ones_own_at_once
     book.forget(other)
     assert find(book, session) == TOKEN
     assert find(book, other) is None
-    ticks.now += BELIEVED_FOR_S
+    ticks.now += USED_FOR_S
     assert find(book, session) is None
 
 
-def test_a_session_ends_at_its_time_even_while_it_is_believed(
+def test_a_session_ends_at_its_time_even_while_it_is_cached(
     book: SessionBook, session: str, clock: TurnableClock
 ) -> None:
     assert find(book, session) == TOKEN

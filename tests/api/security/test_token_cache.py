@@ -1,4 +1,4 @@
-"""What a process believes of tokens: asked of the database once a second, and forgotten at once."""
+"""How long tokens are cached: a second, and not after a revocation here."""
 
 import asyncio
 from collections.abc import Coroutine, Iterator
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from api.security.brief_cache import BELIEVED_FOR_S, MAX_REMEMBERED
+from api.security.brief_cache import MAX_REMEMBERED, USED_FOR_S
 from api.security.token_cache import Holder, TokenBook, local_holders
 from results_db.access.tokens import TokenRecord, hash_of_token
 from results_db.errors import DatabaseUnavailableError
@@ -92,7 +92,7 @@ def test_the_database_is_asked_once_a_second_however_many_ask(
 
     run(ask_often())
     assert counted.lookups == 1
-    ticks.now += BELIEVED_FOR_S
+    ticks.now += USED_FOR_S
     run(ask_often())
     assert counted.lookups == 2
 
@@ -103,7 +103,7 @@ def test_another_processs_revocation_is_known_within_a_second(
     record, token = store.create_token("ci", "viewer")
     assert run(book.find(hashed(token))) is not None
     store.revoke_token(record.id)
-    ticks.now += BELIEVED_FOR_S
+    ticks.now += USED_FOR_S
     assert run(book.find(hashed(token))) is None
 
 
@@ -115,7 +115,7 @@ def test_ones_own_revocation_is_known_at_once(book: TokenBook, store: Store) -> 
     assert run(book.find(hashed(token))) is None
 
 
-def test_a_look_up_that_a_revocation_overtook_is_not_believed(
+def test_a_look_up_that_a_revocation_overtook_is_not_cached(
     book: TokenBook, counted: CountingStore, store: Store
 ) -> None:
     record, token = store.create_token("ci", "viewer")
@@ -130,7 +130,7 @@ def test_a_look_up_that_a_revocation_overtook_is_not_believed(
     assert run(book.find(hashed(token))) is None
 
 
-def test_a_token_ends_at_its_time_even_while_it_is_believed(
+def test_a_token_ends_at_its_time_even_while_it_is_cached(
     counted: CountingStore, store: Store
 ) -> None:
     now = datetime.now(UTC)
