@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+import workers.slurm.site
 from search_spaces.errors import ClusterInvalidError, SiteInvalidError
 from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, resolve_cluster
@@ -30,6 +31,11 @@ def test_every_site_that_comes_along_is_a_clusters_and_fits_its_devices(name: st
     assert len(site.device_cores) == cluster.devices_per_node
     assert max(site.max_time) == cluster.num_nodes
     assert site.needs_account
+
+
+def test_every_file_of_a_site_is_a_preset() -> None:
+    files = Path(workers.slurm.site.__file__).parent.glob("sites/*.yaml")
+    assert sorted(file.stem for file in files) == sorted(SITE_PRESETS)
 
 
 def test_frontiers_devices_have_the_cores_that_are_next_to_them() -> None:
