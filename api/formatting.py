@@ -8,11 +8,12 @@ from typing import Any, Final
 
 from results_db.records import BaselineRead, GainRead, MeasurementRecord
 from search_spaces.belief.extrapolation import CheapProbe
-from search_spaces.protocol.measurement import EMBEDDED_TRAINER, IMPORTED_TRAINER, Environment
+from search_spaces.protocol.measurement import IMPORTED_TRAINER, Environment
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.objectives import MEMORY_HEADROOM
 from search_spaces.statistics.job_duration import StepInterval
 from search_spaces.terminal.plurals import counted
+from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
 
 def trainer_words(measured: MeasurementRecord) -> str:

@@ -14,9 +14,9 @@ from functools import partial
 
 from benchmarks.results_file import describe_machine
 from benchmarks.timing import median_s
+from search_spaces.campaigns.campaign import CampaignSpec
+from search_spaces.campaigns.campaign_settings import Budget
 from search_spaces.errors import ModelTooLargeError
-from search_spaces.spec.campaign import CampaignSpec
-from search_spaces.spec.campaign_settings import Budget
 from search_spaces.spec.cluster import GIB
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import model_preset

@@ -21,8 +21,8 @@ from benchmarks.results_file import describe_machine, record, table
 from search_spaces.belief.known_measurements import Knowledge, Sample
 from search_spaces.belief.observation import Observation
 from search_spaces.belief.plan import make_plan
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.estimates.time import step_time_s
-from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
 from search_spaces.statistics.job_duration import TrainingJob
 from tuner.strategies.base import LayoutSearch

@@ -12,7 +12,6 @@ from datetime import datetime
 from typing import Any, Final, Literal, Self, get_args
 
 from search_spaces.estimates.prediction import Prediction
-from search_spaces.protocol.measurement import EMBEDDED_TRAINER
 from search_spaces.protocol.outcome import Breakdown, Environment, Iteration
 from search_spaces.protocol.worker_messages import (
     AllocationState,
@@ -22,6 +21,7 @@ from search_spaces.protocol.worker_messages import (
 )
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.objectives import measured_objective
+from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,13 +23,13 @@ from results_db.records import (
     MeasurementRecord,
     TrialRecord,
 )
+from search_spaces.campaigns.campaign_settings import Constraints
+from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.errors import SearchSpaceError
-from search_spaces.protocol.measurement import EMBEDDED_TRAINER
 from search_spaces.protocol.outcome import Breakdown, Environment
-from search_spaces.spec.campaign_settings import Constraints
-from search_spaces.spec.fidelity import Fidelity
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
 from search_spaces.spec.model_shape import ModelShape
+from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
 MAX_CLOCK_GAP_S: Final = 15.0
 """Longest gap between two ticks of the driver that counts as wall time of a campaign."""

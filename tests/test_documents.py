@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from api.cli import main as command_line
-from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.spec.presets.clusters import resolve_cluster
 from search_spaces.spec.presets.models import resolve_model
 from search_spaces.spec.site import cluster_part

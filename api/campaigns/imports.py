@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from results_db.campaigns.imports import NewImport
+from search_spaces.campaigns.campaign import MAX_WARNINGS, CampaignSpec
 from search_spaces.documents.reading import MAX_NAME_LENGTH, MAX_TEXT_LENGTH
-from search_spaces.spec.campaign import MAX_WARNINGS, CampaignSpec
 from search_spaces.spec.layout import LAYOUT_FIELDS
 from search_spaces.spec.space import SearchSpace
 from search_spaces.tables import MeasurementTable, TableCell, TableInvalidError, read_table

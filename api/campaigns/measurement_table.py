@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from results_db.leaderboard.ranked_layout import RankedLayout
 from results_db.records import CampaignRecord, TrialRecord
+from search_spaces.campaigns.fidelity import with_layers
 from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.fidelity import with_layers
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables.columns import MEASURED_COLUMNS
 from search_spaces.tables.table import own_source

@@ -17,12 +17,12 @@ from results_db.errors import (
 )
 from results_db.records import CampaignRecord
 from results_db.store import Store
-from search_spaces.documents.calibration_file import with_measured_constants
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.documents.limits import name_problem
 from search_spaces.documents.reading import MAX_NAME_LENGTH, Problems, read_mapping
 from search_spaces.errors import CampaignInvalidError, SearchSpaceError
-from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.default_precision import with_stored_precision
+from search_spaces.spec.presets.calibration_file import with_measured_constants
 
 MAX_CLONES: Final = 1000
 """Names that are tried for a clone without a name."""

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from api.campaigns.submission import Submission
 from results_db.errors import CampaignDuplicateError
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.documents.reading import Problems, is_name
 from search_spaces.errors import CampaignInvalidError, SearchSpaceError
 from search_spaces.estimates.fitting import FittingCount, count_fitting
-from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.space import LegalSet, enumerate_legal
 
 COUNTED_WITHIN_S: Final = 1.0

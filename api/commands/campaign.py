@@ -49,11 +49,11 @@ from api.schemas.campaigns_and_trials import (
 from results_db.campaigns.filter import CampaignFilter
 from results_db.records import CAMPAIGN_STATES, BaselineRead, Cost, KnobStepRead
 from search_spaces.belief.plan import Plan
-from search_spaces.spec.campaign import STRATEGIES
+from search_spaces.belief.plan_text import plan_lines
+from search_spaces.campaigns.campaign import STRATEGIES
 from search_spaces.spec.objectives import ALL_OBJECTIVES
 from search_spaces.terminal.console import terminal_width
 from search_spaces.terminal.live_output import work_line
-from search_spaces.terminal.plan_text import plan_lines
 from search_spaces.terminal.plurals import counted
 from search_spaces.terminal.text_table import print_table
 

@@ -9,10 +9,10 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from search_spaces.belief.job import JobEstimate
+from search_spaces.belief.plan_text import job_lines
 from search_spaces.statistics.job_duration import TrainingJob
 from search_spaces.terminal.console import terminal_width
 from search_spaces.terminal.job_options import with_job_options
-from search_spaces.terminal.plan_text import job_lines
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -18,8 +18,8 @@ from api.errors import ServiceError
 from api.formatting import cheap_probe_words, duration, figure, unit
 from api.schemas.campaigns_and_trials import CampaignDetail, TrialRead
 from results_db.trials.filter import TrialFilter
+from search_spaces.campaigns.fidelity import cheap_iterations
 from search_spaces.protocol.worker_messages import TrialState
-from search_spaces.spec.fidelity import cheap_iterations
 from search_spaces.spec.objectives import measured_objective
 from search_spaces.terminal.console import escaped_line, on_interrupt, terminal_width
 from search_spaces.terminal.live_output import LiveBlock, sparkline

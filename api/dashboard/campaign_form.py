@@ -15,9 +15,9 @@ from api.http.documents import read_yaml, write_yaml
 from results_db.campaigns.models_and_clusters import DescriptionKind
 from results_db.records import CampaignRecord
 from results_db.store import Store
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.documents.reading import Problems, read_mapping, shown
 from search_spaces.errors import CampaignInvalidError
-from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.default_precision import with_stored_precision
 from search_spaces.spec.layout import LAYOUT_FIELDS
 

@@ -37,8 +37,8 @@ from results_db.campaigns.plans import PlanOptions
 from results_db.errors import ResultsDbError
 from results_db.store import Store
 from search_spaces.belief.plan import Plan
+from search_spaces.campaigns.campaign import STRATEGIES
 from search_spaces.errors import CampaignInvalidError, SearchSpaceError
-from search_spaces.spec.campaign import STRATEGIES
 from search_spaces.spec.layout import KNOBS
 from search_spaces.spec.objectives import ALL_OBJECTIVES
 from search_spaces.spec.presets.spaces import SPACE_PRESETS

@@ -26,7 +26,7 @@ from api.figures.figure import (
 from api.figures.points import PlotFacts, mark_traces
 from api.formatting import figure, memory, percent
 from results_db.records import PredictedTrial
-from search_spaces.spec.fidelity import is_cheap
+from search_spaces.campaigns.fidelity import is_cheap
 from search_spaces.terminal.plurals import counted
 
 GIB: Final = 1 << 30

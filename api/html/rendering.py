@@ -34,7 +34,7 @@ from api.html.assets import assets, maplibre_style_id
 from api.html.findings import peak_words, short_layout
 from api.version import version
 from results_db.records import EVENT_KINDS, CampaignRecord
-from search_spaces.terminal.plan_text import knowledge_words
+from search_spaces.belief.plan_text import knowledge_words
 
 PAGE_HEADERS: Final[Mapping[str, str]] = {
     # No inline script and no inline style: names and logs come from outside.

@@ -27,13 +27,13 @@ from results_db.records import CampaignRecord, TrialDetail, TrialRecord
 from results_db.store import Store
 from results_db.trials.filter import TrialFilter
 from search_spaces.belief.extrapolation import CheapProbe
+from search_spaces.campaigns.fidelity import with_layers
 from search_spaces.errors import SearchSpaceError
 from search_spaces.estimates.memory import stage_memory
-from search_spaces.protocol.measurement import EMBEDDED_TRAINER
-from search_spaces.spec.fidelity import with_layers
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.terminal.plurals import counted
+from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
 Pairs = Sequence[tuple[str, str]]
 """Names and values, for a table of two columns."""

@@ -16,6 +16,7 @@ from results_db.records import LeaseRecord
 from results_db.store import Store
 from results_db.trials.parsed_specs import ParsedSpecs
 from search_spaces.belief.step_time_to_beat import ToBeat, stop_above_s
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.errors import SearchSpaceError
 from search_spaces.protocol.worker_messages import (
     HeartbeatReply,
@@ -23,7 +24,6 @@ from search_spaces.protocol.worker_messages import (
     OutcomeReply,
     OutcomeReport,
 )
-from search_spaces.spec.campaign import CampaignSpec
 
 MOST_OUTCOMES: Final = 32
 """Outcomes in one transaction. Larger batches gain little, and lock campaigns for longer."""

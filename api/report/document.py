@@ -31,9 +31,9 @@ from results_db.leaderboard.ranked_layout import WHOLE, LeaderboardQuery, Ranked
 from results_db.records import Analysis, CampaignRecord, ProbeCount
 from results_db.store import Store
 from results_db.trials.filter import TrialFilter
+from search_spaces.belief.plan_text import PROSE_WIDTH, job_lines
 from search_spaces.spec.layout import KNOBS
 from search_spaces.statistics.job_duration import TrainingJob
-from search_spaces.terminal.plan_text import PROSE_WIDTH, job_lines
 
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 """Content security policy: a browser may only show a report. The file and the answer have it."""

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from search_spaces.spec.campaign_settings import ProbeSettings
-from search_spaces.spec.fidelity import cheap_iterations, with_layers
+from search_spaces.campaigns.campaign_settings import ProbeSettings
+from search_spaces.campaigns.fidelity import cheap_iterations, with_layers
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import LOCAL_CPU

@@ -9,8 +9,8 @@ from api.report.probe_command import probe_command
 from api.version import version
 from results_db.campaigns.imports import IMPORTED
 from results_db.records import CampaignRecord
-from search_spaces.protocol.measurement import EMBEDDED_TRAINER
 from search_spaces.spec.layout import Layout
+from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
 
 def commands(campaign: CampaignRecord, winner: Layout | None) -> Iterator[str]:

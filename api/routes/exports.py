@@ -18,11 +18,11 @@ from results_db.campaigns.imports import IMPORTED
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store
 from search_spaces.belief.extrapolation import CheapProbe
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.documents.limits import MAX_ID, visible_line
 from search_spaces.documents.reading import MAX_COUNT
 from search_spaces.errors import LayoutInvalidError
 from search_spaces.protocol.worker_messages import MAX_WORDS
-from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import LAYOUT_FIELDS
 from search_spaces.spec.rules import violations
 from search_spaces.spec.scaling import scaled

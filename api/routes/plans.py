@@ -16,8 +16,8 @@ from api.routes.campaigns import SubmissionDep
 from api.schemas.plans import PlanRead
 from results_db.campaigns.plans import PlanOptions
 from search_spaces.belief.plan import DEFAULT_TOP, MAX_TOP, Plan
+from search_spaces.campaigns.fidelity import PROBE_START_S
 from search_spaces.documents.limits import MAX_ID
-from search_spaces.spec.fidelity import PROBE_START_S
 
 router = APIRouter(route_class=BodyRoute, prefix="/v1/plans", tags=["campaigns"])
 

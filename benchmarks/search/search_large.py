@@ -14,7 +14,7 @@ from benchmarks.search.search_coverage import converged_at
 from benchmarks.search.search_disturbances import NoisyProbes
 from benchmarks.search.search_record import Part, Promise
 from benchmarks.search.search_runs import Effort, simulated_cells, tasks_of
-from search_spaces.spec.fidelity import ProbeCosts
+from search_spaces.campaigns.fidelity import ProbeCosts
 from search_spaces.tables import TableCell
 from tuner.replay.run import ReplayedProbe, ReplayRun, ReplayTask, replay_all
 from workers.simulation.scenarios import simulated_part

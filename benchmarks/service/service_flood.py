@@ -39,7 +39,7 @@ from benchmarks.service.hostile_bodies import (
 from benchmarks.service.service_load import percentile
 from benchmarks.trainer.trainer_table import Figure
 from results_db.store import Store
-from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.campaigns.campaign import CampaignSpec
 
 READ_S: Final = 0.3
 PLAN_S: Final = 2.0

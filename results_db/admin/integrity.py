@@ -42,7 +42,7 @@ from results_db.models.tables import Attempt, Campaign, MeasurementRow, StageMem
 from results_db.records import ENDED_CAMPAIGN_STATES
 from results_db.rows import COST_COLUMNS
 from results_db.trials.loss_check import DIVERGED
-from search_spaces.spec.fidelity import PART
+from search_spaces.campaigns.fidelity import PART
 
 MOST_PAGES: Final = 20
 """Most damaged places that are reported for one table, or for a SQLite file."""

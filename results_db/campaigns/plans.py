@@ -16,8 +16,8 @@ from results_db.models.plans import PlanRow
 from results_db.records import PlanRecord
 from results_db.rows import record_of
 from search_spaces.belief.plan import DEFAULT_TOP, Plan, make_plan
-from search_spaces.spec.campaign import CampaignSpec
-from search_spaces.spec.fidelity import PROBE_START_S
+from search_spaces.campaigns.campaign import CampaignSpec
+from search_spaces.campaigns.fidelity import PROBE_START_S
 from search_spaces.spec.space import LegalSet
 from search_spaces.statistics.job_duration import TrainingJob
 

@@ -23,13 +23,13 @@ from results_db.records import CampaignRecord
 from results_db.rows import trial_layout
 from search_spaces.belief.known_measurements import Knowledge, Sample
 from search_spaces.belief.observation import ObservationState
-from search_spaces.protocol.measurement import EMBEDDED_TRAINER
+from search_spaces.campaigns.fidelity import with_layers
 from search_spaces.protocol.worker_messages import TrialState
 from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.fidelity import with_layers
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables.table import software_of_source
+from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
 MAX_KNOWN_TRIALS: Final = 2000
 """Most trials of other campaigns that one campaign starts from; the newest are taken."""

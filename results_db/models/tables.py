@@ -36,9 +36,9 @@ from results_db.records import (
     STEP_SOURCES,
     STEP_STATES,
 )
-from search_spaces.protocol.measurement import EMBEDDED_TRAINER
 from search_spaces.protocol.worker_messages import ATTEMPT_PHASES, TRIAL_STATES
 from search_spaces.spec.layout import COUNT_KNOBS, DEGREES, PRECISIONS, RECOMPUTE_MODES, ZERO_STAGES
+from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
 _COSTS: Final = (
     "node_seconds",

@@ -1,1 +1,1 @@
-"""The store of trials: outcomes, lifecycle, loss vote, filters and pages."""
+"""The store of trials: outcomes, lifecycle, comparison of losses, filters and pages."""

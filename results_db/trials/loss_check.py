@@ -24,9 +24,9 @@ from sqlalchemy.orm import Session, aliased
 from results_db.database.events import tell
 from results_db.models.tables import Campaign, IterationRow, MeasurementRow, Trial
 from results_db.rows import record_of
+from results_db.trials.loss_comparison import LossDifference, first_difference
 from search_spaces.protocol.outcome import Iteration, IterationKind, Measurement
 from search_spaces.spec.layout import Precision
-from search_spaces.statistics.loss_comparison import LossDifference, first_difference
 
 FaultKind = Literal["off", "unsteady"]
 """off: more layouts, or earlier ones, have other losses. unsteady: a repeat of the same layout

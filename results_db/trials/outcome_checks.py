@@ -11,11 +11,12 @@ from typing import Final
 from results_db.errors import MeasurementInvalidError
 from results_db.models.tables import Attempt, Campaign, Trial
 from results_db.rows import trial_layout
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.errors import OutcomeInvalidError, SearchSpaceError
 from search_spaces.protocol.contradictions import refuse_contradictions
-from search_spaces.protocol.measurement import EMBEDDED_TRAINER, FIGURE_TOLERANCE, Measurement
+from search_spaces.protocol.measurement import FIGURE_TOLERANCE, Measurement
 from search_spaces.protocol.worker_messages import OutcomeReport
-from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
 CLOCK_MARGIN_S: Final = 30.0
 """How much longer than its lease a probe may seem to have taken: the service's clock may have been

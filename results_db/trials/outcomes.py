@@ -54,9 +54,9 @@ from results_db.trials.lifecycle import (
 from results_db.trials.loss_check import Kinship, KnownLosses, settle
 from results_db.trials.outcome_checks import elapsed_s, refuse_other_lease, refuse_other_probe
 from results_db.trials.parsed_specs import ParsedSpecs
-from search_spaces.protocol.measurement import EMBEDDED_TRAINER
 from search_spaces.protocol.outcome import Measurement, Outcome
 from search_spaces.protocol.worker_messages import OutcomeReply, OutcomeReport, TrialState
+from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
 _ORDER: Final[tuple[type[Base], ...]] = (
     TrialLog,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.errors import SearchSpaceError
-from search_spaces.spec.campaign import CampaignSpec
 
 MOST_SPECS: Final = 256
 """Campaigns whose parsed description a process keeps."""

@@ -58,10 +58,10 @@ from results_db.rows import (
 )
 from results_db.trials.lifecycle import cancel_trial
 from results_db.trials.loss_check import trials_in_doubt
+from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol.outcome import Iteration
 from search_spaces.protocol.worker_messages import TrialState
-from search_spaces.spec.fidelity import Fidelity
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from search_spaces.belief.job import predicted_step
+from search_spaces.campaigns.fidelity import Fidelity, fidelity_of
 from search_spaces.estimates.time import step_time_s
 from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.fidelity import Fidelity, fidelity_of
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.statistics.job_duration import StepInterval

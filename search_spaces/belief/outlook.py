@@ -14,9 +14,9 @@ from search_spaces.belief.known_measurements import Knowledge
 from search_spaces.belief.memory import MemoryBelief
 from search_spaces.belief.memory_evidence import usable_bytes
 from search_spaces.belief.time import TimeCalibration
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.estimates.storage import TrainerStorage
 from search_spaces.estimates.time import PRIOR, TimePart, step_time_parts, step_time_s
-from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.objectives import objective_factors

@@ -13,10 +13,10 @@ import numpy as np
 from search_spaces.belief.job import JobEstimate, estimate_job
 from search_spaces.belief.known_measurements import Knowledge
 from search_spaces.belief.outlook import Outlook, RankedLayouts
+from search_spaces.campaigns.campaign import CampaignSpec
+from search_spaces.campaigns.fidelity import PROBE_START_S, ProbeCosts, fidelities
 from search_spaces.estimates.time import step_time_s
-from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.fidelity import PROBE_START_S, ProbeCosts, fidelities
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.objectives import Objective, objective_factors

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from search_spaces.campaigns.campaign import ESTIMATE_MARGIN, CampaignSpec
 from search_spaces.estimates.memory import peak_memory_bytes
-from search_spaces.spec.campaign import ESTIMATE_MARGIN, CampaignSpec
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.objectives import MEMORY_HEADROOM, objective_factors

@@ -1,1 +1,1 @@
-"""Reading of documents from outside: field checks, limits, durations, calibration files."""
+"""Reading of documents from outside: field checks, limits, durations."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Final
 
 from search_spaces.errors import OutcomeInvalidError
-from search_spaces.protocol.measurement import EMBEDDED_TRAINER, Measurement, refuse_unequal
+from search_spaces.protocol.measurement import Measurement, refuse_unequal
 from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.spec.throughput import Throughput
 from search_spaces.statistics.early_stop import LEAST_TIMED
 from search_spaces.statistics.step_times import MAX_EXTRA_WARMUP
+from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
 _MEMORY_MARGIN: Final = 1.25
 """Largest peak as a share of the stated memory of a device: descriptions round, and state GB where

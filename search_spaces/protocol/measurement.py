@@ -28,6 +28,7 @@ from search_spaces.documents.reading import (
 )
 from search_spaces.errors import OutcomeInvalidError
 from search_spaces.statistics.step_times import quartiles
+from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
 IterationKind = Literal["warmup", "timed"]
 
@@ -44,8 +45,6 @@ MAX_BYTES: Final = 1 << 50
 MAX_TOKENS: Final = MAX_COUNT * MAX_WIDTH
 """Most tokens of one step: the largest global batch of the longest sequences."""
 
-EMBEDDED_TRAINER: Final = "embedded"
-"""Name of the trainer of this project."""
 IMPORTED_TRAINER: Final = "imported"
 """Stands for the trainer of measurements that were imported: any."""
 TokenSource = Literal["counted", "assumed"]

@@ -28,7 +28,6 @@ from search_spaces.documents.reading import (
 )
 from search_spaces.errors import OutcomeInvalidError
 from search_spaces.protocol.measurement import (
-    EMBEDDED_TRAINER,
     MAX_BYTES,
     Breakdown,
     Environment,
@@ -39,6 +38,7 @@ from search_spaces.protocol.measurement import (
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.statistics.step_times import MIN_WARMUP
+from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 from search_spaces.trainers.parameters import read_parameters
 
 __all__ = [

@@ -1,1 +1,1 @@
-"""What a campaign describes: model, cluster, site, search space, rules, objective and budget."""
+"""Layouts, models, clusters, sites, search spaces, rules of legality, and objectives."""

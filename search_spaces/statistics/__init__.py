@@ -1,1 +1,1 @@
-"""Confidence intervals, pooling of repeated runs, comparison of losses, early stop."""
+"""Confidence intervals, pooling of repeated runs, early stop."""

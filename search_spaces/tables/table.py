@@ -10,11 +10,12 @@ from typing import Any, Final, Literal
 
 from search_spaces.documents.reading import is_positive_number, shown
 from search_spaces.errors import TableInvalidError
-from search_spaces.protocol.measurement import EMBEDDED_TRAINER, IMPORTED_TRAINER
+from search_spaces.protocol.measurement import IMPORTED_TRAINER
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables.columns import STATUSES
+from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
 Status = Literal["completed", "out_of_memory", "failed"]
 """out_of_memory: the layout does not fit. failed: it did not run, for another or unknown reason."""

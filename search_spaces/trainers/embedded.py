@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from search_spaces.protocol.measurement import EMBEDDED_TRAINER
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
+
+EMBEDDED_TRAINER: Final = "embedded"
+"""Name of the trainer of this project."""
 
 JOB_FORMAT: Final = "layout-tuner/trainer"
 JOB_VERSION: Final = 1

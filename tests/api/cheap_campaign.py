@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.estimates.prediction import Prediction
-from search_spaces.spec.fidelity import Fidelity
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
 from tests.api.local_api import CAMPAIGN, Api

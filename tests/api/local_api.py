@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
-from search_spaces.spec.fidelity import Fidelity
 from search_spaces.spec.layout import Layout
 from tests.results_db.factories import completed
 

@@ -18,9 +18,9 @@ from benchmarks.bench_stopping import (
 )
 from results_db.store import Store
 from search_spaces.belief.step_time_to_beat import stop_above_s
+from search_spaces.campaigns.campaign import CampaignSpec
+from search_spaces.campaigns.campaign_settings import Budget
 from search_spaces.protocol.outcome import DEFAULT_ITERATIONS, DEFAULT_WARMUP, Iteration
-from search_spaces.spec.campaign import CampaignSpec
-from search_spaces.spec.campaign_settings import Budget
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import model_preset

@@ -14,7 +14,6 @@ from results_db.errors import ResultsDbError
 from results_db.models.tables import Attempt
 from results_db.records import LeaseRecord, TrialRecord, WorkerRecord
 from results_db.store import Store
-from search_spaces.protocol.measurement import EMBEDDED_TRAINER
 from search_spaces.protocol.outcome import Breakdown, Environment, Iteration, Measurement, Outcome
 from search_spaces.protocol.worker_messages import (
     AllocationBody,
@@ -27,6 +26,7 @@ from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.spec.throughput import Throughput
 from search_spaces.statistics.step_times import quartiles
+from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
 START = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 

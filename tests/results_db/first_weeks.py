@@ -13,6 +13,7 @@ from typing import Any, Final
 from results_db.migrations import migrate
 from results_db.records import LeaseRecord, TrialRecord
 from results_db.store import Store
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.protocol.worker_messages import (
     AllocationBody,
@@ -20,7 +21,6 @@ from search_spaces.protocol.worker_messages import (
     NodeBody,
     WorkerCreate,
 )
-from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
 from tests.results_db.campaigns.test_analyses import make_analysis
 from tests.results_db.campaigns.test_imports import make_import, varied_rows

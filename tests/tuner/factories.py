@@ -7,8 +7,8 @@ from typing import Any
 
 from results_db.records import CampaignRecord, LeaseRecord, TrialRecord
 from results_db.store import Store
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.protocol.outcome import Outcome
-from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
 from tests.results_db.factories import completed, failed, make_worker
 

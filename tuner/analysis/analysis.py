@@ -21,8 +21,8 @@ from results_db.records import (
 )
 from search_spaces.belief.known_measurements import Sample
 from search_spaces.belief.time import TimeCalibration
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.estimates.memory import peak_memory_bytes
-from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.objectives import objective_factors

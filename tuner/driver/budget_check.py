@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from search_spaces.spec.campaign_settings import Budget
+from search_spaces.campaigns.campaign_settings import Budget
 
 SECONDS_PER_HOUR = 3600.0
 

@@ -17,10 +17,10 @@ from search_spaces.belief.observation import (
     Observation,
     ObservationInvalidError,
 )
+from search_spaces.campaigns.campaign import CampaignSpec
+from search_spaces.campaigns.campaign_settings import Budget
+from search_spaces.campaigns.fidelity import Fidelity, fidelity_of
 from search_spaces.estimates.prediction import Prediction
-from search_spaces.spec.campaign import CampaignSpec
-from search_spaces.spec.campaign_settings import Budget
-from search_spaces.spec.fidelity import Fidelity, fidelity_of
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.objectives import objective_factors

@@ -23,8 +23,8 @@ from results_db.errors import (
 )
 from results_db.records import CampaignRecord, CampaignState, TrialRecord, TrialSize
 from results_db.store import Store
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.errors import SearchSpaceError
-from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
 from tuner.analysis.analysis import analyse
 from tuner.driver.budget_check import (

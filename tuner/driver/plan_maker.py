@@ -11,8 +11,8 @@ from results_db.errors import DatabaseUnavailableError
 from results_db.records import PlanRecord
 from results_db.store import Store
 from search_spaces.belief.plan import Plan
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.errors import SearchSpaceError
-from search_spaces.spec.campaign import CampaignSpec
 
 _log: Final = logging.getLogger("tuner.driver.driver")
 

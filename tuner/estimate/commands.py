@@ -91,7 +91,7 @@ def estimate(
 
 
 def _print_job(job: TrainingJob, estimator: Estimator, layout: Layout) -> None:
-    from search_spaces.terminal.plan_text import job_lines
+    from search_spaces.belief.plan_text import job_lines
     from tuner.estimate.report import WIDTH
 
     click.echo()
@@ -181,7 +181,7 @@ def _calibration(calibrate_from: tuple[str, ...]) -> Calibration:
 
 def _machine(cluster: str, data_dir: Path | None) -> Cluster:
     """The described cluster, with the constants that were measured on it, where any were."""
-    from search_spaces.documents.calibration_file import with_measured_constants
+    from search_spaces.spec.presets.calibration_file import with_measured_constants
     from search_spaces.spec.presets.clusters import resolve_cluster
     from search_spaces.spec.site import cluster_part
     from workers.commands.command_input import described_cluster

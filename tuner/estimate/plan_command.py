@@ -70,8 +70,8 @@ def plan(
     """
     from search_spaces.belief.known_measurements import knowledge_of, read_calibrating_cells
     from search_spaces.belief.plan import make_plan
-    from search_spaces.spec.campaign import CampaignSpec
-    from search_spaces.spec.fidelity import PROBE_START_S
+    from search_spaces.campaigns.campaign import CampaignSpec
+    from search_spaces.campaigns.fidelity import PROBE_START_S
 
     if as_json and form == "csv":
         refuse("--json and --format csv exclude each other")
@@ -97,7 +97,7 @@ def plan(
 
 
 def _print(planned: Plan) -> None:
-    from search_spaces.terminal.plan_text import plan_lines
+    from search_spaces.belief.plan_text import plan_lines
 
     for line in plan_lines(planned, terminal_width(sys.stdout)):
         click.echo(line)
@@ -105,9 +105,9 @@ def _print(planned: Plan) -> None:
 
 def _document(path: Path, cluster: str | None, data_dir: Path | None) -> dict[str, Any]:
     """The campaign of a file, with the chosen cluster and the constants measured on it."""
-    from search_spaces.documents.calibration_file import with_measured_constants
     from search_spaces.documents.reading import read_mapping
     from search_spaces.errors import CampaignInvalidError
+    from search_spaces.spec.presets.calibration_file import with_measured_constants
     from search_spaces.spec.site import cluster_part
 
     document = read_mapping(described(str(path)), CampaignInvalidError, "the campaign")

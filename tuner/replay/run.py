@@ -27,8 +27,8 @@ from threadpoolctl import threadpool_limits
 
 from search_spaces.belief.known_measurements import Knowledge
 from search_spaces.belief.observation import FAILED, INFEASIBLE, Observation
+from search_spaces.campaigns.fidelity import Fidelity, ProbeCosts
 from search_spaces.estimates.prediction import Prediction
-from search_spaces.spec.fidelity import Fidelity, ProbeCosts
 from search_spaces.spec.layout import Layout
 from search_spaces.tables import CellKey, TableCell, TableRow
 from tuner.errors import ReplayFailedError, StrategyUnknownError

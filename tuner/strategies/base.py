@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.belief.observation import Observation
+from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.estimates.prediction import Prediction
-from search_spaces.spec.fidelity import Fidelity
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.space import EVERY_ROW

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.belief.step_belief import StepBelief
-from search_spaces.spec.fidelity import Fidelity, ProbeCosts, fidelities
+from search_spaces.campaigns.fidelity import Fidelity, ProbeCosts, fidelities
 from tuner.strategies.improvement import expected_improvement
 from tuner.strategies.predictions import Predictions
 from tuner.strategies.search_problem import SearchProblem

@@ -17,8 +17,8 @@ from search_spaces.belief.memory_evidence import usable_bytes
 from search_spaces.belief.memory_fit import LOGISTIC_PER_NORMAL, logistic
 from search_spaces.belief.observation import Observation
 from search_spaces.belief.residual import similarity
+from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.estimates.memory import MemoryTerms
-from search_spaces.spec.fidelity import Fidelity
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 from tuner.strategies.base import History

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from search_spaces.belief.observation import Observation
 from search_spaces.belief.step_belief import StepBelief
+from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.estimates.prediction import Prediction
-from search_spaces.spec.fidelity import Fidelity
 from search_spaces.spec.objectives import pareto_front
 from search_spaces.statistics.hypervolume import hypervolume
 from tuner.strategies.base import History

@@ -23,9 +23,9 @@ from search_spaces.belief.step_belief import (
 )
 from search_spaces.belief.time import TimeCalibration
 from search_spaces.belief.time_evidence import Origin
+from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.estimates.time import FACTOR_PRIORS, time_terms
-from search_spaces.spec.fidelity import Fidelity
 from tuner.strategies.base import CheapRun, History
 from tuner.strategies.fitting import Fitting, FittingBelief
 from tuner.strategies.goals import Goals

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from search_spaces.belief.known_measurements import Knowledge
+from search_spaces.campaigns.fidelity import ProbeCosts
 from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.fidelity import ProbeCosts
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.objectives import DEFAULT_OBJECTIVES, OBJECTIVES
 from tuner.errors import ProblemInvalidError

@@ -18,7 +18,7 @@ from workers.commands.commands import PositiveNumber, described_machine
 from workers.commands.options import cluster_option
 
 if TYPE_CHECKING:
-    from search_spaces.documents.calibration_file import MeasuredConstants
+    from search_spaces.spec.presets.calibration_file import MeasuredConstants
 
 _LONGEST_S: Final = 3600.0
 _UNITS: Final = {
@@ -56,12 +56,12 @@ def calibrate(
     then on campaigns and estimates on a cluster of this name start from them instead of a preset's
     guesses; what a campaign's own file states about its cluster still counts.
     """
-    from search_spaces.documents.calibration_file import (
+    from search_spaces.errors import MeasuredConstantsInvalidError
+    from search_spaces.spec.presets.calibration_file import (
         read_constants,
         refuse_unwritable,
         write_constants,
     )
-    from search_spaces.errors import MeasuredConstantsInvalidError
     from workers.calibrate.constants import calibrate as measure
     from workers.errors import WorkerError
 

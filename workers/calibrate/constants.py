@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Any, Final
 
-from search_spaces.documents.calibration_file import MeasuredConstants
 from search_spaces.estimates.link_fit import LinkFit, fit_link
 from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.presets.calibration_file import MeasuredConstants
 from workers.errors import CalibrationFailedError
 from workers.launchers.group_launcher import GroupLauncher
 from workers.launchers.local import local_launcher

@@ -336,7 +336,7 @@ def _say_progress(line: WorkLine, request: ProbeRequest, event: Mapping[str, Any
 
 def chosen_trainer(trainers: Mapping[str, Any], name: str | None) -> str:
     """The trainer of a probe: the named one, or the only one of a file; without a file ours."""
-    from search_spaces.protocol.measurement import EMBEDDED_TRAINER
+    from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
     if name is None and len(trainers) <= 1:
         return next(iter(trainers), EMBEDDED_TRAINER)
@@ -403,7 +403,7 @@ def probe_text(request: ProbeRequest, outcome: Outcome) -> str:
 
 
 def _lines(measured: Measurement) -> list[str]:
-    from search_spaces.protocol.measurement import EMBEDDED_TRAINER
+    from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
     quartiles = f"{1e3 * measured.step_time_q25_s:.2f} to {1e3 * measured.step_time_q75_s:.2f}"
     timed = sum(iteration.kind == "timed" for iteration in measured.iterations)

@@ -11,7 +11,6 @@ from typing import Any, Final, Self
 
 from search_spaces.documents.limits import acceptable_log, visible_line
 from search_spaces.errors import OutcomeInvalidError
-from search_spaces.protocol.measurement import EMBEDDED_TRAINER
 from search_spaces.protocol.outcome import (
     MAX_LOG_LENGTH,
     MAX_MESSAGE_LENGTH,
@@ -24,6 +23,7 @@ from search_spaces.protocol.outcome import (
 )
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout, Precision
+from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 from search_spaces.trainers.parameters import ParameterInvalidError
 from search_spaces.trainers.program import ProgramTrainer
 from workers.errors import PlacementImpossibleError, TrainerUnknownError, WorkerError

@@ -1,1 +1,1 @@
-"""Known models, clusters and search spaces."""
+"""Known models, clusters and search spaces, and the measured constants of clusters."""

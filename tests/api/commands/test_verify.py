@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from api.cli import main
 from results_db.database.data_dir import DataDir
 from results_db.store import Store
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.protocol.worker_messages import WorkerCreate
-from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import CAMPAIGN
 from tests.api.serve_process import ServeProcess

@@ -15,9 +15,9 @@ from playwright.sync_api import Browser, StorageState
 from api.settings import Settings
 from results_db.records import Analysis
 from results_db.store import Store
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol.outcome import Outcome
-from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
 from tests.api.dashboard.browser import Visitor, session_of, visiting
 from tests.api.figures.layout_points import MODEL, make_model

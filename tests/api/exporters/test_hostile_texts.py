@@ -31,7 +31,7 @@ from search_spaces.trainers.base import TrainerJob
 from search_spaces.trainers.parameters import parameters_of
 from tests.hostile_texts import hostile_texts
 from tests.results_db.factories import make_environment, make_measurement
-from tests.search_spaces.spec.test_campaign_spec import read as campaign
+from tests.search_spaces.campaigns.test_campaign_spec import read as campaign
 
 LAYOUT: Final = Layout(num_nodes=2, dp=4, num_microbatches=4, precision="bf16")
 HARMLESS: Final = "harmless"

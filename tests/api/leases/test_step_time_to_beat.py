@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from search_spaces.belief.step_time_to_beat import stop_above_s
+from search_spaces.campaigns.campaign import CampaignSpec
+from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.estimates.memory import peak_memory_bytes
-from search_spaces.spec.campaign import CampaignSpec
-from search_spaces.spec.fidelity import Fidelity
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from tests.api.local_api import CAMPAIGN, Api

@@ -14,9 +14,9 @@ from results_db.allocations.leases import LeaseAsk
 from results_db.errors import DatabaseUnavailableError
 from results_db.records import WorkerRecord
 from results_db.store import Store
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.errors import SearchSpaceError
 from search_spaces.protocol.worker_messages import LeaseRead, LeaseRequest
-from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import CAMPAIGN, TOKEN
 from tests.postgres import upgraded

@@ -17,9 +17,9 @@ from api.report.document import POLICY, report
 from results_db.campaigns.imports import NewImport
 from results_db.records import Analysis, KnobStepRead
 from results_db.store import Store
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.protocol.outcome import Environment, Iteration, Outcome
 from search_spaces.protocol.worker_messages import AllocationBody, WorkerCreate
-from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables import read_table

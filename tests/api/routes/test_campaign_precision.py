@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
 from tests.api.local_api import CAMPAIGN, Api
 from tests.results_db.factories import make_worker

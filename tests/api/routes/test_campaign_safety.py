@@ -16,10 +16,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from results_db.store import Store
-from search_spaces.documents.calibration_file import constants_file
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.protocol.outcome import ProbeRequest
-from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
+from search_spaces.spec.presets.calibration_file import constants_file
 from tests.api.local_api import CAMPAIGN, CLUSTER, Api
 
 HOSTILE = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from api.exporters import FORMATS
-from search_spaces.spec.fidelity import Fidelity
+from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.spec.layout import Layout
 from tests.api.cheap_campaign import FULL, add_cheap_campaign
 from tests.api.local_api import CLUSTER, Api

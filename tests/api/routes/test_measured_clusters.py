@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from api.settings import Settings
-from search_spaces.documents.calibration_file import (
+from search_spaces.spec.presets.calibration_file import (
     MeasuredConstants,
     constants_file,
     write_constants,

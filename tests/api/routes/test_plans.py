@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 
 from api.plans import campaign_plan
 from search_spaces.belief.plan import make_plan
-from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
 from search_spaces.statistics.job_duration import TrainingJob
 from tests.api.local_api import CAMPAIGN, CLUSTER, Api

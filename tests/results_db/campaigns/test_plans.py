@@ -9,7 +9,7 @@ from results_db.campaigns.plans import MAX_WAITING, PlanOptions
 from results_db.errors import PlanLimitError, PlanNotFoundError
 from results_db.store import Store
 from search_spaces.belief.plan import make_plan
-from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.statistics.job_duration import TrainingJob
 from tests.results_db.factories import TurnableClock, make_spec
 

@@ -9,9 +9,9 @@ import pytest
 
 from results_db.records import CampaignRecord
 from results_db.store import Store
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol.outcome import Iteration, Outcome
-from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
 from tests.results_db.factories import completed, failed, lease_one, make_spec, make_worker
 

@@ -12,9 +12,9 @@ from results_db.campaigns.start_from import knowledge_of
 from results_db.errors import TrialDuplicateError, TrialStateError
 from results_db.records import LeaseRecord, ProbeCount, TrialRecord
 from results_db.store import Store
+from search_spaces.campaigns.campaign import CampaignSpec
+from search_spaces.campaigns.fidelity import Fidelity, with_layers
 from search_spaces.protocol.outcome import Outcome
-from search_spaces.spec.campaign import CampaignSpec
-from search_spaces.spec.fidelity import Fidelity, with_layers
 from search_spaces.spec.layout import Layout
 from tests.results_db.factories import (
     TurnableClock,

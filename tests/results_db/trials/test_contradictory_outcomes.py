@@ -22,12 +22,13 @@ from results_db.store import Store
 from results_db.trials.outcome_checks import CLOCK_MARGIN_S
 from search_spaces.errors import OutcomeInvalidError
 from search_spaces.estimates.memory import stage_memory
-from search_spaces.protocol.measurement import EMBEDDED_TRAINER, Breakdown, Measurement
+from search_spaces.protocol.measurement import Breakdown, Measurement
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.statistics.step_times import quartiles
+from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 from tests.results_db.factories import (
     TurnableClock,
     completed,

@@ -15,8 +15,8 @@ from search_spaces.belief.extrapolation import (
     extrapolated_step,
     extrapolation_log_sd,
 )
+from search_spaces.campaigns.fidelity import Fidelity, fidelities
 from search_spaces.estimates.time import step_time_s
-from search_spaces.spec.fidelity import Fidelity, fidelities
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import model_preset

@@ -19,10 +19,10 @@ from search_spaces.belief.memory_evidence import usable_bytes
 from search_spaces.belief.outlook import Outlook, _capacity_for
 from search_spaces.belief.plan import _PARTS, Plan, make_plan, step_shares
 from search_spaces.belief.time import TimeCalibration
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.errors import ModelTooLargeError, NoLegalLayoutError
 from search_spaces.estimates.storage import EMBEDDED_ON_GPU, EMBEDDED_TRAINER, MEGATRON_LIKE
 from search_spaces.estimates.time import FACTOR_PRIORS, step_time_s
-from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.rules import violations
 from search_spaces.statistics.job_duration import StepInterval, TrainingJob

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from search_spaces.documents.calibration_file import MeasuredConstants
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.documents.limits import (
     acceptable_log,
     document_problem,
@@ -36,17 +36,17 @@ from search_spaces.protocol.worker_messages import (
     StatusBody,
     WorkerCreate,
 )
-from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.presets.calibration_file import MeasuredConstants
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.tables import read_table
 from search_spaces.trainers.program import read_trainers
 from tests.hostile_texts import changed, hostile_texts, mappings, text_places
 from tests.results_db.factories import completed, failed
-from tests.search_spaces.documents.test_calibration_file import make_constants
-from tests.search_spaces.spec.test_campaign_spec import read as campaign
+from tests.search_spaces.campaigns.test_campaign_spec import read as campaign
+from tests.search_spaces.spec.test_calibration_file import make_constants
 from tests.search_spaces.tables.tables import make_row
 from tests.search_spaces.trainers.test_program_trainers import ENTRY
 

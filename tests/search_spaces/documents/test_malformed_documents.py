@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.errors import SearchSpaceError
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
-from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import resolve_cluster

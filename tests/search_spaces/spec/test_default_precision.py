@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.spec.default_precision import default_precision
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, resolve_cluster
 from search_spaces.spec.presets.spaces import SPACE_PRESETS

@@ -13,9 +13,9 @@ import pytest
 
 from results_db.records import Analysis, CampaignRecord
 from results_db.store import Store
+from search_spaces.campaigns.fidelity import fidelities
 from search_spaces.estimates.time import step_time_s as estimated_step_time_s
 from search_spaces.protocol.outcome import Outcome
-from search_spaces.spec.fidelity import fidelities
 from search_spaces.spec.layout import Layout
 from tests.postgres import upgraded
 from tests.results_db.factories import TimelyStore, TurnableClock, completed, failed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from search_spaces.spec.campaign_settings import Budget
+from search_spaces.campaigns.campaign_settings import Budget
 from tuner.driver.budget_check import EndedTrial, Spent, closing_message, time_is_up, trials_left
 
 

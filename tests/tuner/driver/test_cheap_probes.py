@@ -9,9 +9,9 @@ import pytest
 
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store
+from search_spaces.campaigns.campaign import CampaignSpec
+from search_spaces.campaigns.fidelity import Fidelity, ProbeCosts, fidelities, fidelity_of
 from search_spaces.protocol.outcome import Outcome
-from search_spaces.spec.campaign import CampaignSpec
-from search_spaces.spec.fidelity import Fidelity, ProbeCosts, fidelities, fidelity_of
 from search_spaces.spec.layout import Layout
 from tests.results_db.factories import completed, failed
 from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from results_db.store import Store
-from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.campaigns.campaign import CampaignSpec
 from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
 from tuner.driver.driver import Driver
 from tuner.driver.open_trial_target import MAX_TOO_LARGE, NUM_AHEAD

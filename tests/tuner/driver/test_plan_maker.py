@@ -10,7 +10,7 @@ import pytest
 from results_db.campaigns.plans import PlanOptions
 from results_db.store import Store
 from search_spaces.belief.plan import make_plan
-from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.campaigns.campaign import CampaignSpec
 from tests.postgres import upgraded
 from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
 from tests.waiting import wait_until

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from search_spaces.documents.calibration_file import MeasuredConstants, write_constants
 from search_spaces.estimates.memory import stage_memory
 from search_spaces.estimates.time import step_time_s
 from search_spaces.spec.layout import Layout
+from search_spaces.spec.presets.calibration_file import MeasuredConstants, write_constants
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.tables import (

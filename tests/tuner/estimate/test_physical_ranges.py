@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.documents.reading import MAX_COUNT
 from search_spaces.errors import ModelTooLargeError, NoLegalLayoutError, SearchSpaceError
-from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.cluster import CLUSTER_RANGES, Cluster
 from search_spaces.spec.layout import PRECISIONS, RECOMPUTE_MODES, Layout
 from search_spaces.spec.model_shape import MODEL_RANGES, ModelShape

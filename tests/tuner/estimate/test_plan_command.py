@@ -12,12 +12,12 @@ import yaml
 from click.testing import CliRunner, Result
 
 from search_spaces.belief.plan import make_plan
-from search_spaces.documents.calibration_file import MeasuredConstants, write_constants
+from search_spaces.belief.plan_text import plan_lines
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.estimates.time import step_time_s
-from search_spaces.spec.campaign import CampaignSpec
+from search_spaces.spec.presets.calibration_file import MeasuredConstants, write_constants
 from search_spaces.statistics.job_duration import TrainingJob
 from search_spaces.tables import CellKey, MeasurementTable, TableCell, TableRow, write_table
-from search_spaces.terminal.plan_text import plan_lines
 from tuner.estimate.commands import estimate
 from tuner.estimate.plan_command import plan
 

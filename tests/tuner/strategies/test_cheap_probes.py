@@ -10,7 +10,7 @@ import pytest
 
 from search_spaces.belief.known_measurements import Knowledge
 from search_spaces.belief.observation import FAILED, INFEASIBLE, Observation
-from search_spaces.spec.fidelity import Fidelity, ProbeCosts, fidelities
+from search_spaces.campaigns.fidelity import Fidelity, ProbeCosts, fidelities
 from search_spaces.spec.layout import Layout
 from search_spaces.tables import TableCell, TableRow
 from tuner.replay.cell_layouts import CellLayouts

@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from search_spaces.belief.observation import FAILED, INFEASIBLE, Observation
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.estimates.storage import storage_of
-from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
 from search_spaces.spec.layout_columns import LayoutColumns, code_of
 from search_spaces.spec.space import EVERY_ROW, LegalSet

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from search_spaces.documents.calibration_file import (
+from search_spaces.spec.presets.calibration_file import (
     MeasuredConstants,
     constants_file,
     write_constants,

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 import workers.slurm.site
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.errors import ClusterInvalidError, SiteInvalidError
-from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, resolve_cluster
 from search_spaces.spec.site import SITE_PRESETS, Site, cluster_part
 from workers.slurm.site import site_of

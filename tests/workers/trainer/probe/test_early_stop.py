@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from search_spaces.statistics.loss_comparison import first_difference
+from results_db.trials.loss_comparison import first_difference
 from tests.workers.trainer.cases import make_layout
 from tests.workers.trainer.probes import FakeClock, make_request, probe
 from workers.trainer.probe import probe as probe_module

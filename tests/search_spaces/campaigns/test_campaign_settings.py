@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from search_spaces.campaigns.campaign_settings import Budget, changed_budget
 from search_spaces.errors import CampaignInvalidError
-from search_spaces.spec.campaign_settings import Budget, changed_budget
 
 BUDGET = {"trials": 10, "node_hours": None, "wall_time_s": 600.0}
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from search_spaces.spec.fidelity import Fidelity, cheap_iterations, fidelities, fidelity_of
+from search_spaces.campaigns.fidelity import Fidelity, cheap_iterations, fidelities, fidelity_of
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import model_preset

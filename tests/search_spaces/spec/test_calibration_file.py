@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from search_spaces.documents.calibration_file import (
+from search_spaces.errors import MeasuredConstantsInvalidError
+from search_spaces.spec.presets.calibration_file import (
     MeasuredConstants,
     constants_file,
     read_constants,
     with_measured_constants,
     write_constants,
 )
-from search_spaces.errors import MeasuredConstantsInvalidError
 from search_spaces.spec.presets.clusters import resolve_cluster
 
 

@@ -7,6 +7,25 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, Literal, Self, cast, get_args
 
+from search_spaces.campaigns.baseline import complete_baseline, read_stated_knobs
+from search_spaces.campaigns.campaign_settings import (
+    FORECASTING_STRATEGIES,
+    KNOWLEDGE_SOURCES,
+    Budget,
+    Constraints,
+    KnowledgeSource,
+    ProbeSettings,
+    StopSettings,
+    no_effect_warning,
+    read_start_from,
+    refuse_unbounded,
+)
+from search_spaces.campaigns.fidelity import (
+    PROBE_START_S,
+    ProbeCosts,
+    cheap_iterations,
+    with_layers,
+)
 from search_spaces.documents.reading import (
     MAX_TEXT_LENGTH,
     Problems,
@@ -23,22 +42,8 @@ from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.protocol.outcome import (
     ProbeRequest,
 )
-from search_spaces.spec.baseline import complete_baseline, read_stated_knobs
-from search_spaces.spec.campaign_settings import (
-    FORECASTING_STRATEGIES,
-    KNOWLEDGE_SOURCES,
-    Budget,
-    Constraints,
-    KnowledgeSource,
-    ProbeSettings,
-    StopSettings,
-    no_effect_warning,
-    read_start_from,
-    refuse_unbounded,
-)
 from search_spaces.spec.cluster import GIB, Cluster
 from search_spaces.spec.default_precision import default_precision, with_stored_precision
-from search_spaces.spec.fidelity import PROBE_START_S, ProbeCosts, cheap_iterations, with_layers
 from search_spaces.spec.layout import Layout, Precision
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.objectives import (
@@ -113,7 +118,7 @@ class CampaignSpec:
     baseline: Layout | None = None
     """The layout that the users run today: it is measured first, and the winner is compared with
     it. It is legal, and may lie outside of the space. The document may leave knobs out
-    (`search_spaces.spec.baseline`)."""
+    (`search_spaces.campaigns.baseline`)."""
     layouts: tuple[Layout, ...] = ()
     """Only these layouts of the space; empty: all of them."""
     runs: int = 1

@@ -148,8 +148,8 @@ class ProbeSettings:
     parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
     """Values of parameters that the trainer's owner has declared."""
     fidelity: ProbeFidelity = "auto"
-    """Whether the search may use cheap probes (`search_spaces.spec.fidelity`); the layouts that may
-    be the best are measured in full in any case."""
+    """Whether the search may use cheap probes (`search_spaces.campaigns.fidelity`); the layouts
+    that may be the best are measured in full in any case."""
 
     def __post_init__(self) -> None:
         problems = Problems()

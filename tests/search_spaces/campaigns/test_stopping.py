@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from search_spaces.campaigns.campaign import CampaignSpec
+from search_spaces.campaigns.campaign_settings import StopSettings
 from search_spaces.errors import CampaignInvalidError
-from search_spaces.spec.campaign import CampaignSpec
-from search_spaces.spec.campaign_settings import StopSettings
 
 
 def make_spec(**changes: Any) -> CampaignSpec:

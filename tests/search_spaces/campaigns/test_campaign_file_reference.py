@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from search_spaces.spec.campaign import CampaignSpec
-from search_spaces.spec.campaign_settings import Budget, Constraints, ProbeSettings, StopSettings
+from search_spaces.campaigns.campaign import CampaignSpec
+from search_spaces.campaigns.campaign_settings import (
+    Budget,
+    Constraints,
+    ProbeSettings,
+    StopSettings,
+)
 from search_spaces.spec.objectives import ALL_OBJECTIVES
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import MODEL_PRESETS

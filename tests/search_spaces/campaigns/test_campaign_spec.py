@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from search_spaces.campaigns.campaign import ESTIMATE_MARGIN, ROWS_AT_ONCE, CampaignSpec
 from search_spaces.errors import (
     CampaignInvalidError,
     ModelTooLargeError,
@@ -15,7 +16,6 @@ from search_spaces.errors import (
     SearchSpaceError,
 )
 from search_spaces.estimates.memory import peak_memory_bytes
-from search_spaces.spec.campaign import ESTIMATE_MARGIN, ROWS_AT_ONCE, CampaignSpec
 from search_spaces.spec.cluster import GIB
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import model_preset

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.errors import CampaignInvalidError, SearchSpaceError
-from search_spaces.spec.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.rules import violations
 
