@@ -12,8 +12,8 @@ from torch import distributed as dist
 from torch.distributed import ReduceOp
 
 from search_spaces.statistics.step_times import quartiles
+from workers.trainer.batches import Batch
 from workers.trainer.comm.collectives import barrier
-from workers.trainer.job.batches import Batch
 
 Step = Callable[[Batch], float]
 """Takes an optimizer step; returns this rank's share of the mean loss, which ranks add up."""

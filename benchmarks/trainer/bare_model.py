@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from search_spaces.spec.layout import Precision
 from search_spaces.spec.model_shape import ModelShape
-from workers.trainer.job.batches import Batch
+from workers.trainer.batches import Batch
 from workers.trainer.model.parameters import ParameterPart, initialise
 from workers.trainer.model.precision import COMPUTE_DTYPES
 from workers.trainer.parallel.optimizer import OptimizerSettings

@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.trainer.bare_model import BareLoop
 from search_spaces.spec.layout import Layout
-from workers.trainer.job.batches import Batch
+from workers.trainer.batches import Batch
 
 
 class BareProcess:

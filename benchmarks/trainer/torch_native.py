@@ -40,7 +40,7 @@ from benchmarks.trainer.bare_model import (
 )
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
-from workers.trainer.job.batches import Batch
+from workers.trainer.batches import Batch
 from workers.trainer.model.precision import COMPUTE_DTYPES
 from workers.trainer.parallel.optimizer import OptimizerSettings
 

@@ -19,10 +19,10 @@ from benchmarks.trainer.bare_process import BareProcess
 from benchmarks.workers.forked_ranks import run_ranks
 from search_spaces.spec.layout import Layout, Precision
 from search_spaces.spec.model_shape import ModelShape
-from workers.trainer.job.batches import Batch
+from workers.trainer.batches import Batch
+from workers.trainer.device_peak import matmul_peak
 from workers.trainer.open_training import RankContext, TrainingSettings, open_training
 from workers.trainer.parallel.optimizer import OptimizerSettings
-from workers.trainer.probe.device_peak import matmul_peak
 from workers.trainer.training import Training
 
 MODEL: Final = ModelShape(

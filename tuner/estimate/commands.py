@@ -16,8 +16,8 @@ from search_spaces.statistics.job_duration import TrainingJob
 from search_spaces.terminal.live_output import WorkLine, work_line
 from search_spaces.terminal.plurals import counted
 from tuner.estimate.options import calibrate_from_option, data_dir_option, software_option
-from workers.commands.command_input import described, fail, refuse
-from workers.commands.options import job_options, layout_of, layout_options
+from workers.command_line.command_input import described, fail, refuse
+from workers.command_line.options import job_options, layout_of, layout_options
 
 if TYPE_CHECKING:
     from search_spaces.spec.cluster import Cluster
@@ -184,7 +184,7 @@ def _machine(cluster: str, data_dir: Path | None) -> Cluster:
     from search_spaces.spec.presets.calibration_file import with_measured_constants
     from search_spaces.spec.presets.clusters import resolve_cluster
     from search_spaces.spec.site import cluster_part
-    from workers.commands.command_input import described_cluster
+    from workers.command_line.command_input import described_cluster
 
     directory = data_dir or default_data_dir()
     # The option's variable names no service: a service that the environment names goes before it.

@@ -18,8 +18,8 @@ from search_spaces.errors import SearchSpaceError
 from search_spaces.statistics.job_duration import TrainingJob
 from search_spaces.terminal.console import terminal_width
 from tuner.estimate.options import calibrate_from_option, data_dir_option, software_option
-from workers.commands.command_input import described, described_cluster, refuse
-from workers.commands.options import job_options
+from workers.command_line.command_input import described, described_cluster, refuse
+from workers.command_line.options import job_options
 
 if TYPE_CHECKING:
     from search_spaces.belief.plan import Plan, PlannedLayout

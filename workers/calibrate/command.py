@@ -13,9 +13,8 @@ import click
 
 from search_spaces.connection.data_home import DATA_DIR_VARIABLE, default_data_dir
 from search_spaces.terminal.console import LiveLine
-from workers.commands.command_input import fail
-from workers.commands.commands import PositiveNumber, described_machine
-from workers.commands.options import cluster_option
+from workers.command_line.command_input import described_machine, fail
+from workers.command_line.options import PositiveNumber, cluster_option
 
 if TYPE_CHECKING:
     from search_spaces.spec.presets.calibration_file import MeasuredConstants

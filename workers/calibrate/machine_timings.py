@@ -23,9 +23,9 @@ from workers.ranks.json_lines import JsonLines
 from workers.ranks.rank_group import join_process_group
 from workers.ranks.rank_task import RankTask
 from workers.trainer.comm.collectives import all_reduce, barrier, gather_rows, scatter_rows
+from workers.trainer.comm.mesh import Mesh, build_mesh
 from workers.trainer.model.matrix_products import linear
 from workers.trainer.model.precision import COMPUTE_DTYPES
-from workers.trainer.parallel.mesh import Mesh, build_mesh
 from workers.trainer.parallel.pipeline import Message, start_messages
 
 _LEAST_REPEATS: Final = 5

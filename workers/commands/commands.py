@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import sys
 from collections.abc import Mapping
@@ -22,15 +21,17 @@ from search_spaces.spec.layout import Layout
 from search_spaces.terminal.console import on_interrupt
 from search_spaces.terminal.live_output import WorkLine, work_line
 from search_spaces.terminal.plurals import counted
-from workers.commands.command_input import (
+from workers.command_line.command_input import (
     described,
+    described_machine,
     fail,
     read_token,
     refusals,
     refuse,
     trainers_of,
 )
-from workers.commands.options import (
+from workers.command_line.options import (
+    PositiveNumber,
     allocation_options,
     cluster_option,
     layout_of,
@@ -49,19 +50,6 @@ if TYPE_CHECKING:
 _GIB: Final = 1 << 30
 _MOST_GB: Final = 1 << 20
 _LONGEST_DEADLINE_S: Final = 366 * 86400
-
-
-class PositiveNumber(click.FloatRange):
-    """A number over 0 and up to a limit; click's own range accepts NaN."""
-
-    def __init__(self, most: float) -> None:
-        super().__init__(min=0, min_open=True, max=most)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value} is no number.", param, ctx)
-        return number
 
 
 @click.command()
@@ -98,7 +86,7 @@ def worker(
     The worker ends after SIGTERM, and in time before its allocation ends. It gives trials whose
     probes have not ended back to the service.
     """
-    from workers.commands.command_input import described_cluster
+    from workers.command_line.command_input import described_cluster
     from workers.errors import WorkerError
     from workers.worker.run_worker import run_worker
 
@@ -305,19 +293,6 @@ def _train_here(job: TrainJob, machine: Cluster, progress: ProgressLog) -> Any:
             click.echo(end.log_tail, err=True)
         fail(end.message)
     return end.result
-
-
-def described_machine(cluster: str) -> Cluster:
-    """The cluster of a description; prints a warning where its numbers are guesses."""
-    from search_spaces.spec.presets.clusters import resolve_cluster
-    from search_spaces.spec.site import cluster_part
-    from workers.commands.command_input import described_cluster
-
-    with refusals():
-        machine, warning = resolve_cluster(cluster_part(described_cluster(cluster)))
-    if warning is not None:
-        click.echo(f"warning: {warning}", err=True)
-    return machine
 
 
 def _say_progress(line: WorkLine, request: ProbeRequest, event: Mapping[str, Any]) -> None:

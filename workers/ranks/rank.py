@@ -30,9 +30,9 @@ from workers.programs.supervisor import ProgramFailedError, run_program
 from workers.ranks.health_job import measure_between, measure_node
 from workers.ranks.json_lines import Document, JsonLines
 from workers.ranks.rank_task import RankTask
+from workers.trainer.device_peak import matmul_peak
 from workers.trainer.job.job import TrainJob
 from workers.trainer.open_training import RankContext
-from workers.trainer.probe.device_peak import matmul_peak
 from workers.trainer.probe.failure import classify, is_transport_error
 from workers.trainer.probe.probe import run_probe
 from workers.trainer.train import run_train

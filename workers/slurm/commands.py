@@ -16,8 +16,8 @@ import click
 from search_spaces.connection.service_address import WORKER_TOKEN_FILE_VARIABLE, ServicePlace
 from search_spaces.terminal.plurals import counted
 from search_spaces.terminal.text_table import print_table
-from workers.commands.command_input import json_option, read_token, refusals, refuse
-from workers.commands.options import service_options, trainers_option
+from workers.command_line.command_input import json_option, read_token, refusals, refuse
+from workers.command_line.options import service_options, trainers_option
 from workers.errors import RequestRefusedError
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ def _request(
     from search_spaces.documents.duration import read_duration_s, read_walltime_s
     from search_spaces.spec.presets.clusters import resolve_cluster
     from search_spaces.spec.site import Site, cluster_part
-    from workers.commands.command_input import described_cluster, trainers_of
+    from workers.command_line.command_input import described_cluster, trainers_of
     from workers.slurm.request import AllocationRequest
     from workers.slurm.site import site_of
 

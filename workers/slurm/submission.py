@@ -17,7 +17,7 @@ from search_spaces.connection.service_address import PRIVATE_VARIABLES, is_loopb
 from search_spaces.connection.tls import trusting
 from search_spaces.documents.reading import why_unreadable
 from search_spaces.errors import TokenFileUnusableError
-from workers.commands.command_input import read_token
+from workers.command_line.command_input import read_token
 from workers.errors import (
     AllocationInvalidError,
     RequestRefusedError,

@@ -13,12 +13,12 @@ from search_spaces.spec.cluster import detect_local_cpu
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.rules import violations
+from workers.trainer.comm.mesh import build_mesh
+from workers.trainer.device_peak import matmul_peak
 from workers.trainer.errors import LayoutUnsupportedError, RankContextInvalidError
+from workers.trainer.memory import enforce_limit, refuse_over_limit
 from workers.trainer.model.kernels import EAGER, compiled_kernels, use_kernels
-from workers.trainer.parallel.mesh import build_mesh
 from workers.trainer.parallel.optimizer import OptimizerSettings
-from workers.trainer.probe.device_peak import matmul_peak
-from workers.trainer.probe.memory import enforce_limit, refuse_over_limit
 from workers.trainer.training import Training, persistent_bytes
 
 

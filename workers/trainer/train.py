@@ -14,6 +14,7 @@ from search_spaces.documents.numbers import read_whole
 from search_spaces.spec.throughput import Throughput
 from search_spaces.terminal.console import escape_output
 from workers.trainer.comm.collectives import barrier
+from workers.trainer.comm.mesh import refuse_wrong_world
 from workers.trainer.errors import TrainerError
 from workers.trainer.job.job import TrainJob, read_job
 from workers.trainer.job.job_checkpoints import JobCheckpoints, Report
@@ -26,7 +27,6 @@ from workers.trainer.open_training import (
     peak_of,
     refuse_unsupported,
 )
-from workers.trainer.parallel.mesh import refuse_wrong_world
 from workers.trainer.parallel.optimizer import OptimizerSettings
 from workers.trainer.probe.timing import TimedStep, timed_step
 

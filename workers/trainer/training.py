@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from search_spaces.spec.model_shape import ModelShape
+from workers.trainer.batches import Batch, SampleSource, SyntheticTokens, cut_batch
 from workers.trainer.comm.collectives import Pending, finish, start_all_reduce
-from workers.trainer.job.batches import Batch, SampleSource, SyntheticTokens, cut_batch
+from workers.trainer.comm.mesh import Mesh
 from workers.trainer.model.model import RankModel
 from workers.trainer.model.precision import COMPUTE_DTYPES, keeps_master_weights
 from workers.trainer.parallel.flat_buffers import FlatBuffers, plan_model
 from workers.trainer.parallel.gradient_reduction import GradientReduction
-from workers.trainer.parallel.mesh import Mesh
 from workers.trainer.parallel.optimizer import FlatOptimizer, OptimizerSettings
 from workers.trainer.parallel.pipeline import Pipeline
-from workers.trainer.probe.stopwatch import Stopwatch, part
+from workers.trainer.stopwatch import Stopwatch, part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

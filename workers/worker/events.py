@@ -14,8 +14,8 @@ from search_spaces.protocol.worker_messages import (
     LeaseRead,
     WorkerCreated,
 )
-from workers.nodes.health import HealthReport
 from workers.worker.held_trial import HeldTrial
+from workers.worker.node_health import HealthReport
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

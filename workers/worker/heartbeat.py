@@ -28,12 +28,12 @@ from workers.errors import (
     WorkerReplacedError,
     WorkerUnknownError,
 )
-from workers.nodes.health import HealthReport
-from workers.nodes.roster import RosterNode
 from workers.service.http import MOST_REASONS, OUTAGE_ERRORS
 from workers.service.lease_client import LeaseClient
 from workers.worker.events import Events, HeartbeatAnswered, SessionLost, WorkerBroken
 from workers.worker.held_trial import HeldTrial
+from workers.worker.node_health import HealthReport
+from workers.worker.roster import RosterNode
 
 _LOG = logging.getLogger(__name__)
 

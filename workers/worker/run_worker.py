@@ -20,12 +20,12 @@ from search_spaces.trainers.program import ProgramTrainer
 from workers.errors import AllocationMissingError
 from workers.launchers.base import Cancelled, Launcher
 from workers.launchers.group_launcher import GroupLauncher
-from workers.nodes.health import HealthReport
 from workers.ranks.rank_task import RANK_ENTRY
 from workers.service.lease_client import LeaseClient
 from workers.slurm.jobs import SlurmAllocation, current_allocation, ends_in_s
 from workers.slurm.site import site_of
 from workers.trainer.revision import software_versions
+from workers.worker.node_health import HealthReport
 from workers.worker.outcome_posting import Outbox
 from workers.worker.outcome_spool import Spool, adopt_abandoned
 from workers.worker.scheduler import SchedulerOptions
@@ -214,7 +214,7 @@ def _checked(
     cancelled: Cancelled,
     known: Mapping[int, HealthReport],
 ) -> Mapping[int, HealthReport]:
-    from workers.nodes.health import check_nodes
+    from workers.worker.node_health import check_nodes
 
     assert isinstance(launcher, GroupLauncher), "every launcher of ours is one"
     return check_nodes(launcher, nodes, cancelled=cancelled, known=known)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from search_spaces.protocol.worker_messages import AllocationState, HeartbeatReply, WorkerCreated
-from workers.nodes.roster import NodeRoster
 from workers.packing.packer import Packer
 from workers.worker.events import (
     DrainAsked,
@@ -25,6 +24,7 @@ from workers.worker.events import (
 )
 from workers.worker.heartbeat import IdleTime, News
 from workers.worker.leasing import Leasing, next_request
+from workers.worker.roster import NodeRoster
 from workers.worker.trial_book import TrialBook
 
 _LOG = logging.getLogger(__name__)

@@ -17,14 +17,14 @@ from search_spaces.protocol.outcome import MAX_MESSAGE_LENGTH, Outcome, ProbeReq
 from search_spaces.protocol.worker_messages import MAX_WORDS, LeaseRead, OutcomeReport
 from workers.errors import RanksLeftError
 from workers.launchers.base import Launcher
-from workers.nodes.quarantine import SecondOpinions
-from workers.nodes.roster import NodeRoster
 from workers.packing.packer import Packer
 from workers.packing.request import PackRequest, Placement
 from workers.worker.events import Events, ProbeEnded, WorkerEvent, in_background
 from workers.worker.held_trial import HeldTrial
 from workers.worker.leasing import END_WITHIN_S
 from workers.worker.outcome_posting import Posting
+from workers.worker.quarantine import SecondOpinions
+from workers.worker.roster import NodeRoster
 
 _LOG = logging.getLogger(__name__)
 

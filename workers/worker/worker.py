@@ -18,15 +18,15 @@ from typing import Any, Final
 from search_spaces.protocol.worker_messages import WorkerCreate, WorkerCreated
 from workers.errors import WorkerError, WorkerReplacedError, WorkerUnknownError
 from workers.launchers.base import Cancelled, Launcher
-from workers.nodes.health import HealthReport
-from workers.nodes.roster import NodeRoster
 from workers.packing.packer import Packer
 from workers.service.http import patiently
 from workers.service.lease_client import LeaseClient
 from workers.worker.events import DrainAsked, EndMoved, Events
 from workers.worker.heartbeat import Heartbeat, News
 from workers.worker.leasing import Leasing
+from workers.worker.node_health import HealthReport
 from workers.worker.outcome_posting import Outbox, Posting
+from workers.worker.roster import NodeRoster
 from workers.worker.scheduler import Scheduler, SchedulerOptions
 from workers.worker.trial_book import TrialBook
 

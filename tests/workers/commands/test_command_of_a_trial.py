@@ -14,9 +14,9 @@ from api.report.probe_command import MODEL_FILE, probe_command
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, LOCAL_CPU, resolve_cluster
 from search_spaces.spec.presets.models import MODEL_PRESETS, resolve_model
-from workers.commands.command_input import described
+from workers.command_line.command_input import described
+from workers.command_line.options import layout_of
 from workers.commands.commands import probe
-from workers.commands.options import layout_of
 
 LOCAL, _warning = resolve_cluster(LOCAL_CPU)
 TINY = MODEL_PRESETS["tiny"].to_mapping()

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.workers.trainer.cases import make_layout
 from tests.workers.trainer.ranks import run_ranks
+from workers.trainer.comm.mesh import Mesh, build_mesh
 from workers.trainer.model.parameters import ModelParameter
-from workers.trainer.parallel.mesh import Mesh, build_mesh
 
 TP = 2
 GROUPS = (

@@ -32,7 +32,7 @@ from tests.workers.trainer.cases import (
 from tests.workers.trainer.ranks import run_ranks
 from tests.workers.trainer.reference import train_reference
 from tests.workers.trainer.tolerances import parameter_error
-from workers.trainer.job.batches import SyntheticTokens, cut_batch
+from workers.trainer.batches import SyntheticTokens, cut_batch
 from workers.trainer.parallel.optimizer import OptimizerSettings
 
 pytestmark = pytest.mark.ranks

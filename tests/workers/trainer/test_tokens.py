@@ -9,7 +9,7 @@ from torch import Tensor
 
 from search_spaces.spec.layout import Layout
 from tests.workers.trainer.cases import make_shape
-from workers.trainer.job.batches import SyntheticTokens, cut_batch
+from workers.trainer.batches import SyntheticTokens, cut_batch
 
 SHAPE = make_shape(seq_length=64, vocab_size=128)
 

@@ -14,6 +14,7 @@ from search_spaces.spec.layout import RECOMPUTE_MODES, Layout, Precision, Recomp
 from search_spaces.spec.rules import PRECISIONS_SUPPORTED
 from tests.workers.trainer.cases import make_layout, make_shape, make_training
 from tests.workers.trainer.ranks import run_ranks
+from workers.trainer.device_peak import matmul_peak
 from workers.trainer.errors import (
     CompilerMissingError,
     LayoutUnsupportedError,
@@ -21,7 +22,6 @@ from workers.trainer.errors import (
     MemoryLimitExceededError,
 )
 from workers.trainer.open_training import refuse_unsupported, unsupported
-from workers.trainer.probe.device_peak import matmul_peak
 from workers.trainer.probe.failure import classify, is_transport_error
 
 pytestmark = pytest.mark.ranks
@@ -137,7 +137,7 @@ def test_the_peak_of_a_cpu_is_measured(
     """By a clock that advances 0.01 s for each product, however fast products are here."""
     ticks = itertools.count()
     clock = SimpleNamespace(perf_counter=lambda: 0.01 * next(ticks))
-    monkeypatch.setattr("workers.trainer.probe.device_peak.time", clock)
+    monkeypatch.setattr("workers.trainer.device_peak.time", clock)
 
     def work(rank: int) -> tuple[float, str]:
         return matmul_peak("cpu", precision)

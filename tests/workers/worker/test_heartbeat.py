@@ -11,13 +11,13 @@ from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.protocol.worker_messages import HeartbeatBody, HeartbeatReply, LeaseRead
 from tests.waiting import wait_until
 from tests.workers.worker.test_worker import REQUEST
-from workers.nodes.health import HealthReport
-from workers.nodes.roster import RosterNode
 from workers.packing.request import Share
 from workers.service.lease_client import LeaseClient
 from workers.worker.events import WorkerBroken, WorkerEvent
 from workers.worker.heartbeat import Heartbeat, News
 from workers.worker.held_trial import HeldTrial
+from workers.worker.node_health import HealthReport
+from workers.worker.roster import RosterNode
 
 
 def make_trial() -> HeldTrial:

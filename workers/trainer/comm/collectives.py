@@ -26,8 +26,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from workers.trainer.comm.groups import AxisGroup
 from workers.trainer.comm.host_lanes import Reduction
-from workers.trainer.probe.memory import LogicalPeak
-from workers.trainer.probe.stopwatch import communication
+from workers.trainer.memory import LogicalPeak
+from workers.trainer.stopwatch import communication
 
 _RELEASED_WITHIN_S: Final = 1.0
 """How long a collective's tensors may be held after its end; what is held longer is counted."""

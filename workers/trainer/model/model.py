@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from search_spaces.spec.layout import Recompute
 from search_spaces.spec.model_shape import ModelShape
+from workers.trainer.comm.mesh import Mesh
 from workers.trainer.model.attention import (
     causal_attention,
     recomputed_attention,
@@ -29,9 +30,8 @@ from workers.trainer.model.attention import (
 from workers.trainer.model.backward import recomputed
 from workers.trainer.model.kernels import EAGER, LayerNorm, RMSNorm, swiglu
 from workers.trainer.model.parameters import ModelParameter, ParameterPart, declare
+from workers.trainer.model.tensor_parallel import ColumnParallel, RowParallel
 from workers.trainer.model.vocabulary import Embedding, vocab_cross_entropy
-from workers.trainer.parallel.mesh import Mesh
-from workers.trainer.parallel.tensor_parallel import ColumnParallel, RowParallel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

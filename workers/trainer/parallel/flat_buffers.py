@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import nn
 
+from workers.trainer.comm.mesh import Mesh
 from workers.trainer.model.parameters import (
     ModelParameter,
     ParameterPart,
@@ -27,7 +28,6 @@ from workers.trainer.model.parameters import (
     initialise,
     local_parts,
 )
-from workers.trainer.parallel.mesh import Mesh
 
 ALIGNMENT: Final = 64
 """Elements that parameters and shards are aligned to: kernels process whole vectors, so the

@@ -21,9 +21,9 @@ from workers.trainer.comm.collectives import (
     start_all_reduce,
     start_sum_of_shares,
 )
+from workers.trainer.comm.mesh import Mesh
 from workers.trainer.parallel.flat_buffers import FlatBuffers
-from workers.trainer.parallel.mesh import Mesh
-from workers.trainer.probe.stopwatch import part
+from workers.trainer.stopwatch import part
 
 _BUCKETS_IN_FLIGHT: Final = 2
 """Buckets whose shares may be in flight at once on the CPU; the receive buffers take memory."""

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from workers.trainer.comm.collectives import Pending, finish, start_gather_of_shares
+from workers.trainer.comm.mesh import Mesh
 from workers.trainer.model.precision import LossScaler, needs_loss_scaling
 from workers.trainer.parallel.flat_buffers import FlatBuffers, Span
-from workers.trainer.parallel.mesh import Mesh
-from workers.trainer.probe.stopwatch import part
+from workers.trainer.stopwatch import part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,13 +25,13 @@ from search_spaces.schedules import (
     VirtualMicrobatch,
     pipeline_schedule,
 )
+from workers.trainer.batches import Batch
 from workers.trainer.comm.collectives import Pending
 from workers.trainer.comm.host_lanes import MESSAGE_BYTES
-from workers.trainer.job.batches import Batch
+from workers.trainer.comm.mesh import Mesh
 from workers.trainer.model.backward import run_backward
 from workers.trainer.model.model import Stage
-from workers.trainer.parallel.mesh import Mesh
-from workers.trainer.probe.stopwatch import part
+from workers.trainer.stopwatch import part
 
 _ACTIVATION_TAG: Final = 0
 _GRADIENT_TAG: Final = 1

@@ -24,10 +24,10 @@ from search_spaces.protocol.measurement import (
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.throughput import Throughput
 from search_spaces.statistics.step_times import has_settled, quartiles
-from workers.trainer.probe.memory import LogicalPeak
-from workers.trainer.probe.stopwatch import PARTS, Part
+from workers.trainer.memory import LogicalPeak
 from workers.trainer.probe.timing import TimedStep
 from workers.trainer.revision import GIT_REVISION
+from workers.trainer.stopwatch import PARTS, Part
 from workers.trainer.training import Training
 
 

@@ -19,10 +19,10 @@ from search_spaces.protocol.outcome import (
 from search_spaces.spec.throughput import Throughput
 from search_spaces.statistics.step_times import is_warm
 from workers.trainer.comm.collectives import barrier
+from workers.trainer.device_peak import refuse_implausible
 from workers.trainer.errors import LossDivergedError
 from workers.trainer.open_training import RankContext, TrainingSettings, open_training, peak_of
 from workers.trainer.parallel.optimizer import OptimizerSettings
-from workers.trainer.probe.device_peak import refuse_implausible
 from workers.trainer.probe.measurement import (
     break_down,
     describe_environment,

@@ -17,7 +17,7 @@ from torch.distributed import ReduceOp
 from search_spaces.statistics.early_stop import LEAST_TIMED, shows_enough
 from workers.trainer.comm.collectives import barrier
 from workers.trainer.errors import LossDivergedError
-from workers.trainer.probe.stopwatch import Part, part
+from workers.trainer.stopwatch import Part, part
 from workers.trainer.training import StepStats, Training
 
 

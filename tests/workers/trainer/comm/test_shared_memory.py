@@ -29,6 +29,7 @@ from workers.trainer.comm.collectives import (
 )
 from workers.trainer.comm.groups import AxisGroup
 from workers.trainer.comm.host_lanes import MESSAGE_BYTES, Lane
+from workers.trainer.comm.mesh import build_mesh
 from workers.trainer.comm.shared_memory import (
     SLOT_BYTES,
     SLOTS_A_HALF,
@@ -37,7 +38,6 @@ from workers.trainer.comm.shared_memory import (
     can_share,
 )
 from workers.trainer.errors import PeerLostError
-from workers.trainer.parallel.mesh import build_mesh
 from workers.trainer.parallel.pipeline import Message, start_messages
 from workers.trainer.probe.failure import classify, is_transport_error
 

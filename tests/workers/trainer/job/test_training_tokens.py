@@ -12,8 +12,8 @@ import pytest
 
 from search_spaces.spec.layout import Layout
 from tests.workers.trainer.cases import make_layout, make_shape
+from workers.trainer.batches import cut_batch
 from workers.trainer.errors import TrainingTokensInvalidError, TrainJobInvalidError
-from workers.trainer.job.batches import cut_batch
 from workers.trainer.job.job import TrainJob, read_job
 from workers.trainer.job.training_tokens import TokenFile, TokenFileSettings, shuffled
 from workers.trainer.train import main

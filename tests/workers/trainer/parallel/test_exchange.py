@@ -14,7 +14,7 @@ from tests.workers.trainer.ranks import run_ranks
 from tests.workers.trainer.tolerances import assert_close
 from workers.trainer.comm.collectives import start_gather_of_shares, start_sum_of_shares
 from workers.trainer.comm.groups import AxisGroup
-from workers.trainer.parallel.mesh import build_mesh
+from workers.trainer.comm.mesh import build_mesh
 
 pytestmark = pytest.mark.ranks
 

@@ -17,10 +17,10 @@ from tests.workers.trainer.cases import (
     make_training,
 )
 from tests.workers.trainer.ranks import run_ranks
+from workers.trainer.comm.mesh import build_mesh
 from workers.trainer.model.parameters import ParameterPart, initialise
 from workers.trainer.parallel import flat_buffers
 from workers.trainer.parallel.flat_buffers import ALIGNMENT, MAX_BUCKETS, plan_flat
-from workers.trainer.parallel.mesh import build_mesh
 from workers.trainer.training import Training
 
 pytestmark = pytest.mark.ranks

@@ -12,8 +12,8 @@ from search_spaces.spec.layout import Layout
 from tests.workers.trainer.cases import make_shape, make_training
 from tests.workers.trainer.parallel_layers import CountingCollectives
 from tests.workers.trainer.ranks import run_ranks
+from workers.trainer.comm.mesh import build_mesh
 from workers.trainer.parallel import flat_buffers
-from workers.trainer.parallel.mesh import build_mesh
 from workers.trainer.training import Training
 
 pytestmark = pytest.mark.ranks

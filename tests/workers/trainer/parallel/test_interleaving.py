@@ -18,9 +18,9 @@ from tests.workers.trainer.cases import (
     train,
 )
 from tests.workers.trainer.ranks import run_ranks
+from workers.trainer.comm.mesh import build_mesh
 from workers.trainer.model.model import Stage
 from workers.trainer.model.parameters import ModelParameter
-from workers.trainer.parallel.mesh import build_mesh
 from workers.trainer.probe.measurement import rehearse
 from workers.trainer.training import Training
 

@@ -21,11 +21,11 @@ from tests.workers.trainer.cases import (
 from tests.workers.trainer.probe.test_probe import make_request, measured, probe
 from tests.workers.trainer.ranks import RanksFailedError, run_ranks
 from tests.workers.trainer.test_parity import CLIPPED, FAMILIES, SGD
+from workers.trainer.comm.mesh import build_mesh
 from workers.trainer.errors import LossDivergedError
 from workers.trainer.job.progress import print_event
 from workers.trainer.model.precision import LossScaler
 from workers.trainer.parallel import optimizer
-from workers.trainer.parallel.mesh import build_mesh
 from workers.trainer.probe.measurement import rehearse
 from workers.trainer.training import Training
 

@@ -21,12 +21,12 @@ from tests.workers.trainer.parallel_layers import (
 )
 from tests.workers.trainer.ranks import run_ranks
 from tests.workers.trainer.tolerances import SWIGLU_ROUNDINGS, assert_close
+from workers.trainer.comm.mesh import build_mesh
 from workers.trainer.model import vocabulary
 from workers.trainer.model.attention import rotary_tables, rotate
 from workers.trainer.model.kernels import LayerNorm, RMSNorm, swiglu
+from workers.trainer.model.tensor_parallel import ColumnParallel, RowParallel
 from workers.trainer.model.vocabulary import Embedding, vocab_cross_entropy
-from workers.trainer.parallel.mesh import build_mesh
-from workers.trainer.parallel.tensor_parallel import ColumnParallel, RowParallel
 
 pytestmark = pytest.mark.ranks
 

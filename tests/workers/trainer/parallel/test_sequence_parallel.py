@@ -25,9 +25,9 @@ from tests.workers.trainer.parallel_layers import (
 )
 from tests.workers.trainer.ranks import run_ranks
 from tests.workers.trainer.tolerances import assert_close
+from workers.trainer.comm.mesh import build_mesh
+from workers.trainer.model.tensor_parallel import ColumnParallel, RowParallel
 from workers.trainer.model.vocabulary import Embedding
-from workers.trainer.parallel.mesh import build_mesh
-from workers.trainer.parallel.tensor_parallel import ColumnParallel, RowParallel
 from workers.trainer.probe.measurement import rehearse
 
 pytestmark = pytest.mark.ranks

@@ -19,7 +19,7 @@ from tests.workers.trainer.test_parity import (
     assert_same_training,
     reference,
 )
-from workers.trainer.parallel.mesh import Mesh, build_mesh
+from workers.trainer.comm.mesh import Mesh, build_mesh
 from workers.trainer.parallel.optimizer import OptimizerSettings
 from workers.trainer.training import persistent_bytes
 

@@ -10,7 +10,7 @@ from search_spaces.estimates.memory import stage_memory
 from search_spaces.spec.layout import Layout
 from tests.workers.trainer.cases import make_shape, make_training
 from tests.workers.trainer.ranks import run_ranks
-from workers.trainer.parallel.mesh import build_mesh
+from workers.trainer.comm.mesh import build_mesh
 from workers.trainer.probe.measurement import rehearse
 
 pytestmark = pytest.mark.ranks

@@ -28,9 +28,9 @@ from search_spaces.statistics.step_times import (
 from tests.workers.trainer.cases import make_layout, make_shape, make_training, train
 from tests.workers.trainer.probes import FakeClock, make_request, measured, probe
 from tests.workers.trainer.ranks import RanksFailedError, run_ranks
-from workers.trainer.job.batches import Batch
+from workers.trainer.batches import Batch
+from workers.trainer.comm.mesh import build_mesh
 from workers.trainer.open_training import RankContext
-from workers.trainer.parallel.mesh import build_mesh
 from workers.trainer.probe.failure import classify
 from workers.trainer.probe.probe import run_probe
 from workers.trainer.probe.timing import TimedStep, timed_step

@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 from tests.workers.process_checks import wait_until_gone
 from tests.workers.several_local_nodes import SeveralLocalNodes
 from workers.launchers.group_launcher import GroupLauncher
-from workers.nodes.health import check_nodes, problems, rounds_of_pairs
+from workers.worker.node_health import check_nodes, problems, rounds_of_pairs
 
 pytestmark = pytest.mark.ranks
 

@@ -10,8 +10,8 @@ from torch import distributed as dist
 from search_spaces.spec.layout import Layout
 from tests.workers.trainer.cases import ADAMW, CPU, make_layout, make_shape
 from tests.workers.trainer.ranks import run_ranks
+from workers.trainer.comm.mesh import build_mesh
 from workers.trainer.open_training import RankContext, TrainingSettings, open_training
-from workers.trainer.parallel.mesh import build_mesh
 
 pytestmark = pytest.mark.ranks
 

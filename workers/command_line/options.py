@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -16,7 +17,7 @@ from search_spaces.spec.default_precision import default_precision
 from search_spaces.spec.knobs import Knob
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.terminal.job_options import with_job_options
-from workers.commands.command_input import fail, refuse
+from workers.command_line.command_input import fail, refuse
 
 if TYPE_CHECKING:
     from search_spaces.spec.cluster import Cluster
@@ -215,3 +216,16 @@ def _num_microbatches(knobs: Mapping[str, Any], batch: int | None) -> int:
 def job_options(function: Function) -> Function:
     """See `with_job_options`."""
     return with_job_options(function, option=click.option, refuse=refuse)
+
+
+class PositiveNumber(click.FloatRange):
+    """A number over 0 and up to a limit; click's own range accepts NaN."""
+
+    def __init__(self, most: float) -> None:
+        super().__init__(min=0, min_open=True, max=most)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value} is no number.", param, ctx)
+        return number

@@ -13,9 +13,9 @@ from search_spaces.protocol.worker_messages import NodeState, SetAside
 from workers.backoff import Backoff
 from workers.errors import RanksLeftError
 from workers.launchers.base import Cancelled, Launcher
-from workers.nodes.health import HealthReport, problems
 from workers.packing.packer import Packer
 from workers.worker.events import Events, NodeRecovered, NodesChecked, WorkerEvent, in_background
+from workers.worker.node_health import HealthReport, problems
 
 _LOG = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import pytest
 from search_spaces.errors import LayoutInvalidError
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, resolve_cluster
-from workers.commands.options import layout_of, layout_options
+from workers.command_line.options import layout_of, layout_options
 
 FRONTIER = CLUSTER_PRESETS["frontier"]
 GIVEN: dict[str, Any] = {

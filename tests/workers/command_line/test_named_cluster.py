@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from search_spaces.spec.presets.clusters import resolve_cluster
 from tuner.estimate.commands import estimate
-from workers.commands.command_input import described_cluster
+from workers.command_line.command_input import described_cluster
 from workers.commands.commands import probe
 
 Answers = Mapping[str, tuple[int, Any]]

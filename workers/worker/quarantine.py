@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from search_spaces.protocol.outcome import FailureReason, Outcome
-from workers.nodes.roster import NodeRoster
 from workers.worker.held_trial import HeldTrial
+from workers.worker.roster import NodeRoster
 
 STRIKES_OUT: Final = 2
 """Strikes that quarantine a node."""

@@ -14,12 +14,12 @@ from search_spaces.spec.layout import Layout
 from tests.workers.trainer.cases import CPU, lone_mesh, make_layout, make_shape, make_training
 from tests.workers.trainer.ranks import RanksFailedError, run_ranks
 from workers.trainer.comm.collectives import gather_rows
+from workers.trainer.comm.mesh import build_mesh
 from workers.trainer.errors import MemoryLimitExceededError
-from workers.trainer.parallel.mesh import build_mesh
+from workers.trainer.memory import LogicalPeak, enforce_limit
 from workers.trainer.parallel.optimizer import OptimizerSettings
 from workers.trainer.probe.failure import classify
 from workers.trainer.probe.measurement import rehearse
-from workers.trainer.probe.memory import LogicalPeak, enforce_limit
 from workers.trainer.training import Training, persistent_bytes
 
 pytestmark = pytest.mark.ranks

@@ -11,9 +11,9 @@ import pytest
 from tests.workers.trainer.cases import CPU, make_layout, make_shape, make_training
 from tests.workers.trainer.ranks import run_ranks
 from workers.trainer import training as training_module
-from workers.trainer.parallel.mesh import build_mesh
-from workers.trainer.probe.stopwatch import PARTS, Stopwatch, communication, part
+from workers.trainer.comm.mesh import build_mesh
 from workers.trainer.probe.timing import timed_step
+from workers.trainer.stopwatch import PARTS, Stopwatch, communication, part
 
 pytestmark = pytest.mark.ranks
 

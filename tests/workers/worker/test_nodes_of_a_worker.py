@@ -25,8 +25,8 @@ from tests.workers.worker.test_scheduling import (
 )
 from tests.workers.worker.test_worker import node_states, work
 from workers.launchers.base import Cancelled, Launcher, OnEvent
-from workers.nodes.health import HealthReport
 from workers.packing.request import Placement
+from workers.worker.node_health import HealthReport
 
 
 @pytest.mark.slow

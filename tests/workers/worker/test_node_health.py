@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from workers.nodes.health import HealthReport, problems
+from workers.worker.node_health import HealthReport, problems
 
 GIB = 2**30
 

@@ -25,6 +25,7 @@ from search_spaces.trainers.program import ProgramTrainer, read_trainers
 from workers.errors import WorkerError
 
 if TYPE_CHECKING:
+    from search_spaces.spec.cluster import Cluster
     from workers.service.http import ServiceHttp
 
 _REFUSED: Final = 2
@@ -167,3 +168,15 @@ def _names_of(http: ServiceHttp) -> list[str]:
         )
     except WorkerError:
         return []
+
+
+def described_machine(cluster: str) -> Cluster:
+    """The cluster of a description; prints a warning where its numbers are guesses."""
+    from search_spaces.spec.presets.clusters import resolve_cluster
+    from search_spaces.spec.site import cluster_part
+
+    with refusals():
+        machine, warning = resolve_cluster(cluster_part(described_cluster(cluster)))
+    if warning is not None:
+        click.echo(f"warning: {warning}", err=True)
+    return machine

@@ -8,11 +8,11 @@ from queue import SimpleQueue
 
 from tests.workers.fake_launcher import FakeLauncher
 from workers.launchers.base import Cancelled
-from workers.nodes.health import HealthReport
-from workers.nodes.roster import NodeRoster
 from workers.packing.packer import Packer
 from workers.packing.request import PackRequest
 from workers.worker.events import NodeRecovered, NodesChecked, WorkerEvent
+from workers.worker.node_health import HealthReport
+from workers.worker.roster import NodeRoster
 
 
 def test_a_released_node_is_checked_once_what_runs_there_has_ended() -> None:

@@ -1,0 +1,1 @@
+"""Input and options that the commands of several folders share."""
