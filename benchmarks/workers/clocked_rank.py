@@ -1,6 +1,6 @@
 """A rank of a probe that also says how long its memory iteration took; else it is the worker's.
 
-The zygote of the benchmark loads it in the place of `workers.ranks.rank`.
+The zygote of the benchmark loads it in the place of `workers.rank_jobs.rank`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from workers.ranks import rank
+from workers.rank_jobs import rank
 from workers.ranks.json_lines import JsonLines
 from workers.ranks.rank_task import RankTask
 from workers.trainer.probe import probe

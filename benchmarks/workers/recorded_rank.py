@@ -1,6 +1,6 @@
 """A rank that writes down when it did what, and fails as its layout asks; else it is the worker's.
 
-A zygote of the benchmark's worker loads it in the place of `workers.ranks.rank`.
+A zygote of the benchmark's worker loads it in the place of `workers.rank_jobs.rank`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 
 from benchmarks.workers import rank_faults
 from benchmarks.workers.rank_records import RECORDS, RecordedLine
-from workers.ranks import rank
+from workers.rank_jobs import rank
 from workers.ranks.json_lines import JsonLines
 from workers.ranks.rank_task import RankTask
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from workers.ranks import rank
+from workers.rank_jobs import rank
 from workers.ranks.json_lines import Document, JsonLines
 from workers.ranks.rank_task import RankTask
 from workers.trainer.training import Training

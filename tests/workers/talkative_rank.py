@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from workers.ranks import rank
+from workers.rank_jobs import rank
 from workers.ranks.json_lines import JsonLines
 from workers.ranks.rank_task import RankTask
 

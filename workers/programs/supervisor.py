@@ -30,9 +30,10 @@ from search_spaces.trainers.failure_texts import OUT_OF_MEMORY, PEER_ENDED, ment
 from search_spaces.trainers.log_patterns import LogPatterns
 from search_spaces.trainers.placeholders import filled
 from workers.programs.memory_sample import MemorySample
-from workers.programs.program_task import ProgramTask, make_directory
+from workers.programs.program_task import ProgramTask
 from workers.ranks.json_lines import Document, JsonLines
 from workers.ranks.rank_task import RankTask
+from workers.ranks.scratch import make_directory
 
 REPORT_VARIABLE: Final = "LAYOUT_TUNER_REPORT"
 """The named pipe that `layout_tuner.report_step` writes to."""

@@ -23,12 +23,12 @@ from typing import Final
 
 from search_spaces.machine import available_memory_bytes
 from workers.errors import RanksLeftError
-from workers.programs.program_task import remove_directories
 from workers.ranks.fd_loop import Readers
 from workers.ranks.forked_rank import ForkedRank, RankEntry, fork_rank
 from workers.ranks.json_lines import Document, JsonLines
 from workers.ranks.processes import become_subreaper, end_descendants, reap
 from workers.ranks.rank_task import RankTask
+from workers.ranks.scratch import remove_directories
 
 HOLD_S: Final = 0.5
 """Seconds between two batches of iterations, which are only for users and heartbeats."""

@@ -16,11 +16,11 @@ from typing import Any, Final
 
 from search_spaces.connection.service_address import PRIVATE_VARIABLES
 from workers.errors import NodeLostError, RanksLeftError, WorkerError
-from workers.programs.program_task import SCRATCH_VARIABLE
 from workers.ranks.json_lines import Document, JsonLines
 from workers.ranks.memory_watch import MemoryWatch
 from workers.ranks.processes import end_marked, ended_within, last_words
 from workers.ranks.rank_task import RANK_ENTRY, RankTask
+from workers.ranks.scratch import SCRATCH_VARIABLE
 from workers.ranks.warden import python_module, start_under_warden
 
 START_WITHIN_S: Final = 90.0

@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from workers.launchers.ray.directory import remove
 from workers.ranks.processes import (
     OnReaped,
     become_subreaper,
@@ -31,6 +30,7 @@ from workers.ranks.processes import (
     kill,
     reap,
 )
+from workers.ranks.scratch import remove
 
 _LOOK_EVERY_MS: Final = 1000
 

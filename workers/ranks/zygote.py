@@ -38,7 +38,6 @@ from functools import partial
 from typing import Final
 
 from workers.backoff import Backoff
-from workers.programs.program_task import remove_directories
 from workers.ranks.fd_loop import Readers
 from workers.ranks.forked_rank import RankEntry
 from workers.ranks.json_lines import Document, JsonLines
@@ -54,6 +53,7 @@ from workers.ranks.processes import (
     reap,
 )
 from workers.ranks.rank_task import RankTask
+from workers.ranks.scratch import remove_directories
 
 _FIRST_PAUSE_S: Final = 0.001
 _LONGEST_PAUSE_S: Final = 0.02
@@ -322,7 +322,7 @@ def load_entry(name: str) -> RankEntry:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="workers.ranks.zygote", description=__doc__)
     parser.add_argument("--socket", type=int, required=True)
-    parser.add_argument("--entry", default="workers.ranks.rank:main")
+    parser.add_argument("--entry", default="workers.rank_jobs.rank:main")
     arguments = parser.parse_args()
     become_subreaper()
     agent = JsonLines(socket.socket(fileno=arguments.socket))

@@ -143,7 +143,10 @@ IMPORT_NAMES = {
     [
         ("service", "api.commands.serve, results_db.admin.restore, results_db.admin.integrity"),
         ("driver", "tuner.driver.process, tuner.strategies.deephyper, tuner.replay.run"),
-        ("worker", "workers.worker.run_worker, workers.ranks.rank, workers.launchers.ray.launcher"),
+        (
+            "worker",
+            "workers.worker.run_worker, workers.rank_jobs.rank, workers.launchers.ray.launcher",
+        ),
     ],
 )
 def test_an_extra_does_without_the_others(extra: str, modules: str) -> None:

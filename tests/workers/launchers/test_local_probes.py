@@ -239,7 +239,7 @@ def device_libraries():
 
 before = device_libraries()
 import workers.ranks.zygote
-workers.ranks.zygote.load_entry("workers.ranks.rank:main")
+workers.ranks.zygote.load_entry("workers.rank_jobs.rank:main")
 print(device_libraries() - before, torch.cuda.is_initialized())
 print(len(list(Path("/proc/self/task").iterdir())))
 """

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.workers.programs.test_memory_sample import task
-from workers.programs.program_task import SCRATCH_VARIABLE, directory_of, remove_directories
+from workers.ranks.scratch import SCRATCH_VARIABLE, directory_of, remove_directories
 
 NOBODY = 65534
 

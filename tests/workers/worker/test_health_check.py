@@ -27,7 +27,7 @@ ONE_CORE = Cluster(
     devices_per_node=1,
     device_memory_bytes=1 << 30,
 )
-RANK = "workers.ranks.rank:main"
+RANK = "workers.rank_jobs.rank:main"
 CROWDED = "tests.workers.crowded_rank:main"
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import shutil
 import socket
 import stat
 import tempfile
@@ -30,6 +29,7 @@ from typing import Final, Self
 
 from workers.errors import RanksLeftError, RayClusterFailedError
 from workers.ranks.processes import end_marked
+from workers.ranks.scratch import LOCK, remove
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,7 +38,6 @@ DIRECTORY_VARIABLE: Final = "LAYOUT_TUNER_RAY_DIRECTORY"
 
 _LAST_RESORT: Final = "/tmp"  # noqa: S108 (for a private directory below it)
 _PREFIX: Final = "lt-ray-"
-_LOCK: Final = "lock"
 _RAYS_OWN: Final = "r"
 _RANDOM_BYTES: Final = 8
 """Characters that `tempfile.mkdtemp` appends to the prefix."""
@@ -114,30 +113,6 @@ class RayDirectory:
         os.close(self.lock_fd)
 
 
-def remove(path: Path) -> None:
-    """Removes a directory; its lock last, so that a later start finds the rest of it.
-
-    Raises:
-        OSError: a file in it can't be removed; all others are, except the lock.
-    """
-    _remove_entries(path, ignore_errors=True)
-    _remove_entries(path, ignore_errors=False)  # raises the error of the first file that is left
-    (path / _LOCK).unlink(missing_ok=True)
-    path.rmdir()
-
-
-def _remove_entries(path: Path, *, ignore_errors: bool) -> None:
-    for entry in list(path.iterdir()):
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry, ignore_errors=ignore_errors)
-        elif entry.name != _LOCK:
-            try:
-                entry.unlink(missing_ok=True)
-            except OSError:
-                if not ignore_errors:
-                    raise
-
-
 def remove_abandoned(parent: Path) -> None:
     """Removes this user's directories that no process holds, and ends processes that use them."""
     for path in parent.glob(f"{_PREFIX}*"):
@@ -164,7 +139,7 @@ def _remove_if_abandoned(path: Path) -> None:
 def _exclusively(path: Path) -> Iterator[bool]:
     """Holds the lock of a directory exclusively; yields whether the directory is abandoned."""
     try:
-        lock_fd = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        lock_fd = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         # Its owner is creating or removing it, or ended at one of these moments.
         if _is_old(path) and not any(path.iterdir()):
@@ -187,7 +162,7 @@ def _hold(path: Path) -> int:
     Raises:
         _DirectoryGoneError: another process removes it, or has removed it.
     """
-    lock = path / _LOCK
+    lock = path / LOCK
     try:
         lock_fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except FileNotFoundError as error:

@@ -23,9 +23,9 @@ from workers.launchers.ray.cluster import LocalRay
 from workers.launchers.ray.directory import (
     DIRECTORY_VARIABLE,
     RayDirectory,
-    remove,
     remove_abandoned,
 )
+from workers.ranks.scratch import remove
 
 pytestmark = pytest.mark.ranks
 

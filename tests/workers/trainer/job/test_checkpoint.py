@@ -373,8 +373,6 @@ def test_a_malformed_checkpoint_field_is_named(checkpoint: Any, sentence: str) -
 
 
 def test_a_job_that_does_not_save_imports_nothing_for_it() -> None:
-    program = (
-        "import sys, workers.ranks.rank; assert 'torch.distributed.checkpoint' not in sys.modules"
-    )
+    program = "import sys, workers.rank_jobs.rank; assert 'torch.distributed.checkpoint' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

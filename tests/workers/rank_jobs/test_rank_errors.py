@@ -1,7 +1,7 @@
 """What a rank says of its own failure."""
 
 from search_spaces.protocol.outcome import Outcome
-from workers.ranks.rank import _one_line
+from workers.rank_jobs.rank import _one_line
 
 
 def test_an_error_that_quotes_a_name_of_no_encoding_still_makes_an_outcome() -> None:

@@ -24,12 +24,12 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from search_spaces.protocol.outcome import ProbeRequest
-from workers.calibrate.machine_timings import time_machine
-from workers.programs.program_task import PROGRAM
 from workers.programs.supervisor import ProgramFailedError, run_program
-from workers.ranks.health_job import measure_between, measure_node
+from workers.rank_jobs.health_job import measure_between, measure_node
+from workers.rank_jobs.machine_timings import time_machine
 from workers.ranks.json_lines import Document, JsonLines
 from workers.ranks.rank_task import RankTask
+from workers.ranks.scratch import PROGRAM
 from workers.trainer.device_peak import matmul_peak
 from workers.trainer.job.job import TrainJob
 from workers.trainer.open_training import RankContext
