@@ -15,9 +15,9 @@ from typing import Final
 from benchmarks.arguments import count, refuse
 from benchmarks.results_file import describe_machine, record
 from benchmarks.side_by_side import LossesDifferError
+from benchmarks.trainer.bare_model import MODEL
 from benchmarks.trainer.trainer_cells import (
     MICRO_BATCH_SIZE,
-    MODEL,
     NUM_MICROBATCHES,
     Cell,
     make_layout,

@@ -10,7 +10,7 @@ M micro-batches.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,23 @@ from workers.trainer.batches import Batch
 from workers.trainer.model.parameters import ParameterPart, initialise
 from workers.trainer.model.precision import COMPUTE_DTYPES
 from workers.trainer.parallel.optimizer import OptimizerSettings
+
+MODEL: Final = ModelShape(
+    name="bench-trainer",
+    family="llama",
+    num_layers=4,
+    hidden_size=512,
+    ffn_hidden_size=1536,
+    num_heads=8,
+    num_kv_heads=8,
+    seq_length=256,
+    vocab_size=8192,
+    tied_embeddings=False,
+)
+SEED: Final = 0
+OPTIMIZER: Final = OptimizerSettings(learning_rate=1e-4)
+"""A rate without warm-up at which the losses of both precisions stay together."""
+
 
 MixedPrecision = Literal["autocast", "masters"]
 """How a bf16 loop keeps fp32 weights and adds gradients up in fp32: torch's autocast over an fp32

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from benchmarks.trainer.bare_model import BareLoop
+from benchmarks.trainer.bare_model import MODEL, OPTIMIZER, SEED, BareLoop
 from search_spaces.spec.layout import Layout
 from workers.trainer.batches import Batch
 
@@ -60,8 +60,6 @@ def _send(to: BinaryIO | Any, value: object) -> None:
 
 def main() -> None:
     """Takes steps until stdin is closed."""
-    from benchmarks.trainer.trainer_cells import MODEL, OPTIMIZER, SEED
-
     parser = argparse.ArgumentParser(prog="benchmarks.trainer.bare_process")
     parser.add_argument("--precision", required=True)
     precision = parser.parse_args().precision

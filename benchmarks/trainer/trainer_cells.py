@@ -14,36 +14,19 @@ from benchmarks.side_by_side import (
     refuse_different_losses,
     take_turns,
 )
-from benchmarks.trainer.bare_model import BareLoop, MixedPrecision
+from benchmarks.trainer.bare_model import MODEL, OPTIMIZER, SEED, BareLoop, MixedPrecision
 from benchmarks.trainer.bare_process import BareProcess
 from benchmarks.workers.forked_ranks import run_ranks
 from search_spaces.spec.layout import Layout, Precision
-from search_spaces.spec.model_shape import ModelShape
 from workers.trainer.batches import Batch
 from workers.trainer.device_peak import matmul_peak
 from workers.trainer.open_training import RankContext, TrainingSettings, open_training
-from workers.trainer.parallel.optimizer import OptimizerSettings
 from workers.trainer.training import Training
 
-MODEL: Final = ModelShape(
-    name="bench-trainer",
-    family="llama",
-    num_layers=4,
-    hidden_size=512,
-    ffn_hidden_size=1536,
-    num_heads=8,
-    num_kv_heads=8,
-    seq_length=256,
-    vocab_size=8192,
-    tied_embeddings=False,
-)
 MICRO_BATCH_SIZE: Final = 2
 NUM_MICROBATCHES: Final = 4
 """For every cell: the fewest with which a pipeline of two stages reaches its steady phase and keeps
 it, so that a step is mostly passes, and communication over dp and the optimizer count once."""
-SEED: Final = 0
-OPTIMIZER: Final = OptimizerSettings(learning_rate=1e-4)
-"""A rate without warm-up at which the losses of both precisions stay together."""
 NUM_WARMUP: Final = 2
 LOSS_TOLERANCE: Final[dict[Precision, float]] = {"fp32": 1e-4, "bf16": 1e-2}
 """Relative; bf16 keeps three decimal digits."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.trainer.trainer_cells import MODEL, make_layout
+from benchmarks.trainer.bare_model import MODEL
+from benchmarks.trainer.trainer_cells import make_layout
 from benchmarks.trainer.trainer_table import Figure
 from search_spaces.protocol.outcome import Measurement, Outcome, ProbeRequest
 from search_spaces.spec.cluster import detect_local_cpu
