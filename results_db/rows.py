@@ -11,18 +11,8 @@ from typing import Any, Final, TypeVar, cast
 from sqlalchemy.orm import joinedload, selectinload
 from sqlalchemy.orm.interfaces import ORMOption
 
-from results_db.models.tables import (
-    Attempt,
-    Campaign,
-    MeasurementRow,
-    Trial,
-)
-from results_db.records import (
-    CampaignRecord,
-    Cost,
-    MeasurementRecord,
-    TrialRecord,
-)
+from results_db.models.tables import Attempt, Campaign, MeasurementRow, Trial
+from results_db.records import CampaignRecord, Cost, MeasurementRecord, TrialRecord
 from search_spaces.campaigns.campaign_settings import Constraints
 from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.errors import SearchSpaceError

@@ -11,11 +11,7 @@ from results_db.campaigns.models_and_clusters import DescriptionKind
 from results_db.errors import DescriptionNotFoundError
 from results_db.store import Store
 from search_spaces.documents.reading import Problems, nearest, shown, url_name_problem
-from search_spaces.errors import (
-    ClusterInvalidError,
-    ModelShapeInvalidError,
-    SearchSpaceError,
-)
+from search_spaces.errors import ClusterInvalidError, ModelShapeInvalidError, SearchSpaceError
 from search_spaces.spec.presets.calibration_file import with_measured_constants
 from search_spaces.spec.presets.clusters import (
     CLUSTER_PRESETS,

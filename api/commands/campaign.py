@@ -14,13 +14,7 @@ from typing import Any, Final, cast
 import click
 
 from api.client import Client
-from api.commands.campaign_changes import (
-    clone,
-    delete,
-    precision_words,
-    print_submitted,
-    update,
-)
+from api.commands.campaign_changes import clone, delete, precision_words, print_submitted, update
 from api.commands.connection import service_options
 from api.commands.display import json_option, print_facts, print_json
 from api.commands.watching import watch_campaign

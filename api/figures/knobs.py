@@ -24,13 +24,7 @@ from api.figures.figure import (
     round_ticks,
     rounded,
 )
-from api.figures.points import (
-    LayoutPoint,
-    PlotFacts,
-    in_order,
-    knob_text,
-    mark_traces,
-)
+from api.figures.points import LayoutPoint, PlotFacts, in_order, knob_text, mark_traces
 from api.formatting import objective_figure, unit
 from results_db.leaderboard.knob_cells import KnobCell
 from search_spaces.spec.layout import KNOBS

@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from api.figures.figure import (
-    MARKS,
-    Bar,
-    PlotFigure,
-    Spot,
-    Trace,
-    bars,
-    line,
-    points,
-    rows_layout,
-)
+from api.figures.figure import MARKS, Bar, PlotFigure, Spot, Trace, bars, line, points, rows_layout
 from api.formatting import figure, percent
 from results_db.leaderboard.ranked_layout import RankedLayout
 from search_spaces.protocol.measurement import Iteration

@@ -34,11 +34,7 @@ from results_db.database.data_dir import DataDir
 from results_db.database.database import Database
 from results_db.database.postgresql import take_migration_lock
 from results_db.database.url import shown
-from results_db.errors import (
-    DatabaseInUseError,
-    DatabaseNotEmptyError,
-    DataDirLockedError,
-)
+from results_db.errors import DatabaseInUseError, DatabaseNotEmptyError, DataDirLockedError
 from results_db.migrations import migrate
 from results_db.models.all_tables import METADATA
 

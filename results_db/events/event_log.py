@@ -10,17 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, TypeVar, cast
 
-from sqlalchemy import (
-    CursorResult,
-    Integer,
-    bindparam,
-    delete,
-    exists,
-    func,
-    select,
-    text,
-    update,
-)
+from sqlalchemy import CursorResult, Integer, bindparam, delete, exists, func, select, text, update
 from sqlalchemy.orm import Session, aliased
 
 from results_db.database.compiled_statement import DriverStatement

@@ -22,11 +22,7 @@ from results_db.database.database import Database
 from results_db.database.locks import lock_campaigns, lock_trials
 from results_db.database.retry import one_by_one_if_refused, only_answer, retried
 from results_db.database.store_base import Clock, StoreSection
-from results_db.errors import (
-    AttemptNotFoundError,
-    ResultsDbError,
-    TrialNotFoundError,
-)
+from results_db.errors import AttemptNotFoundError, ResultsDbError, TrialNotFoundError
 from results_db.leaderboard.table import FirstRuns, unranked_by_counting, update_rows
 from results_db.models.base import Base
 from results_db.models.service_tables import WorkerRow

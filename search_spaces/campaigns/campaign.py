@@ -39,9 +39,7 @@ from search_spaces.documents.reading import (
 )
 from search_spaces.errors import CampaignInvalidError, ModelTooLargeError, SpaceInvalidError
 from search_spaces.estimates.memory import peak_memory_bytes
-from search_spaces.protocol.outcome import (
-    ProbeRequest,
-)
+from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.spec.cluster import GIB, Cluster
 from search_spaces.spec.default_precision import default_precision, with_stored_precision
 from search_spaces.spec.layout import Layout, Precision

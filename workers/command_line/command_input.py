@@ -15,11 +15,7 @@ from search_spaces.connection.bearer_token import token_in
 from search_spaces.connection.service_address import ServicePlace, locate_service
 from search_spaces.documents.numbers import core_loader
 from search_spaces.documents.reading import why_unreadable
-from search_spaces.errors import (
-    SearchSpaceError,
-    ServiceNotFoundError,
-    TokenFileUnusableError,
-)
+from search_spaces.errors import SearchSpaceError, ServiceNotFoundError, TokenFileUnusableError
 from search_spaces.spec.presets.clusters import is_cluster_preset, unknown_cluster
 from search_spaces.trainers.program import ProgramTrainer, read_trainers
 from workers.errors import WorkerError

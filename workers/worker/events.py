@@ -9,11 +9,7 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from search_spaces.protocol.outcome import Outcome
-from search_spaces.protocol.worker_messages import (
-    HeartbeatReply,
-    LeaseRead,
-    WorkerCreated,
-)
+from search_spaces.protocol.worker_messages import HeartbeatReply, LeaseRead, WorkerCreated
 from workers.worker.held_trial import HeldTrial
 from workers.worker.node_health import HealthReport
 
