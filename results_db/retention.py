@@ -19,7 +19,6 @@ from results_db.database.events import emit
 from results_db.database.store_base import StoreSection
 from results_db.errors import RetentionInvalidError
 from results_db.events.event_log import EventLog
-from results_db.leaderboard.table import rebuild_rows
 from results_db.models.service_tables import AuditRow, IdempotencyKey
 from results_db.models.tables import Campaign, IterationRow, Trial, TrialLog
 from results_db.trials.lifecycle import locked_campaign
@@ -117,7 +116,7 @@ class Pruning(StoreSection):
                 total += _rows_of(session, delete_them.where(key.in_(keys)))
 
     def _prune_iterations(self, before: datetime) -> int:
-        """Deletes iterations by campaign, since each leaderboard is rebuilt."""
+        """Deletes iterations by campaign, since the pages of each change."""
         with self._db.read() as session:
             ids = session.scalars(_campaigns_with_iterations(before)).all()
         total = 0
@@ -125,11 +124,10 @@ class Pruning(StoreSection):
             with self._db.write() as session:
                 if session.get(Campaign, campaign_id) is None:
                     continue  # deleted in the meantime
-                campaign = locked_campaign(session, campaign_id)
+                locked_campaign(session, campaign_id)
                 trials = select(Trial.id).where(Trial.campaign_id == campaign_id)
                 old = delete(IterationRow).where(IterationRow.trial_id.in_(trials))
                 total += _rows_of(session, old)
-                rebuild_rows(session, campaign)
                 emit(session, campaign_id, "campaign.changed", now=self._clock())
         return total
 

@@ -24,12 +24,11 @@ from results_db.database.database import Database
 from results_db.database.store_base import Clock, DatabaseClock, utc_now
 from results_db.database.url import postgresql_url
 from results_db.events.event_log import EventLog
-from results_db.events.list_versions import ListVersions
 from results_db.events.live_state import LiveStates
 from results_db.leaderboard.baselines import Baselines
-from results_db.leaderboard.knob_cells import LeaderboardCells
-from results_db.leaderboard.leaderboard import Leaderboard
-from results_db.leaderboard.overview import LeaderboardOverview
+from results_db.leaderboard.knob_counts import KnobCounts
+from results_db.leaderboard.leaderboard import Leaderboards
+from results_db.leaderboard.plot_points import PlotData
 from results_db.migrations import migrate
 from results_db.retention import Pruning
 from results_db.service_stats import Statistics
@@ -48,16 +47,15 @@ class Store(
     Overviews,
     CampaignCharts,
     EventLog,
-    ListVersions,
     LiveStates,
     # Trials, from the proposal to the leaderboard.
     Trials,
     TrialPages,
     Leases,
     Outcomes,
-    Leaderboard,
-    LeaderboardOverview,
-    LeaderboardCells,
+    Leaderboards,
+    KnobCounts,
+    PlotData,
     Baselines,
     # Workers with their allocations, and drivers.
     Workers,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from results_db.leaderboard.ranked_layout import RankedLayout
+from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.records import CampaignRecord, TrialRecord
 from search_spaces.campaigns.fidelity import with_layers
 from search_spaces.spec.cluster import Cluster

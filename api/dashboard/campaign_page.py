@@ -15,7 +15,7 @@ from api.html.leaderboard_table import COLUMNS, PAGE, leaderboard_table
 from api.html.rendering import campaign_path, go_to, page_url
 from api.http.query_parameters import StatedFilterDep
 from api.routes.leaderboard import Front, Order, Ranking, Sort, Within
-from results_db.leaderboard.ranked_layout import LeaderboardQuery, ListingSortKey
+from results_db.leaderboard.leaderboard_query import LeaderboardQuery, ListingSortKey
 from results_db.records import CampaignRecord
 from results_db.store import Store
 from search_spaces.documents.limits import MAX_ID

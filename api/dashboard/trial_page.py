@@ -22,7 +22,7 @@ from api.html.rendering import render
 from api.html.trial_facts import TrialFacts, knob_pairs
 from api.report.probe_command import MODEL_FILE, probe_command
 from api.routes.trials import TrialPath
-from results_db.leaderboard.ranked_layout import RankedLayout
+from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.records import ENDED_CAMPAIGN_STATES, CampaignRecord
 from search_spaces.belief.extrapolation import CheapProbe
 from search_spaces.protocol.outcome import Iteration

@@ -15,8 +15,9 @@ from api.figures.points import LayoutPoint, PlotFacts
 from api.figures.step_times import time_parts
 from api.figures.timeline import timeline
 from results_db.campaigns.charts import MAX_TIMELINE
-from results_db.leaderboard.overview import PlotPoint
-from results_db.leaderboard.ranked_layout import WHOLE, LeaderboardQuery, RankedLayout
+from results_db.leaderboard.leaderboard_query import WHOLE, LeaderboardQuery
+from results_db.leaderboard.leaderboard_records import RankedLayout
+from results_db.leaderboard.plot_points import PlotPoint
 from results_db.records import Analysis, CampaignRecord, PredictedTrial
 from results_db.rows import baseline_of
 from results_db.store import Store

@@ -26,7 +26,7 @@ from api.figures.figure import (
 )
 from api.figures.points import LayoutPoint, PlotFacts, in_order, knob_text, mark_traces
 from api.formatting import objective_figure, unit
-from results_db.leaderboard.knob_cells import KnobCell
+from results_db.leaderboard.knob_counts import KnobCell
 from search_spaces.spec.layout import KNOBS
 
 NUM_COLOURS: Final = 8

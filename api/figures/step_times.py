@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from api.figures.figure import MARKS, Bar, PlotFigure, Spot, Trace, bars, line, points, rows_layout
 from api.formatting import figure, percent
-from results_db.leaderboard.ranked_layout import RankedLayout
+from results_db.leaderboard.leaderboard_records import RankedLayout
 from search_spaces.protocol.measurement import Iteration
 
 PARTS: Final[Mapping[str, str]] = {

@@ -18,8 +18,7 @@ from api.formatting import (
     unit,
     zero,
 )
-from results_db.campaigns.overview import RankedSummary
-from results_db.leaderboard.ranked_layout import RankedLayout
+from results_db.leaderboard.leaderboard_records import RankedLayout, RankedSummary
 from results_db.records import CampaignRecord
 from results_db.store import Store
 from search_spaces.spec.layout import KNOBS, Layout

@@ -8,15 +8,14 @@ from typing import Any, Final
 
 from api.errors import ColumnUnknownError
 from api.formatting import figure, memory, percent
-from results_db.leaderboard.leaderboard import PageOfLayouts
-from results_db.leaderboard.ranked_layout import LeaderboardQuery
+from results_db.leaderboard.leaderboard_query import LeaderboardQuery
+from results_db.leaderboard.leaderboard_records import PageOfLayouts, RankedLayout
 from results_db.records import CampaignRecord
 from results_db.store import Store
 from results_db.trials.filter import KNOB_FIELDS
 from search_spaces.documents.reading import nearest, shown
 from search_spaces.protocol.metrics import METRICS
 from search_spaces.spec.layout import KNOBS
-from search_spaces.spec.objectives import SECONDS_PER_HOUR
 
 PAGE: Final = 100
 """Rows on one page."""
@@ -32,8 +31,6 @@ _SMALL_IS_GOOD: Final = frozenset({*KNOB_FIELDS, "step_time_s", "peak_memory_byt
 
 _COUNTED_AT_ONCE: Final = 5_000
 """A page of up to so many ranked layouts has the values of all knobs, else of the opened one."""
-
-_INTERVAL: Final = ("value_low", "value", "value_high")
 
 _INTERVAL_WIDTH: Final = 110.0
 _MARGIN: Final = 5.0
@@ -63,8 +60,7 @@ class LeaderboardColumn:
 class LeaderboardLine:
     """A layout as a row of the table."""
 
-    layout: Mapping[str, Any]
-    """As a document of `Store.page_of_layouts`."""
+    ranked: RankedLayout
     cells: Sequence[str]
     """One for each column."""
     marks: Sequence[str]
@@ -151,7 +147,7 @@ def leaderboard_table(
         objective=objective,
         listing=listing,
         columns=[_column(name, listing) for name in names],
-        lines=_lines(page, names),
+        lines=_lines(page, names, has_front=len(campaign.objectives) > 1),
         constant={
             heading_of(name): _text(value)
             for name, value in constant.items()
@@ -225,47 +221,47 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _lines(page: PageOfLayouts, names: Sequence[str]) -> list[LeaderboardLine]:
+def _lines(page: PageOfLayouts, names: Sequence[str], *, has_front: bool) -> list[LeaderboardLine]:
     place = _scale(page.layouts)
     lines = []
-    for layout in page.layouts:
-        low, value, high = (layout[name] for name in _INTERVAL)
+    for each in page.layouts:
+        drawn = None
+        if each.low is not None and each.high is not None:
+            drawn = place(each.low), place(each.value), place(each.high)
         lines.append(
             LeaderboardLine(
-                layout=layout,
-                cells=[_cell(layout, name) for name in names],
-                marks=_marks(layout, has_front=len(page.objectives) > 1),
-                drawn=None if low is None else (place(low), place(value), place(high)),
+                ranked=each,
+                cells=[_cell(each, name) for name in names],
+                marks=_marks(each, on_front=has_front and each.trial.id in page.front),
+                drawn=drawn,
             )
         )
     return lines
 
 
-def _cell(layout: Mapping[str, Any], name: str) -> str:
+def _cell(ranked: RankedLayout, name: str) -> str:
     """A knob of the layout, or a metric of its first run: as filters and orders use it."""
-    if name in KNOBS:
-        return _text(layout["layout"][name])
+    trial = ranked.trial
     if name in KNOB_FIELDS:
-        return _text(layout[name])
-    measured = layout["measurement"]
+        return _text(getattr(trial.layout, name))
     if METRICS[name].is_measured:
-        return _FORMATS.get(name, figure)(measured[name])
-    return figure(measured["tokens_per_s"] * SECONDS_PER_HOUR / layout["layout"]["num_nodes"])
+        return _FORMATS.get(name, figure)(getattr(trial.measurement, name))
+    return figure(trial.objective(name))
 
 
-def _marks(layout: Mapping[str, Any], *, has_front: bool) -> list[str]:
+def _marks(ranked: RankedLayout, *, on_front: bool) -> list[str]:
     found = {
-        "tied": layout["tied_with_first"] and layout["rank"] > 1,
-        "stopped early": layout["shortened"],
-        "front": has_front and layout["on_front"],
-        "baseline": layout["is_baseline"],
+        "tied": ranked.is_tied and ranked.rank > 1,
+        "stopped early": ranked.shortened,
+        "front": on_front,
+        "baseline": ranked.trial.is_baseline,
     }
     return [word for word, holds in found.items() if holds]
 
 
-def _scale(layouts: Sequence[Mapping[str, Any]]) -> Callable[[float], float]:
+def _scale(layouts: Sequence[RankedLayout]) -> Callable[[float], float]:
     """Maps values to positions in the drawings of a page, which have one scale."""
-    ends = [each[name] for each in layouts for name in _INTERVAL if each[name] is not None]
+    ends = [end for each in layouts for end in (each.low, each.value, each.high) if end is not None]
     low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
     reach = (high - low) or 1.0
     length = _INTERVAL_WIDTH - 2 * _MARGIN

@@ -22,7 +22,8 @@ from api.formatting import (
 )
 from api.html.findings import bounds
 from api.plans.cheap_probes import cheap_probes
-from results_db.leaderboard.ranked_layout import LeaderboardQuery, RankedLayout
+from results_db.leaderboard.leaderboard_query import LeaderboardQuery
+from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.records import CampaignRecord, TrialDetail, TrialRecord
 from results_db.store import Store
 from results_db.trials.filter import TrialFilter

@@ -14,7 +14,7 @@ from pydantic import BaseModel, StringConstraints, ValidationError, create_model
 
 from api.errors import QueryUnknownError
 from api.http.filter_encoding import SINGULAR
-from results_db.leaderboard.ranked_layout import EVERY_TRIAL
+from results_db.leaderboard.leaderboard_query import EVERY_TRIAL
 from results_db.trials.filter import (
     BOUND_FIELDS,
     CHOICES,

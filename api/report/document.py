@@ -27,7 +27,8 @@ from api.report.reproduction import commands
 from api.version import version
 from results_db.campaigns.imports import IMPORTED
 from results_db.campaigns.reports import TrialBrief
-from results_db.leaderboard.ranked_layout import WHOLE, LeaderboardQuery, RankedLayout
+from results_db.leaderboard.leaderboard_query import WHOLE, LeaderboardQuery
+from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.records import Analysis, CampaignRecord, ProbeCount
 from results_db.store import Store
 from results_db.trials.filter import TrialFilter
@@ -51,7 +52,8 @@ def report(
     finding = finding_of(store, campaign)
     winner, ended = finding.winner, store.ended_trials(campaign.id)
     cheap = store.ended_probes(campaign.id, cheap=True)
-    best = store.ranked_layouts(campaign.id, campaign.objective, limit=SHOWN)
+    page = store.page_of_layouts(campaign.id, limit=SHOWN)
+    best = page.layouts
     counts = store.count_trials(campaign.id)
     plots = CampaignPlots(store=store, campaign=campaign, choices=PlotChoices())
     return document(
@@ -65,14 +67,14 @@ def report(
         objective=campaign.objective,
         counts=counts,
         is_imported=campaign.strategy == IMPORTED,
-        source=store.import_source(campaign.id),
+        source=page.source,
         finding=finding,
         lead=list(lead(finding)),
         winner=None if winner is None else _winner(store, winner),
         tied=finding.tied,
         bounds=bounds,
         half_interval=half_interval,
-        num_constrained=store.count_constrained(campaign.id),
+        num_constrained=page.constrained,
         cheap=cheap,
         plots=plots,
         knobs=KNOBS,

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query
 
 from api.dependencies import StoreDep
 from api.http.request_bodies import BodyRoute
-from api.routes.etags import NODE_LIST_TAG, UNCHANGED
+from api.routes.etags import UNCHANGED, TagDocumentDep
 from api.routes.from_records import allocation_reads
 from api.schemas.allocations import (
     AllocationPage,
@@ -26,9 +26,10 @@ ClusterName = Annotated[str, Path(max_length=200)]
 NodeName = Annotated[str, Path(max_length=255)]
 
 
-@router.get("/allocations", responses=UNCHANGED, dependencies=[NODE_LIST_TAG])
+@router.get("/allocations", responses=UNCHANGED)
 def list_allocations(
     store: StoreDep,
+    add_tag: TagDocumentDep,
     all: Annotated[  # noqa: A002 - the parameter's name in the URL
         bool,
         Query(description="Also those that have ended, or whose workers sent no heartbeat lately."),
@@ -43,7 +44,9 @@ def list_allocations(
 ) -> AllocationPage:
     """List allocations, the newest first: the status of each node, and why trials wait."""
     found = store.allocations(live=not all, called=name, limit=limit)
-    return AllocationPage(allocations=allocation_reads(store, found))
+    page = AllocationPage(allocations=allocation_reads(store, found))
+    add_tag(page)
+    return page
 
 
 @router.get("/allocations/{allocation_id}")
@@ -63,15 +66,18 @@ def remove_allocation(allocation_id: AllocationId, store: StoreDep) -> None:
     store.remove_allocation(allocation_id)
 
 
-@router.get("/nodes", responses=UNCHANGED, dependencies=[NODE_LIST_TAG])
+@router.get("/nodes", responses=UNCHANGED)
 def list_nodes(
     store: StoreDep,
+    add_tag: TagDocumentDep,
     cluster: Annotated[
         str | None, Query(max_length=200, description="Only nodes of this cluster.")
     ] = None,
 ) -> NodePage:
     """List the nodes of allocations, and nodes in quarantine that no allocation has now."""
-    return NodePage(nodes=[ClusterNodeRead.of(node) for node in store.nodes(cluster)])
+    page = NodePage(nodes=[ClusterNodeRead.of(node) for node in store.nodes(cluster)])
+    add_tag(page)
+    return page
 
 
 @router.post("/nodes/{cluster}/{node}/quarantine")

@@ -19,7 +19,7 @@ from api.http.request_bodies import (
     DocumentDep,
     body_of,
 )
-from api.routes.etags import CAMPAIGN_LIST_TAG, UNCHANGED
+from api.routes.etags import UNCHANGED, TagDocumentDep
 from api.routes.from_records import campaign_detail, campaigns_read
 from api.schemas.campaigns_and_trials import CampaignChange, CampaignDetail, CampaignPage
 from api.schemas.text_types import IdempotencyKeyText, Moment, QueryText
@@ -120,9 +120,10 @@ def _add_headers(response: Response, campaign: CampaignRecord, *, is_replay: boo
         response.headers[REPLAY] = "true"
 
 
-@router.get("", responses=UNCHANGED, dependencies=[CAMPAIGN_LIST_TAG])
+@router.get("", responses=UNCHANGED)
 def list_campaigns(
     store: StoreDep,
+    add_tag: TagDocumentDep,
     state: Annotated[list[CampaignState] | None, Query(description="Only these states.")] = None,
     model: Annotated[QueryText | None, Query(description="Name of the model.")] = None,
     cluster: Annotated[QueryText | None, Query(description="Name of the cluster.")] = None,
@@ -157,11 +158,13 @@ def list_campaigns(
     )
     # One campaign more than the page shows whether there is a next page.
     found = store.campaigns(chosen=chosen, before_id=read_cursor(cursor), limit=limit + 1)
-    page = found[:limit]
-    return CampaignPage(
-        campaigns=campaigns_read(store, page),
-        next_cursor=write_cursor(page[-1].id) if len(found) > limit else None,
+    campaigns = found[:limit]
+    page = CampaignPage(
+        campaigns=campaigns_read(store, campaigns),
+        next_cursor=write_cursor(campaigns[-1].id) if len(found) > limit else None,
     )
+    add_tag(page)
+    return page
 
 
 @router.get("/{campaign}")

@@ -1,24 +1,23 @@
-"""Entity tags: a poll of a page that has not changed is answered 304 before anything is computed.
+"""Entity tags: a poll of a page that has not changed is answered 304.
 
-A tag is computed from a version in the database (`Store.page_version` of a campaign's pages,
-`results_db.events.list_versions` of lists), so only a page whose every change gives another version
-may have one. The tag is computed before the page is read: after a change in between, the page is
-newer than its tag, and the next poll reads it again.
+The tag of a campaign's pages is computed from their version (`Store.page_version`) before the page
+is read: an unchanged page is not computed, and after a change in between, the page is newer than
+its tag, and the next poll reads it again. The tag of a list is computed from the list itself.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
 from fastapi import Depends, FastAPI, Header, Request, Response
+from pydantic import BaseModel
 
-from api.campaigns.progress import driver_is_alive
 from api.dependencies import CampaignDep, StoreDep
 from api.version import version
-from results_db.store import Store
 
 UNCHANGED: Final[dict[int | str, dict[str, Any]]] = {
     HTTPStatus.NOT_MODIFIED: {"description": "The page is as it was; see `If-None-Match`"}
@@ -57,45 +56,27 @@ def live_campaign_tag(
     response.headers.update(tag_headers(tag_of(request, mark, if_none_match)))
 
 
-def campaign_list_tag(
-    store: StoreDep, request: Request, response: Response, if_none_match: IfNoneMatch = None
-) -> None:
-    """Adds the tag of a list of campaigns, which says of open ones why they wait.
+TagDocument = Callable[[BaseModel], None]
+"""Adds the tag of a document, before a route returns it."""
 
-    Raises:
-        PageUnchanged: the client has this page.
+
+def document_tag(
+    request: Request, response: Response, if_none_match: IfNoneMatch = None
+) -> TagDocument:
+    """The tag of a list of campaigns, allocations or nodes, which follows from its content.
+
+    The function that it returns raises `PageUnchanged` if the client has this list.
     """
-    has_driver = driver_is_alive(store.driver_seen_at(), store.now())
-    versions = (store.campaigns_version(beats=True), store.nodes_version(), _time_of_ends(store))
-    mark = f"{versions} {has_driver}"
-    response.headers.update(tag_headers(tag_of(request, mark, if_none_match)))
+
+    def add_tag(document: BaseModel) -> None:
+        tag = tag_of(request, document.model_dump_json(), if_none_match)
+        response.headers.update(tag_headers(tag))
+
+    return add_tag
 
 
-def node_list_tag(
-    store: StoreDep, request: Request, response: Response, if_none_match: IfNoneMatch = None
-) -> None:
-    """Adds the tag of a list of allocations or of nodes.
-
-    Raises:
-        PageUnchanged: the client has this page.
-    """
-    mark = f"{store.nodes_version(beats=True)} {_time_of_ends(store)}"
-    response.headers.update(tag_headers(tag_of(request, mark, if_none_match)))
-
-
-def _time_of_ends(store: Store) -> int | None:
-    """A number that changes every second while an allocation comes closer to its end.
-
-    Lists show the seconds until then, and trials that take longer wait. None: no allocation ends.
-    """
-    if all(worker.ends_at is None for worker in store.workers()):
-        return None
-    return int(store.now().timestamp())
-
-
+TagDocumentDep = Annotated[TagDocument, Depends(document_tag)]
 LIVE_CAMPAIGN_TAG: Final = Depends(live_campaign_tag)
-CAMPAIGN_LIST_TAG: Final = Depends(campaign_list_tag)
-NODE_LIST_TAG: Final = Depends(node_list_tag)
 """For the `dependencies` of routes; those that make a `Response` add `tag_headers` themselves."""
 
 

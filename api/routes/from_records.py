@@ -13,15 +13,20 @@ from api.schemas.allocations import AllocationRead, NotLeasedRead
 from api.schemas.campaigns_and_trials import (
     CampaignDetail,
     CampaignRead,
+    LeaderboardPage,
     Progress,
+    RankedTrial,
     TrialDetailRead,
     TrialRead,
 )
 from results_db.allocations.allocations import AllocationRecord, WaitingTrial
 from results_db.database.storable_values import UNREADABLE
+from results_db.leaderboard.leaderboard_query import LeaderboardQuery
+from results_db.leaderboard.leaderboard_records import PageOfLayouts, RankedLayout
 from results_db.records import BaselineRead, CampaignRecord, TrialDetail, TrialRecord
 from results_db.store import Store
 from search_spaces.belief.extrapolation import CheapProbe
+from search_spaces.spec.objectives import OBJECTIVES
 
 NOT_LEASED_SHOWN: Final = 20
 """Unleased trials for which an allocation states the reason."""
@@ -104,6 +109,67 @@ def _trial_fields(trial: TrialRecord, probes: Mapping[int, CheapProbe]) -> dict[
         "global_batch_size": layout.global_batch_size,
         "cheap_probe": probes.get(trial.id),
     }
+
+
+def leaderboard_page(
+    campaign: CampaignRecord,
+    page: PageOfLayouts,
+    listing: LeaderboardQuery,
+    *,
+    ranked_by: str,
+    offset: int,
+) -> LeaderboardPage:
+    """A page of a campaign's leaderboard.
+
+    Args:
+        campaign: the campaign.
+        page: the page.
+        listing: the query of the page.
+        ranked_by: the objective that ranks.
+        offset: the number of listed layouts before the page.
+    """
+    end = offset + len(page.layouts)
+    # A list of layouts near the best is in the order of this one.
+    cheapest = () if listing.within_percent is None else ("tokens_per_node_hour",)
+    shown = tuple(dict.fromkeys((*campaign.objectives, ranked_by, *cheapest)))
+    return LeaderboardPage(
+        objective=ranked_by,
+        objectives=list(campaign.objectives),
+        source=page.source,
+        total=page.total,
+        constrained=page.constrained,
+        trials=[_ranked_trial(campaign, page, each, shown) for each in page.layouts],
+        next_offset=end if page.layouts and end < page.total else None,
+    )
+
+
+def _ranked_trial(
+    campaign: CampaignRecord, page: PageOfLayouts, ranked: RankedLayout, shown: Sequence[str]
+) -> RankedTrial:
+    trial = ranked.trial
+    measured = trial.measurement
+    assert measured is not None  # it is ranked
+    memory = campaign.spec.get("cluster", {}).get("device_memory_bytes")
+    values = {name: trial.objective(name, device_memory_bytes=memory) for name in shown}
+    for name, value in values.items():
+        # Every objective that ranks is a rate.
+        if name in OBJECTIVES and value is not None:
+            values[name] = value * (measured.step_time_s / ranked.step_time_s)
+    return RankedTrial.of(
+        trial,
+        num_devices=trial.layout.num_devices,
+        global_batch_size=trial.layout.global_batch_size,
+        rank=ranked.rank,
+        objectives=values,
+        on_front=trial.id in page.front,
+        value=ranked.value,
+        value_low=ranked.low,
+        value_high=ranked.high,
+        step_time_s=ranked.step_time_s,
+        num_runs=ranked.num_runs,
+        shortened=ranked.shortened,
+        tied_with_first=ranked.is_tied,
+    )
 
 
 def allocation_reads(store: Store, allocations: Iterable[AllocationRecord]) -> list[AllocationRead]:

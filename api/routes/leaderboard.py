@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -14,11 +12,10 @@ from api.campaigns.parquet import PARQUET_TYPE, parquet
 from api.dependencies import CampaignName, StoreDep, campaign_named
 from api.http.query_parameters import StatedFilterDep
 from api.routes.etags import UNCHANGED, IfNoneMatch, tag_headers, tag_of
+from api.routes.from_records import leaderboard_page
 from api.schemas.campaigns_and_trials import LeaderboardPage
 from api.schemas.text_types import campaign_reference
-from results_db.leaderboard.leaderboard import PageOfLayouts
-from results_db.leaderboard.ranked_layout import LeaderboardQuery, ListingSortKey
-from results_db.store import Store
+from results_db.leaderboard.leaderboard_query import LeaderboardQuery, ListingSortKey
 from search_spaces.documents.limits import MAX_ID
 from search_spaces.spec.objectives import Objective
 from search_spaces.tables.writing import columns_of
@@ -100,95 +97,20 @@ def read_leaderboard(
     `sort`, layouts of one value are listed in the order of the objective.
     """
     # FastAPI would run each of these in a thread if it were a dependency.
-    asked = _Asked(
-        campaign=campaign_reference(campaign),
-        objective=objective,
-        listing=LeaderboardQuery(
-            front=front,
-            wanted=wanted,
-            within_percent=within,
-            sort=sort,
-            descending=order == "desc",
-        ),
-        limit=limit,
-        offset=offset,
+    record = campaign_named(campaign_reference(campaign), store)
+    tag = tag_of(request, store.page_version(record.id), if_none_match)
+    ranked_by = objective or record.objective
+    listing = LeaderboardQuery(
+        front=front, wanted=wanted, within_percent=within, sort=sort, descending=order == "desc"
     )
-
-    def make_headers(mark: str) -> dict[str, str]:
-        return tag_headers(tag_of(request, mark, if_none_match))
-
+    page = store.page_of_layouts(record.id, ranked_by, listing=listing, limit=limit, offset=offset)
+    headers = tag_headers(tag)
     if format == "json":
-        return _page(store, asked, make_headers)
-    return _table(store, asked, make_headers, format, intervals=intervals)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Asked:
-    """The requested part of a leaderboard."""
-
-    campaign: int | str
-    objective: Objective | None
-    listing: LeaderboardQuery
-    limit: int
-    offset: int
-
-
-MakeHeaders = Callable[[str], dict[str, str]]
-"""Headers of a page with this mark (`Store.page_version`).
-
-Raises `PageUnchanged` if the client has the page.
-"""
-
-
-def _page(store: Store, asked: _Asked, make_headers: MakeHeaders) -> Response:
-    headers: dict[str, str] = {}
-    page = store.page_of_layouts(
-        asked.campaign,
-        asked.objective,
-        check_version=lambda mark: headers.update(make_headers(mark)),
-        listing=asked.listing,
-        limit=asked.limit,
-        offset=asked.offset,
-    )
-    body = to_json(_document(page, asked.offset))
-    return Response(body, media_type="application/json", headers=headers)
-
-
-def _document(page: PageOfLayouts, offset: int) -> dict[str, Any]:
-    """A `LeaderboardPage` as plain values; validation would take longer than reading the page."""
-    end = offset + len(page.layouts)
-    return {
-        "objective": page.objective,
-        "objectives": page.objectives,
-        "source": page.source,
-        "total": page.total,
-        "constrained": page.constrained,
-        "trials": page.layouts,
-        "next_offset": end if page.layouts and end < page.total else None,
-    }
-
-
-def _table(
-    store: Store,
-    asked: _Asked,
-    make_headers: MakeHeaders,
-    form: Literal["csv", "parquet"],
-    *,
-    intervals: bool,
-) -> Response:
-    record = campaign_named(asked.campaign, store)
-    headers = make_headers(store.page_version(record.id))
-    found = store.ranked_layouts(
-        record.id,
-        asked.objective or record.objective,
-        listing=asked.listing,
-        limit=asked.limit,
-        offset=asked.offset,
-    )
-    source = store.import_source(record.id)
-    if form == "csv":
-        table = measurement_table(record, found, source=source, intervals=intervals)
+        document = leaderboard_page(record, page, listing, ranked_by=ranked_by, offset=offset)
+        return Response(to_json(document), media_type="application/json", headers=headers)
+    if format == "csv":
+        table = measurement_table(record, page.layouts, source=page.source, intervals=intervals)
         return Response(table, media_type="text/csv", headers=headers)
-    rows = measurement_rows(record, found, source=source)
+    rows = measurement_rows(record, page.layouts, source=page.source)
     columns = columns_of(rows, INTERVAL_COLUMNS if intervals else ())
     return Response(parquet(rows, columns), media_type=PARQUET_TYPE, headers=headers)

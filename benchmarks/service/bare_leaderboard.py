@@ -22,30 +22,10 @@ _MEASUREMENT: Final = (
     "m.oversubscribed, m.warmup_settled, m.skipped_steps, m.shortened, m.iterations_asked"
 )
 _BREAKDOWN: Final = "b.compute_s, b.tp_s, b.pp_s, b.dp_s, b.optimizer_s, b.unexplained_s"
-_STANDING: Final = (
-    "s.value, s.num_runs, s.shortened, s.step_time_s, s.log_step_time_s, s.iterations_variance, "
-    "s.iterations_dof, s.on_front, s.tokens_per_s_per_device"
-)
-
 _CAMPAIGN: Final = "SELECT id, spec, objective, max_peak_memory_bytes FROM campaigns WHERE name = ?"
-_PAGE: Final = (
-    f"SELECT {_TRIAL}, {_MEASUREMENT}, {_BREAKDOWN}, {_STANDING} FROM standings s "
-    "JOIN trials t ON t.id = s.trial_id JOIN measurements m ON m.trial_id = s.trial_id "
-    "LEFT JOIN breakdowns b ON b.trial_id = s.trial_id WHERE s.campaign_id = ? "
-    "ORDER BY s.value DESC, s.trial_id LIMIT ?"
-)
-_STAGES: Final = (
-    "SELECT trial_id, peak_memory_bytes, peak_reserved_bytes FROM stage_memories WHERE trial_id IN "
-    "(SELECT trial_id FROM standings WHERE campaign_id = ? ORDER BY value DESC, trial_id LIMIT ?) "
-    "ORDER BY trial_id, stage"
-)
-_REPEATS: Final = (
-    "SELECT runs_squares, num_runs FROM standings WHERE campaign_id = ? AND num_runs > 1"
-)
-_TOTAL: Final = "SELECT count(*) FROM standings WHERE campaign_id = ?"
 _SOURCE: Final = "SELECT source FROM imports WHERE campaign_id = ?"
 
-_RANKED_ANEW: Final = """
+_RANKED: Final = """
 WITH runs AS (
   SELECT t.id, t.layout_key, m.step_time_s, m.tokens_per_s_per_device AS rate,
     row_number() OVER (PARTITION BY t.layout_key ORDER BY t.id) AS place,
@@ -63,7 +43,7 @@ WITH runs AS (
     avg(i.step_time_s * i.step_time_s) AS square
   FROM runs r JOIN iterations i ON i.trial_id = r.id AND i.kind = 'timed' GROUP BY r.layout_key
 )
-SELECT p.layout_key, p.id, p.num_runs, p.step_time_s, p.tokens / p.step_time_s AS value,
+SELECT p.id, p.tokens / p.step_time_s AS value, count(*) OVER () AS total, p.num_runs, p.step_time_s,
   i.timed, i.mean, i.square
 FROM pooled p JOIN iterating i ON i.layout_key = p.layout_key
 ORDER BY value DESC, p.id LIMIT ?
@@ -71,32 +51,27 @@ ORDER BY value DESC, p.id LIMIT ?
 """Layouts ranked by the median of their runs, with the moments of their iterations, from which
 intervals are computed. Only for campaigns in which no probe was stopped early."""
 
+_LAYOUTS: Final = (
+    f"SELECT {_TRIAL}, {_MEASUREMENT}, {_BREAKDOWN} FROM trials t "
+    "JOIN measurements m ON m.trial_id = t.id LEFT JOIN breakdowns b ON b.trial_id = t.id "
+    "WHERE t.id IN ({ids})"
+)
+_STAGES: Final = (
+    "SELECT trial_id, peak_memory_bytes, peak_reserved_bytes FROM stage_memories "
+    "WHERE trial_id IN ({ids}) ORDER BY trial_id, stage"
+)
+_MFU: Final = f"{_TRIAL}, {_MEASUREMENT}".split(", ").index("m.mfu")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BarePage:
     """What was fetched, as far as it is compared with the page."""
 
     total: int
-    rows: list[Any]
-    stages: list[Any]
-
-    @property
-    def figures(self) -> list[tuple[int, float, float]]:
-        """Trial, objective and MFU of each layout."""
-        mfu, value = _at("m.mfu"), _at("s.value")
-        return [(row[0], row[value], row[mfu]) for row in self.rows]
-
-    @property
-    def peaks(self) -> dict[int, list[int]]:
-        """Peaks of the stages of each trial."""
-        found: defaultdict[int, list[int]] = defaultdict(list)
-        for trial_id, peak, _ in self.stages:
-            found[trial_id].append(peak)
-        return dict(found)
-
-
-def _at(column: str) -> int:
-    return f"{_TRIAL}, {_MEASUREMENT}, {_BREAKDOWN}, {_STANDING}".split(", ").index(column)
+    figures: list[tuple[int, float, float]]
+    """Trial, objective and MFU of each layout."""
+    peaks: dict[int, list[int]]
+    """Peaks of the stages of each trial."""
 
 
 class BareLeaderboard:
@@ -114,18 +89,19 @@ class BareLeaderboard:
         """All that a page shows, in one transaction."""
         with self._reading():
             ((id_, *_),) = self._all(_CAMPAIGN, campaign)
-            rows = self._all(_PAGE, id_, limit)
-            stages = self._all(_STAGES, id_, limit)
-            self._all(_REPEATS, id_)
-            ((total,),) = self._all(_TOTAL, id_)
+            ranked = self._all(_RANKED, id_, limit)
+            ids = ", ".join(str(row[0]) for row in ranked)
+            layouts = {row[0]: row for row in self._all(_LAYOUTS.format(ids=ids))}
+            stages = self._all(_STAGES.format(ids=ids))
             self._all(_SOURCE, id_)
-        return BarePage(total=total, rows=rows, stages=stages)
-
-    def ranked_anew(self, campaign: str, limit: int) -> list[Any]:
-        """The best layouts from trials, measurements and iterations alone."""
-        with self._reading():
-            ((id_, *_),) = self._all(_CAMPAIGN, campaign)
-            return self._all(_RANKED_ANEW, id_, limit)
+        peaks: defaultdict[int, list[int]] = defaultdict(list)
+        for trial_id, peak, _ in stages:
+            peaks[trial_id].append(peak)
+        return BarePage(
+            total=ranked[0][2],
+            figures=[(row[0], row[1], layouts[row[0]][_MFU]) for row in ranked],
+            peaks=dict(peaks),
+        )
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

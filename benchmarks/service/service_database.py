@@ -14,8 +14,6 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Table, func, insert, select, text
 
-from results_db.leaderboard.table import rebuild_campaigns
-from results_db.models.standings import LeaderboardRow
 from results_db.models.tables import Base, Campaign, Trial
 from results_db.store import Store
 from search_spaces.protocol.outcome import Breakdown, Environment, Iteration, Measurement, Outcome
@@ -35,7 +33,7 @@ _AT_ONCE: Final = 100
 _BLOCK: Final = 20
 """Trials of each campaign that are copied with one statement."""
 KINDS: Final = 50
-"""Campaigns with figures of their own: their standings are ranked; other campaigns copy them."""
+"""Campaigns with figures of their own; other campaigns have the same."""
 _FACTOR: Final = f"(1 + ((t.id * 7919 + c.id % {KINDS} * 104729) % 1000) / 10000.0)"
 """How much slower the copy's trial is; SQL over the template's trial t and the campaign c."""
 _CACHE_KB: Final = 1 << 20
@@ -69,9 +67,6 @@ def fill(store: Store, *, campaigns: int, trials: int) -> None:
                 _copy(connection, Base.metadata.tables[table], first, campaigns, trials)
     with store._db.write() as session:
         _set_sequences(session.connection())
-    rebuild_campaigns(store._db, range(2, min(campaigns, KINDS + 1) + 1))
-    with _filling(store) as connection:
-        _copy_standings(connection)
     tidy(store)
 
 
@@ -141,26 +136,6 @@ def _copy(connection: Connection, table: Table, first: int, campaigns: int, tria
             f"FROM {source} JOIN campaigns c ON c.id > 1 "
             f"WHERE t.campaign_id = 1 AND t.id > {first} AND t.id <= {first + _BLOCK} "
             "ORDER BY t.id, c.id"
-        )
-    )
-
-
-def _copy_standings(connection: Connection) -> None:
-    """Copies the standings of campaigns that were ranked to those of the same figures."""
-    told = {
-        "campaign_id": "c.id",
-        # A trial's copies follow each other in the order of their campaigns.
-        "trial_id": "s.trial_id + c.id - s.campaign_id",
-    }
-    names = [column.name for column in LeaderboardRow.__table__.columns]
-    quoted = ", ".join(f'"{name}"' for name in names)
-    values = ", ".join(told.get(name, f's."{name}"') for name in names)
-    connection.execute(
-        text(
-            f"INSERT INTO standings ({quoted}) SELECT {values} "
-            f"FROM standings s JOIN campaigns c ON (c.id - s.campaign_id) % {KINDS} = 0 "
-            f"WHERE s.campaign_id BETWEEN 2 AND {KINDS + 1} AND c.id > {KINDS + 1} "
-            "ORDER BY s.trial_id + c.id - s.campaign_id"
         )
     )
 

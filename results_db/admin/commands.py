@@ -142,22 +142,18 @@ def upgrade(data_dir: Path | None, database: str | None) -> None:
 
 
 @db.command()
-@click.option(
-    "--repair", is_flag=True, help="Rebuild leaderboards that differ from the measurements."
-)
 @_json_option
 @_place_options
-def check(repair: bool, as_json: bool, data_dir: Path | None, database: str | None) -> None:
+def check(as_json: bool, data_dir: Path | None, database: str | None) -> None:
     """Check the database: its pages, schema and references, and the rules between rows.
 
-    Changes nothing without --repair; the service may run. Exit code 1 if something is wrong and was
-    not repaired.
+    Changes nothing; the service may run. Exit code 1 if something is wrong.
     """
     from results_db.admin.integrity import check_database
 
     with _refusals_as_messages():
         url = _url(data_dir, database)
-        report = check_database(url, repair=repair)
+        report = check_database(url)
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(report), indent=2))
     else:
@@ -168,7 +164,7 @@ def check(repair: bool, as_json: bool, data_dir: Path | None, database: str | No
         click.echo(
             f"{_shown(url)}: {verdict}; schema {report.revision}, {len(report.checks)} checks"
         )
-    if not all(finding.is_mended for finding in report.findings):
+    if report.findings:
         raise click.exceptions.Exit(1)
 
 

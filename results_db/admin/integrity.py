@@ -34,7 +34,6 @@ from results_db.admin.schema_check import schema_differences
 from results_db.database.database import Database
 from results_db.database.postgresql import lift_limits
 from results_db.errors import DatabaseUnavailableError
-from results_db.leaderboard.table import campaigns_with_wrong_rows, rebuild_campaigns
 from results_db.migrations import migrate
 from results_db.models.all_tables import METADATA
 from results_db.models.service_tables import WorkerRow
@@ -434,7 +433,7 @@ RULES: Final[dict[str, Invariant]] = {
 }
 """By a short name."""
 
-CHECKS: Final = ("storage", "schema", "references", *RULES, "standings")
+CHECKS: Final = ("storage", "schema", "references", *RULES)
 """The checks, in order."""
 
 MOST_KEYS: Final = 5
@@ -454,8 +453,6 @@ class Finding:
     """The problem, with the number of rows and their first keys."""
     num_rows: int = 0
     """Rows concerned; 0 where it is not about rows."""
-    is_mended: bool = False
-    """Whether it was put right."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -470,13 +467,8 @@ class CheckReport:
     """The problems; empty: the database is intact."""
 
 
-def check_database(url: str, *, repair: bool = False) -> CheckReport:
-    """Checks every page, reference, rule and leaderboard of a database.
-
-    Args:
-        url: the database.
-        repair: whether wrong leaderboards are rebuilt from the measurements; nothing else is
-            changed.
+def check_database(url: str) -> CheckReport:
+    """Checks every page, reference and rule of a database.
 
     Raises:
         DatabaseUnavailableError: it is not a database, cannot be opened, or is too damaged to be
@@ -505,23 +497,12 @@ def check_database(url: str, *, repair: bool = False) -> CheckReport:
             with database.read() as session:
                 lift_limits(session.connection())
                 findings += [*_references(session), *_rules(session)]
-            findings += _leaderboards(database, repair=repair)
         except DatabaseUnavailableError:
             if not differences:
                 raise
             # A table or a column is missing that a check reads.
             return CheckReport(revision=revision, checks=CHECKS[:2], findings=tuple(findings))
     return CheckReport(revision=revision, checks=CHECKS, findings=tuple(findings))
-
-
-def _leaderboards(database: Database, *, repair: bool) -> Iterator[Finding]:
-    """Campaigns whose leaderboard table differs from their measurements."""
-    for campaign_id, name in campaigns_with_wrong_rows(database):
-        message = f"the standings of campaign {name} are not what its measurements say"
-        if repair:
-            rebuild_campaigns(database, [campaign_id])
-            message += "; they were made anew"
-        yield Finding(check="standings", message=message, is_mended=repair)
 
 
 def _references(session: Session) -> Iterator[Finding]:

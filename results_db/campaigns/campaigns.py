@@ -24,7 +24,6 @@ from results_db.database.retry import retried
 from results_db.database.store_base import StoreSection
 from results_db.errors import CampaignDuplicateError, CampaignStateError, campaign_not_found
 from results_db.models.service_tables import EventRow
-from results_db.models.standings import STANDINGS_VERSION
 from results_db.models.tables import AnalysisRow, Campaign, Trial
 from results_db.records import ENDED_CAMPAIGN_STATES, CampaignRecord, CampaignState
 from results_db.rows import (
@@ -171,7 +170,6 @@ class Campaigns(StoreSection):
             created_by=self._actor.name,
             notes=notes,
             clock_at=now,
-            standings_version=STANDINGS_VERSION,
         )
         with self._db.write() as session:
             _hold_sources(session, spec.get("start_from", ()), row.trainer)

@@ -12,11 +12,9 @@ from sqlalchemy.orm import Session
 
 from results_db.campaigns.campaigns import by_id
 from results_db.database.store_base import StoreSection
-from results_db.events.event_log import CampaignResults
-from results_db.leaderboard.table import has_ranked_tokens
 from results_db.models.service_tables import WorkerRow
 from results_db.models.tables import Attempt, Campaign, MeasurementRow, Trial
-from results_db.trials.filter_sql import metric_column
+from results_db.trials.filter_sql import has_ranked_tokens, metric_column
 
 MAX_HISTORY: Final = 2000
 """Most trials of a history."""
@@ -119,15 +117,12 @@ class CampaignCharts(StoreSection):
         A trial counts for the best if it was measured in full, on devices of its own, and within
         the campaign's constraints. Cheap probes are left out: their figures do not compare. Over
         the limit, trials are thinned evenly; those that set a new best are kept before all others.
-        The result is cached until the campaign changes.
 
         Raises:
             CampaignNotFoundError: there is no such campaign.
         """
         with self._db.read() as session:
-            campaign = by_id(session, campaign_id)
-            results = CampaignResults(self._cache, session, campaign_id)
-            return results.get(("history", limit), lambda: _best_so_far(session, campaign, limit))
+            return _best_so_far(session, by_id(session, campaign_id), limit)
 
     def failures(self, campaign_id: int) -> list[FailureCount]:
         """Trials that are INFEASIBLE or FAILED, counted by reason and node; the most first."""
@@ -170,10 +165,9 @@ class CampaignCharts(StoreSection):
         # Attempts are numbered from 1: a trial has as many as its number says.
         in_all = select(func.sum(Trial.attempt)).where(of_campaign)
         with self._db.read() as session:
-            results = CampaignResults(self._cache, session, campaign_id)
             return CampaignTimeline(
                 attempts=[TimelineAttempt._make(row) for row in session.execute(query)],
-                num_attempts=results.get("attempts", lambda: session.scalar(in_all)) or 0,
+                num_attempts=session.scalar(in_all) or 0,
             )
 
 

@@ -15,7 +15,6 @@ from results_db.campaigns.campaigns import add_campaign
 from results_db.database.events import emit
 from results_db.database.store_base import StoreSection
 from results_db.errors import CampaignNotFoundError
-from results_db.leaderboard.table import rebuild_rows
 from results_db.models.tables import Campaign, Import, ImportedRow, MeasurementRow, Trial
 from results_db.records import CampaignRecord
 from results_db.rows import campaign_record, layout_columns, trial_layout
@@ -140,7 +139,6 @@ def _import(session: Session, new: NewImport, now: datetime, created_by: str) ->
         )
     )
     _add_trials(session, campaign.id, cell, now)
-    rebuild_rows(session, campaign)
     return campaign_record(campaign, now)
 
 

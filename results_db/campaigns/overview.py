@@ -1,4 +1,4 @@
-"""What pages show of campaigns besides their records: counts, choices, medians."""
+"""What pages show of campaigns besides their records: counts and choices."""
 
 from __future__ import annotations
 
@@ -10,23 +10,9 @@ from sqlalchemy import func, select
 from results_db.campaigns.campaigns import conditions
 from results_db.campaigns.filter import CampaignFilter
 from results_db.database.store_base import StoreSection
-from results_db.events.event_log import CampaignResults
-from results_db.models.standings import LeaderboardRow
 from results_db.models.tables import Attempt, Campaign, Trial
 from results_db.records import CampaignState
 from search_spaces.protocol.worker_messages import AttemptPhase
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankedSummary:
-    """The leaderboard of a campaign in three figures."""
-
-    num_ranked: int
-    """Layouts on the leaderboard."""
-    num_shortened: int
-    """Those of them that were stopped early; their values are estimates."""
-    median_complete: float | None
-    """The median value of the others; None: there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,36 +64,6 @@ class Overviews(StoreSection):
                 for other, state, spec in session.execute(query)
                 if name in spec.get("start_from", ())
             ]
-
-    def ranked_summary(self, campaign_id: int) -> RankedSummary:
-        """The number of ranked layouts, and their median by the campaign's own objective.
-
-        The result is cached until the campaign changes.
-        """
-        of_campaign = LeaderboardRow.campaign_id == campaign_id
-        numbers = select(LeaderboardRow.shortened, func.count()).where(of_campaign)
-        values = (
-            select(LeaderboardRow.value)
-            .where(of_campaign, LeaderboardRow.shortened.is_(False))
-            .order_by(LeaderboardRow.value)
-        )
-
-        def summarize() -> RankedSummary:
-            by_end = numbers.group_by(LeaderboardRow.shortened)
-            counts = {row[0]: row[1] for row in session.execute(by_end)}
-            complete = counts.get(False, 0)
-            # The middle value, or the two around the middle.
-            middle = values.offset(max(complete - 1, 0) // 2).limit(2 - complete % 2)
-            found = session.scalars(middle).all() if complete else ()
-            return RankedSummary(
-                num_ranked=sum(counts.values()),
-                num_shortened=counts.get(True, 0),
-                median_complete=sum(found) / len(found) if found else None,
-            )
-
-        with self._db.read() as session:
-            results = CampaignResults(self._cache, session, campaign_id)
-            return results.get("ranked summary", summarize)
 
     def running_phases(self, campaign_id: int) -> dict[int, RunningPhase]:
         """What the running trials of a campaign do, by their ids."""

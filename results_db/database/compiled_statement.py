@@ -1,4 +1,4 @@
-"""Statements that are compiled once and run by the driver, for pages of thousands of figures.
+"""Statements that are compiled once and run by the driver: frequent ones, and those of many rows.
 
 SQLAlchemy computes a cache key of a statement at each run, and an object for each row. For a
 statement of 80 columns and 100 rows this takes as long as the database itself. Types are converted

@@ -13,7 +13,6 @@ from sqlalchemy.orm import Session
 
 from results_db.actor import SYSTEM, Actor
 from results_db.database.database import Database
-from results_db.database.version_cache import VersionCache
 from results_db.models.service_tables import AuditRow
 
 
@@ -66,7 +65,6 @@ class StoreSection:
         self._db = database
         self._clock = clock
         self._actor = actor
-        self._cache = VersionCache()
 
     def by(self, actor: Actor) -> Self:
         """The same store, whose changes are recorded for an actor."""

@@ -5,24 +5,21 @@ Decision 34 explains why numbers are assigned after the commit, and what readers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, cast
 
 from sqlalchemy import CursorResult, Integer, bindparam, delete, exists, func, select, text, update
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy.orm import aliased
 
 from results_db.database.compiled_statement import DriverStatement
 from results_db.database.events import COUNTER_ID
 from results_db.database.store_base import StoreSection
-from results_db.database.version_cache import VersionCache
 from results_db.models.service_tables import EventCounter, EventRow
 from results_db.models.tables import Trial
 from results_db.records import EventKind
 from results_db.rows import record_of
-
-T = TypeVar("T")
 
 MAX_NUMBERED: Final = 5000
 """Most events that one transaction numbers."""
@@ -185,7 +182,15 @@ class EventLog(StoreSection):
                 cost.
         """
         with self._db.read() as session:
-            version = page_version_of(session, campaign_id)
+            parts = [str(campaign_id)]
+            # With the time: after a restore of the database, a number may be assigned again.
+            for seq, at in _NEWEST.rows(session, campaign=campaign_id):
+                parts += [str(seq), _microseconds(at)]
+            # SQLite numbers events as they are written.
+            if self._db.is_shared:
+                unnumbered = _UNNUMBERED.rows(session, campaign=campaign_id)
+                parts += [f"+{id_}" for (id_,) in unnumbered]
+            version = " ".join(parts)
             if not beats:
                 return version
             # The latest end of a lease changes with every heartbeat.
@@ -219,34 +224,6 @@ _NUMBER: Final = text(
     """
 )
 """Numbers the oldest events without a number, in one statement: it runs ten times a second."""
-
-
-def page_version_of(session: Session, campaign_id: int) -> str:
-    """The version of pages without running trials, read within a transaction."""
-    parts = [str(campaign_id)]
-    # With the time: after a restore of the database, a number may be assigned again.
-    for seq, at in _NEWEST.rows(session, campaign=campaign_id):
-        parts += [str(seq), _microseconds(at)]
-    # SQLite numbers events as they are written.
-    if session.connection().dialect.name != "sqlite":
-        parts += [f"+{id_}" for (id_,) in _UNNUMBERED.rows(session, campaign=campaign_id)]
-    return " ".join(parts)
-
-
-@dataclass(slots=True)
-class CampaignResults:
-    """Results of queries over one campaign in a transaction, of which some may be cached."""
-
-    cache: VersionCache
-    session: Session
-    campaign_id: int
-    _version: str | None = None
-
-    def get(self, asked: Hashable, compute: Callable[[], T]) -> T:
-        """A result that depends on the campaign's rows and on `asked`; see `VersionCache.get`."""
-        if self._version is None:
-            self._version = page_version_of(self.session, self.campaign_id)
-        return self.cache.get(self.campaign_id, self._version, asked, compute)
 
 
 def _microseconds(at: datetime) -> str:

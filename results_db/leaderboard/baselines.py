@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, or_, select
+from sqlalchemy import and_, or_, select
 from sqlalchemy.orm import Session
 
-from results_db.database.store_base import StoreSection
-from results_db.leaderboard.ranking import (
-    NUM_RANKED,
-    RankedRow,
-    ranked_columns,
-    rows_of,
-    spreads_of,
-    wins_one_of,
-)
-from results_db.models.standings import LeaderboardRow
+from results_db.leaderboard.leaderboard_memo import LeaderboardSection
+from results_db.leaderboard.measured_runs import timed_iterations
+from results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout, TimedIterations
 from results_db.models.tables import MeasurementRow, Trial
 from results_db.records import BaselineRead, CampaignRecord, GainRead
 from results_db.rows import baseline_of
@@ -27,38 +19,13 @@ from search_spaces.errors import SearchSpaceError
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.objectives import OBJECTIVE_FIGURES, measured_objective
 from search_spaces.spec.space import SearchSpace
-from search_spaces.statistics.confidence import Estimate, ratio_factor
+from search_spaces.statistics.confidence import ratio_factor
 
 Run = Any
 """A trial of a baseline, with the figures of its measurement; they are None without one."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Valued:
-    """The objective of a layout."""
-
-    trial_id: int
-    trial_number: int
-    value: float
-    estimate: Estimate | None
-    """Its step time with its error; None: unknown."""
-
-    def gain_over(self, baseline: _Valued) -> GainRead:
-        """The value over that of the baseline."""
-        ratio, factor = self.value / baseline.value, None
-        if self.trial_id == baseline.trial_id:
-            factor = 1.0
-        elif self.estimate is not None and baseline.estimate is not None:
-            factor = ratio_factor(self.estimate, baseline.estimate)
-        return GainRead(
-            ratio=ratio,
-            ratio_low=None if factor is None else ratio / factor,
-            ratio_high=None if factor is None else ratio * factor,
-            trial_number=self.trial_number,
-        )
-
-
-class Baselines(StoreSection):
+class Baselines(LeaderboardSection):
     """The store's methods for baselines."""
 
     def baselines(self, campaigns: Sequence[CampaignRecord]) -> dict[int, BaselineRead]:
@@ -67,31 +34,38 @@ class Baselines(StoreSection):
         if not layouts:
             return {}
         with self._db.read() as session:
-            ranked, winners = _ranked(session, layouts, wins_one_of(layouts))
+            boards = self._boards(session, layouts)
             runs = _runs(session, layouts)
+            ranked = {id_: board.find(layouts[id_].key) for id_, board in boards.items()}
+            compared = [*ranked.values(), *(board.winner for board in boards.values())]
+            timed = timed_iterations(
+                session, [run.id for each in compared if each is not None for run in each.runs]
+            )
         return {
             campaign.id: _baseline_read(
                 campaign,
                 layouts[campaign.id],
                 runs[campaign.id],
-                ranked.get(campaign.id),
-                winners.get(campaign.id),
+                boards[campaign.id],
+                ranked[campaign.id],
+                timed,
             )
             for campaign in campaigns
-            if campaign.id in layouts
+            if campaign.id in boards
         }
 
     def gain_over_baseline(self, campaign: CampaignRecord, layout_key: str) -> GainRead | None:
         """What a layout gains over the campaign's baseline; None where either is not ranked."""
-        layouts = _layouts([campaign])
-        if not layouts:
+        layout = baseline_of(campaign.spec)
+        if layout is None:
             return None
         with self._db.read() as session:
-            of_layout = _is_layout(campaign.id, layout_key)
-            ranked, others = _ranked(session, layouts, of_layout)
-        if campaign.id not in ranked or campaign.id not in others:
-            return None
-        return others[campaign.id].gain_over(ranked[campaign.id])
+            board = self._board(session, campaign.id)
+            baseline, other = board.find(layout.key), board.find(layout_key)
+            if baseline is None or other is None:
+                return None
+            ids = [run.id for each in (baseline, other) for run in each.runs]
+            return _gain(board, other, baseline, timed_iterations(session, ids))
 
 
 def _layouts(campaigns: Sequence[CampaignRecord]) -> dict[int, Layout]:
@@ -99,51 +73,27 @@ def _layouts(campaigns: Sequence[CampaignRecord]) -> dict[int, Layout]:
     return {id_: layout for id_, layout in found.items() if layout is not None}
 
 
-def _is_layout(campaign_id: int, layout_key: str) -> ColumnElement[bool]:
-    return and_(LeaderboardRow.campaign_id == campaign_id, LeaderboardRow.layout_key == layout_key)
+def _gain(
+    board: Leaderboard, layout: MeasuredLayout, baseline: MeasuredLayout, timed: TimedIterations
+) -> GainRead:
+    """The value of a layout over that of the baseline."""
+    ratio, factor = layout.value / baseline.value, None
+    if layout is baseline:
+        factor = 1.0
+    else:
+        one, other = (each.estimate(timed, board.spread) for each in (layout, baseline))
+        if one is not None and other is not None:
+            factor = ratio_factor(one, other)
+    return _gain_read(ratio, factor, layout)
 
 
-def _ranked(
-    session: Session, layouts: Mapping[int, Layout], others: ColumnElement[bool]
-) -> tuple[dict[int, _Valued], dict[int, _Valued]]:
-    """The baselines that are ranked, and others, both by campaign.
-
-    Args:
-        session: a transaction.
-        layouts: the baselines by campaign.
-        others: selects at most one row of each campaign.
-    """
-    is_baseline = or_(*(_is_layout(id_, layout.key) for id_, layout in layouts.items()))
-    query = (
-        select(
-            *ranked_columns(LeaderboardRow.value),
-            LeaderboardRow.campaign_id,
-            Trial.number,
-            is_baseline.label("is_baseline"),
-            others.label("is_other"),
-        )
-        .join(Trial, Trial.id == LeaderboardRow.trial_id)
-        .where(or_(is_baseline, others))
+def _gain_read(ratio: float, factor: float | None, layout: MeasuredLayout) -> GainRead:
+    return GainRead(
+        ratio=ratio,
+        ratio_low=None if factor is None else ratio / factor,
+        ratio_high=None if factor is None else ratio * factor,
+        trial_number=layout.first.number,
     )
-    rows = rows_of(session, query)
-    # `is_other` is NULL, and not false, where a campaign has no winner. The leader of a campaign is
-    # the other layout, where there is one.
-    in_order = sorted(rows, key=lambda row: bool(row.is_other))
-    leaders = {row.campaign_id: row.trial_id for row in in_order}
-    spreads = spreads_of(session, leaders)
-    found: tuple[dict[int, _Valued], dict[int, _Valued]] = {}, {}
-    for row in rows:
-        ranked = RankedRow._make(row[:NUM_RANKED])
-        valued = _Valued(
-            trial_id=row.trial_id,
-            trial_number=row.number,
-            value=ranked.value,
-            estimate=ranked.estimate(spreads.get(row.campaign_id)),
-        )
-        for by_campaign, belongs in zip(found, (row.is_baseline, row.is_other), strict=True):
-            if belongs:
-                by_campaign[row.campaign_id] = valued
-    return found
 
 
 def _runs(session: Session, layouts: Mapping[int, Layout]) -> Mapping[int, Sequence[Run]]:
@@ -172,7 +122,7 @@ def _runs(session: Session, layouts: Mapping[int, Layout]) -> Mapping[int, Seque
         .order_by(Trial.id)
     )
     found: defaultdict[int, list[Run]] = defaultdict(list)
-    for row in rows_of(session, query):
+    for row in session.execute(query):
         found[row.campaign_id].append(row)
     return found
 
@@ -181,17 +131,21 @@ def _baseline_read(
     campaign: CampaignRecord,
     layout: Layout,
     runs: Sequence[Run],
-    ranked: _Valued | None,
-    winner: _Valued | None,
+    board: Leaderboard,
+    ranked: MeasuredLayout | None,
+    timed: TimedIterations,
 ) -> BaselineRead:
-    shown = _shown(runs, ranked)
-    valued = ranked if ranked is not None else _unranked(campaign, shown)
-    gain = None
-    # Ranks that shared devices are slow for that reason, and are not compared.
-    if valued is not None and winner is not None and not (shown and shown.oversubscribed):
-        gain = winner.gain_over(valued)
-    factor = None if valued is None or valued.estimate is None else valued.estimate.factor
-    value = None if valued is None else valued.value
+    shown, winner = _shown(runs, ranked), board.winner
+    value, factor, gain = None, None, None
+    if ranked is not None:
+        value, estimate = ranked.value, ranked.estimate(timed, board.spread)
+        factor = None if estimate is None else estimate.factor
+        gain = None if winner is None else _gain(board, winner, ranked, timed)
+    elif shown is not None and shown.state == "COMPLETED":
+        value = measured_objective(campaign.objective, shown, num_nodes=shown.num_nodes)
+        # Ranks that shared devices are slow for that reason, and are not compared.
+        if value is not None and winner is not None and not shown.oversubscribed:
+            gain = _gain_read(winner.value / value, None, winner)
     return BaselineRead(
         layout=layout,
         layout_key=layout.key,
@@ -209,22 +163,12 @@ def _baseline_read(
     )
 
 
-def _shown(runs: Sequence[Run], ranked: _Valued | None) -> Run | None:
+def _shown(runs: Sequence[Run], ranked: MeasuredLayout | None) -> Run | None:
     """The first run that is ranked, else the newest that completed, else the newest."""
     if ranked is not None:
         return next((run for run in runs if run.id == ranked.trial_id), None)
     completed = [run for run in runs if run.state == "COMPLETED"]
     return (completed or runs or [None])[-1]
-
-
-def _unranked(campaign: CampaignRecord, run: Run | None) -> _Valued | None:
-    """The measured objective of a run that completed and is not ranked."""
-    if run is None or run.state != "COMPLETED":
-        return None
-    value = measured_objective(campaign.objective, run, num_nodes=run.num_nodes)
-    if value is None:
-        return None
-    return _Valued(trial_id=run.id, trial_number=run.number, value=value, estimate=None)
 
 
 def _is_outside(spec: Mapping[str, Any], layout: Layout) -> bool:

@@ -17,7 +17,6 @@ from sqlalchemy.exc import IntegrityError
 from results_db.database.database import Database
 from results_db.database.postgresql import take_migration_lock
 from results_db.errors import DatabaseInvalidError, SchemaNewerError, SchemaOutdatedError
-from results_db.leaderboard.table import rebuild_outdated
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -32,8 +31,6 @@ replace this value to add a migration of their own."""
 def upgrade(url: str, revision: str = "head") -> None:
     """Upgrades the database to this version's schema; creates it if there is none.
 
-    Leaderboards that another version computed are rebuilt.
-
     Raises:
         DatabaseUnavailableError: it is not a database, or cannot be opened.
         SchemaNewerError: a version that this one does not know wrote it; nothing was changed.
@@ -44,8 +41,6 @@ def upgrade(url: str, revision: str = "head") -> None:
         if not _is_at_head(database):
             with database.write() as session:
                 upgrade_within(session.connection(), revision)
-        if _is_at_head(database):
-            rebuild_outdated(database)
     finally:
         database.close()
 

@@ -120,7 +120,6 @@ _table(
     _column("allocation_idle_node_seconds", sa.Double(), server_default="0"),
     _column("created_by", sa.String(64), server_default=""),
     _column("notes", sa.Text(), server_default=""),
-    _column("standings_version", sa.Integer(), server_default="0"),
     _column("wall_time_s", sa.Double()),
     _nullable("clock_at", _TIME),
     _check("clock_runs_with_it", "state = 'RUNNING' OR clock_at IS NULL"),
@@ -385,46 +384,6 @@ _table(
 
 # What follows from measurements
 
-_table(
-    "standings",
-    _column("trial_id", sa.Integer(), primary_key=True, autoincrement=False),
-    _column("campaign_id", sa.Integer()),
-    _column("layout_key", sa.String(120)),
-    _column("num_runs", sa.Integer()),
-    _column("shortened", sa.Boolean()),
-    *_columns(sa.Double(), "step_time_s", "value", "tokens_per_s_per_device", "tokens_per_s"),
-    *_columns(sa.Double(), "model_tflops_per_device", "hardware_tflops_per_device"),
-    *_columns(sa.Double(), "tokens_per_node_hour", "log_step_time_s"),
-    _nullable("iterations_variance", sa.Double()),
-    _column("iterations_dof", sa.Integer()),
-    _column("runs_squares", sa.Double()),
-    *_columns(sa.Double(), "weighed_1", "weighed_2", "weighed_3", nullable=True),
-    _column("on_front", sa.Boolean()),
-    *_knobs(),
-    *(_column(f"measured_{name}", sa.Double()) for name in _FIGURES),
-    *_columns(sa.Double(), "measured_mfu", "measured_hfu", nullable=True),
-    _nullable("measured_peak_memory_bytes", sa.BigInteger()),
-    _check("was_measured", "num_runs > 0 AND step_time_s > 0"),
-    _of_its_campaign(),
-    sa.UniqueConstraint("campaign_id", "layout_key"),
-    sa.Index(
-        "ix_standings_campaign_id_on_front",
-        "campaign_id",
-        sqlite_where=sa.text("on_front = 1"),
-        postgresql_where=sa.text("on_front"),
-    ),
-    sa.Index("ix_standings_campaign_id_repeated", "campaign_id", **_only("num_runs > 1")),
-    sa.Index(None, "campaign_id", "value", "trial_id"),
-    # All that filters and orders of a leaderboard read; PostgreSQL allows 32 columns.
-    sa.Index(
-        "ix_standings_listing",
-        *("campaign_id", "value", "tokens_per_s_per_device", "tokens_per_s"),
-        *("model_tflops_per_device", "hardware_tflops_per_device", "tokens_per_node_hour"),
-        *("shortened", *_KNOBS),
-        *(f"measured_{name}" for name in (*_FIGURES, "mfu", "hfu", "peak_memory_bytes")),
-        "trial_id",
-    ),
-)
 _table(
     "analyses",
     _column("campaign_id", sa.Integer(), _cascade("campaigns.id"), primary_key=True),

@@ -4,10 +4,10 @@ from typing import Final
 
 from sqlalchemy import MetaData
 
-from results_db.models import plans, predictions, service_tables, standings, tables
+from results_db.models import plans, predictions, service_tables, tables
 from results_db.models.base import Base
 
-__all__ = ["METADATA", "plans", "predictions", "service_tables", "standings", "tables"]
+__all__ = ["METADATA", "plans", "predictions", "service_tables", "tables"]
 
 METADATA: Final[MetaData] = Base.metadata
 """The schema of this version."""

@@ -118,8 +118,6 @@ class Campaign(Base):
     """Name of the token that submitted it."""
     notes: Mapped[str] = mapped_column(Text, server_default="")
     """Notes of its users."""
-    standings_version: Mapped[int] = mapped_column(server_default="0")
-    """`standings.STANDINGS_VERSION` when its leaderboard was computed; 0: it was not."""
     wall_time_s: Mapped[float] = mapped_column(default=0.0)
     """Seconds in state RUNNING up to clock_at."""
     clock_at: Mapped[datetime | None]

@@ -266,16 +266,12 @@ def _losses(session: Session, trial_ids: Collection[int]) -> Mapping[int, Sequen
 DIVERGED = "diverged"
 
 
-def settle(session: Session, campaign: Campaign, trial: Trial) -> set[str]:
+def settle(session: Session, campaign: Campaign, trial: Trial) -> None:
     """Compares a new measurement with those of its group, and judges all of them.
 
     Called in the transaction that stores the measurement, with the campaign locked. A trial whose
     verdict changes moves to the end of the order of ends, so that the driver reads it again.
-
-    Returns:
-        Keys of the layouts whose counting runs may have changed, including the trial's own.
     """
-    changed = {trial.layout_key}
     group = _Group(session, cast("Precision", trial.precision))
     rows = _measured(session, _group_of(trial))
     before = judge(_runs([row for row in rows if row.kin is not None]))
@@ -289,11 +285,9 @@ def settle(session: Session, campaign: Campaign, trial: Trial) -> set[str]:
             _set_state(judged, fault, "" if fault is None else group.words(row, fault, rows))
             assert trial.ended_at is not None  # it has just been measured
             tell(judged, "trial.judged", trial.ended_at)
-            changed.add(judged.layout_key)
             if not stands and judged is not trial:
                 campaign.last_ended_seq += 1
                 judged.ended_seq = campaign.last_ended_seq
-    return changed
 
 
 def trials_in_doubt(session: Session, campaign_id: int) -> list[int]:

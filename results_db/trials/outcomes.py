@@ -23,7 +23,6 @@ from results_db.database.locks import lock_campaigns, lock_trials
 from results_db.database.retry import one_by_one_if_refused, only_answer, retried
 from results_db.database.store_base import Clock, StoreSection
 from results_db.errors import AttemptNotFoundError, ResultsDbError, TrialNotFoundError
-from results_db.leaderboard.table import FirstRuns, unranked_by_counting, update_rows
 from results_db.models.base import Base
 from results_db.models.service_tables import WorkerRow
 from results_db.models.tables import (
@@ -52,7 +51,6 @@ from results_db.trials.outcome_checks import elapsed_s, refuse_other_lease, refu
 from results_db.trials.parsed_specs import ParsedSpecs
 from search_spaces.protocol.outcome import Measurement, Outcome
 from search_spaces.protocol.worker_messages import OutcomeReply, OutcomeReport, TrialState
-from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
 _ORDER: Final[tuple[type[Base], ...]] = (
     TrialLog,
@@ -167,13 +165,7 @@ class OutcomeBatch:
         self._specs = {id_: parsed.of(id_, row.spec) for id_, row in self._campaigns.items()}
         self._kinship: Kinship | None = None
         self._rows = OutcomeRows()
-        self._first_runs = FirstRuns()
         self._to_judge: list[Trial] = []
-        self._changed: defaultdict[int, set[str]] = defaultdict(set)
-        """By campaign, the layouts whose counting runs may have changed."""
-        self._counting: set[int] = set()
-        """Campaigns of other trainers than the embedded one with new measurements of counted
-        tokens."""
 
     def take(self, reports: Sequence[OutcomeReport]) -> list[OutcomeReply | ResultsDbError]:
         """Processes the outcomes, at most one for each trial, and writes all changes."""
@@ -185,14 +177,8 @@ class OutcomeBatch:
                 except ResultsDbError as refusal:
                     dropped.append(refusal)
         self._rows.write(self._session)
-        self._first_runs.write(self._session)
         for trial in self._to_judge:
-            campaign = self._campaigns[trial.campaign_id]
-            self._changed[campaign.id] |= settle(self._session, campaign, trial)
-        for campaign_id, layout_keys in self._changed.items():
-            if campaign_id in self._counting:
-                layout_keys |= unranked_by_counting(self._session, campaign_id)
-            update_rows(self._session, self._campaigns[campaign_id], layout_keys)
+            settle(self._session, self._campaigns[trial.campaign_id], trial)
         return [
             answer if isinstance(answer, ResultsDbError) else self._receipt(report, answer)
             for report, answer in zip(reports, dropped, strict=True)
@@ -299,18 +285,9 @@ class OutcomeBatch:
         )
         kin = None
         if outcome.measurement is not None:
-            if campaign.trainer != EMBEDDED_TRAINER and outcome.measurement.tokens == "counted":
-                self._counting.add(campaign.id)
             kin = self._known_kin(trial, outcome.measurement)
             if kin is None:
                 self._to_judge.append(trial)
-            elif campaign.trainer != EMBEDDED_TRAINER:
-                self._changed[campaign.id].add(trial.layout_key)
-            elif trial.repeat_index == 0:
-                # Its first end: a layout is repeated only after it has ended.
-                self._first_runs.add(campaign, trial, outcome.measurement)
-            else:
-                self._changed[campaign.id].add(trial.layout_key)
         self._rows.keep(trial, outcome, kin=kin)
 
     def _known_kin(self, trial: Trial, measurement: Measurement) -> int | None:

@@ -17,7 +17,6 @@ from sqlalchemy import ColumnElement, Integer, Select, and_, cast, func, or_, se
 from sqlalchemy.orm import Session
 
 from results_db.database.store_base import StoreSection
-from results_db.events.event_log import CampaignResults
 from results_db.models.tables import Campaign, MeasurementRow, Trial
 from results_db.records import TrialRecord
 from results_db.rows import WITH_MEASUREMENT, trial_record
@@ -96,8 +95,7 @@ class TrialPages(StoreSection):
     ) -> tuple[int, bool]:
         """The number of the campaign's trials that pass a filter, and whether it is exact.
 
-        Counting stops at `MAX_COUNTED`: if the number is not exact, there are more. The result is
-        cached until the campaign changes.
+        Counting stops at `MAX_COUNTED`: if the number is not exact, there are more.
         """
         query = select(Trial.id).where(Trial.campaign_id == campaign_id, *conditions(wanted))
         if wanted.needs_measurement:
@@ -105,8 +103,7 @@ class TrialPages(StoreSection):
         some = query.limit(MAX_COUNTED + 1).subquery()
         counted = select(func.count()).select_from(some)
         with self._db.read() as session:
-            results = CampaignResults(self._cache, session, campaign_id)
-            found = results.get(("trials", wanted), lambda: session.scalar(counted) or 0)
+            found = session.scalar(counted) or 0
         return min(found, MAX_COUNTED), found <= MAX_COUNTED
 
 

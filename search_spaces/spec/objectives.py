@@ -137,18 +137,13 @@ def pareto_front(values: Floats) -> NDArray[np.bool_]:
     """
     values = np.where(np.isnan(values), -np.inf, values)
     is_front = np.zeros(len(values), dtype=np.bool_)
-    if not len(values):
-        return is_front
-    # In descending order of the columns a row can only be dominated by an earlier row, and so by an
-    # earlier row of the front.
-    order = np.lexsort(tuple(-values[:, column] for column in reversed(range(values.shape[1]))))
-    front: list[int] = []
-    for row in order:
-        others = values[front]
-        beaten = (others >= values[row]).all(axis=1) & (others > values[row]).any(axis=1)
-        if not beaten.any():
-            front.append(int(row))
-    is_front[front] = True
+    # The first row in descending order of the columns is dominated by none; it is on the front with
+    # its equals. Rows that are not better than it in any column are left out.
+    left = np.lexsort(tuple(-values[:, column] for column in reversed(range(values.shape[1]))))
+    while len(left):
+        best, others = values[left[0]], values[left]
+        is_front[left[(others == best).all(axis=1)]] = True
+        left = left[(others > best).any(axis=1)]
     return is_front
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks.service.service_database import KINDS, fill
 from results_db.store import Store
-from tests.results_db.legal_history import wrong_leaderboards
 
 TRIALS = 30
 
@@ -17,7 +16,6 @@ TRIALS = 30
 def test_a_filled_database_is_one_that_campaigns_could_have_left(database_url: str) -> None:
     with closing(Store(database_url)) as store:
         fill(store, campaigns=KINDS + 4, trials=TRIALS)
-        assert wrong_leaderboards(store) == []
         names = {f"campaign-{number}" for number in range(1, KINDS + 5)}
         assert {campaign.name for campaign in store.campaigns()} == names
         for campaign in store.campaigns():

@@ -1,6 +1,6 @@
-"""The leaderboard as it was computed before the table of standings: from all measurements at once.
+"""The leaderboard, computed from all measurements in another way than the product does.
 
-Tests compare the table with it. It is kept unchanged.
+Tests compare the product with it. It is kept unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.orm import Session
 
-from results_db.leaderboard.ranked_layout import RankedLayout
+from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.models.tables import Campaign, IterationRow, MeasurementRow, Trial
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.rows import WITH_MEASUREMENT, trial_record

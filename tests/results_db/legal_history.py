@@ -6,11 +6,12 @@ agree with itself.
 
 from __future__ import annotations
 
+import copy
 from typing import Final
 
 from sqlalchemy import text
 
-from results_db.leaderboard.table import campaigns_with_wrong_rows
+from results_db.leaderboard.leaderboard_memo import LeaderboardMemo
 from results_db.store import Store
 
 ILLEGAL: Final[dict[str, str]] = {
@@ -111,5 +112,11 @@ def violations(store: Store) -> list[str]:
 
 
 def wrong_leaderboards(store: Store) -> list[str]:
-    """Names of campaigns whose leaderboard differs from their measurements."""
-    return [name for _, name in campaigns_with_wrong_rows(store._db)]
+    """Names of campaigns whose leaderboard is kept, and is not the one that is computed anew."""
+    fresh = copy.copy(store)
+    fresh._memo = LeaderboardMemo()
+    return [
+        campaign.name
+        for campaign in store.campaigns()
+        if store.ranked_layouts(campaign.id) != fresh.ranked_layouts(campaign.id)
+    ]

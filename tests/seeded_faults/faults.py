@@ -128,9 +128,9 @@ RESULTS_DB: Final = (
     ),
     Fault(
         name="within-percent-of-the-wrong-base",
-        function="listed",
-        before="first.row.value * (1.0 - listing.within_percent / 100.0)",
-        after="first.row.value / (1.0 + listing.within_percent / 100.0)",
+        function="_passing",
+        before="board.layouts[0].value * (1.0 - listing.within_percent / 100.0)",
+        after="board.layouts[0].value / (1.0 + listing.within_percent / 100.0)",
         what="The percentage below the best is taken of the listed value, not of the best.",
         also="within_percent",
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from results_db.leaderboard.ranked_layout import RankedLayout
+from results_db.leaderboard.leaderboard_records import RankedLayout
 
 NUM_ROUNDS: Final = 2
 """How often each layout is measured again, at most: after each round, layouts that differ

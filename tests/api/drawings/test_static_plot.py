@@ -9,7 +9,7 @@ import pytest
 from api.drawings.static_plot import MAX_TOLD, static_plot
 from api.figures.figure import Bar, PlotFigure, Spot, bars, line, marked, points
 from api.figures.knobs import parallel, two_knobs
-from results_db.leaderboard.knob_cells import KnobCell
+from results_db.leaderboard.knob_counts import KnobCell
 from tests.api.figures.layout_points import make_facts, make_point
 from tests.api.report.page import Page
 

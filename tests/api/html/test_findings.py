@@ -6,8 +6,7 @@ import math
 import pytest
 
 from api.html.findings import CampaignFinding, gain_over_median, ratio_interval
-from results_db.campaigns.overview import RankedSummary
-from results_db.leaderboard.ranked_layout import RankedLayout
+from results_db.leaderboard.leaderboard_records import RankedLayout, RankedSummary
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.results_db.factories import make_campaign

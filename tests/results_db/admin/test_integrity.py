@@ -44,8 +44,6 @@ BROKEN = {
 """By rule: what breaks it, and what else that breaks."""
 
 ALSO = {
-    "measured": {"standings"},
-    "measurement-of-no-result": {"standings"},
     "ended-campaigns": {"counters"},
     "trial-costs": {"campaign-costs"},
 }
@@ -93,7 +91,7 @@ def run(database: Database, *statements: str, unchecked: bool = False) -> None:
 def test_a_database_in_order_passes_every_check(database: Database, database_url: str) -> None:
     report = check_database(database_url)
     assert report.findings == ()
-    assert report.checks == ("storage", "schema", "references", *RULES, "standings")
+    assert report.checks == ("storage", "schema", "references", *RULES)
 
 
 def test_there_is_a_way_to_break_every_rule() -> None:
@@ -120,18 +118,6 @@ def test_rows_that_refer_to_nothing_are_found(database: Database, database_url: 
         if finding.check == "references"
     ]
     assert "rows of attempts that refer to no row of trials, 1 of them: 2/1" in messages
-
-
-def test_standings_that_are_wrong_are_found_and_made_anew_when_that_is_asked(
-    database: Database, database_url: str
-) -> None:
-    run(database, "DELETE FROM standings")
-    (found,) = check_database(database_url).findings
-    assert (found.check, found.is_mended) == ("standings", False)
-    assert found.message == "the standings of campaign first are not what its measurements say"
-    (mended,) = check_database(database_url, repair=True).findings
-    assert (mended.check, mended.is_mended) == ("standings", True)
-    assert check_database(database_url).findings == ()
 
 
 def test_long_lists_of_rows_are_shortened(database: Database, database_url: str) -> None:

@@ -104,10 +104,10 @@ def test_a_check_leaves_nothing_behind(database_url: str) -> None:
 
 
 def test_a_check_that_needs_a_missing_table_ends_with_that(sqlite_url: str) -> None:
-    run(sqlite_url, "DROP TABLE standings")
+    run(sqlite_url, "DROP TABLE breakdowns")
     report = check_database(sqlite_url)
     assert report.checks == ("storage", "schema")
-    assert "the table standings is missing: restore a backup" in messages(sqlite_url)
+    assert "the table breakdowns is missing: restore a backup" in messages(sqlite_url)
 
 
 def test_a_user_who_may_not_create_a_schema_is_told_that_it_was_not_compared(

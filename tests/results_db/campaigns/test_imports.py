@@ -133,7 +133,7 @@ def test_imported_layouts_are_ranked_and_repeats_count_together(store: Store) ->
     repeat = store.trial_by_number(campaign.id, 7)
     assert (repeat.repeat_index, repeat.repeat_of) == (1, standings[1].trial.id)
     assert store.ranked_summary(campaign.id).num_ranked == 5
-    assert store.front(campaign) == {standings[0].trial.id}
+    assert store.front(campaign.id) == {standings[0].trial.id}
 
 
 def test_trials_are_kept_in_the_order_of_the_rows_wherever_repeats_stand(store: Store) -> None:

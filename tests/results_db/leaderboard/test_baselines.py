@@ -214,7 +214,7 @@ def test_its_rows_are_marked_on_the_leaderboard_and_among_the_trials(store: Stor
     measure(store, campaign, BASELINE, noisy(BASELINE, 1000.0))
     measure(store, campaign, FASTER, noisy(FASTER, 1300.0))
     page = store.page_of_layouts(campaign.id, limit=9)
-    assert [layout["is_baseline"] for layout in page.layouts] == [False, True]
+    assert [each.trial.is_baseline for each in page.layouts] == [False, True]
     assert [trial.is_baseline for trial in store.trials(campaign.id)] == [True, False]
 
 

@@ -1,14 +1,13 @@
-"""Pages of the leaderboard as plain values say what the records say, on every database."""
+"""Pages of the leaderboard, and when they change."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
 import pytest
 
-from results_db.errors import CampaignNotFoundError, ValueUnstorableError
-from results_db.leaderboard.ranked_layout import WHOLE, LeaderboardQuery, RankedLayout
+from results_db.errors import CampaignNotFoundError
+from results_db.leaderboard.leaderboard_memo import MAX_LAYOUTS, LeaderboardMemo
+from results_db.leaderboard.leaderboard_query import LeaderboardQuery
+from results_db.leaderboard.rank_layouts import Leaderboard
 from results_db.store import Store
 from results_db.trials.filter import TrialFilter
 from search_spaces.spec.layout import Layout
@@ -44,72 +43,58 @@ def _measure(store: Store, worker_id: str, tokens_per_s: float) -> None:
     store.post_outcome(lease.trial_id, lease.attempt, outcome)
 
 
-def as_document(standing: RankedLayout) -> dict[str, Any]:
-    """The fields that a record of the store has under the same names."""
-    trial = asdict(standing.trial)
-    for name in ("peak_memory_bytes_by_stage", "peak_reserved_bytes_by_stage"):
-        trial["measurement"][name] = list(trial["measurement"][name])
-    trial["cost"]["total"] = standing.trial.cost.total
-    return {
-        **trial,
-        "num_devices": standing.trial.layout.num_devices,
-        "value": standing.value,
-        "value_low": standing.low,
-        "value_high": standing.high,
-        "step_time_s": standing.step_time_s,
-        "num_runs": standing.num_runs,
-        "tied_with_first": standing.is_tied,
-    }
-
-
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    ("objective", "listing", "offset"),
+    ("listing", "total", "trials"),
     [
-        (None, WHOLE, 0),
-        (None, WHOLE, 1),
-        ("tokens_per_s_per_device", WHOLE, 0),
-        (None, LeaderboardQuery(wanted=TrialFilter(pp=(2,))), 0),
-        (None, LeaderboardQuery(within_percent=3.0), 0),
+        (LeaderboardQuery(sort="tokens_per_s", descending=True), 4, [4, 3]),
+        (LeaderboardQuery(wanted=TrialFilter(pp=(2,))), 2, [4, 3]),
+        (LeaderboardQuery(wanted=TrialFilter(pp=(1,)), sort="micro_batch_size"), 2, [1, 2]),
     ],
 )
-def test_a_page_says_what_the_records_say(
-    measured: Store, objective: str | None, listing: LeaderboardQuery, offset: int
+def test_a_page_has_the_first_of_the_list_and_the_number_of_all(
+    measured: Store, listing: LeaderboardQuery, total: int, trials: list[int]
 ) -> None:
-    page = measured.page_of_layouts("first", objective, listing=listing, limit=3, offset=offset)
-    found = measured.ranked_layouts(
-        1, objective or "tokens_per_s", listing=listing, limit=3, offset=offset
+    page = measured.page_of_layouts(1, listing=listing, limit=2)
+    assert (page.total, page.constrained, page.source) == (total, 0, None)
+    assert [each.trial.number for each in page.layouts] == trials
+    assert set(page.front) == {4}
+    assert page.layouts == measured.ranked_layouts(1, listing=listing, limit=2)
+
+
+def test_a_campaign_that_is_not_there_has_no_page(measured: Store) -> None:
+    with pytest.raises(CampaignNotFoundError, match="2"):
+        measured.page_of_layouts(2, limit=2)
+
+
+def test_a_page_shows_an_end_of_a_trial_at_once_and_its_own_campaign_alone(
+    measured: Store,
+) -> None:
+    """Leaderboards are kept until a trial of their campaign ends."""
+    other = measured.create_campaign(make_spec("second"), num_legal_layouts=9).id
+    assert measured.ranked_layouts(other) == []
+    before = measured.ranked_layouts(1)
+    measured.add_trial(other, LAYOUTS[0])
+    _measure(measured, measured.workers()[0].id, 10.0)
+    assert len(measured.ranked_layouts(other)) == 1
+    assert measured.ranked_layouts(1) == before
+    measured.repeat_trial(4)
+    _measure(measured, measured.workers()[0].id, 500.0)
+    assert [each.num_runs for each in measured.ranked_layouts(1) if each.trial.number == 4] == [2]
+    assert measured.ranked_layouts(1) != before
+
+
+def test_leaderboards_that_were_not_read_for_longest_are_dropped() -> None:
+    memo = LeaderboardMemo()
+    large = Leaderboard(
+        layouts=[None] * (MAX_LAYOUTS // 2),
+        front={},
+        num_constrained=0,
+        spread=None,  # type: ignore[list-item]
     )
-    assert len(page.layouts) >= 2
-    for layout, expected in zip(page.layouts, map(as_document, found), strict=True):
-        assert layout | {name: expected[name] for name in layout.keys() & expected.keys()} == layout
-    assert page.objective == (objective or "tokens_per_s")
-    assert page.objectives == ("tokens_per_s", "tokens_per_node_hour")
-
-
-def test_a_campaign_is_found_by_its_id_too(measured: Store) -> None:
-    assert measured.page_of_layouts(1, limit=2) == measured.page_of_layouts("first", limit=2)
-
-
-def test_who_knows_the_mark_ends_the_reading(measured: Store) -> None:
-    def know(mark: str) -> None:
-        assert mark == measured.page_version(1)
-        raise LookupError(mark)
-
-    with pytest.raises(LookupError):
-        measured.page_of_layouts("first", check_version=know, limit=2)
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("nothing", ["second", 2, 2**31 - 1, "x" * 300])
-def test_a_campaign_that_is_not_there_has_no_page(measured: Store, nothing: int | str) -> None:
-    with pytest.raises(CampaignNotFoundError, match=str(nothing)):
-        measured.page_of_layouts(nothing, limit=2)
-
-
-@pytest.mark.parametrize("unstorable", ["a\0", 2**31])
-def test_what_no_database_can_keep_is_refused_before_it_is_asked(
-    measured: Store, unstorable: int | str
-) -> None:
-    with pytest.raises(ValueUnstorableError):
-        measured.page_of_layouts(unstorable, limit=2)
+    for campaign in (1, 2):
+        memo.keep((campaign, "tokens_per_s"), 7, large)
+    assert memo.get((1, "tokens_per_s"), 7) is large
+    assert memo.get((1, "tokens_per_s"), 8) is None
+    memo.keep((3, "tokens_per_s"), 7, large)
+    kept = [memo.get((campaign, "tokens_per_s"), 7) is large for campaign in (1, 2, 3)]
+    assert kept == [True, False, True]

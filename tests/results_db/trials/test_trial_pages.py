@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from results_db.database.version_cache import VersionCache
 from results_db.records import TrialRecord
 from results_db.store import Store
 from results_db.trials import pages as pages_module
@@ -164,7 +163,6 @@ def test_trials_of_a_list_are_counted_up_to_a_bound(
     assert store.count_listed_trials(campaign, wanted=fast) == (3, True)
     for bound, expected in ((7, (6, True)), (6, (6, True)), (5, (5, False))):
         monkeypatch.setattr(pages_module, "MAX_COUNTED", bound)
-        store._cache = VersionCache()
         assert store.count_listed_trials(campaign) == expected
 
 

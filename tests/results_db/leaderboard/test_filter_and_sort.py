@@ -10,14 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from results_db.errors import CampaignNotFoundError, ListingInvalidError, ObjectiveUnknownError
-from results_db.leaderboard import listing as listing_module
-from results_db.leaderboard import overview as overview_module
-from results_db.leaderboard.ranked_layout import (
-    LISTING_SORT_KEYS,
-    WHOLE,
-    LeaderboardQuery,
-    RankedLayout,
-)
+from results_db.leaderboard.leaderboard_query import LISTING_SORT_KEYS, WHOLE, LeaderboardQuery
+from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.store import Store
 from results_db.trials.filter import KNOB_FIELDS, TrialFilter
 from search_spaces.protocol.metrics import METRICS
@@ -27,7 +21,7 @@ from tests.results_db import leaderboard_oracle as oracle
 from tests.results_db.campaigns.test_imports import layouts as imported_layouts
 from tests.results_db.campaigns.test_imports import make_import, make_row
 from tests.results_db.factories import TurnableClock, completed, make_campaign
-from tests.results_db.leaderboard.test_leaderboard_tables import (
+from tests.results_db.leaderboard.test_rank_layouts import (
     PEAKS,
     STEP_TIMES_S,
     Happening,
@@ -137,7 +131,7 @@ def refuse_another_list(run: History, objective: str, query: LeaderboardQuery) -
         refuse_other_standings(found, expected[offset : offset + 2])
     page = store.page_of_layouts(campaign.id, objective, listing=query, limit=2, offset=1)
     assert page.total == len(expected)
-    assert [each["id"] for each in page.layouts] == [each.trial.id for each in expected[1:3]]
+    assert [each.trial.id for each in page.layouts] == [each.trial.id for each in expected[1:3]]
     tied = store.tied_layouts(campaign.id, objective, among=3)
     refuse_other_standings(tied, [each for each in whole[:3] if each.is_tied])
     for each in whole:
@@ -223,18 +217,8 @@ def full_history(store: Store, clock: TurnableClock) -> History:
 
 
 @pytest.mark.parametrize("key", [None, *LISTING_SORT_KEYS])
-@pytest.mark.parametrize("near", [True, False])
-@pytest.mark.sampled(11)
-def test_every_key_sorts_both_ways_near_the_beginning_and_far_from_it(
-    store: Store,
-    clock: TurnableClock,
-    monkeypatch: pytest.MonkeyPatch,
-    key: str | None,
-    near: bool,
-) -> None:
-    if not near:
-        monkeypatch.setattr(listing_module, "_NEAR", 0)
-        monkeypatch.setattr(listing_module, "_COUNTED_ONE_BY_ONE", 0)
+@pytest.mark.sampled(6)
+def test_every_key_sorts_both_ways(store: Store, clock: TurnableClock, key: str | None) -> None:
     run = full_history(store, clock)
     for descending in (False, True) if key else (False,):
         query = LeaderboardQuery(sort=key, descending=descending)
@@ -306,18 +290,6 @@ def test_knobs_of_one_value_are_constant_in_the_layouts_that_are_listed(
         store.constant_knobs(10**6)
 
 
-@pytest.mark.parametrize("sample", [1, 2, 200])
-def test_a_knob_that_differs_only_beyond_the_first_rows_is_not_constant(
-    store: Store, clock: TurnableClock, monkeypatch: pytest.MonkeyPatch, sample: int
-) -> None:
-    monkeypatch.setattr(overview_module, "_SAMPLE", sample)
-    run = full_history(store, clock)
-    found = store.constant_knobs(run.campaign.id)
-    assert not {"tp", "dp", "num_microbatches"} & found.keys()
-    assert {"pp": 1, "recompute": "none", "sequence_parallel": False}.items() <= found.items()
-    assert found["sequence_parallel"] is False
-
-
 def test_a_plot_has_the_front_the_best_and_an_even_sample_and_says_what_it_leaves_out(
     store: Store, clock: TurnableClock
 ) -> None:
@@ -345,7 +317,7 @@ def test_a_plot_has_the_front_the_best_and_an_even_sample_and_says_what_it_leave
         assert point.peak_memory_bytes == trial.measurement.peak_memory_bytes
         assert point.shortened == layout.shortened
         assert point.knobs == tuple(getattr(trial.layout, name) for name in KNOB_FIELDS)
-    front = store.front(run.campaign)
+    front = store.front(run.campaign.id)
     *_, last = plot.points
     assert (last.state, last.reason, last.rank, last.value) == (
         "INFEASIBLE",

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from results_db.leaderboard.knob_cells import KnobCell
+from results_db.leaderboard.knob_counts import KnobCell
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.results_db.factories import completed, failed, lease_one, make_campaign, make_worker

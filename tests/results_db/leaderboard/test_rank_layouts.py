@@ -1,25 +1,21 @@
-"""The table of standings gives the same ranking as all measurements, for any campaign's history."""
+"""The leaderboard is that of the oracle, for any campaign's history."""
 
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import delete, update
+from sqlalchemy import delete
 
 from results_db.allocations.leases import LEASE_S
-from results_db.database import postgresql
-from results_db.leaderboard import table
-from results_db.leaderboard.ranked_layout import LeaderboardQuery, RankedLayout
-from results_db.leaderboard.table import rebuild_campaigns, rebuild_outdated
-from results_db.models.standings import LeaderboardRow
+from results_db.errors import CampaignNotFoundError
+from results_db.leaderboard.leaderboard_query import LeaderboardQuery
+from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.models.tables import Campaign
 from results_db.records import CampaignRecord
 from results_db.store import Store
@@ -36,7 +32,6 @@ from tests.results_db.factories import (
     make_spec,
     make_worker,
 )
-from tests.results_db.legal_history import wrong_leaderboards
 
 MEMORY = 8 << 30
 LAYOUTS = (
@@ -200,11 +195,11 @@ def refuse_a_difference(
             assert store.values_to_beat([campaign.id])[campaign.id] == pytest.approx(
                 best.low or best.value, rel=ROUNDINGS, abs=0.0
             )
-        assert store.front(campaign) == on_front
+        assert store.front(campaign.id) == on_front
         assert store.ranked_summary(campaign.id).num_ranked == oracle.count_ranked(
             session, campaign.id
         )
-        found = store.count_constrained(campaign.id)
+        found = store.page_of_layouts(campaign.id, limit=0).constrained
         assert found == oracle.count_constrained(session, campaign.id)
 
 
@@ -227,11 +222,10 @@ def follow(
         run.happen(happening)
         refuse_a_difference(store, run.campaign, [run.campaign.objective])
     refuse_a_difference(store, run.campaign)
-    assert run.campaign.name not in wrong_leaderboards(store)
 
 
 @given_histories(8)
-def test_whatever_happens_the_table_ranks_as_all_measurements_do(
+def test_whatever_happens_the_leaderboard_is_that_of_the_oracle(
     store: Store, clock: TurnableClock, described: dict[str, Any], history: list[Happening]
 ) -> None:
     follow(store, clock, described, history)
@@ -240,7 +234,7 @@ def test_whatever_happens_the_table_ranks_as_all_measurements_do(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @given_histories(16)
-def test_in_other_histories_too_the_table_ranks_as_all_measurements_do(
+def test_in_other_histories_too_the_leaderboard_is_that_of_the_oracle(
     store: Store, clock: TurnableClock, described: dict[str, Any], history: list[Happening]
 ) -> None:
     follow(store, clock, described, history)
@@ -249,7 +243,7 @@ def test_in_other_histories_too_the_table_ranks_as_all_measurements_do(
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 @given_histories(50)
-def test_whatever_happens_more_often_the_table_ranks_as_all_measurements_do(
+def test_whatever_happens_more_often_the_leaderboard_is_that_of_the_oracle(
     store: Store, clock: TurnableClock, described: dict[str, Any], history: list[Happening]
 ) -> None:
     follow(store, clock, described, history)
@@ -288,77 +282,25 @@ def test_an_imported_table_is_ranked_by_all_of_its_rows(
     name = f"import-{len(store.campaigns())}"
     (campaign,) = store.import_campaigns([make_import(name, *written)])
     refuse_a_difference(store, campaign)
-    assert name not in wrong_leaderboards(store)
 
 
-@pytest.fixture
-def run(store: Store, clock: TurnableClock) -> History:
-    return make_run(store, clock)
-
-
-def make_run(store: Store, clock: TurnableClock) -> History:
-    history = History(store, clock, objective=["tokens_per_s", "memory_headroom"])
-    for place, layout in enumerate(LAYOUTS[:4]):
-        for seconds in STEP_TIMES_S[place : place + 2]:
-            history.happen(
-                Happening(
-                    layout=layout,
-                    step_time_s=seconds,
-                    how="measured",
-                    is_off=False,
-                    shortened=False,
-                    oversubscribed=False,
-                    num_timed=3,
-                    peak_memory_bytes=PEAKS[place % 3],
-                )
-            )
-    return history
-
-
-def test_rows_that_are_lost_or_altered_are_found_and_made_anew(store: Store, run: History) -> None:
-    campaign, name = run.campaign, run.campaign.name
-    for spoil in (
-        delete(LeaderboardRow),
-        update(LeaderboardRow).values(value=LeaderboardRow.value * 2),
-        update(LeaderboardRow).values(on_front=~LeaderboardRow.on_front),
-    ):
-        with store._db.write() as session:
-            session.execute(spoil)
-        assert wrong_leaderboards(store) == [name]
-        assert rebuild_campaigns(store._db, [campaign.id]) == 1
-        assert wrong_leaderboards(store) == []
-        refuse_a_difference(store, campaign)
-
-
-def test_standings_of_another_version_are_made_anew_once(store: Store, run: History) -> None:
-    with store._db.write() as session:
-        session.execute(update(Campaign).values(standings_version=0))
-        session.execute(delete(LeaderboardRow))
-    assert rebuild_outdated(store._db) == 1
-    refuse_a_difference(store, run.campaign)
-    assert rebuild_outdated(store._db) == 0
-
-
-def test_a_campaign_that_is_deleted_takes_its_standings_along(store: Store, run: History) -> None:
+def test_a_campaign_that_is_deleted_has_no_leaderboard(store: Store, clock: TurnableClock) -> None:
+    run = History(store, clock, objective="tokens_per_s")
+    run.happen(
+        Happening(
+            layout=LAYOUTS[0],
+            step_time_s=0.3,
+            how="measured",
+            is_off=False,
+            shortened=False,
+            oversubscribed=False,
+            num_timed=3,
+            peak_memory_bytes=PEAKS[0],
+        )
+    )
+    assert len(store.ranked_layouts(run.campaign.id)) == 1
     with store._db.write() as session:
         session.execute(delete(Campaign).where(Campaign.id == run.campaign.id))
-    assert store.ranked_layouts(run.campaign.id, "tokens_per_s") == []
-    assert store.ranked_summary(run.campaign.id).num_ranked == 0
-
-
-@pytest.mark.slow
-def test_a_campaign_that_is_computed_for_longer_than_a_transaction_may_be_idle_is_made_anew(
-    postgres_url: str, clock: TurnableClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compute = table._front_of
-
-    def compute_slowly(rows: Sequence[table.FrontRow]) -> list[bool]:
-        time.sleep(1.5)
-        return compute(rows)
-
-    monkeypatch.setattr(postgresql, "IDLE_IN_TRANSACTION_S", 1)
-    with closing(Store(postgres_url, clock=clock)) as store:
-        run = make_run(store, clock)
-        monkeypatch.setattr(table, "_front_of", compute_slowly)
-        assert rebuild_campaigns(store._db, [run.campaign.id]) == 1
-        assert wrong_leaderboards(store) == []
+    assert store.ranked_layouts(run.campaign.id) == []
+    with pytest.raises(CampaignNotFoundError):
+        store.page_of_layouts(run.campaign.id, limit=1)

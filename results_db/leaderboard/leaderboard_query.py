@@ -1,12 +1,11 @@
-"""Records of the leaderboard: ranked layouts, winners, and the query that selects them."""
+"""The query of a leaderboard: which ranked layouts are listed, and in which order."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from results_db.errors import ListingInvalidError
-from results_db.records import TrialRecord
 from results_db.trials.filter import KNOB_FIELDS, TrialFilter
 from search_spaces.documents.reading import nearest
 from search_spaces.protocol.metrics import METRICS
@@ -21,48 +20,6 @@ if TYPE_CHECKING:
 else:
     ListingSortKey = Literal[LISTING_SORT_KEYS]  # FastAPI reads the choices from it
 """One of LISTING_SORT_KEYS."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankedLayout:
-    """A layout on the leaderboard, pooled from all of its runs."""
-
-    trial: TrialRecord
-    """The first of its runs."""
-    rank: int
-    """Rank on the whole leaderboard of the campaign, from 1, whichever layouts are listed."""
-    value: float
-    """The objective at the median step time of its runs; more is better."""
-    low: float | None
-    """Lower end of the 95 % interval of the value; None: a single iteration was timed in all."""
-    high: float | None
-    """Upper end of the interval."""
-    step_time_s: float
-    """Median of its runs."""
-    step_time_low_s: float | None
-    step_time_high_s: float | None
-    trial_ids: tuple[int, ...]
-    """The runs that count, the first one first."""
-    shortened: bool
-    """Whether every run was stopped early because it was slower than the best."""
-    is_tied: bool
-    """Whether it is the first, or does not differ from the first with 95 % confidence."""
-
-    @property
-    def num_runs(self) -> int:
-        """Number of runs that count."""
-        return len(self.trial_ids)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Winner:
-    """The best layout that a campaign measured in full, as lists of campaigns show it."""
-
-    value: float
-    """The campaign's objective at the median step time of its runs."""
-    trial_number: int
-    """Of the first of its runs."""
-    layout_key: str
 
 
 EVERY_TRIAL: Final = TrialFilter()
@@ -102,16 +59,6 @@ class LeaderboardQuery:
         within = self.within_percent
         if within is not None and not 0 <= within <= MAX_WITHIN_PERCENT:
             raise ListingInvalidError(f"within={within} is not a percentage from 0 to 100")
-
-    @property
-    def unsorted(self) -> LeaderboardQuery:
-        """The same layouts, in the order of a query without a sort key."""
-        return replace(self, sort=None, descending=False)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every ranked layout is listed, the best first."""
-        return self == WHOLE
 
 
 WHOLE: Final = LeaderboardQuery()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from results_db.leaderboard.ranked_layout import LeaderboardQuery
+from results_db.leaderboard.leaderboard_query import LeaderboardQuery
 from results_db.records import WorkerRecord
 from results_db.store import Store
 from search_spaces.protocol.outcome import Iteration
@@ -160,7 +160,7 @@ def test_the_front_knows_a_layout_by_the_same_run_as_the_ranking(
     full = measure(A, step_time_s=0.45)
     measure(B, step_time_s=0.3, **short)
     campaign = store.campaign_by_name("first")
-    assert store.front(campaign) == {full}
+    assert store.front(campaign.id) == {full}
     assert [each.trial.id for each in standings(store, listing=LeaderboardQuery(front=True))] == [
         full
     ]
@@ -174,7 +174,7 @@ def test_the_front_of_one_objective_is_the_first_of_the_ranking_though_means_of_
     best = measure(Layout(micro_batch_size=2), step_time_s=1.095)
     # A's rates have the larger mean, its step time of 1.1 s is the longer one.
     assert standings(store)[0].trial.id == best
-    assert store.front(store.campaign_by_name("first")) == {best}
+    assert store.front(store.campaign_by_name("first").id) == {best}
 
 
 def test_a_front_of_runs_that_were_all_stopped_early_has_the_best_of_them(
@@ -183,7 +183,7 @@ def test_a_front_of_runs_that_were_all_stopped_early_has_the_best_of_them(
     short = {"shortened": True, "iterations_asked": 10, "timed": 3}
     quick = measure(A, step_time_s=0.4, **short)
     measure(B, step_time_s=0.5, **short)
-    assert store.front(store.campaign_by_name("first")) == {quick}
+    assert store.front(store.campaign_by_name("first").id) == {quick}
 
 
 def test_a_shortened_measurement_keeps_how_many_iterations_were_asked_for(

@@ -1,0 +1,107 @@
+"""Which layouts of a leaderboard a query lists, and in which order: pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
+from typing import Any
+
+from results_db.leaderboard.leaderboard_query import LeaderboardQuery
+from results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout, Run
+from results_db.trials.filter import KNOB_FIELDS, TrialFilter
+from search_spaces.protocol.metrics import METRICS
+from search_spaces.spec.layout import KNOBS
+from search_spaces.spec.objectives import SECONDS_PER_HOUR
+
+
+def listed_layouts(board: Leaderboard, listing: LeaderboardQuery) -> Sequence[MeasuredLayout]:
+    """The layouts that a query lists, in its order."""
+    found = list(_passing(board, listing))
+    if listing.sort is None and listing.within_percent is None:
+        return found
+    # Unlike in the order of the ranks, a layout that was stopped early may be before the first.
+    found.sort(key=lambda each: (-each.value, each.trial_id))
+    if listing.sort is None:
+        return sorted(found, key=lambda each: -_tokens_per_node_hour(each))
+    key = _sort_key(listing.sort)
+    keyed = [(key(each.first), each) for each in found]
+    known = [pair for pair in keyed if pair[0] is not None]
+    known.sort(key=lambda pair: pair[0], reverse=listing.descending)
+    return [each for _, each in known] + [each for value, each in keyed if value is None]
+
+
+def _passing(board: Leaderboard, listing: LeaderboardQuery) -> Iterator[MeasuredLayout]:
+    conditions = [*_conditions(listing.wanted)]
+    least = None
+    if listing.within_percent is not None and board.layouts:
+        least = board.layouts[0].value * (1.0 - listing.within_percent / 100.0)
+    for each in board.layouts:
+        if listing.front and each.trial_id not in board.front:
+            continue
+        if least is not None and (
+            each.value < least or (each.shortened and board.winner is not None)
+        ):
+            continue
+        if all(holds(each.first) for holds in conditions):
+            yield each
+
+
+def _conditions(wanted: TrialFilter) -> Iterator[Callable[[Run], bool]]:
+    """What a filter asks of a run, which has completed."""
+    if wanted.reasons or (wanted.states and "COMPLETED" not in wanted.states):
+        yield lambda _run: False
+    for name in ("numbers", "nodes", *KNOB_FIELDS):
+        if values := frozenset(getattr(wanted, name)):
+            yield _is_one_of(attrgetter(_FIELDS.get(name, name)), values)
+    for name in METRICS:
+        low, high = wanted.bounds(name)
+        if low is not None or high is not None:
+            yield _is_between(_metric(name), low, high)
+
+
+_FIELDS = {"numbers": "number", "nodes": "node"}
+"""Fields of a run that are not called as the filter's fields are."""
+
+
+def _is_one_of(read: Callable[[Run], Any], values: frozenset[Any]) -> Callable[[Run], bool]:
+    return lambda run: read(run) in values
+
+
+def _is_between(
+    read: Callable[[Run], float | None], low: float | None, high: float | None
+) -> Callable[[Run], bool]:
+    def holds(run: Run) -> bool:
+        value = read(run)
+        if value is None:
+            return False
+        return (low is None or value >= low) and (high is None or value <= high)
+
+    return holds
+
+
+def _metric(name: str) -> Callable[[Run], float | None]:
+    """Reads what a run measured of a metric; None: not measured."""
+    if METRICS[name].is_measured:
+        return attrgetter(name)
+    return lambda run: run.tokens_per_s * SECONDS_PER_HOUR / run.num_nodes
+
+
+def knob_number(name: str, value: Any) -> int:
+    """The value of a knob as a number to sort by; words by the memory that they save."""
+    knob = KNOBS.get(name)
+    return int(value) if knob is None else knob.code(value)
+
+
+def _sort_key(name: str) -> Callable[[Run], Any]:
+    """Reads the value of a sort key as a number; None: not measured."""
+    if name in METRICS:
+        return _metric(name)
+    read = attrgetter(name)
+    return lambda run: knob_number(name, read(run))
+
+
+def _tokens_per_node_hour(layout: MeasuredLayout) -> float:
+    """At the median step time of the layout's runs."""
+    first = layout.first
+    rate = first.tokens_per_s * SECONDS_PER_HOUR / first.num_nodes
+    return float(rate * (first.step_time_s / layout.step_time_s))

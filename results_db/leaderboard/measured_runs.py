@@ -1,0 +1,93 @@
+"""Reads the runs that a leaderboard is computed from, and their iterations."""
+
+from __future__ import annotations
+
+from collections import defaultdict, namedtuple
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, cast
+
+from sqlalchemy import Integer, bindparam, select
+from sqlalchemy.orm import Session
+
+from results_db.database.compiled_statement import DriverStatement
+from results_db.leaderboard.rank_layouts import Run, TimedIterations
+from results_db.models.tables import IterationRow, MeasurementRow, Trial
+from results_db.records import TrialRecord
+from results_db.rows import WITH_MEASUREMENT, trial_record
+from results_db.trials.filter import KNOB_FIELDS
+from results_db.trials.filter_sql import has_ranked_tokens
+from search_spaces.protocol.metrics import METRICS
+from search_spaces.spec.objectives import OBJECTIVE_FIGURES
+
+_OF_TRIAL: Final = ("id", "number", "layout_key", "node", *KNOB_FIELDS)
+_OF_MEASUREMENT: Final = tuple(
+    dict.fromkeys(
+        (
+            "shortened",
+            "step_time_s",
+            *OBJECTIVE_FIGURES,
+            *(name for name, metric in METRICS.items() if metric.is_measured),
+        )
+    )
+)
+RUN_FIELDS: Final = (*_OF_TRIAL, *_OF_MEASUREMENT)
+"""Fields of a run: columns of its trial and of its measurement. They are what layouts are ranked,
+filtered and sorted by."""
+
+_IDS_AT_ONCE: Final = 1000
+"""Trial ids in one statement: SQLite limits the parameters of one."""
+
+_Run: Any = cast("Any", namedtuple)("Run", RUN_FIELDS)
+
+
+_CAMPAIGN: Final = bindparam("campaign", type_=Integer)
+_RUNS: Final = DriverStatement(
+    select(
+        *(getattr(Trial, name) for name in _OF_TRIAL),
+        *(getattr(MeasurementRow, name) for name in _OF_MEASUREMENT),
+    )
+    .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
+    .where(
+        MeasurementRow.campaign_id == _CAMPAIGN,
+        MeasurementRow.oversubscribed.is_(False),
+        # The trial of a measurement with wrong losses is not COMPLETED; its measurement is kept.
+        Trial.state == "COMPLETED",
+        Trial.num_layers.is_(None),  # a cheap probe is not ranked
+        has_ranked_tokens(_CAMPAIGN),
+    )
+    .order_by(Trial.id)
+)
+
+
+def measured_runs(session: Session, campaign_id: int) -> list[Run]:
+    """The runs that a campaign would rank without its constraints, the oldest first."""
+    return list(map(_Run._make, _RUNS.rows(session, campaign=campaign_id)))
+
+
+def timed_iterations(session: Session, trial_ids: Sequence[int]) -> TimedIterations:
+    """The timed iterations of trials."""
+    found: defaultdict[int, list[float]] = defaultdict(list)
+    for some in in_parts(trial_ids):
+        query = (
+            select(IterationRow.trial_id, IterationRow.step_time_s)
+            .where(IterationRow.trial_id.in_(some), IterationRow.kind == "timed")
+            .order_by(IterationRow.trial_id, IterationRow.index)
+        )
+        for trial_id, seconds in session.execute(query):
+            found[trial_id].append(seconds)
+    return found
+
+
+def trials_by_id(session: Session, trial_ids: Sequence[int]) -> dict[int, TrialRecord]:
+    """Trials with their measurements."""
+    found = {}
+    for some in in_parts(trial_ids):
+        query = select(Trial).where(Trial.id.in_(some)).options(WITH_MEASUREMENT)
+        found.update({row.id: trial_record(row) for row in session.scalars(query)})
+    return found
+
+
+def in_parts(trial_ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Trial ids in parts of which one statement selects each."""
+    for begin in range(0, len(trial_ids), _IDS_AT_ONCE):
+        yield trial_ids[begin : begin + _IDS_AT_ONCE]

@@ -1,0 +1,168 @@
+"""The points of plots of a campaign: its ranked layouts, and trials that are not ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from results_db.leaderboard.leaderboard_memo import LeaderboardSection
+from results_db.leaderboard.measured_runs import in_parts
+from results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout
+from results_db.models.tables import MeasurementRow, Trial
+from results_db.trials.filter import KNOB_FIELDS
+
+MAX_POINTS: Final = 2000
+"""Most points of one plot: a browser draws so many in a tenth of a second."""
+
+_WITH_RESULT: Final = ("COMPLETED", "INFEASIBLE", "FAILED")
+
+
+class PlotPoint(NamedTuple):
+    """A layout as plots show it."""
+
+    trial_id: int
+    """The first of its runs that count; of a layout that is not ranked, the trial."""
+    number: int
+    """The trial's number in its campaign."""
+    state: str
+    reason: str | None
+    """Why the trial does not count; None unless INFEASIBLE or FAILED."""
+    rank: int | None
+    """From 1; None: the layout is not ranked."""
+    value: float | None
+    """The objective at the median step time of the runs; None: the layout is not ranked."""
+    peak_memory_bytes: int | None
+    """The largest peak of the first run; None: not measured."""
+    shortened: bool
+    """Whether every run was stopped early."""
+    knobs: tuple[Any, ...]
+    """The values of `KNOB_FIELDS`, in their order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlotPoints:
+    """The points of a plot: all layouts of a campaign, or a sample."""
+
+    points: Sequence[PlotPoint]
+    """Ranked layouts, the best first, then trials whose layout is not ranked."""
+    num_ranked: int
+    """Number of ranked layouts in all."""
+    num_unranked: int
+    """Number of trials with a result whose layout is not ranked, in all; without cheap probes."""
+
+    @property
+    def num_left_out(self) -> int:
+        """Number of layouts and trials that the sample leaves out."""
+        return self.num_ranked + self.num_unranked - len(self.points)
+
+
+class PlotData(LeaderboardSection):
+    """The store's method for points of plots."""
+
+    def plot_points(self, campaign_id: int, *, limit: int = MAX_POINTS) -> PlotPoints:
+        """Layouts for plots: all of a campaign, or a sample that has the front and the best.
+
+        The sample has up to a quarter of trials whose layout is not ranked (not runnable, failed,
+        or against the constraints), evenly spaced over their ids. Of the ranked layouts it has the
+        Pareto front (up to half of the places), the best (a quarter), and others evenly spaced over
+        the ranks. Cancelled trials have no result and no point, and cheap probes have no point:
+        they ran a part of a layout.
+
+        Args:
+            campaign_id: the campaign.
+            limit: most points, at least 4.
+
+        Raises:
+            CampaignNotFoundError: there is no such campaign.
+        """
+        with self._db.read() as session:
+            board = self._board(session, campaign_id)
+            unranked = _unranked_ids(session, campaign_id, board)
+            most_unranked = min(len(unranked), max(limit // 4, limit - len(board.layouts)))
+            places = _sampled_places(board, limit - most_unranked)
+            sample = [unranked[place] for place in _evenly(len(unranked), most_unranked)]
+            return PlotPoints(
+                points=[
+                    *(_ranked_point(board.layouts[place]) for place in places),
+                    *_unranked_points(session, sample),
+                ],
+                num_ranked=len(board.layouts),
+                num_unranked=len(unranked),
+            )
+
+
+def _sampled_places(board: Leaderboard, most: int) -> list[int]:
+    """Places of ranked layouts that a plot shows, ascending."""
+    number = len(board.layouts)
+    if number <= most:
+        return list(range(number))
+    on_front = [place for place, each in enumerate(board.layouts) if each.trial_id in board.front]
+    chosen = {*on_front[: most // 2], *range(most // 4)}
+    others = [place for place in range(number) if place not in chosen]
+    spaced = (others[place] for place in _evenly(len(others), most - len(chosen)))
+    return sorted(chosen.union(spaced))
+
+
+def _evenly(number: int, most: int) -> list[int]:
+    """At most so many of a number of places, evenly spaced, with both ends."""
+    if number <= most:
+        return list(range(number))
+    spaced: list[int] = np.linspace(0, number - 1, most).round().astype(int).tolist()
+    return spaced
+
+
+_knobs_of = attrgetter(*KNOB_FIELDS)
+
+
+def _ranked_point(layout: MeasuredLayout) -> PlotPoint:
+    first = layout.first
+    return PlotPoint(
+        trial_id=first.id,
+        number=first.number,
+        state="COMPLETED",
+        reason=None,
+        rank=layout.rank,
+        value=layout.value,
+        peak_memory_bytes=first.peak_memory_bytes,
+        shortened=first.shortened,
+        knobs=_knobs_of(first),
+    )
+
+
+def _unranked_ids(session: Session, campaign_id: int, board: Leaderboard) -> list[int]:
+    """Trials with a result whose layouts are not ranked."""
+    ranked = {each.first.layout_key for each in board.layouts}
+    query = (
+        select(Trial.id, Trial.layout_key)
+        .where(
+            Trial.campaign_id == campaign_id,
+            Trial.state.in_(_WITH_RESULT),
+            Trial.num_layers.is_(None),
+        )
+        .order_by(Trial.id)
+    )
+    return [id_ for id_, layout_key in session.execute(query) if layout_key not in ranked]
+
+
+def _unranked_points(session: Session, trial_ids: Sequence[int]) -> list[PlotPoint]:
+    query = select(
+        Trial.id,
+        Trial.number,
+        Trial.state,
+        Trial.reason,
+        MeasurementRow.peak_memory_bytes,
+        MeasurementRow.shortened,
+        *(getattr(Trial, name) for name in KNOB_FIELDS),
+    ).outerjoin(MeasurementRow, MeasurementRow.trial_id == Trial.id)
+    points = []
+    for some in in_parts(trial_ids):
+        for row in session.execute(query.where(Trial.id.in_(some)).order_by(Trial.id)):
+            measured = row[4], bool(row[5])
+            points.append(PlotPoint._make((*row[:4], None, None, *measured, tuple(row[6:]))))
+    return points

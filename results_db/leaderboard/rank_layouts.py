@@ -1,0 +1,244 @@
+"""Ranks the measured layouts of a campaign: a pure function of its runs.
+
+All runs of a layout share one place, by the median of their step times. Objectives that rank are
+rates: the value of a layout is that of its first run, scaled to the median step time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from operator import itemgetter
+from statistics import median
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from search_spaces.spec.objectives import OBJECTIVES, measured_objective, pareto_front
+from search_spaces.statistics.confidence import Estimate, can_be_told_apart
+from search_spaces.statistics.pooling import (
+    PooledRuns,
+    Spread,
+    spread_of_squares,
+    squares_of_runs,
+)
+
+Run = Any
+"""A completed trial with its measurement: an object with the fields
+`results_db.leaderboard.measured_runs.RUN_FIELDS`."""
+
+TimedIterations = Mapping[int, Sequence[float]]
+"""The step times of timed iterations in seconds, by trial."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankingRules:
+    """What a leaderboard ranks by."""
+
+    objective: str
+    """The objective that ranks."""
+    objectives: tuple[str, ...]
+    """The objectives of the campaign's Pareto front."""
+    max_peak_memory_bytes: int | None
+    """The largest peak of a run that is ranked; None: no limit."""
+    device_memory_bytes: int | None
+    """None: the campaign's description does not say."""
+
+
+class MeasuredLayout(NamedTuple):
+    """A layout on a leaderboard."""
+
+    rank: int
+    """From 1."""
+    runs: Sequence[Run]
+    """The runs that count, the first one first. Runs that were stopped early count only where the
+    layout has no others."""
+    step_time_s: float
+    """Median of these runs."""
+    value: float
+    """The objective that ranks, at this step time; more is better."""
+
+    @property
+    def first(self) -> Run:
+        """The run whose trial stands for the layout."""
+        return self.runs[0]
+
+    @property
+    def trial_id(self) -> int:
+        """The trial of the first run."""
+        return cast("int", self.runs[0].id)
+
+    @property
+    def shortened(self) -> bool:
+        """Whether every run was stopped early."""
+        return cast("bool", self.runs[0].shortened)
+
+    def estimate(self, timed: TimedIterations, spread: Spread | None) -> Estimate | None:
+        """The step time with its error; None where a single iteration was timed in all.
+
+        Args:
+            timed: of the layout's runs.
+            spread: of the leaderboard.
+        """
+        # An imported measurement may have a step time and no iterations.
+        runs = [timed.get(run.id) or [run.step_time_s] for run in self.runs]
+        return PooledRuns.of(runs).estimate(spread)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leaderboard:
+    """The ranked layouts of a campaign."""
+
+    layouts: Sequence[MeasuredLayout]
+    """In the order of the ranks: the largest value first; of equal ones, the earlier layout. A
+    layout that was stopped early is first only where none was measured in full: it was slower than
+    the best of its time, also if that best is later rejected for its losses."""
+    front: Mapping[int, tuple[float | None, ...]]
+    """The Pareto front by `MeasuredLayout.trial_id`, with the campaign's objectives of each layout;
+    None: not measured. Layouts that were stopped early are on it only where none was measured in
+    full."""
+    num_constrained: int
+    """Runs that are not ranked because they break the campaign's constraints."""
+    spread: Spread | None
+    """The spread between runs of one layout; None where no layout was run twice."""
+
+    @property
+    def winner(self) -> MeasuredLayout | None:
+        """The best layout that was measured in full; None while there is none."""
+        return self.layouts[0] if self.layouts and not self.layouts[0].shortened else None
+
+    def find(self, layout_key: str) -> MeasuredLayout | None:
+        """The layout with a key; None: it is not ranked."""
+        same = (each for each in self.layouts if each.first.layout_key == layout_key)
+        return next(same, None)
+
+    def compare(
+        self, layouts: Sequence[MeasuredLayout], timed: TimedIterations
+    ) -> list[tuple[float | None, bool]]:
+        """The confidence of some layouts, and whether each is tied with the first.
+
+        Args:
+            layouts: of this leaderboard.
+            timed: of their runs, and of those of the first layout.
+
+        Returns:
+            For each the 95 % interval as a factor: from the value divided by it to the value times
+            it; None where a single iteration was timed in all. And whether it is the first, or
+            cannot be told apart from it with 95 % confidence.
+        """
+        if not layouts:
+            return []
+        first = self.layouts[0]
+        best = first.estimate(timed, self.spread)
+        found = []
+        for layout in layouts:
+            own = layout.estimate(timed, self.spread)
+            if own is None or best is None:
+                is_tied = layout.value == first.value
+            else:
+                # The difference of the values, as a difference of step times.
+                log_s = best.log_s + math.log(layout.value / first.value)
+                scaled = Estimate(log_s=log_s, error=own.error, dof=own.dof)
+                is_tied = not can_be_told_apart(best, scaled)
+            found.append((None if own is None else own.factor, is_tied))
+        return found
+
+
+def rank_layouts(runs: Sequence[Run], rules: RankingRules) -> Leaderboard:
+    """Ranks the layouts of a campaign.
+
+    Args:
+        runs: all runs that would count without the campaign's constraints, the oldest first.
+        rules: what to rank by.
+    """
+    ranked, limit = runs, rules.max_peak_memory_bytes
+    num_constrained = 0
+    if limit is not None:
+        measured = [run for run in runs if run.peak_memory_bytes is not None]
+        ranked = [run for run in measured if run.peak_memory_bytes <= limit]
+        num_constrained = len(measured) - len(ranked)
+    by_layout: defaultdict[str, list[Run]] = defaultdict(list)
+    for run in ranked:
+        by_layout[run.layout_key].append(run)
+    layouts = _in_order([_pooled(each, rules.objective) for each in by_layout.values()])
+    return Leaderboard(
+        layouts=layouts,
+        front=_front(layouts, rules),
+        num_constrained=num_constrained,
+        spread=spread_of_squares(
+            (squares_of_runs([run.step_time_s for run in each.runs]), len(each.runs))
+            for each in layouts
+            if len(each.runs) > 1
+        ),
+    )
+
+
+def _pooled(runs: list[Run], objective: str) -> tuple[float, int, float, Sequence[Run]]:
+    """A layout as it is sorted: by its negative value, then by the trial of its first run.
+
+    Then come the median step time and the runs that count.
+    """
+    first = runs[0]
+    step_time_s = first.step_time_s
+    if len(runs) > 1:
+        runs = [run for run in runs if not run.shortened] or runs
+        first, step_time_s = runs[0], median(run.step_time_s for run in runs)
+    value = measured_objective(objective, first, num_nodes=first.num_nodes)
+    assert value is not None  # every measurement has the objectives that rank
+    return -value * (first.step_time_s / step_time_s), first.id, step_time_s, runs
+
+
+def _in_order(
+    layouts: list[tuple[float, int, float, Sequence[Run]]],
+) -> list[MeasuredLayout]:
+    layouts.sort(key=itemgetter(0, 1))
+    in_full = (place for place, (*_, runs) in enumerate(layouts) if not runs[0].shortened)
+    first = next(in_full, None)
+    if first is not None:
+        layouts.insert(0, layouts.pop(first))
+    return [
+        MeasuredLayout(rank, runs, step_time_s, -negative)
+        for rank, (negative, _, step_time_s, runs) in enumerate(layouts, 1)
+    ]
+
+
+def _front(
+    layouts: Sequence[MeasuredLayout], rules: RankingRules
+) -> dict[int, tuple[float | None, ...]]:
+    counting = [each for each in layouts if not each.shortened] or layouts
+    if not counting:
+        return {}
+    if rules.objectives == (rules.objective,):
+        best = counting[0].value
+        return {each.trial_id: (best,) for each in takewhile(lambda e: e.value == best, counting)}
+    values = [_pooled_objectives(each, rules) for each in counting]
+    on_front = pareto_front(np.array(values, dtype=np.float64))
+    return {counting[place].trial_id: values[place] for place in np.flatnonzero(on_front).tolist()}
+
+
+def _pooled_objectives(layout: MeasuredLayout, rules: RankingRules) -> tuple[float | None, ...]:
+    """The campaign's objectives of a layout: rates at its median step time, else the median.
+
+    None: not measured.
+    """
+    values = [_objectives_of_run(run, rules) for run in layout.runs]
+    if len(values) == 1:
+        return values[0]
+    times_longer = layout.step_time_s / layout.first.step_time_s
+    known = np.array(values, dtype=np.float64)
+    is_rate = [name in OBJECTIVES for name in rules.objectives]
+    pooled = np.where(is_rate, known[0] / times_longer, np.median(known, axis=0))
+    return tuple(None if np.isnan(value) else float(value) for value in pooled)
+
+
+def _objectives_of_run(run: Run, rules: RankingRules) -> tuple[float | None, ...]:
+    memory, num_nodes = rules.device_memory_bytes, run.num_nodes
+    return tuple(
+        [
+            measured_objective(name, run, num_nodes=num_nodes, device_memory_bytes=memory)
+            for name in rules.objectives
+        ]
+    )
