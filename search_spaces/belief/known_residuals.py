@@ -11,17 +11,16 @@ alone choose the amplitude of what is left.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.belief.factor_regression import log_step_s
 from search_spaces.belief.residual import ResidualKernel, relative_coordinates
 from search_spaces.belief.slow_runs import run_weights
 from search_spaces.belief.time import TimeCalibration
 from search_spaces.belief.time_evidence import Origin
-from search_spaces.belief.time_fit import log_prediction
 from search_spaces.spec.layout_columns import LayoutColumns
 
 Floats = NDArray[np.float64]
@@ -53,16 +52,17 @@ def known_residual(calibration: TimeCalibration, origin: Origin, layouts: Layout
     if posterior is None:
         return expected_N
     of_K = evidence.origin_of
-    missed_K = evidence.log_s - log_prediction(evidence, posterior.deviations[of_K])
+    missed_K = evidence.log_s - log_step_s(evidence.terms, posterior.deviations[of_K])
     weights_K = run_weights(missed_K, posterior.misfit_log_sd)
-    alike_K = _correlations([origin], evidence.origins)[0, of_K]
+    every = (origin, *evidence.origins)
+    alike_OO = np.array([[_correlation(one, other) for other in every[1:]] for one in every])
+    alike_K, alike_OO = alike_OO[0, of_K], alike_OO[1:]
     counts = np.flatnonzero((alike_K > 0.0) & (weights_K > _LEAST_WEIGHT))
     if not counts.size:
         return expected_N
     kept = counts[np.argsort(-alike_K[counts], kind="stable")[:_MOST]]
     points_K = relative_coordinates(evidence.columns.rows(kept))
-    alike_KK = _correlations(evidence.origins, evidence.origins)[np.ix_(of_K[kept], of_K[kept])]
-    covariance_KK = alike_KK * _KERNEL.between(points_K, points_K)
+    covariance_KK = alike_OO[np.ix_(of_K[kept], of_K[kept])] * _KERNEL.between(points_K, points_K)
     noise = _NOISE * posterior.misfit_log_sd
     covariance_KK[np.diag_indices_from(covariance_KK)] += noise**2 / weights_K[kept]
     pull_K = alike_K[kept] * np.linalg.solve(covariance_KK, missed_K[kept])
@@ -73,13 +73,8 @@ def known_residual(calibration: TimeCalibration, origin: Origin, layouts: Layout
     return expected_N
 
 
-def _correlations(ones: Sequence[Origin], others: Sequence[Origin]) -> Floats:
-    """Correlation of the residuals of equal layouts; one row for each of the first origins."""
-    return np.array([[_correlation(one, other) for other in others] for one in ones])
-
-
 def _correlation(one: Origin, other: Origin) -> float:
-    """It falls with every doubling of parameters and devices, and is 0 for other software."""
+    """Correlation of the residuals of equal layouts; it falls with each doubling of the job."""
     if (one.cluster, one.software) != (other.cluster, other.software):
         return 0.0
     return float(np.exp(-sum(one.doublings_from(other)) / _DOUBLINGS))

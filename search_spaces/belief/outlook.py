@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.belief.factor_regression import term_factors
 from search_spaces.belief.job import predicted_step
 from search_spaces.belief.known_measurements import Knowledge
 from search_spaces.belief.memory import MemoryBelief
@@ -16,7 +17,7 @@ from search_spaces.belief.memory_evidence import usable_bytes
 from search_spaces.belief.time import TimeCalibration
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.estimates.storage import TrainerStorage
-from search_spaces.estimates.time import PRIOR, TimePart, step_time_parts, step_time_s
+from search_spaces.estimates.time import TimePart, step_time_parts, step_time_s
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.objectives import objective_factors
@@ -89,9 +90,9 @@ class Outlook:
         log_s = np.empty(devices.size)
         for count in np.unique(devices):
             rows = devices == count
-            factors, whole = self._factors(int(count))
-            here = step_time_s(columns.rows(rows), self.spec.model, self.spec.cluster, factors)
-            log_s[rows] = np.log(here) + whole
+            best, here = self._deviations(int(count)), columns.rows(rows)
+            step_s = step_time_s(here, self.spec.model, self.spec.cluster, term_factors(best))
+            log_s[rows] = np.log(step_s) + best[-1]
         return log_s
 
     def fits(self, columns: LayoutColumns) -> Floats:
@@ -107,24 +108,20 @@ class Outlook:
 
     def parts(self, layout: Layout) -> list[TimePart]:
         """The parts of one layout's predicted step, which add up to it but for a common factor."""
-        factors, _ = self._factors(layout.num_devices)
+        factors = term_factors(self._deviations(layout.num_devices))
         return step_time_parts(layout, self.spec.model, self.spec.cluster, factors)
 
-    def _factors(self, num_devices: int) -> tuple[Floats, float]:
-        """The factors of the terms on so many devices, and the logarithm of that on the step."""
-        if num_devices not in self._known_factors:
-            deviations, _ = self.time.deviations(
-                self.spec.model,
-                self.spec.cluster,
-                num_devices=num_devices,
-                software=self.software,
-            )
-            factors = PRIOR * np.exp(deviations[:-1])
-            self._known_factors[num_devices] = factors, float(deviations[-1])
-        return self._known_factors[num_devices]
+    def _deviations(self, num_devices: int) -> Floats:
+        """The best deviations of the factors on so many devices."""
+        if num_devices not in self._known_deviations:
+            spec, software = self.spec, self.software
+            self._known_deviations[num_devices] = self.time.factors(
+                spec.model, spec.cluster, num_devices=num_devices, software=software
+            ).mean
+        return self._known_deviations[num_devices]
 
     @cached_property
-    def _known_factors(self) -> dict[int, tuple[Floats, float]]:
+    def _known_deviations(self) -> dict[int, Floats]:
         return {}
 
     @cached_property

@@ -1,10 +1,9 @@
 """Posterior of every layout's step time: the closed form with uncertain factors, plus a residual.
 
-The logarithm of a step time is g(f) + r. g is the closed form (`search_spaces.estimates.time`), f
-the logarithms of its factors with a normal prior, and r a Gaussian process over the knobs.
-Gauss-Newton finds the best factors. Linearised about them, g gives a normal posterior of the
-factors, in which layouts are correlated as far as they spend their time on the same terms: one
-measurement of a layout with much tensor parallelism improves the prediction of all such layouts.
+The errors of the regression of the factors (`search_spaces.belief.factor_regression`) are a
+Gaussian process over the knobs, the residual, and noise. In the posterior of the factors, layouts
+are correlated as far as they spend their time on the same terms: one measurement of a layout with
+much tensor parallelism improves the prediction of all such layouts.
 """
 
 # ruff: noqa: N803, N806 (shapes in names: N layouts, M measured, F factors, S draws)
@@ -12,25 +11,31 @@ measurement of a layout with much tensor parallelism improves the prediction of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.belief.factor_regression import (
+    Linearised,
+    Regression,
+    StepFactors,
+    log_sd,
+    log_step_s,
+)
 from search_spaces.belief.residual import ResidualKernel, candidate_kernels, log_likelihood
 from search_spaces.belief.slow_runs import run_weights, sound_probability
-from search_spaces.estimates.time import PRIOR, TimeTerms
+from search_spaces.estimates.time import TimeTerms
 from search_spaces.spec.space import EVERY_ROW
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _STEPS: Final = 6
-_LARGEST_MOVE: Final = 1.0
-"""Largest change of a factor's logarithm in one step of Gauss-Newton."""
 _CLOSE: Final = 1e-3
+"""Change of every factor's logarithm at which a fit has settled."""
 _WEIGHINGS: Final = 2
 """How often kernel, weights and factors are fitted in turn."""
 _UNLIKELY: Final = 0.1
@@ -39,16 +44,6 @@ _MAX_FOR_KERNEL: Final = 150
 """Latest measurements that choose the kernel: more would not change the choice."""
 _JITTER: Final = 1e-6
 """Share of the largest variance that is added to all, so that the Cholesky factor exists."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class FactorsPrior:
-    """Deviations of the logarithms of the factors from `PRIOR`; the last is of the whole step."""
-
-    mean: Floats
-    """Shape [factors]."""
-    covariance: Floats
-    """Shape [factors, factors]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -73,14 +68,7 @@ class StepModel:
 
     def log_s(self, deviations_F: Floats) -> Floats:
         """Logarithm of each step in seconds, with the prior mean of the residual."""
-        factors = PRIOR * np.exp(deviations_F[:-1])
-        log_s = np.log(self.terms.step_time_s(factors)) + deviations_F[-1]
-        return np.asarray(log_s + self.residual)
-
-    def slopes(self, deviations_F: Floats) -> Floats:
-        """By how much each logarithm grows with each deviation; shape [layouts, factors]."""
-        shares = self.terms.shares(PRIOR * np.exp(deviations_F[:-1]))
-        return np.concatenate([shares, np.ones((len(shares), 1))], axis=1)
+        return np.asarray(log_step_s(self.terms, deviations_F) + self.residual)
 
 
 def joined(models: Sequence[StepModel]) -> StepModel:
@@ -109,7 +97,7 @@ class StepBelief:
     def __init__(
         self,
         model: StepModel,
-        prior: FactorsPrior,
+        prior: StepFactors,
         rows: Ints,
         log_s: Floats,
         parts: MeasuredParts | None = None,
@@ -133,8 +121,7 @@ class StepBelief:
         self.kernel = ResidualKernel()
         self.kernels: dict[ResidualKernel, float] = {self.kernel: 1.0}
         """Kernels that explain the measurements nearly as well, with their probabilities."""
-        self.deviations_F = prior.mean
-        self._covariance_FF = prior.covariance
+        self._factors = prior
         self.weights_M = np.ones(len(rows))
         """How much each measurement counts (`search_spaces.belief.slow_runs`)."""
         if len(rows):
@@ -155,38 +142,26 @@ class StepBelief:
 
     def _fit_factors(self) -> None:
         """Gauss-Newton steps from the current factors."""
-        measured, prior = self._measured, self._prior
-        noise_MM = self._covariance(self.kernel)
+        noise_MM, moved_F = self._covariance(self.kernel), self._factors.mean
         for _ in range(_STEPS):
-            slopes_MF = measured.slopes(self.deviations_F)
-            gains_FM = prior.covariance @ slopes_MF.T
-            solved = np.linalg.solve(
-                slopes_MF @ gains_FM + noise_MM, np.c_[self._linear(), slopes_MF]
-            )
-            wanted_F = prior.mean + gains_FM @ solved[:, 0]
-            move_F = np.clip(wanted_F - self.deviations_F, -_LARGEST_MOVE, _LARGEST_MOVE)
-            self.deviations_F = self.deviations_F + move_F
-            if np.abs(move_F).max() < _CLOSE:
+            before_F, regression = moved_F, Regression(self._linearised(moved_F), noise_MM)
+            moved_F = regression.moved(before_F)
+            if np.abs(moved_F - before_F).max() < _CLOSE:
                 break
-        self._covariance_FF = prior.covariance - gains_FM @ solved[:, 1:] @ prior.covariance
+        self._factors = replace(regression.factors(), mean=moved_F)
 
-    def _linear(self) -> Floats:
-        """Residuals of the linearised form at the prior mean of the factors."""
-        moved_F = self.deviations_F - self._prior.mean
-        return np.asarray(self._residuals() + self._measured.slopes(self.deviations_F) @ moved_F)
-
-    def _residuals(self) -> Floats:
-        return np.asarray(self._log_s_M - self._measured.log_s(self.deviations_F))
+    def _linearised(self, deviations_F: Floats) -> Linearised:
+        log_s_M = self._log_s_M - self._measured.residual
+        return Linearised.near(deviations_F, self._prior, self._measured.terms, log_s_M)
 
     def _choose_kernel(self) -> None:
         """The kernels by likelihood, with the factors' prior spread on top."""
         latest = slice(-_MAX_FOR_KERNEL, None)
-        slopes = self._measured.slopes(self.deviations_F)[latest]
-        spread = slopes @ self._prior.covariance @ slopes.T
-        linear = self._linear()[latest]
+        here = self._linearised(self._factors.mean)
+        spread, target = here.spread[latest, latest], here.target[latest]
         logs = {
             kernel: kernel.log_prior
-            + log_likelihood(spread + self._covariance(kernel, latest), linear)
+            + log_likelihood(spread + self._covariance(kernel, latest), target)
             for kernel in candidate_kernels()
         }
         self.kernel = max(logs, key=lambda kernel: logs[kernel])
@@ -199,11 +174,10 @@ class StepBelief:
 
         Rasmussen and Williams 2006, equations 5.10 to 5.12. The spread is that of a sound run.
         """
-        slopes = self._measured.slopes(self.deviations_F)
-        noise_MM = self._covariance(self.kernel)
-        inverse_MM = np.linalg.inv(slopes @ self._prior.covariance @ slopes.T + noise_MM)
-        variance_M = 1.0 / np.diagonal(inverse_MM)
-        missed_M = (inverse_MM @ self._linear()) * variance_M
+        here = self._linearised(self._factors.mean)
+        regression = Regression(here, self._covariance(self.kernel))
+        variance_M = 1.0 / np.diagonal(np.linalg.inv(regression.covariance_MM))
+        missed_M = regression.weighted_M * variance_M
         own_M = self.kernel.noise**2 * (1.0 / self.weights_M - 1.0)
         return missed_M, np.sqrt(np.maximum(variance_M - own_M, self.kernel.noise**2))
 
@@ -214,22 +188,14 @@ class StepBelief:
             return np.zeros(0)
         return np.asarray(1.0 - sound_probability(*self._left_out()))
 
-    def mean(self, rows: Ints) -> Floats:
-        """Expected logarithm of the step time of some layouts."""
-        asked = self._model.rows(rows)
-        across = self.kernel.between(asked.points, self._measured.points)
-        return np.asarray(
-            asked.log_s(self.deviations_F) + across @ (self._inverse_MM @ self._residuals())
-        )
-
     def physical_mean(self, rows: Ints) -> Floats:
         """Expected logarithms without what the measurements say of the residual: that is slow."""
         # Not of the rows alone, which would copy all terms where the rows are most layouts.
-        return self._model.log_s(self.deviations_F)[rows]
+        return self._model.log_s(self._factors.mean)[rows]
 
     def physical_deviation(self, rows: Ints) -> Floats:
         """Standard deviations of those."""
-        return np.asarray(np.sqrt(self._physical_variance(self._model.rows(rows))))
+        return log_sd(self._model.rows(rows).terms, self._factors)
 
     def marginals(self, rows: Ints) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the logarithms of some step times.
@@ -243,13 +209,9 @@ class StepBelief:
         across = self.kernel.between(asked.points, self._measured.points)
         known = np.einsum("nm,nm->n", across @ self._inverse_MM, across)
         residual = np.maximum(self.kernel.amplitude**2 - known, 0.0)
-        mean = asked.log_s(self.deviations_F) + across @ (self._inverse_MM @ self._residuals())
-        return mean, np.sqrt(self._physical_variance(asked) + residual)
-
-    def _physical_variance(self, asked: StepModel) -> Floats:
-        slopes = asked.slopes(self.deviations_F)
-        variance = np.einsum("nf,nf->n", slopes @ self._covariance_FF, slopes)
-        return np.asarray(np.maximum(variance, 0.0))
+        missed_M = self._log_s_M - self._measured.log_s(self._factors.mean)
+        mean = asked.log_s(self._factors.mean) + across @ (self._inverse_MM @ missed_M)
+        return mean, np.sqrt(np.square(log_sd(asked.terms, self._factors)) + residual)
 
     def draws(self, rows: Ints, num_draws: int, rng: np.random.Generator) -> Floats:
         """Joint draws of the logarithms of some step times; shape [draws, layouts].
@@ -258,7 +220,7 @@ class StepBelief:
         its share of the draws.
         """
         asked = self._model.rows(rows)
-        deviations_SF = self.deviations_F + _normal(self._covariance_FF, num_draws, rng)
+        deviations_SF = self._factors.mean + _normal(self._factors.covariance, num_draws, rng)
         physics_SN = np.array([asked.log_s(deviations_F) for deviations_F in deviations_SF])
         left_SM = self._log_s_M - np.array(
             [self._measured.log_s(deviations_F) for deviations_F in deviations_SF]

@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.belief.factor_regression import StepFactors, log_sd, log_step_s
 from search_spaces.belief.known_measurements import Sample
 from search_spaces.belief.time_evidence import (
     Origin,
@@ -19,7 +20,7 @@ from search_spaces.belief.time_evidence import (
     nothing,
 )
 from search_spaces.belief.time_fit import TimePosterior, TimePrior, fit
-from search_spaces.estimates.time import PRIOR, TimeTerms, time_terms
+from search_spaces.estimates.time import TimeTerms, time_terms
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.knobs import Knob
 from search_spaces.spec.layout import COUNT_KNOBS, KNOBS, Layout
@@ -92,13 +93,13 @@ class TimeCalibration:
         for count in np.unique(devices):
             rows = np.flatnonzero(devices == count)
             here = columns.rows(rows)
-            belief = self.deviations(
+            factors = self.factors(
                 model, cluster, num_devices=int(count), software=software, campaign=campaign
             )
-            mean[rows], deviation[rows] = self._of(time_terms(here, model, cluster), *belief)
+            mean[rows], deviation[rows] = self._of(time_terms(here, model, cluster), factors)
         return mean, deviation
 
-    def deviations(
+    def factors(
         self,
         model: ModelShape,
         cluster: Cluster,
@@ -106,8 +107,8 @@ class TimeCalibration:
         num_devices: int,
         software: str = "",
         campaign: str = "",
-    ) -> tuple[Floats, Floats]:
-        """Mean and covariance of log(factor / `PRIOR`); the last factor is on the whole step."""
+    ) -> StepFactors:
+        """The factors of a campaign that trains this model on so many devices of this cluster."""
         origin = Origin(
             cluster=cluster.name,
             software=software,
@@ -115,10 +116,7 @@ class TimeCalibration:
             num_devices=num_devices,
             campaign=campaign,
         )
-        if self.posterior is None:
-            variances = self.prior.log_variances
-            return np.zeros(variances.size), np.diag(variances)
-        return self.posterior.deviation_of(origin)
+        return self.prior.factors if self.posterior is None else self.posterior.factors(origin)
 
     def outside(
         self,
@@ -131,14 +129,9 @@ class TimeCalibration:
         """A warning if the layouts are outside of the measured range; None if they are not."""
         return warning_outside(self.evidence, LayoutColumns.of(layouts), model, cluster, software)
 
-    def _of(
-        self, terms: TimeTerms, deviations: Floats, covariance: Floats
-    ) -> tuple[Floats, Floats]:
-        factors = PRIOR * np.exp(deviations[:-1])
-        mean = np.log(terms.step_time_s(factors)) + deviations[-1]
-        jacobian = np.concatenate([terms.shares(factors), np.ones((mean.size, 1))], axis=1)
-        variance = np.einsum("nt,nt->n", jacobian @ covariance, jacobian)
-        return mean, np.sqrt(np.maximum(variance, 0.0) + self.misfit_log_sd**2)
+    def _of(self, terms: TimeTerms, factors: StepFactors) -> tuple[Floats, Floats]:
+        deviation = np.hypot(log_sd(terms, factors), self.misfit_log_sd)
+        return log_step_s(terms, factors.mean), deviation
 
     @property
     def misfit_log_sd(self) -> float:

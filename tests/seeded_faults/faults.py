@@ -203,10 +203,10 @@ TUNER: Final = (
     Fault(
         name="misfit-deviation-used-as-variance",
         function="fit",
-        before="+= misfit**2 / weights",
-        after="+= misfit / weights",
+        before="np.diag(misfit**2 / weights)",
+        after="np.diag(misfit / weights)",
         what="The calibration of step times takes the misfit's standard deviation as its variance.",
-        also="_linearised",
+        also="_misfit",
     ),
     Fault(
         name="reserve-begins-a-trial-late",

@@ -10,13 +10,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.belief.factor_regression import term_factors
 from search_spaces.belief.job import JobEstimate, estimate_job, predicted_step
 from search_spaces.belief.known_measurements import Knowledge
 from search_spaces.belief.memory import ELSEWHERE, MemoryBelief
 from search_spaces.belief.memory_evidence import Evidence, evidence_of
 from search_spaces.belief.time import TimeCalibration
 from search_spaces.estimates.memory import StageMemory, stage_memory
-from search_spaces.estimates.time import PRIOR, TimePart, step_time_parts
+from search_spaces.estimates.time import TimePart, step_time_parts
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
@@ -174,11 +175,10 @@ class Estimator:
 
     def _parts(self, layout: Layout, total_s: float) -> Iterator[TimePart]:
         """The parts under the calibrated factors, scaled so that they add up to the step time."""
-        deviations, _ = self._time.deviations(
+        factors = self._time.factors(
             self.model, self.cluster, num_devices=layout.num_devices, software=self.software
         )
-        factors = PRIOR * np.exp(deviations[:-1])
-        parts = step_time_parts(layout, self.model, self.cluster, factors)
+        parts = step_time_parts(layout, self.model, self.cluster, term_factors(factors.mean))
         scale = total_s / sum(part.seconds for part in parts)
         for part in parts:
             yield TimePart(name=part.name, meaning=part.meaning, seconds=part.seconds * scale)

@@ -80,7 +80,7 @@ class CheapProbes:
     def expected_node_s(self, belief: StepBelief, row: int, fidelity: Fidelity | None) -> float:
         """Expected node-seconds of a probe of a layout, or of a part of it."""
         if fidelity is None:
-            (log_s,) = belief.mean(np.array([row]))
+            (log_s,), _ = belief.marginals(np.array([row]))
             return self.full_node_s(row, float(log_s))
         (log_s,), _ = belief.marginals_of(self._predictions.part(row, fidelity))
         nodes = fidelity.reduced(self._problem.layouts.layout(row)).num_nodes

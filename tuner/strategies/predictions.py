@@ -10,22 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.belief.extrapolation import COMMON_LOG_SD, extrapolation_log_sd
+from search_spaces.belief.factor_regression import StepFactors
 from search_spaces.belief.known_residuals import known_residual
 from search_spaces.belief.pipeline_stalls import PipelineStalls
 from search_spaces.belief.residual import knob_coordinates
 from search_spaces.belief.slow_runs import MEAN_EXCESS
-from search_spaces.belief.step_belief import (
-    FactorsPrior,
-    MeasuredParts,
-    StepBelief,
-    StepModel,
-    joined,
-)
-from search_spaces.belief.time import TimeCalibration
+from search_spaces.belief.step_belief import MeasuredParts, StepBelief, StepModel, joined
+from search_spaces.belief.time import TimeCalibration, TimePrior
 from search_spaces.belief.time_evidence import Origin
 from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.estimates.prediction import Prediction
-from search_spaces.estimates.time import FACTOR_PRIORS, time_terms
+from search_spaces.estimates.time import time_terms
 from tuner.strategies.base import CheapRun, History
 from tuner.strategies.fitting import Fitting, FittingBelief
 from tuner.strategies.goals import Goals
@@ -154,21 +149,18 @@ class Predictions:
         )
 
 
-def factors_prior(problem: SearchProblem, calibration: TimeCalibration) -> FactorsPrior:
+def factors_prior(problem: SearchProblem, calibration: TimeCalibration) -> StepFactors:
     """The prior of the step time's factors, calibrated on measurements from elsewhere."""
     if not len(calibration.evidence):
-        deviations = [factor.log_sd for factor in FACTOR_PRIORS.values()]
-        variances = np.square([*deviations, _SCALE_LOG_SD])
-        return FactorsPrior(mean=np.zeros(len(variances)), covariance=np.diag(variances))
+        return TimePrior(scale_log_sd=_SCALE_LOG_SD).factors
     origin = _origin(problem)
-    mean, covariance = calibration.deviations(
+    return calibration.factors(
         problem.model,
         problem.cluster,
         num_devices=origin.num_devices,
         software=problem.software,
         campaign=origin.campaign,
     )
-    return FactorsPrior(mean=mean, covariance=covariance)
 
 
 def _origin(problem: SearchProblem) -> Origin:

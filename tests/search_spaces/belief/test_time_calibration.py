@@ -98,14 +98,12 @@ def test_without_samples_the_estimate_is_the_formula_s() -> None:
 
 def test_factors_that_made_the_samples_are_found_again() -> None:
     calibration = TimeCalibration.fit(SLOW_LINKS.samples(SMALL, LAYOUTS))
-    deviations, covariance = calibration.deviations(
-        SMALL, A100, num_devices=16, campaign="elsewhere"
-    )
-    found = dict(zip(TERM_NAMES, deviations[:-1] + deviations[-1], strict=True))
+    factors = calibration.factors(SMALL, A100, num_devices=16, campaign="elsewhere")
+    found = dict(zip(TERM_NAMES, factors.mean[:-1] + factors.mean[-1], strict=True))
     # Attention and the kernels' starts go with the matrices in these layouts: the sum is sure.
     assert np.exp(found["matrices"]) == pytest.approx(1.2, rel=0.2)
     assert np.exp(found["tensor_inside"]) == pytest.approx(2.5, rel=0.2)
-    assert np.all(np.diag(covariance) > 0)
+    assert np.all(np.diag(factors.covariance) > 0)
 
 
 def test_ten_samples_predict_the_other_layouts() -> None:
@@ -190,10 +188,10 @@ def test_whatever_was_measured_factors_are_positive_and_predictions_finite(
         for layout, time_s in zip(layouts, times_s, strict=True)
     ]
     calibration = TimeCalibration.fit(samples)
-    deviations, covariance = calibration.deviations(SMALL, A100, num_devices=16)
+    factors = calibration.factors(SMALL, A100, num_devices=16)
     mean, deviation = calibration.predict(LAYOUTS[first], SMALL, A100)
-    assert np.all(np.exp(deviations) > 0)
-    assert np.all(np.linalg.eigvalsh(covariance) > -1e-9)
+    assert np.all(np.exp(factors.mean) > 0)
+    assert np.all(np.linalg.eigvalsh(factors.covariance) > -1e-9)
     assert np.isfinite(mean[0])
     assert deviation[0] > 0
 

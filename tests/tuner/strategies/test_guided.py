@@ -305,7 +305,7 @@ def test_measurements_of_another_model_there_move_what_is_expected_first() -> No
     warm = make_search(knowledge=Knowledge(samples=samples))
     rows = np.array([0])
     before, after = (
-        Predictions(problem).belief(History(problem.layouts)).mean(rows)[0]
+        Predictions(problem).belief(History(problem.layouts)).marginals(rows)[0][0]
         for problem in (cold, warm)
     )
     assert after > before + 0.1
@@ -330,5 +330,5 @@ def test_what_the_closed_form_lacked_for_another_model_is_expected_first() -> No
     warm = make_search(knowledge=Knowledge(samples=samples))
     predictions, rows = Predictions(warm), np.arange(len(warm.layouts))
     calibrated, _ = TimeCalibration.fit(samples).predict(columns, warm.model, warm.cluster)
-    moved = predictions.belief(History(warm.layouts)).mean(rows) - calibrated
+    moved = predictions.belief(History(warm.layouts)).marginals(rows)[0] - calibrated
     assert np.corrcoef(moved, off)[0, 1] > 0.5
