@@ -59,6 +59,10 @@ layout."""
 class _Candidates:
     """The candidates of one proposal, and the predictions about them."""
 
+    history: History
+    """The measurements, and what is pending."""
+    rng: np.random.Generator
+    """Draws the figures."""
     belief: StepBelief
     """The prediction of step times."""
     rows: Ints
@@ -73,6 +77,27 @@ class _Candidates:
     """The weights of the objectives."""
     best: float
     """The figure to beat."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Probed:
+    """The candidates that cheap probes measured, by their places among all candidates."""
+
+    is_probed: NDArray[np.bool_]
+    """Whether cheap probes alone measured it."""
+    log_s: Floats
+    """Expected logarithm of each candidate's step time."""
+    log_sd: Floats
+    """Standard deviation of that."""
+    figures: Floats
+    """Expected figure of each candidate."""
+    best: int
+    """The place of the best of the probed ones."""
+    may_win: bool
+    """Whether that one exists and would be ranked."""
+    to_beat: int | None
+    """Its place where it is expected to be better than all that was measured in full: others must
+    exceed it. None: others must exceed the best of those."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,10 +129,10 @@ class GuidedProposer:
     def propose(self, history: History) -> int | None:
         """The candidate of the largest value; None: the budget allows nothing, now at least."""
         rng, belief = self._rng(history), self._predictions.belief(history)
-        if self._rests(history, belief):
+        if self._must_wait(history, belief):
             return None
         candidates = self._select(history, belief, rng)
-        chosen, fidelity = self._choose(history, candidates, rng)
+        chosen, fidelity = self._choose(candidates)
         place = np.array([chosen])
         rows, fitting = candidates.rows[place], candidates.fitting.rows(place)
         prediction = self._predictions.of_one(
@@ -150,24 +175,21 @@ class GuidedProposer:
         if num_objectives > 1:
             # Each selection of candidates looks at another part of the front.
             gains = [
-                self._front_gains(history, self._select(history, belief, rng, turn=turn), rng)
+                self._front_gains(self._select(history, belief, rng, turn=turn))
                 for turn in range(num_objectives + 1)
             ]
             return max(float(np.quantile(gains_S, 1.0 - GAIN_RISK)) for gains_S in gains)
         candidates = self._select(history, belief, rng)
-        figures_SN = self._draw_figures(candidates, candidates.rows, candidates.fitting, rng)
+        figures_SN = self._draw_figures(candidates, candidates.rows, candidates.fitting)
         runs_SN = rng.random(figures_SN.shape) < candidates.fitting.probability * candidates.sound
         best_S = np.where(runs_SN, figures_SN - candidates.best, 0.0).max(axis=1, initial=0.0)
         return float(np.expm1(np.quantile(best_S, 1.0 - GAIN_RISK)))
 
-    def _front_gains(
-        self, history: History, candidates: _Candidates, rng: np.random.Generator
-    ) -> Floats:
+    def _front_gains(self, candidates: _Candidates) -> Floats:
         """By which share the hypervolume of the measured front grows, in each draw."""
-        goals, rows = self._predictions.goals, candidates.rows
-        measured_MG = np.concatenate(
-            [self._measured_values(row, seen) for row, seen in self._ranked(history)]
-        )
+        goals, rows, rng = self._predictions.goals, candidates.rows, candidates.rng
+        ranked = self._ranked(candidates.history)
+        measured_MG = np.concatenate([self._measured_values(row, seen) for row, seen in ranked])
         best_G = measured_MG.max(axis=0)
         front_MG = goals.shares(measured_MG, best_G)
         log_s_SN = candidates.belief.draws(rows, NUM_FRONT_DRAWS, rng)
@@ -181,97 +203,102 @@ class GuidedProposer:
             grown.append(hypervolume(every[pareto_front(every)]))
         return np.asarray(grown) / max(now, np.finfo(float).tiny) - 1.0
 
-    def _choose(
-        self, history: History, candidates: _Candidates, rng: np.random.Generator
-    ) -> tuple[int, Fidelity | None]:
-        """The place of the next candidate, and the part of it to be probed."""
+    def _choose(self, candidates: _Candidates) -> tuple[int, Fidelity | None]:
+        """The place of the candidate to be probed, and the part of it that runs; None: all of it.
+
+        Without cheap probes it is the candidate of the largest value. With them it is one of two:
+        the best layout that cheap probes measured, which is now measured in full; or the most
+        valuable other layout, mostly in part.
+        """
         if self._cheap is None:
-            return int(self.weigh(history, candidates, rng).argmax()), None
-        rows = candidates.rows
+            return int(self.weigh(candidates).argmax()), None
+        probed, needs_full = self._probed(candidates), self._needs_full(candidates.history)
+        if probed.is_probed.all() or (needs_full and probed.may_win):
+            return probed.best, None
+        place, fidelity, node_s = self._best_unprobed(candidates, probed, self._cheap)
+        if probed.may_win and self._is_turn_of_full(candidates, probed, node_s, self._cheap):
+            return probed.best, None
+        return place, None if needs_full else fidelity
+
+    def _probed(self, candidates: _Candidates) -> _Probed:
+        """The candidates of which only cheap probes have run, and the best of them.
+
+        The best has the largest expected figure, lowered where the layout rather does not run. A
+        layout whose cheap probe broke the memory headroom is never ranked, and so never the best.
+        """
+        history, rows = candidates.history, candidates.rows
         log_s, log_sd = candidates.belief.marginals(rows)
         peaks = candidates.fitting.peak_mean_bytes
         figures = candidates.weighing.figure(self._predictions.goals.values(rows, log_s, peaks))
         is_probed = np.isin(rows, list(history.cheap.keys() - history.observations.keys()))
-        best_full = candidates.best if self._has_ranked(history) else -np.inf
-        hopes = self._hopes(history, candidates, figures, is_probed)
-        best_probed = int(hopes.argmax())
-        may_be_ranked = bool(hopes[best_probed] > -np.inf)
-        leads = may_be_ranked and bool(figures[best_probed] > best_full)
-        over = best_probed if leads else None
-        values = self.weigh(history, candidates, rng, over=over)
-        place = int(np.where(is_probed, -np.inf, values).argmax())
-        candidate = Candidate(
-            row=int(rows[place]),
-            log_s=float(log_s[place]),
-            log_sd=float(log_sd[place]),
-            above_best=float(figures[place] - (figures[best_probed] if leads else candidates.best)),
-            runs=float(candidates.fitting.probability[place]),
-        )
-        fidelity, node_s = self._cheap.choose(candidates.belief, candidate)
-        if candidate.row in history.observations:  # a repetition of a full probe
-            fidelity, node_s = None, self._cheap.full_node_s(candidate.row, candidate.log_s)
-        needs_full = self._needs_full(history)
-        if is_probed.all() or (needs_full and may_be_ranked):
-            return best_probed, None
-        if may_be_ranked:
-            gain = np.inf
-            if best_full > -np.inf or any(row in history.cheap for row in history.pending):
-                gain = float(self.weigh(history, candidates, rng)[best_probed])
-            left_node_s = self._left_node_s(history, candidates.belief)
-            at = slice(best_probed, best_probed + 1)
-            # Only a first full probe may exceed the budget: without it there is no winner.
-            pays = gain == np.inf or left_node_s >= self._cheap.least_full_node_s(
-                rows[at], log_s[at]
-            )
-            if pays and self._cheap.is_turn_of_full(
-                left_node_s,
-                gain,
-                self._cheap.full_node_s(int(rows[best_probed]), log_s[best_probed]),
-                self._open_gain(history, candidates, rng, ~is_probed, over=over),
-                node_s,
-            ):
-                return best_probed, None
-        return place, None if needs_full else fidelity
-
-    def _hopes(
-        self,
-        history: History,
-        candidates: _Candidates,
-        figures: Floats,
-        is_probed: NDArray[np.bool_],
-    ) -> Floats:
-        """What decides which of the layouts of cheap probes is measured in full first.
-
-        It is the expected figure, lowered where the layout rather does not run. -inf: no cheap
-        probe measured it, or one showed that it breaks the memory headroom and is never ranked.
-        """
-        peaks = {row: run.observation.peak_memory_bytes or 0 for row, run in history.cheap.items()}
-        keeps = [peaks.get(row, 0) <= self._allowed_bytes for row in candidates.rows.tolist()]
+        seen = {row: run.observation.peak_memory_bytes or 0 for row, run in history.cheap.items()}
+        keeps = [seen.get(row, 0) <= self._allowed_bytes for row in rows.tolist()]
         runs = candidates.fitting.probability
         doubt = np.where(runs > _LIKELY, 0.0, np.log(runs))
-        return np.where(is_probed & keeps, figures + doubt, -np.inf)
+        order = np.where(is_probed & keeps, figures + doubt, -np.inf)
+        best = int(order.argmax())
+        may_win = bool(order[best] > -np.inf)
+        leads = may_win and (figures[best] > candidates.best or not self._has_ranked(history))
+        return _Probed(
+            is_probed=is_probed,
+            log_s=log_s,
+            log_sd=log_sd,
+            figures=figures,
+            best=best,
+            may_win=may_win,
+            to_beat=best if leads else None,
+        )
 
-    def _open_gain(
-        self,
-        history: History,
-        candidates: _Candidates,
-        rng: np.random.Generator,
-        among: NDArray[np.bool_],
-        *,
-        over: int | None,
-    ) -> float:
-        """The largest expected gain among some candidates and the parts of layouts that run now."""
-        rows = np.array([r for r, part in history.pending.items() if part is not None], dtype=int)
-        is_part = np.isin(list(history.pending), rows)
+    def _best_unprobed(
+        self, candidates: _Candidates, probed: _Probed, cheap: CheapProbes
+    ) -> tuple[int, Fidelity | None, float]:
+        """The most valuable other candidate, the part of it to be probed, and its node-seconds."""
+        values = self.weigh(candidates, over=probed.to_beat)
+        place = int(np.where(probed.is_probed, -np.inf, values).argmax())
+        best = candidates.best if probed.to_beat is None else probed.figures[probed.to_beat]
+        candidate = Candidate(
+            row=int(candidates.rows[place]),
+            log_s=float(probed.log_s[place]),
+            log_sd=float(probed.log_sd[place]),
+            above_best=float(probed.figures[place] - best),
+            runs=float(candidates.fitting.probability[place]),
+        )
+        if candidate.row in candidates.history.observations:  # a repetition of a full probe
+            return place, None, cheap.full_node_s(candidate.row, candidate.log_s)
+        return place, *cheap.choose(candidates.belief, candidate)
+
+    def _is_turn_of_full(
+        self, candidates: _Candidates, probed: _Probed, cheap_node_s: float, cheap: CheapProbes
+    ) -> bool:
+        """Whether the best probed layout is measured in full before another is probed.
+
+        Only the first full probe may exceed the budget: without it there is no winner.
+        """
+        history, at, gain = candidates.history, slice(probed.best, probed.best + 1), np.inf
+        rows, log_s = candidates.rows[at], probed.log_s[at]
+        left_node_s = self._left_node_s(history, candidates.belief)
+        if self._has_ranked(history) or any(row in history.cheap for row in history.pending):
+            gain = float(self.weigh(candidates)[probed.best])
+            if left_node_s < cheap.least_full_node_s(rows, log_s):
+                return False
+        others = self._gain_of_others(candidates, probed)
+        node_s = cheap.full_node_s(int(rows[0]), log_s[0])
+        return cheap.is_turn_of_full(left_node_s, gain, node_s, others, cheap_node_s)
+
+    def _gain_of_others(self, candidates: _Candidates, probed: _Probed) -> float:
+        """The largest expected gain of other candidates and of layouts of which a part runs now."""
+        pending = candidates.history.pending
+        rows = np.array([row for row, part in pending.items() if part is not None], dtype=int)
+        is_part = np.isin(list(pending), rows)
         fits = candidates.fitting.joined(candidates.pending_fitting.rows(np.flatnonzero(is_part)))
         every = np.concatenate([candidates.rows, rows])
-        figures_SN = self._draw_figures(candidates, every, fits, rng)
-        best_S1 = candidates.best if over is None else figures_SN[:, [over]]
+        figures_SN = self._draw_figures(candidates, every, fits)
+        best_S1 = candidates.best if probed.to_beat is None else figures_SN[:, [probed.to_beat]]
         gains_N = fits.probability * mean_gains(figures_SN - best_S1)
-        gains_N[: len(among)] *= candidates.sound * among
+        gains_N[: len(candidates.rows)] *= candidates.sound * ~probed.is_probed
         return float(gains_N.max())
 
-    def _rests(self, history: History, belief: StepBelief) -> bool:
+    def _must_wait(self, history: History, belief: StepBelief) -> bool:
         """Whether nothing more is to be proposed, at least before what is pending has ended.
 
         What is pending decides the last trial, or is expected to use up the budget. Or the budget
@@ -304,27 +331,17 @@ class GuidedProposer:
         )
         return history.left_node_s - sum(pending)
 
-    def weigh(
-        self,
-        history: History,
-        candidates: _Candidates,
-        rng: np.random.Generator,
-        *,
-        over: int | None = None,
-    ) -> Floats:
+    def weigh(self, candidates: _Candidates, *, over: int | None = None) -> Floats:
         """The value of each candidate; a failure is not cheaper because others are pending.
 
-        Args:
-            history: with the pending layouts.
-            candidates: all of them.
-            rng: draws the figures.
-            over: the place of the candidate whose figure is to be exceeded; None: the best figure.
+        `over` is the place of the candidate whose figure is to be exceeded; None: the best figure.
         """
-        pending, count = np.array(list(history.pending), dtype=np.int64), len(candidates.rows)
+        pending = np.array(list(candidates.history.pending), dtype=np.int64)
+        count = len(candidates.rows)
         fits = candidates.fitting.joined(candidates.pending_fitting)
         every = np.concatenate([candidates.rows, pending])
-        figures_SN = self._draw_figures(candidates, every, fits, rng)
-        runs_SP = rng.random((NUM_DRAWS, len(pending))) < fits.probability[count:]
+        figures_SN = self._draw_figures(candidates, every, fits)
+        runs_SP = candidates.rng.random((NUM_DRAWS, len(pending))) < fits.probability[count:]
         pending_SP = np.where(runs_SP, figures_SN[:, count:], -np.inf)
         alone_S1 = candidates.best if over is None else figures_SN[:, [over]]
         beside_S1 = np.maximum(alone_S1, pending_SP.max(axis=1, initial=-np.inf)[:, None])
@@ -379,6 +396,8 @@ class GuidedProposer:
         repeated = judged.rows(others[len(pending) :])
         repeated = replace(repeated, probability=np.ones(len(again)))  # they ran
         return _Candidates(
+            history=history,
+            rng=rng,
             belief=belief,
             rows=np.concatenate([free[places], again]),
             fitting=fitting.rows(places).joined(repeated),
@@ -389,11 +408,9 @@ class GuidedProposer:
             best=best,
         )
 
-    def _draw_figures(
-        self, candidates: _Candidates, rows: Ints, fitting: Fitting, rng: np.random.Generator
-    ) -> Floats:
-        log_s_SN = candidates.belief.draws(rows, NUM_DRAWS, rng)
-        peaks_SN = fitting.draw_peaks(NUM_DRAWS, rng)
+    def _draw_figures(self, candidates: _Candidates, rows: Ints, fitting: Fitting) -> Floats:
+        log_s_SN = candidates.belief.draws(rows, NUM_DRAWS, candidates.rng)
+        peaks_SN = fitting.draw_peaks(NUM_DRAWS, candidates.rng)
         return candidates.weighing.figure(self._predictions.goals.values(rows, log_s_SN, peaks_SN))
 
     def _incumbent(self, history: History, weighing: Weighing, figures: Floats) -> float:

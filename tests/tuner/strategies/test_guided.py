@@ -235,7 +235,7 @@ def test_what_is_pending_leaves_the_others_less_to_gain() -> None:
 
     def mean_gain() -> float:
         rng, belief = np.random.default_rng(0), proposer._predictions.belief(history)
-        return float(proposer.weigh(history, proposer._select(history, belief, rng), rng).mean())
+        return float(proposer.weigh(proposer._select(history, belief, rng)).mean())
 
     with_pending = mean_gain()
     history.pending.clear()
