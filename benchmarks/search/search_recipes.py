@@ -20,7 +20,7 @@ from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.tables import MeasurementTable, TableCell
-from tuner.replay.estimates import JudgedCell, judge_cell
+from tuner.replay.estimates import EstimatedCell, estimate_cell
 
 Tables = Mapping[str, MeasurementTable]
 
@@ -35,9 +35,11 @@ _LAYOUT: Final = ("tp", "pp", "dp", "vpp", "micro_batch_size", "num_microbatches
 def near_top(tables: Tables) -> Part:
     """Median |log(predicted / measured)| near the top, cold, and calibrated on the other half."""
     rows = [_near_row(f"{group.title}, cold", group.of(tables), ()) for group in GROUPS]
-    for judged, known in (HALVES, HALVES[::-1]):
+    for estimated, known in (HALVES, HALVES[::-1]):
         rows.append(
-            _near_row(f"{judged.title}, from {known.title}", judged.of(tables), known.of(tables))
+            _near_row(
+                f"{estimated.title}, from {known.title}", estimated.of(tables), known.of(tables)
+            )
         )
     text = table(("cells", "layouts near the top", "median error", "all that ran"), rows)
     return Part(title="near-top", text=f"Near: within {NEAR:.0%} of the cell's best.\n\n{text}")
@@ -48,19 +50,19 @@ def _near_row(
 ) -> tuple[str, ...]:
     knowledge = knowledge_of(known) if known else Knowledge()
     times = TimeCalibration.fit(knowledge)
-    judged = [judge_cell(cell, times, knowledge) for cell in cells]
-    if not judged:
+    estimated = [estimate_cell(cell, times, knowledge) for cell in cells]
+    if not estimated:
         return title, "-", "-", "-"
-    near = np.concatenate([_log_errors(one, NEAR) for one in judged])
-    every = np.concatenate([_log_errors(one, 1.0) for one in judged])
+    near = np.concatenate([_log_errors(one, NEAR) for one in estimated])
+    every = np.concatenate([_log_errors(one, 1.0) for one in estimated])
     return title, f"{near.size}", f"{np.median(near):.1%}", f"{np.median(every):.1%}"
 
 
-def _log_errors(judged: JudgedCell, share: float) -> np.ndarray:
+def _log_errors(estimated: EstimatedCell, share: float) -> np.ndarray:
     """|log(predicted / measured)| of the layouts within a share of the cell's best."""
-    best = np.nanmax(judged.tokens_per_s)
-    near = judged.completed & (judged.tokens_per_s >= (1 - share) * best)
-    off = np.log(judged.expected_step_time_s[near] / judged.step_time_s[near])
+    best = np.nanmax(estimated.tokens_per_s)
+    near = estimated.completed & (estimated.tokens_per_s >= (1 - share) * best)
+    off = np.log(estimated.expected_step_time_s[near] / estimated.step_time_s[near])
     return np.asarray(np.abs(off))
 
 

@@ -302,13 +302,13 @@ def _leased_by_ended_workers() -> Select[Any]:
 
 
 def _open_in_an_ended_campaign() -> Select[Any]:
-    not_told = or_(
+    still_open = or_(
         Trial.state == "PENDING", and_(Trial.state == "RUNNING", not_(Trial.cancel_requested))
     )
     return (
         select(Trial.id)
         .join(Campaign, Campaign.id == Trial.campaign_id)
-        .where(Campaign.state.in_(ENDED_CAMPAIGN_STATES), not_told)
+        .where(Campaign.state.in_(ENDED_CAMPAIGN_STATES), still_open)
     )
 
 
@@ -406,7 +406,7 @@ RULES: Final[dict[str, Invariant]] = {
         keys=_leased_by_ended_workers,
     ),
     "ended-campaigns": Invariant(
-        broken="trials that wait, or run untold, in campaigns that have ended",
+        broken="trials in ended campaigns that wait, or run without a request to cancel them",
         keys=_open_in_an_ended_campaign,
     ),
     "counters": Invariant(

@@ -174,7 +174,7 @@ def _budget_words(bought: BoughtProbes) -> str:
 
 
 def knowledge_words(used: KnowledgeUsed) -> str:
-    """What the predictions of a plan rest on."""
+    """The basis of the predictions of a plan."""
     constants = f"the constants of the cluster ({used.constants or 'of unknown origin'})"
     if used.basis != "measurements":
         kind = "measured constants" if used.basis == "calibration" else "data sheets alone"

@@ -391,7 +391,7 @@ def _read_layouts(described: object) -> tuple[Layout, ...]:
 
 
 def _read_baseline(described: Any, values: Mapping[str, Any]) -> Layout | None:
-    """The baseline; None where a wrong field keeps it from being judged.
+    """The baseline; None where a wrong field keeps it from being checked.
 
     Args:
         described: the field of the document.

@@ -165,7 +165,7 @@ def _fewest_replicas(layout: Layout) -> int:
 
 
 def _is_legal(fidelity: Fidelity, layout: Layout, model: ModelShape, cluster: Cluster) -> bool:
-    # The trainer's own limits, and spaces that let tp leave a node, were judged for the layout.
+    # The trainer's own limits, and spaces that let tp leave a node, were checked for the layout.
     scopes = ALL_SCOPES - {"trainer", "redundant"}
     return not violations(
         fidelity.reduced(layout),

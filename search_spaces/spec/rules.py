@@ -1,4 +1,4 @@
-"""The rules of legality: each judges arrays of layouts, and explains one illegal layout.
+"""The rules of legality: each checks arrays of layouts, and explains one illegal layout.
 
 Nothing is repaired: a layout that breaks a rule is refused with a sentence that names the numbers.
 """
@@ -34,7 +34,7 @@ PRECISIONS_SUPPORTED: Final[tuple[Precision, ...]] = PRECISIONS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuleContext:
-    """The model, cluster and settings for which layouts are judged."""
+    """The model, cluster and settings for which layouts are checked."""
 
     model: ModelShape
     """The model to train."""
@@ -75,14 +75,14 @@ def violations(
     """Why `layout` is illegal: one sentence for each broken rule; empty: it is legal.
 
     Args:
-        layout: the layout to judge.
+        layout: the layout to check.
         model: the model to train.
         cluster: the cluster to train on.
         global_batch: the required sequences per step; None: any number.
         allow_tp_across_nodes: whether a tensor-parallel group may span nodes.
         fill_nodes: whether a job on one node must use every device, too.
         scopes: which rules to apply; `PROBE_SCOPES` lets ranks outnumber the devices,
-            `ALL_SCOPES - {"trainer"}` judges layouts that another trainer runs.
+            `ALL_SCOPES - {"trainer"}` checks layouts that another trainer runs.
     """
     context = RuleContext(
         model=model,

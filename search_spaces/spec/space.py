@@ -231,7 +231,7 @@ class LegalSet:
 
     @property
     def num_combinations(self) -> int:
-        """Combinations that were judged."""
+        """Combinations that were checked."""
         return self.space.num_combinations
 
     def layout(self, position: int) -> Layout:

@@ -106,8 +106,8 @@ def time_is_up(budget: Budget, spent: Spent) -> str | None:
     return None
 
 
-def rest_is_too_small(budget: Budget, spent: Spent) -> str:
-    """The ending of a campaign whose node-hours have a rest that pays for no full probe."""
+def too_little_left(budget: Budget, spent: Spent) -> str:
+    """The ending of a campaign whose remaining node-hours pay for no full probe."""
     left = (node_seconds_left(budget, spent) or 0.0) / SECONDS_PER_HOUR
     return f"{left:.3g} of {budget.node_hours:g} node-hours left, too few for a full probe"
 

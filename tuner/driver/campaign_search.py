@@ -115,7 +115,7 @@ class CampaignSearch:
     def ask(self, *, left_node_s: float | None = None, is_last: bool = False) -> Layout | None:
         """The next layout, the baseline before all others.
 
-        None: the legal set is exhausted, or the search rests (`rests`).
+        None: the legal set is exhausted, or the search is held back (`is_held_back`).
 
         Args:
             left_node_s: node-seconds that the budget has left; None: it does not count them.
@@ -149,9 +149,9 @@ class CampaignSearch:
         return self._measured.get(layout)
 
     @property
-    def rests(self) -> bool:
-        """Whether the last ask proposed nothing since the budget allows nothing, now at least."""
-        return self._strategy.rests
+    def is_held_back(self) -> bool:
+        """Whether the last ask proposed nothing because the budget allows nothing, at least now."""
+        return self._strategy.is_held_back
 
     @property
     def has_measured(self) -> bool:

@@ -33,8 +33,8 @@ from tuner.driver.budget_check import (
     closing_message,
     is_reserved,
     node_seconds_left,
-    rest_is_too_small,
     time_is_up,
+    too_little_left,
     trials_left,
 )
 from tuner.driver.campaign_opening import BackgroundOpening, ImmediateOpening
@@ -56,7 +56,7 @@ ENDINGS_AN_ANALYSIS: Final = 5
 """Trials that must have ended since the last analysis."""
 LEAST_COMPLETED: Final = 5
 """Completed trials before a campaign may be called converged: with fewer, the prediction of what is
-left to gain rests mostly on the prior."""
+left to gain comes mostly from the prior."""
 
 _log: Final = logging.getLogger("tuner.driver.driver")
 
@@ -300,8 +300,8 @@ class Driver:
         if num_open or num_repeats or added:
             return
         is_searched = converged is None and not reserved
-        # A rest that pays for no full probe pays for no repeat of one either.
-        if not (is_searched and search.rests and left != 0):
+        # Where the budget pays for no full probe, it pays for no repeat of one either.
+        if not (is_searched and search.is_held_back and left != 0):
             if self._remeasure(campaign, search, left):
                 return
             if is_searched and self._run_all_again(campaign, search, left):
@@ -516,8 +516,8 @@ def _ending(search: CampaignSearch, spent: Spent, left: int | None) -> tuple[str
     budget = search.spec.budget
     if left == 0:
         return "budget", f"{spent.trials} of {budget.trials} trials done"
-    if search.rests:
-        return "budget", rest_is_too_small(budget, spent)
+    if search.is_held_back:
+        return "budget", too_little_left(budget, spent)
     return "exhausted", f"all {search.num_layouts} legal layouts were tried"
 
 

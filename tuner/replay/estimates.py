@@ -1,6 +1,6 @@
 """Compares the estimates with a table: errors, ranking, and the regret of the first choice.
 
-The estimates are calibrated on other samples, and not on the judged cells. A layout counts as
+The estimates are calibrated on other samples, and not on the estimated cells. A layout counts as
 accepted where its probability of fitting is at least 50 %.
 """
 
@@ -28,7 +28,7 @@ ACCEPTED: Final = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class JudgedCell:
+class EstimatedCell:
     """Estimates beside measurements, layout by layout; NaN where nothing was measured."""
 
     cell: TableCell
@@ -93,14 +93,14 @@ class JudgedCell:
         return int(np.sum(self.completed & (self.fits < ACCEPTED))), int(np.sum(self.completed))
 
 
-def judge_cell(cell: TableCell, times: TimeCalibration, knowledge: Knowledge) -> JudgedCell:
+def estimate_cell(cell: TableCell, times: TimeCalibration, knowledge: Knowledge) -> EstimatedCell:
     """Estimates of every layout of a cell, beside its measurements."""
     layouts = CellLayouts(cell)
     columns, software = layouts.columns(), cell.key.software
     log_time, _ = times.predict(columns, cell.model, cell.cluster, software=software)
     belief = MemoryBelief.prior(cell.cluster, software=software).told_elsewhere(knowledge)
     peak, _ = belief.peak_bytes(columns, cell.model)
-    return JudgedCell(
+    return EstimatedCell(
         cell=cell,
         step_time_s=_measured([row.step_time_s for row in layouts.truth]),
         peak_bytes=_measured([row.peak_memory_bytes for row in layouts.truth]),
@@ -115,14 +115,14 @@ def judge_cell(cell: TableCell, times: TimeCalibration, knowledge: Knowledge) ->
 def estimates_report(
     table: str, cells: Sequence[TableCell], knowledge: Knowledge
 ) -> dict[str, Any]:
-    """The judgement over all cells and cell by cell, as plain JSON values."""
+    """The comparison over all cells and cell by cell, as plain JSON values."""
     times = TimeCalibration.fit(knowledge)
-    judged = [judge_cell(cell, times, knowledge) for cell in cells]
-    outside = Counter(one.outside for one in judged if one.outside is not None)
+    estimated = [estimate_cell(cell, times, knowledge) for cell in cells]
+    outside = Counter(one.outside for one in estimated if one.outside is not None)
     return {
         "table": table,
         "settings": {"calibrated_from": len(knowledge)},
-        "estimates": summarize_judged(judged),
+        "estimates": summarize_cells(estimated),
         "cells": [
             {
                 "name": str(one.cell.key),
@@ -130,24 +130,24 @@ def estimates_report(
                 "num_layouts": len(one.fits),
                 "num_completed": int(one.completed.sum()),
                 "outside": one.outside,
-                **summarize_judged([one]),
+                **summarize_cells([one]),
             }
-            for one in judged
+            for one in estimated
         ],
         "notes": [f"{warning} ({number} cells)" for warning, number in outside.items()],
     }
 
 
-def summarize_judged(judged: Sequence[JudgedCell]) -> dict[str, Any]:
+def summarize_cells(estimated: Sequence[EstimatedCell]) -> dict[str, Any]:
     """Errors over all layouts; Kendall's tau and the first choice's regret as means over cells.
 
     A figure without measurements is None. False accepts are a share of the layouts that did not
     run, false rejects a share of those that did.
     """
-    times = np.concatenate([one.time_errors for one in judged])
-    peaks = np.concatenate([one.peak_errors for one in judged])
-    taus = [one.kendall_tau for one in judged if one.kendall_tau is not None]
-    regrets = [one.first_choice_regret for one in judged]
+    times = np.concatenate([one.time_errors for one in estimated])
+    peaks = np.concatenate([one.peak_errors for one in estimated])
+    taus = [one.kendall_tau for one in estimated if one.kendall_tau is not None]
+    regrets = [one.first_choice_regret for one in estimated]
     return {
         "time": {
             **_error_figures(times),
@@ -157,8 +157,8 @@ def summarize_judged(judged: Sequence[JudgedCell]) -> dict[str, Any]:
         },
         "memory": {
             **_error_figures(peaks),
-            "false_accepts": _share([one.false_accepts for one in judged]),
-            "false_rejects": _share([one.false_rejects for one in judged]),
+            "false_accepts": _share([one.false_accepts for one in estimated]),
+            "false_rejects": _share([one.false_rejects for one in estimated]),
         },
     }
 

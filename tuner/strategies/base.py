@@ -228,8 +228,8 @@ class LayoutSearch:
         self._layouts = layouts
         self._proposer = proposer
         self._history = History(layouts)
-        self.rests = False
-        """Whether the last ask proposed nothing since the budget allows nothing, now at least."""
+        self.is_held_back = False
+        """Whether the last ask proposed nothing because the budget allows nothing, at least now."""
 
     @property
     def exhausted(self) -> bool:
@@ -250,13 +250,13 @@ class LayoutSearch:
             left_node_s: node-seconds that the budget has left; None: it does not count them.
             is_last: whether the budget counts trials, and has one left.
         """
-        self.rests = False
+        self.is_held_back = False
         if self.exhausted:
             return None
         history = self._history
         history.left_node_s, history.is_last = left_node_s, is_last
         proposed = self._proposer.propose(history)
-        self.rests = proposed is None
+        self.is_held_back = proposed is None
         if proposed is None:
             return None
         index = int(proposed)

@@ -97,7 +97,7 @@ class FittingBelief:
         self._prior = prior.told_elsewhere(problem.knowledge.samples)
         self._terms = prior.terms(columns, problem.model)
 
-    def judge(self, history: History, rows: Ints) -> Fitting:
+    def predict(self, history: History, rows: Ints) -> Fitting:
         """Probabilities and peaks of some layouts after the history."""
         problem = self._problem
         belief = self._prior.told(samples_of(history, problem))

@@ -129,7 +129,7 @@ class GuidedProposer:
     def propose(self, history: History) -> int | None:
         """The candidate of the largest value; None: the budget allows nothing, now at least."""
         rng, belief = self._rng(history), self._predictions.belief(history)
-        if self._must_wait(history, belief):
+        if self._is_held_back(history, belief):
             return None
         candidates = self._select(history, belief, rng)
         chosen, fidelity = self._choose(candidates)
@@ -157,7 +157,7 @@ class GuidedProposer:
         if self._proposed is not None and self._proposed.row == index:
             return self._proposed.prediction
         rows = np.array([index])
-        fitting = self._predictions.fitting.judge(history, rows)
+        fitting = self._predictions.fitting.predict(history, rows)
         belief = self._predictions.belief(history)
         return self._predictions.of_one(history, belief, fitting, rows)
 
@@ -298,7 +298,7 @@ class GuidedProposer:
         gains_N[: len(candidates.rows)] *= candidates.sound * ~probed.is_probed
         return float(gains_N.max())
 
-    def _must_wait(self, history: History, belief: StepBelief) -> bool:
+    def _is_held_back(self, history: History, belief: StepBelief) -> bool:
         """Whether nothing more is to be proposed, at least before what is pending has ended.
 
         What is pending decides the last trial, or is expected to use up the budget. Or the budget
@@ -369,8 +369,8 @@ class GuidedProposer:
         pending = np.array(list(history.pending), dtype=np.int64)
         doubted = predictions.doubted(history, belief)
         again = np.array(list(doubted), dtype=np.int64)
-        judged = predictions.fitting.judge(history, np.concatenate([free, pending, again]))
-        fitting = judged.rows(np.arange(len(free)))
+        predicted = predictions.fitting.predict(history, np.concatenate([free, pending, again]))
+        fitting = predicted.rows(np.arange(len(free)))
         mean = belief.physical_mean(free)
         values = predictions.goals.values(free, mean, fitting.peak_mean_bytes)
         likely = fitting.probability > _LIKELY
@@ -393,7 +393,7 @@ class GuidedProposer:
         probed = np.flatnonzero(np.isin(free, list(history.cheap)))
         places = np.union1d(places, probed).astype(np.int64) if len(probed) else places
         others = np.arange(len(free), len(free) + len(pending) + len(again))
-        repeated = judged.rows(others[len(pending) :])
+        repeated = predicted.rows(others[len(pending) :])
         repeated = replace(repeated, probability=np.ones(len(again)))  # they ran
         return _Candidates(
             history=history,
@@ -403,7 +403,7 @@ class GuidedProposer:
             fitting=fitting.rows(places).joined(repeated),
             # A repetition gains nothing where the first run was not slowed down.
             sound=np.concatenate([sound[places], list(doubted.values())]),
-            pending_fitting=judged.rows(others[: len(pending)]),
+            pending_fitting=predicted.rows(others[: len(pending)]),
             weighing=weighing,
             best=best,
         )

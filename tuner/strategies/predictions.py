@@ -31,7 +31,7 @@ _SCALE_LOG_SD: Final = 0.3
 _DOUBT: Final = 0.05
 """Probability of a slowed run from which on a repetition is considered."""
 _MOST_RUNS: Final = 4
-"""Runs of one layout: more would not settle what these leave open."""
+"""Runs of one layout: more would not show what these do not."""
 _HERE: Final = "this campaign"
 
 
@@ -122,7 +122,7 @@ class Predictions:
         """The prediction of one layout as a record.
 
         Args:
-            history: on which the prediction rests.
+            history: the measurements that the prediction uses.
             belief: of the step times.
             fitting: of the layout alone.
             rows: the position of the layout, in an array of one.
@@ -183,7 +183,7 @@ def order_by_estimate(problem: SearchProblem) -> NDArray[np.int64]:
     predictions = Predictions(problem)
     nothing = History(problem.layouts)
     rows = np.arange(len(problem.layouts))
-    fitting = predictions.fitting.judge(nothing, rows)
+    fitting = predictions.fitting.predict(nothing, rows)
     log_s = predictions.belief(nothing).physical_mean(rows)
     values = predictions.goals.values(rows, log_s, fitting.peak_mean_bytes)[:, 0]
     return np.argsort(-(values + np.log(fitting.probability)), kind="stable")

@@ -17,7 +17,7 @@ from tests.search_spaces.tables.tables import make_row, make_text
 from tests.tuner.replay.cells import make_cell
 from tuner.replay.cell_layouts import CellLayouts
 from tuner.replay.commands import replay
-from tuner.replay.estimates import JudgedCell, estimates_report, summarize_judged
+from tuner.replay.estimates import EstimatedCell, estimates_report, summarize_cells
 
 
 def true_cell(*, slower: float = 1.0, source: str = "nobody's trainer") -> TableCell:
@@ -67,9 +67,9 @@ def test_a_machine_that_is_slower_throughout_is_off_by_that_and_calibration_mend
 
 def judged(
     times: list[float], expected: list[float], fits: list[float], **changes: Any
-) -> JudgedCell:
+) -> EstimatedCell:
     measured = np.array(times)
-    return JudgedCell(
+    return EstimatedCell(
         cell=make_cell([1.0]),
         step_time_s=measured,
         tokens_per_s=1 / measured,
@@ -84,7 +84,7 @@ def judged(
 def test_figures_by_hand() -> None:
     none = float("nan")
     one = judged([1.0, 2.0, 4.0, none, none], [1.1, 3.0, 2.0, 1.0, 5.0], [0.9, 0.9, 0.4, 0.8, 0.1])
-    found = summarize_judged([one])
+    found = summarize_cells([one])
     assert found["time"]["median_error"] == pytest.approx(0.5)
     assert found["time"]["mean_error"] == pytest.approx((0.1 + 0.5 + 0.5) / 3)
     assert found["time"]["kendall_tau"] == pytest.approx(1 / 3)

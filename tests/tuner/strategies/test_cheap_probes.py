@@ -128,13 +128,13 @@ def test_a_rest_that_pays_for_no_full_probe_is_left_unless_nothing_ran_in_full()
     search = make_search()
     too_little = 0.7 * COSTS.node_s(16, 228.0)
     layout, fidelity = ask(search, left_node_s=too_little)
-    assert not search.rests
+    assert not search.is_held_back
     search.tell(layout, outcome(layout, fidelity), fidelity=fidelity)
     search.tell(layout, outcome(layout, None))
     assert search.ask(left_node_s=too_little) is None
-    assert search.rests
+    assert search.is_held_back
     ask(search, left_node_s=4.0 * too_little)
-    assert not search.rests
+    assert not search.is_held_back
     full = next(row.layout for row in cell().merged if row.layout != layout)
     search.resume(full)
     left_node_s = COSTS.node_s(16, 240.0) + too_little

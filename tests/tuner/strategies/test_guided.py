@@ -168,7 +168,7 @@ def test_a_failure_that_memory_does_not_explain_casts_doubt_on_its_neighbours() 
     near = int(np.flatnonzero((columns.pp == 32) & (columns.micro_batch_size == 2))[0])
     far = int(np.flatnonzero((columns.pp == 1) & (columns.tp == 8))[0])
     rows = np.array([broken, near, far])
-    probability = fitting.judge(search._history, rows).probability
+    probability = fitting.predict(search._history, rows).probability
     assert probability[0] < probability[1] < 0.9 < probability[2]
 
 
@@ -181,9 +181,9 @@ def test_doubt_does_not_depend_on_how_many_are_judged_at_once() -> None:
     for row in range(0, len(layouts), 40):
         search.tell(layouts.layout(row), (FAILED, INFEASIBLE)[row % 80 // 40])
     rows = np.arange(len(layouts))
-    assert len(rows) > 700, "all would be judged in one piece"
-    together = fitting.judge(search._history, rows).probability
-    alone = [fitting.judge(search._history, rows[[row]]).probability[0] for row in rows[::97]]
+    assert len(rows) > 700, "all would be predicted in one piece"
+    together = fitting.predict(search._history, rows).probability
+    alone = [fitting.predict(search._history, rows[[row]]).probability[0] for row in rows[::97]]
     np.testing.assert_allclose(together[::97], alone)
     assert together.min() < 0.5
 
