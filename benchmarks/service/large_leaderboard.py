@@ -211,7 +211,7 @@ class _Rows:
         measured = made_measurement(layout, step_time_s, peak_bytes)
         of_trial, columns = {"trial_id": number}, MeasurementRow.__table__.columns.keys()
         values = {name: getattr(measured, name) for name in columns if hasattr(measured, name)}
-        of_campaign = {"campaign_id": self._campaign.id, "kin": 1}
+        of_campaign = {"campaign_id": self._campaign.id, "same_losses_as": 1}
         self._of[MeasurementRow].append({**of_trial, **of_campaign, **values})
         assert measured.breakdown is not None
         self._of[BreakdownRow].append({**of_trial, **asdict(measured.breakdown)})

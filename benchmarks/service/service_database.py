@@ -120,7 +120,7 @@ def _copy(connection: Connection, table: Table, first: int, campaigns: int, tria
     if table.name == "trials":
         told |= {"id": own_id, "repeat_of": of_trial}
     if table.name == "measurements":
-        told |= {"kin": f"({trials} + c.id - 1)"}
+        told |= {"same_losses_as": f"({trials} + c.id - 1)"}
     names = [column.name for column in table.columns]
     values = [told.get(name) or _value(name) for name in names]
     source = (

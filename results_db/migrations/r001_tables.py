@@ -334,7 +334,7 @@ _table(
     _nullable("memory_kind", sa.String(40)),
     _column("oversubscribed", sa.Boolean()),
     _nullable("warmup_settled", sa.Boolean()),
-    *_columns(sa.Integer(), "kin", "skipped_steps", nullable=True),
+    *_columns(sa.Integer(), "same_losses_as", "skipped_steps", nullable=True),
     _column("shortened", sa.Boolean(), server_default=sa.false()),
     _nullable("iterations_asked", sa.Integer()),
     _column("trainer", sa.String(64), server_default="embedded"),
@@ -344,7 +344,6 @@ _table(
     _check("counts", "tokens_per_step >= 1 AND peak_memory_bytes >= 0"),
     _check("figures", " AND ".join(f"{name} > 0 AND {name} < 1e300" for name in _FIGURES)),
     _of_its_campaign(),
-    sa.Index(None, "campaign_id", "kin"),
     sa.Index(None, "campaign_id", "peak_memory_bytes"),
 )
 _table(

@@ -285,7 +285,6 @@ class MeasurementRow(Base):
         CheckConstraint(is_over_zero(*_FIGURES), name="figures"),
         CheckConstraint("tokens_per_step >= 1 AND peak_memory_bytes >= 0", name="counts"),
         Index(None, "campaign_id", "peak_memory_bytes"),
-        Index(None, "campaign_id", "kin"),
     )
 
     trial_id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -307,7 +306,7 @@ class MeasurementRow(Base):
     memory_kind: Mapped[str | None] = mapped_column(String(40))
     oversubscribed: Mapped[bool]
     warmup_settled: Mapped[bool | None]
-    kin: Mapped[int | None]
+    same_losses_as: Mapped[int | None]
     """The earliest trial of the same batch and precision with the same losses, possibly itself;
     None until it is compared."""
     skipped_steps: Mapped[int | None]

@@ -1,12 +1,9 @@
-"""Compares the losses of a campaign's trials, and rejects those that computed something else.
+"""Compares the losses of a campaign's trials, and fails those that computed something else.
 
 The runs of one campaign, batch, precision and number of layers train the same model on the same
-tokens. Runs whose losses agree are kin. Each layout has one vote, however often it was measured,
-since a layout that computes something wrong mostly does so every time.
-
-Nearly always all runs of a batch size and precision are one kin, and comparing a new run with the
-first one is enough, however many trials the campaign has (`Kinship`). Otherwise all of them are
-judged (`settle`).
+tokens: they are a group, and their losses must agree. Each layout has one vote on which losses are
+right, however often it was measured, since a layout that computes something wrong mostly does so
+every time.
 """
 
 from __future__ import annotations
@@ -14,33 +11,40 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from threading import Lock
-from typing import Any, Final, Literal, cast
+from typing import Final, Literal, cast
 
-from sqlalchemy import bindparam, exists, func, literal_column, select, update
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
 
 from results_db.database.events import tell
 from results_db.models.tables import Campaign, IterationRow, MeasurementRow, Trial
 from results_db.rows import record_of
 from results_db.trials.loss_comparison import LossDifference, first_difference
-from search_spaces.protocol.outcome import Iteration, IterationKind, Measurement
+from search_spaces.protocol.outcome import Iteration
 from search_spaces.spec.layout import Precision
+
+DIVERGED: Final = "diverged"
 
 FaultKind = Literal["off", "unsteady"]
 """off: more layouts, or earlier ones, have other losses. unsteady: a repeat of the same layout
 has."""
 
+Group = tuple[int, str, int, int | None]
+"""Campaign, precision, global batch size, and layers of a cheap probe."""
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VotedRun:
-    """A measurement, as the vote needs it."""
+_OF_GROUP: Final = (Trial.campaign_id, Trial.precision, Trial.global_batch_size, Trial.num_layers)
+
+
+@dataclass(kw_only=True, slots=True)
+class MeasuredRun:
+    """A measured trial of a group."""
 
     trial_id: int
+    number: int
     layout_key: str
-    kin: int
-    """The earliest trial with the same losses, possibly itself."""
+    state: str
+    same_losses_as: int | None
+    """The earliest trial with the same losses, possibly itself; None: not compared yet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +60,7 @@ class LossFault:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class Vote:
     """The result of the vote for every run."""
 
     faults: Mapping[int, LossFault]
@@ -66,315 +70,171 @@ class Verdict:
     are right."""
 
 
-def judge(runs: Sequence[VotedRun]) -> Verdict:
-    """Judges the runs of one group, in the order in which they were measured.
+def vote(runs: Sequence[MeasuredRun]) -> Vote:
+    """Votes on the runs of one group, which were all compared, in the order of their measurement.
 
     The losses of most layouts are right; among equal numbers, the earliest. A layout that was
     measured twice with different losses has no vote, and none of its runs counts.
     """
-    kins: dict[str, set[int]] = {}
+    losses_of: defaultdict[str, set[int | None]] = defaultdict(set)
     for run in runs:
-        kins.setdefault(run.layout_key, set()).add(run.kin)
-    steady = {key: next(iter(found)) for key, found in kins.items() if len(found) == 1}
+        losses_of[run.layout_key].add(run.same_losses_as)
+    steady = {key: next(iter(found)) for key, found in losses_of.items() if len(found) == 1}
     votes = Counter(steady.values())
-    first_run: dict[int, int] = {}
+    first_run: dict[int | None, int] = {}
     for run in runs:
         if run.layout_key in steady:
-            first_run.setdefault(run.kin, run.trial_id)
+            first_run.setdefault(run.same_losses_as, run.trial_id)
     # In order of time: `max` takes the first of equal ones.
-    leader = max(first_run, key=lambda kin: votes[kin], default=None)
+    leader = max(first_run, key=lambda losses: votes[losses], default=None)
     faults = {}
     for run in runs:
         if run.layout_key not in steady:
-            other = next(r for r in runs if r.layout_key == run.layout_key and r.kin != run.kin)
+            other = next(
+                each
+                for each in runs
+                if each.layout_key == run.layout_key and each.same_losses_as != run.same_losses_as
+            )
             faults[run.trial_id] = LossFault(
                 kind="unsteady", against=other.trial_id, is_settled=True
             )
-        elif leader is not None and run.kin != leader:
+        elif run.same_losses_as != leader:
             faults[run.trial_id] = LossFault(
                 kind="off", against=first_run[leader], is_settled=votes[leader] > 1
             )
-    return Verdict(faults=faults, again=_again(runs, steady, votes))
-
-
-def _again(
-    runs: Sequence[VotedRun], steady: Mapping[str, int], votes: Counter[int]
-) -> tuple[int, ...]:
-    if len(votes) < 2 or max(votes.values()) > 1:
-        return ()
+    is_undecided = len(votes) > 1 and max(votes.values()) == 1
     times = Counter(run.layout_key for run in runs)
-    return tuple(
+    again = [
         run.trial_id for run in runs if run.layout_key in steady and times[run.layout_key] == 1
-    )
+    ]
+    return Vote(faults=faults, again=tuple(again) if is_undecided else ())
 
 
-Group = tuple[int, str, int, int | None]
-"""Campaign, precision, global batch size, and layers of a cheap probe: runs that must have the same
-losses."""
+def compare_losses(session: Session, campaign: Campaign, trials: Sequence[Trial]) -> None:
+    """Compares new measurements with those of their groups, and votes on the groups again.
 
-MAX_KNOWN: Final = 50_000
-"""Iterations that a process caches: of a few thousand groups, or fewer with very long probes."""
-
-
-class KnownLosses:
-    """A cache of the losses of trials with which others are compared; measurements never change.
-
-    After a database is restored under a running process (by its server, or by a failover), an id
-    may be used again: the service must be restarted then. Safe for threads.
+    Called in the transaction that stores the measurements, with the campaign locked. An earlier
+    trial that fails or completes by the vote moves to the end of the order of ends, so that the
+    driver reads it again.
     """
-
-    def __init__(self) -> None:
-        self._known: dict[int, Sequence[Iteration]] = {}
-        self._lock = Lock()
-
-    def of(self, session: Session, trial_ids: Collection[int]) -> dict[int, Sequence[Iteration]]:
-        """The iterations of trials, in order; trials without any are left out."""
-        with self._lock:
-            found = {id_: self._known[id_] for id_ in trial_ids if id_ in self._known}
-        missing = [id_ for id_ in trial_ids if id_ not in found]
-        if missing:
-            read = _losses(session, missing)
-            found |= read
-            self._remember(read)
-        return found
-
-    def _remember(self, read: Mapping[int, Sequence[Iteration]]) -> None:
-        num_read = sum(map(len, read.values()))
-        if num_read > MAX_KNOWN:
-            return
-        with self._lock:
-            if num_read + sum(map(len, self._known.values())) > MAX_KNOWN:
-                self._known.clear()
-            self._known |= read
-
-    @property
-    def num_known(self) -> int:
-        """Number of cached iterations."""
-        with self._lock:
-            return sum(map(len, self._known.values()))
+    for group in dict.fromkeys(map(_group_of, trials)):
+        runs, losses = _measured(session, group), _Losses(session, cast("Precision", group[1]))
+        before = vote([run for run in runs if run.same_losses_as is not None])
+        losses.compare(runs)
+        after = vote(runs)
+        for run in runs:
+            fault = after.faults.get(run.trial_id)
+            keeps_state = (run.state == "COMPLETED") == (fault is None)
+            if keeps_state and fault == before.faults.get(run.trial_id):
+                continue
+            trial = session.get_one(Trial, run.trial_id)
+            trial.state = "COMPLETED" if fault is None else "FAILED"
+            trial.reason = None if fault is None else DIVERGED
+            trial.message = "" if fault is None else losses.words(run, fault, runs)
+            assert trial.ended_at is not None  # it has been measured
+            tell(trial, "trial.judged", trial.ended_at)
+            if not keeps_state and trial not in trials:
+                campaign.last_ended_seq += 1
+                trial.ended_seq = campaign.last_ended_seq
 
 
-@dataclass(slots=True)
-class Kinship:
-    """The kin of the groups in a batch of outcomes."""
-
-    _first: dict[Group, int] = field(default_factory=dict)
-    """By group with a single kin, its first trial."""
-    _losses: dict[int, Sequence[Iteration]] = field(default_factory=dict)
-    _doubtful: set[Group] = field(default_factory=set)
-    """Groups with more than one kin."""
-    _uncompared: set[int] = field(default_factory=set)
-    """Campaigns with measurements that were not compared yet."""
-
-    @classmethod
-    def of(cls, session: Session, campaign_ids: Collection[int], known: KnownLosses) -> Kinship:
-        """Reads the kin of campaigns, which are locked."""
-        found = cls()
-        rows = session.execute(_kins(), {_CAMPAIGN_IDS: list(campaign_ids)})
-        for kin, *of_group, is_uncompared in rows:
-            group = cast("Group", tuple(of_group))
-            if is_uncompared:
-                found._uncompared.add(group[0])
-            if kin is not None and found._first.setdefault(group, kin) != kin:
-                found._doubtful.add(group)
-        found._losses = known.of(session, found._first.values())
-        return found
-
-    def kin_of(self, trial: Trial, measurement: Measurement) -> int | None:
-        """The kin of a new measurement; None: `settle` must judge its whole group."""
-        group = _group_of(trial)
-        if group in self._doubtful or trial.campaign_id in self._uncompared:
-            return None
-        own = measurement.iterations if measurement.losses_comparable else ()
-        first = self._first.setdefault(group, trial.id)
-        others = self._losses.setdefault(first, own)
-        precision = cast("Precision", trial.precision)
-        if first_difference(own, others, precision) is None:
-            return first
-        self._doubtful.add(group)
-        return None
+def trials_in_doubt(session: Session, campaign_id: int) -> list[int]:
+    """Trials that must be measured again, because no other layout agrees with their losses."""
+    groups = session.execute(
+        select(*_OF_GROUP)
+        .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
+        .where(Trial.campaign_id == campaign_id, Trial.state == "FAILED")
+        .where(Trial.reason == DIVERGED)
+        .distinct()
+    ).all()
+    again: set[int] = set()
+    for group in groups:
+        again.update(vote(_measured(session, cast("Group", tuple(group)))).again)
+    repeated = select(Trial.repeat_of).where(
+        Trial.campaign_id == campaign_id, Trial.repeat_of.in_(again)
+    )
+    return sorted(again - set(session.scalars(repeated))) if again else []
 
 
 def _group_of(trial: Trial) -> Group:
     return trial.campaign_id, trial.precision, trial.global_batch_size, trial.num_layers
 
 
-_CAMPAIGN_IDS: Final = "campaign_ids"
-
-
-_OF_GROUP: Final = (Trial.precision, Trial.global_batch_size, Trial.num_layers)
-"""The columns of a trial that name its group within its campaign."""
-
-
-@cache
-def _kins() -> Any:
-    """Selects the kins of campaigns; each is found after the one before, by an index."""
-    own = aliased(MeasurementRow)
-    smallest = select(func.min(own.kin)).where(own.campaign_id == Campaign.id)
-    kins = (
-        select(Campaign.id.label("campaign_id"), smallest.scalar_subquery().label("kin"))
-        .where(Campaign.id.in_(bindparam(_CAMPAIGN_IDS, expanding=True)))
-        .cte("kins", recursive=True)
-    )
-    later = aliased(MeasurementRow)
-    following = select(func.min(later.kin)).where(
-        later.campaign_id == kins.c.campaign_id, later.kin > kins.c.kin
-    )
-    kins = kins.union_all(
-        select(kins.c.campaign_id, following.scalar_subquery()).where(kins.c.kin.is_not(None))
-    )
-    untold = exists(literal_column("1")).where(
-        MeasurementRow.campaign_id == kins.c.campaign_id, MeasurementRow.kin.is_(None)
-    )
-    group = (kins.c.campaign_id, *_OF_GROUP)
-    return (
-        select(kins.c.kin, *group, untold)
-        .outerjoin_from(kins, Trial, Trial.id == kins.c.kin)
-        .order_by(kins.c.kin)
-    )
-
-
-def _losses(session: Session, trial_ids: Collection[int]) -> Mapping[int, Sequence[Iteration]]:
-    found: defaultdict[int, list[Iteration]] = defaultdict(list)
-    columns = (
-        IterationRow.trial_id,
-        IterationRow.index,
-        IterationRow.kind,
-        IterationRow.step_time_s,
-        IterationRow.loss,
-        IterationRow.grad_norm,
+def _measured(session: Session, group: Group) -> list[MeasuredRun]:
+    """The measured trials of one group, in the order they were made."""
+    campaign_id, *values = group
+    in_group = (
+        each.is_not_distinct_from(own) for each, own in zip(_OF_GROUP[1:], values, strict=True)
     )
     query = (
-        select(*columns)
-        .join(MeasurementRow, MeasurementRow.trial_id == IterationRow.trial_id)
-        .where(IterationRow.trial_id.in_(trial_ids), MeasurementRow.losses_comparable)
-        .order_by(IterationRow.trial_id, IterationRow.index)
-    )
-    for trial_id, index, kind, step_time_s, loss, grad_norm in session.execute(query):
-        found[trial_id].append(
-            Iteration(
-                index=index,
-                kind=cast("IterationKind", kind),
-                step_time_s=step_time_s,
-                loss=loss,
-                grad_norm=grad_norm,
-            )
+        select(
+            Trial.id.label("trial_id"),
+            Trial.number,
+            Trial.layout_key,
+            Trial.state,
+            MeasurementRow.same_losses_as,
         )
-    return found
-
-
-DIVERGED = "diverged"
-
-
-def settle(session: Session, campaign: Campaign, trial: Trial) -> None:
-    """Compares a new measurement with those of its group, and judges all of them.
-
-    Called in the transaction that stores the measurement, with the campaign locked. A trial whose
-    verdict changes moves to the end of the order of ends, so that the driver reads it again.
-    """
-    group = _Group(session, cast("Precision", trial.precision))
-    rows = _measured(session, _group_of(trial))
-    before = judge(_runs([row for row in rows if row.kin is not None]))
-    group.compare(rows)
-    after = judge(_runs(rows))
-    for row in rows:
-        fault = after.faults.get(row.trial_id)
-        stands = (row.state == "COMPLETED") == (fault is None)
-        if not stands or fault != before.faults.get(row.trial_id):
-            judged = session.get_one(Trial, row.trial_id)
-            _set_state(judged, fault, "" if fault is None else group.words(row, fault, rows))
-            assert trial.ended_at is not None  # it has just been measured
-            tell(judged, "trial.judged", trial.ended_at)
-            if not stands and judged is not trial:
-                campaign.last_ended_seq += 1
-                judged.ended_seq = campaign.last_ended_seq
-
-
-def trials_in_doubt(session: Session, campaign_id: int) -> list[int]:
-    """Trials that must be measured again, because no other layout agrees with their losses."""
-    groups = session.execute(
-        select(Trial.campaign_id, *_OF_GROUP)
         .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
-        .where(Trial.campaign_id == campaign_id, Trial.state == "FAILED")
-        .where(Trial.reason == DIVERGED)
-        .distinct()
-    ).all()
-    again = [
-        trial_id
-        for group in groups
-        for trial_id in judge(_runs(_measured(session, cast("Group", tuple(group))))).again
-    ]
-    if not again:
-        return []
-    repeated = select(Trial.repeat_of).where(
-        Trial.campaign_id == campaign_id, Trial.repeat_of.in_(again)
+        .where(Trial.campaign_id == campaign_id, *in_group)
+        .order_by(Trial.ended_at, Trial.number)
     )
-    return sorted(set(again) - set(session.scalars(repeated)))
-
-
-@dataclass(kw_only=True, slots=True)
-class _Measured:
-    """One measured trial of a group."""
-
-    trial_id: int
-    number: int
-    layout_key: str
-    state: str
-    kin: int | None
+    return [MeasuredRun(**row) for row in session.execute(query).mappings()]
 
 
 @dataclass(slots=True)
-class _Group:
+class _Losses:
     """Losses of the trials of one group, read when needed."""
 
     session: Session
     precision: Precision
     iterations: dict[int, list[Iteration]] = field(default_factory=dict)
 
-    def compare(self, rows: Sequence[_Measured]) -> None:
-        """Sets the kin of the measurements that have none yet, in order of time."""
-        kins = [row.trial_id for row in rows if row.kin == row.trial_id]
-        for row in rows:
-            if row.kin is not None:
-                continue
-            row.kin = self._kin_of(row, kins, rows)
-            if row.kin == row.trial_id:
-                kins.append(row.kin)
+    def compare(self, runs: Sequence[MeasuredRun]) -> None:
+        """Finds the earliest run with the same losses, in order of time, for those without."""
+        firsts = [run.trial_id for run in runs if run.same_losses_as == run.trial_id]
+        new = [run for run in runs if run.same_losses_as is None]
+        self._read([*(run.trial_id for run in new), *firsts])
+        for run in new:
+            run.same_losses_as = self._same_as(run, firsts, runs)
+            if run.same_losses_as == run.trial_id:
+                firsts.append(run.trial_id)
             self.session.execute(
                 update(MeasurementRow)
-                .where(MeasurementRow.trial_id == row.trial_id)
-                .values(kin=row.kin)
+                .where(MeasurementRow.trial_id == run.trial_id)
+                .values(same_losses_as=run.same_losses_as)
             )
 
-    def _kin_of(self, row: _Measured, kins: Sequence[int], rows: Sequence[_Measured]) -> int:
-        """The first trial with the same losses, or the trial itself.
+    def _same_as(self, run: MeasuredRun, firsts: Sequence[int], runs: Sequence[MeasuredRun]) -> int:
+        """The earliest trial with the same losses, or the trial itself.
 
-        A repeat that agrees with an earlier run of its layout gets the kin of that run. Otherwise,
-        near the limit of the tolerance, the two could get different kin, and the layout seem
+        A repeat that agrees with an earlier run of its layout gets what that run has. Otherwise,
+        near the limit of the tolerance, the two could get different ones, and the layout seem
         unsteady.
         """
-        for other in rows:
-            is_told = other.kin is not None and other.layout_key == row.layout_key
-            if is_told and self.difference(row.trial_id, other.trial_id) is None:
-                return cast("int", other.kin)
-        agreeing = (kin for kin in kins if self.difference(row.trial_id, kin) is None)
-        return next(agreeing, row.trial_id)
+        for other in runs:
+            is_compared = other.same_losses_as is not None and other.layout_key == run.layout_key
+            if is_compared and self.difference(run.trial_id, other.trial_id) is None:
+                return cast("int", other.same_losses_as)
+        agreeing = (first for first in firsts if self.difference(run.trial_id, first) is None)
+        return next(agreeing, run.trial_id)
 
     def difference(self, trial_id: int, other_id: int) -> LossDifference | None:
         """The first iteration at which the losses of two trials differ."""
-        return first_difference(self._losses(trial_id), self._losses(other_id), self.precision)
+        self._read((trial_id, other_id))
+        own, others = self.iterations[trial_id], self.iterations[other_id]
+        return first_difference(own, others, self.precision)
 
-    def words(self, row: _Measured, fault: LossFault, rows: Sequence[_Measured]) -> str:
+    def words(self, run: MeasuredRun, fault: LossFault, runs: Sequence[MeasuredRun]) -> str:
         """Why a trial does not count: a sentence with both trials and both losses."""
-        by_id = {other.trial_id: other for other in rows}
-        own, other = row, by_id[fault.against]
+        by_id = {other.trial_id: other for other in runs}
+        own, other = run, by_id[fault.against]
         difference = self.difference(own.trial_id, other.trial_id)
         if difference is None:
-            # Both are within the tolerance of each other; the first trials of their kin are not.
-            own, other = by_id[cast("int", own.kin)], by_id[cast("int", other.kin)]
+            # The two are within the tolerance, the trials whose losses they have are not.
+            own, other = by_id[own.same_losses_as or 0], by_id[other.same_losses_as or 0]
             difference = self.difference(own.trial_id, other.trial_id)
-        assert difference is not None, "the first of two kin differ"
-        whose = "" if own is row else f"it trains as trial {own.number} does: "
+        assert difference is not None
+        whose = "" if own is run else f"it trains as trial {own.number} does: "
         difference_text = (
             f"{whose}loss {difference.loss:.6g} of trial {own.number} at iteration "
             f"{difference.index} is off the {difference.other_loss:.6g} of trial {other.number} by "
@@ -382,21 +242,23 @@ class _Group:
         )
         return f"{difference_text}; {_consequence(fault, other)}"
 
-    def _losses(self, trial_id: int) -> list[Iteration]:
-        if trial_id not in self.iterations:
-            query = (
-                select(IterationRow)
-                .join(MeasurementRow, MeasurementRow.trial_id == IterationRow.trial_id)
-                .where(IterationRow.trial_id == trial_id, MeasurementRow.losses_comparable)
-                .order_by(IterationRow.index)
-            )
-            self.iterations[trial_id] = [
-                record_of(Iteration, row) for row in self.session.scalars(query)
-            ]
-        return self.iterations[trial_id]
+    def _read(self, trial_ids: Collection[int]) -> None:
+        """Reads the losses of trials that were not read before."""
+        missing = [each for each in trial_ids if each not in self.iterations]
+        if not missing:
+            return
+        self.iterations |= {each: [] for each in missing}
+        query = (
+            select(IterationRow)
+            .join(MeasurementRow, MeasurementRow.trial_id == IterationRow.trial_id)
+            .where(IterationRow.trial_id.in_(missing), MeasurementRow.losses_comparable)
+            .order_by(IterationRow.trial_id, IterationRow.index)
+        )
+        for row in self.session.scalars(query):
+            self.iterations[row.trial_id].append(record_of(Iteration, row))
 
 
-def _consequence(fault: LossFault, other: _Measured) -> str:
+def _consequence(fault: LossFault, other: MeasuredRun) -> str:
     if fault.kind == "unsteady":
         return f"both ran {other.layout_key}, which does not reproduce itself"
     if fault.is_settled:
@@ -405,33 +267,3 @@ def _consequence(fault: LossFault, other: _Measured) -> str:
         f"no other layout agrees with either yet: trial {other.number} was first and stands, and both "
         "are to be measured again"
     )
-
-
-def _measured(session: Session, group: Group) -> list[_Measured]:
-    """The measured trials of one group, in the order they were made."""
-    campaign_id, *values = group
-    in_group = (each.is_not_distinct_from(own) for each, own in zip(_OF_GROUP, values, strict=True))
-    query = (
-        select(Trial.id, Trial.number, Trial.layout_key, Trial.state, MeasurementRow.kin)
-        .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
-        .where(MeasurementRow.campaign_id == campaign_id, *in_group)
-        .order_by(Trial.ended_at, Trial.number)
-    )
-    return [
-        _Measured(trial_id=trial_id, number=number, layout_key=key, state=state, kin=kin)
-        for trial_id, number, key, state, kin in session.execute(query)
-    ]
-
-
-def _runs(rows: Sequence[_Measured]) -> list[VotedRun]:
-    return [
-        VotedRun(trial_id=row.trial_id, layout_key=row.layout_key, kin=row.kin)
-        for row in rows
-        if row.kin is not None
-    ]
-
-
-def _set_state(trial: Trial, fault: LossFault | None, message: str) -> None:
-    trial.state = "COMPLETED" if fault is None else "FAILED"
-    trial.reason = None if fault is None else DIVERGED
-    trial.message = message

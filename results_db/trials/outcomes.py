@@ -46,7 +46,7 @@ from results_db.trials.lifecycle import (
     nodes_of,
     put_back_or_cancel,
 )
-from results_db.trials.loss_check import Kinship, KnownLosses, settle
+from results_db.trials.loss_check import compare_losses
 from results_db.trials.outcome_checks import elapsed_s, refuse_other_lease, refuse_other_probe
 from results_db.trials.parsed_specs import ParsedSpecs
 from search_spaces.protocol.outcome import Measurement, Outcome
@@ -71,14 +71,8 @@ class OutcomeRows:
         default_factory=lambda: defaultdict(list)
     )
 
-    def keep(self, trial: Trial, outcome: Outcome, *, kin: int | None) -> None:
-        """Adds the rows of an outcome besides the trial's own row.
-
-        Args:
-            trial: the trial that ended.
-            outcome: its outcome.
-            kin: the kin of its measurement; None: not compared yet.
-        """
+    def keep(self, trial: Trial, outcome: Outcome) -> None:
+        """Adds the rows of an outcome besides the trial's own row."""
         of_trial = {"trial_id": trial.id}
         if outcome.log_tail:
             self._rows[TrialLog].append(of_trial | {"tail": outcome.log_tail})
@@ -86,12 +80,12 @@ class OutcomeRows:
             self._rows[EnvironmentRow].append(of_trial | columns_of(outcome.environment))
         if outcome.measurement is not None:
             trial.iterations_done = len(outcome.measurement.iterations)
-            self._keep_measurement(trial, outcome.measurement, kin)
+            self._keep_measurement(trial, outcome.measurement)
 
-    def _keep_measurement(self, trial: Trial, measured: Measurement, kin: int | None) -> None:
+    def _keep_measurement(self, trial: Trial, measured: Measurement) -> None:
         of_trial = {"trial_id": trial.id}
         self._rows[MeasurementRow].append(
-            {**of_trial, "campaign_id": trial.campaign_id, "kin": kin}
+            {**of_trial, "campaign_id": trial.campaign_id}
             | {name: getattr(measured, name) for name in PLAIN_MEASUREMENT_FIELDS}
         )
         if measured.breakdown is not None:
@@ -140,7 +134,6 @@ class OutcomeBatch:
         session: Session,
         trial_ids: Sequence[int],
         now: datetime,
-        known: KnownLosses,
         parsed: ParsedSpecs,
     ) -> None:
         """Locks the trials and their campaigns, and loads the rows that the outcomes need."""
@@ -161,11 +154,10 @@ class OutcomeBatch:
         ):
             self._attempts[attempt.trial_id, attempt.attempt] = attempt
             self._devices_per_node[attempt.worker_id] = devices
-        self._known_losses = known
         self._specs = {id_: parsed.of(id_, row.spec) for id_, row in self._campaigns.items()}
-        self._kinship: Kinship | None = None
         self._rows = OutcomeRows()
-        self._to_judge: list[Trial] = []
+        self._measured: defaultdict[int, list[Trial]] = defaultdict(list)
+        """New measurements by campaign."""
 
     def take(self, reports: Sequence[OutcomeReport]) -> list[OutcomeReply | ResultsDbError]:
         """Processes the outcomes, at most one for each trial, and writes all changes."""
@@ -177,8 +169,8 @@ class OutcomeBatch:
                 except ResultsDbError as refusal:
                     dropped.append(refusal)
         self._rows.write(self._session)
-        for trial in self._to_judge:
-            settle(self._session, self._campaigns[trial.campaign_id], trial)
+        for campaign_id, trials in self._measured.items():
+            compare_losses(self._session, self._campaigns[campaign_id], trials)
         return [
             answer if isinstance(answer, ResultsDbError) else self._receipt(report, answer)
             for report, answer in zip(reports, dropped, strict=True)
@@ -261,7 +253,7 @@ class OutcomeBatch:
         if teaches_nothing:
             _give_back(campaign, trial, outcome, self._now)
             if trial.state in ENDED_TRIAL_STATES:
-                self._rows.keep(trial, outcome, kin=None)
+                self._rows.keep(trial, outcome)
             return True
         if trial.state == "RUNNING" and not current:
             # A late outcome of an earlier attempt; the next heartbeat stops the current worker.
@@ -283,17 +275,9 @@ class OutcomeBatch:
             message=outcome.message,
             node=outcome.node,
         )
-        kin = None
         if outcome.measurement is not None:
-            kin = self._known_kin(trial, outcome.measurement)
-            if kin is None:
-                self._to_judge.append(trial)
-        self._rows.keep(trial, outcome, kin=kin)
-
-    def _known_kin(self, trial: Trial, measurement: Measurement) -> int | None:
-        if self._kinship is None:
-            self._kinship = Kinship.of(self._session, self._campaigns, self._known_losses)
-        return self._kinship.kin_of(trial, measurement)
+            self._measured[campaign.id].append(trial)
+        self._rows.keep(trial, outcome)
 
 
 def _give_back(campaign: Campaign, trial: Trial, outcome: Outcome, now: datetime) -> None:
@@ -315,7 +299,6 @@ class Outcomes(StoreSection):
 
     def __init__(self, database: Database, clock: Clock, actor: Actor = SYSTEM) -> None:
         super().__init__(database, clock, actor)
-        self._known_losses = KnownLosses()
         self._parsed = ParsedSpecs()
 
     def post_outcome(
@@ -378,5 +361,5 @@ class Outcomes(StoreSection):
         now = self._clock()
         with self._db.write() as session:
             trial_ids = [report.trial_id for report in reports]
-            batch = OutcomeBatch(session, trial_ids, now, self._known_losses, self._parsed)
+            batch = OutcomeBatch(session, trial_ids, now, self._parsed)
             return batch.take(reports)

@@ -136,9 +136,9 @@ RESULTS_DB: Final = (
     ),
     Fault(
         name="every-run-votes",
-        function="judge",
+        function="vote",
         before="votes = Counter(steady.values())",
-        after="votes = Counter(run.kin for run in runs if run.layout_key in steady)",
+        after="votes = Counter(run.same_losses_as for run in runs if run.layout_key in steady)",
         what="Every run has a vote on the right losses, instead of every layout.",
     ),
     Fault(

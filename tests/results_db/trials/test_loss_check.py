@@ -164,7 +164,7 @@ def test_a_repeat_that_agrees_with_its_layout_s_first_run_is_steady_at_the_edge_
     run.tell("Ax Bp Bq")
     assert run.off() == []
     run.tell("Cq")
-    assert run.off() == [4], "another layout is held to the first of its kin"
+    assert run.off() == [4], "another layout is compared with the first run of the same losses"
 
 
 def test_the_words_follow_when_a_vote_is_settled(run: Run) -> None:
@@ -225,7 +225,7 @@ def test_measurements_that_were_never_compared_are_with_the_next_one(
 ) -> None:
     run.tell("Ax Bx")
     with run.store._db.write() as session:
-        session.connection().exec_driver_sql("UPDATE measurements SET kin = NULL")
+        session.connection().exec_driver_sql("UPDATE measurements SET same_losses_as = NULL")
     run.tell("Cy")
     assert run.off() == [3]
 

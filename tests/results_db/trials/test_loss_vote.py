@@ -8,21 +8,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results_db.trials.loss_check import Verdict, VotedRun, judge
+from results_db.trials.loss_check import MeasuredRun, Vote, vote
 
 
-def runs_of(told: str) -> list[VotedRun]:
+def runs_of(told: str) -> list[MeasuredRun]:
     """Runs as words: the layout, then its losses, each a letter; "Ax" is A with losses x."""
     first: dict[str, int] = {}
     runs = []
     for trial_id, (layout, losses) in enumerate(told.split(), start=1):
-        kin = first.setdefault(losses, trial_id)
-        runs.append(VotedRun(trial_id=trial_id, layout_key=layout, kin=kin))
+        earliest = first.setdefault(losses, trial_id)
+        runs.append(
+            MeasuredRun(
+                trial_id=trial_id,
+                number=trial_id,
+                layout_key=layout,
+                state="COMPLETED",
+                same_losses_as=earliest,
+            )
+        )
     return runs
 
 
-def verdict_on(told: str) -> Verdict:
-    return judge(runs_of(told))
+def vote_on(told: str) -> Vote:
+    return vote(runs_of(told))
 
 
 @pytest.mark.parametrize(
@@ -55,20 +63,20 @@ def verdict_on(told: str) -> Verdict:
     ],
 )
 def test_the_vote(told: str, faults: list[int], again: list[int]) -> None:
-    verdict = verdict_on(told)
-    assert sorted(verdict.faults) == faults
-    assert list(verdict.again) == again
+    result = vote_on(told)
+    assert sorted(result.faults) == faults
+    assert list(result.again) == again
 
 
 def test_a_fault_names_a_run_that_counts_and_whether_it_is_settled() -> None:
-    open_fault = verdict_on("Ax By").faults[2]
+    open_fault = vote_on("Ax By").faults[2]
     assert (open_fault.kind, open_fault.against, open_fault.is_settled) == ("off", 1, False)
-    settled = verdict_on("Ax Bx Cy").faults[3]
+    settled = vote_on("Ax Bx Cy").faults[3]
     assert (settled.kind, settled.against, settled.is_settled) == ("off", 1, True)
     # Trial 1 has the right losses, and its layout does not always have them.
-    off = verdict_on("Ax Bx Ay Cy").faults
-    assert (off[4].kind, off[4].against) == ("off", 2)
-    assert (off[1].kind, off[1].against, off[3].against) == ("unsteady", 3, 1)
+    off = vote_on("Ax Bx Ay Cy").faults
+    assert (off[4].same_losses_asd, off[4].against) == ("off", 2)
+    assert (off[1].same_losses_asd, off[1].against, off[3].against) == ("unsteady", 3, 1)
 
 
 RUNS = st.lists(st.sampled_from([f"{a}{b}" for a in "ABCDE" for b in "xyz"]), max_size=14).map(
@@ -78,33 +86,33 @@ RUNS = st.lists(st.sampled_from([f"{a}{b}" for a in "ABCDE" for b in "xyz"]), ma
 
 @given(runs=RUNS)
 def test_what_counts_has_the_same_losses_and_no_others_have_more_layouts(
-    runs: list[VotedRun],
+    runs: list[MeasuredRun],
 ) -> None:
-    verdict = judge(runs)
-    kins: dict[str, set[int]] = defaultdict(set)
+    result = vote(runs)
+    losses_of: dict[str, set[int | None]] = defaultdict(set)
     for run in runs:
-        kins[run.layout_key].add(run.kin)
-    steady = {key: min(found) for key, found in kins.items() if len(found) == 1}
+        losses_of[run.layout_key].add(run.same_losses_as)
+    steady = {key: next(iter(found)) for key, found in losses_of.items() if len(found) == 1}
     votes = Counter(steady.values())
-    counting = [run for run in runs if run.trial_id not in verdict.faults]
+    counting = [run for run in runs if run.trial_id not in result.faults]
     assert bool(counting) == bool(steady), "where a layout reproduces itself, somebody counts"
-    assert len({run.kin for run in counting}) <= 1
+    assert len({run.same_losses_as for run in counting}) <= 1
     for run in counting:
         assert run.layout_key in steady
-        assert votes[run.kin] == max(votes.values())
+        assert votes[run.same_losses_as] == max(votes.values())
     by_id = {run.trial_id: run for run in runs}
-    for trial_id, fault in verdict.faults.items():
-        assert by_id[fault.against].kin != by_id[trial_id].kin
-        assert (fault.against in verdict.faults) == (fault.kind == "unsteady")
+    for trial_id, fault in result.faults.items():
+        assert by_id[fault.against].same_losses_as != by_id[trial_id].same_losses_as
+        assert (fault.against in result.faults) == (fault.kind == "unsteady")
 
 
 @given(runs=RUNS)
 def test_measured_again_is_each_layout_once_and_only_while_all_are_alone(
-    runs: list[VotedRun],
+    runs: list[MeasuredRun],
 ) -> None:
-    verdict = judge(runs)
+    result = vote(runs)
     times = Counter(run.layout_key for run in runs)
     by_id = {run.trial_id: run for run in runs}
-    assert all(times[by_id[trial_id].layout_key] == 1 for trial_id in verdict.again)
-    if any(fault.kind == "off" and fault.is_settled for fault in verdict.faults.values()):
-        assert not verdict.again
+    assert all(times[by_id[trial_id].layout_key] == 1 for trial_id in result.again)
+    if any(fault.kind == "off" and fault.is_settled for fault in result.faults.values()):
+        assert not result.again
