@@ -95,7 +95,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     )
     app.state.store = store
     app.state.settings = settings
-    app.state.batches = WorkerBatches.of(store, settings)
+    app.state.batches = WorkerBatches.of(store)
     app.state.changes = DatabaseChanges(
         store.change_mark(),
         stopping=settings.stopping,
@@ -122,9 +122,7 @@ async def _at_work(
 ) -> AsyncIterator[None]:
     """Runs the background jobs of the service while it answers requests."""
     changes: DatabaseChanges = app.state.changes
-    sweeper = Sweeper(
-        store, lease_s=settings.lease_s, interval_s=settings.sweep_interval_s, changes=changes
-    )
+    sweeper = Sweeper(store, interval_s=settings.sweep_interval_s, changes=changes)
     hub = EventHub(store, changes, settings, app.state.authentication)
     app.state.hub = hub
     with closing(changes):

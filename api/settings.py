@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 
-from results_db.allocations.leases import HEARTBEAT_INTERVAL_S, LEASE_S
 from results_db.retention import Retention
 
 
@@ -30,17 +29,11 @@ class Settings:
     """Whether a proxy is in front, which may use another host name than browsers do."""
     url_prefix: str = ""
     """The path below which a proxy shows the service, such as /tuner; empty: at the root."""
-    lease_s: float = LEASE_S
-    """Seconds that a lease holds after a heartbeat."""
-    heartbeat_interval_s: float = HEARTBEAT_INTERVAL_S
-    """Seconds between heartbeats of a worker."""
     sweep_interval_s: float = 1.0
     """Seconds between searches for expired leases."""
     lease_poll_s: float = 0.1
     """Seconds between looks for a change of the database while a worker waits for a trial; on
     PostgreSQL, between queries."""
-    outcome_gather_s: float = 0.08
-    """Seconds for which outcomes are collected into one transaction when several come at once."""
     event_poll_s: float = 0.1
     """Seconds between looks for a change of the database while there are watchers; on PostgreSQL,
     between queries of the event log."""

@@ -17,11 +17,11 @@ from benchmarks.timing import median_s
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.campaigns.campaign_settings import Budget
 from search_spaces.errors import ModelTooLargeError
-from search_spaces.spec.cluster import GIB
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.spec.presets.spaces import resolve_space
 from search_spaces.spec.space import LegalSet, SearchSpace, enumerate_legal
+from search_spaces.units import GIB
 from tuner.strategies.deephyper import KnobRanks
 
 REPEATS = 7

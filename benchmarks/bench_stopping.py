@@ -20,7 +20,7 @@ from typing import Final
 
 from benchmarks.results_file import describe_machine, record, table
 from benchmarks.search.search_runs import read_tables
-from search_spaces.protocol.outcome import DEFAULT_ITERATIONS, DEFAULT_WARMUP
+from search_spaces.spec.probe_defaults import DEFAULT_ITERATIONS, DEFAULT_WARMUP
 from search_spaces.statistics.early_stop import LEAST_TIMED, shows_enough
 from search_spaces.statistics.pooling import PooledRuns
 from search_spaces.tables import TableCell, read_table

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from search_spaces.machine import usable_cores, usable_memory_bytes
-from search_spaces.spec.cluster import GIB
+from search_spaces.units import GIB
 
 RESULTS: Final = Path(__file__).with_name("RESULTS.md")
 

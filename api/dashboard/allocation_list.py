@@ -14,7 +14,7 @@ from api.routes.allocations import AllocationId
 from api.routes.from_records import allocation_reads
 from api.schemas.text_types import Reason
 from results_db.records import Cost
-from search_spaces.spec.cluster import GIB
+from search_spaces.units import GIB
 
 router = APIRouter()
 

@@ -28,12 +28,10 @@ from api.formatting import figure, memory, percent
 from results_db.records import PredictedTrial
 from search_spaces.campaigns.fidelity import is_cheap
 from search_spaces.terminal.plurals import counted
+from search_spaces.units import GIB, NORMAL_95
 
-GIB: Final = 1 << 30
 MAX_STAGES: Final = 32
 """Pipeline stages whose memory is drawn; of more, the first and the last."""
-_NORMAL_95: Final = 1.96
-"""Standard deviations on each side that hold 95 % of a normal distribution."""
 
 
 def estimated_time(
@@ -48,10 +46,10 @@ def estimated_time(
     if not pairs:
         return PlotFigure(says=[_why_none(trials)])
     inside = sum(
-        abs(math.log(pair.ratio)) <= _NORMAL_95 * pair.trial.prediction.log_step_time_sd
+        abs(math.log(pair.ratio)) <= NORMAL_95 * pair.trial.prediction.log_step_time_sd
         for pair in pairs
     )
-    spread = math.exp(_NORMAL_95 * median(pair.trial.prediction.log_step_time_sd for pair in pairs))
+    spread = math.exp(NORMAL_95 * median(pair.trial.prediction.log_step_time_sd for pair in pairs))
     axes = _EqualAxes.over(facts, pairs, show_all=show_all)
     return _estimated(
         facts,

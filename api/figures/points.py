@@ -11,8 +11,9 @@ from api.figures.figure import Spot, Trace, marked, objective_words
 from api.formatting import state_words
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.objectives import MEMORY_HEADROOM, SECONDS_PER_HOUR, memory_headroom
+from search_spaces.spec.objectives import MEMORY_HEADROOM, memory_headroom
 from search_spaces.terminal.plurals import counted
+from search_spaces.units import SECONDS_PER_HOUR
 
 PointKind = Literal["measured", "stopped early", "not ranked"]
 """not ranked: it has no result, it shared devices, or it breaks the campaign's constraints."""

@@ -24,7 +24,7 @@ MAX_WAITING: Final = 64
 
 
 class BodyLimits(NamedTuple):
-    """The largest body of a route."""
+    """The largest size of a body of a route."""
 
     num_bytes: int
     num_values: int = 1000

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from api.leases.batcher import Batcher
-from api.settings import Settings
 from results_db.allocations.leases import LeaseAsk
 from results_db.allocations.workers import Beat
 from results_db.errors import DatabaseUnavailableError, ResultsDbError
@@ -27,6 +26,8 @@ from search_spaces.protocol.worker_messages import (
 
 MOST_OUTCOMES: Final = 32
 """Outcomes in one transaction. Larger batches gain little, and lock campaigns for longer."""
+OUTCOME_GATHER_S: Final = 0.08
+"""Seconds for which outcomes are collected into one transaction when several come at once."""
 MOST_LEASES: Final = 64
 MOST_BEATS: Final = 64
 
@@ -42,23 +43,19 @@ class WorkerBatches:
     outcomes: Batcher[OutcomeReport, OutcomeReply]
 
     @classmethod
-    def of(cls, store: Store, settings: Settings) -> WorkerBatches:
+    def of(cls, store: Store) -> WorkerBatches:
         """The batches of a service."""
         specs = ParsedSpecs()
 
         def lease(
             asks: Sequence[LeaseAsk],
         ) -> Sequence[list[LeaseRead] | ResultsDbError | SearchSpaceError]:
-            return _readable(store, specs, store.lease_many(asks, lease_s=settings.lease_s))
+            return _readable(store, specs, store.lease_many(asks))
 
         return cls(
             leases=Batcher(lease, most=MOST_LEASES),
-            beats=Batcher(
-                lambda beats: store.take_beats(beats, lease_s=settings.lease_s), most=MOST_BEATS
-            ),
-            outcomes=Batcher(
-                store.post_outcomes, most=MOST_OUTCOMES, gather_s=settings.outcome_gather_s
-            ),
+            beats=Batcher(store.take_beats, most=MOST_BEATS),
+            outcomes=Batcher(store.post_outcomes, most=MOST_OUTCOMES, gather_s=OUTCOME_GATHER_S),
         )
 
 

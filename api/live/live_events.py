@@ -24,12 +24,12 @@ from results_db.events.live_state import (
     WorkerState,
 )
 from results_db.records import LiveEventKind
+from search_spaces.units import SECONDS_PER_HOUR
 
 MAX_LISTED: Final = 100
 """Most trials or nodes that one event lists."""
 
 _NOTHING: Final = LiveState()
-_SECONDS_PER_HOUR: Final = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +93,7 @@ def _of_campaigns(before: LiveState, now: LiveState, at: datetime) -> Iterator[L
         ):
             trials = _most_wanted(() if then is None else then.trials, campaign)
             data = {
-                "node_hours": campaign.node_seconds / _SECONDS_PER_HOUR,
+                "node_hours": campaign.node_seconds / SECONDS_PER_HOUR,
                 "num_running": len(campaign.trials),
                 "trials": [asdict(trial) for trial in trials],
             }

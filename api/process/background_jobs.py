@@ -40,7 +40,6 @@ class Sweeper:
         self,
         store: Store,
         *,
-        lease_s: float,
         interval_s: float,
         clock: Clock | None = None,
         changes: DatabaseChanges | None = None,
@@ -54,14 +53,12 @@ class Sweeper:
 
         Args:
             store: has the leases.
-            lease_s: seconds of a lease.
             interval_s: seconds between two sweeps.
             clock: None: the store's.
             changes: tells whether any trial runs; None: every sweep asks the store.
         """
         self._changes = changes
         self._store = store
-        self._lease_s = lease_s
         self._interval_s = interval_s
         self._clock = clock or store.now
         self._last_sweep: datetime | None = None
@@ -77,10 +74,10 @@ class Sweeper:
         now = self._clock()
         last_sweep = self._store.swept_at() if self._store.is_shared else self._last_sweep
         if self._was_away(last_sweep, now):
-            self._store.extend_leases(lease_s=self._lease_s)
+            self._store.extend_leases()
         elif last_sweep is not None and now < last_sweep:
             # The clock was set back: the lease of a lost worker would last too long.
-            self._store.cut_leases(lease_s=self._lease_s)
+            self._store.cut_leases()
         else:
             for trial_id in self._store.expire_leases():
                 _log.warning("the lease of trial %d has run out", trial_id)

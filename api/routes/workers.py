@@ -15,7 +15,7 @@ from fastapi import APIRouter, Path, Request
 from api.dependencies import ActorDep, BatchesDep, ChangesDep, OwnersDep, SettingsDep, StoreDep
 from api.http.request_bodies import BodyRoute
 from api.schemas.allocations import WorkerPage
-from results_db.allocations.leases import LeaseAsk
+from results_db.allocations.leases import HEARTBEAT_INTERVAL_S, LEASE_S, LeaseAsk
 from results_db.allocations.workers import Beat
 from results_db.database.change_mark import OPEN_SESSION, WAITING_TRIAL
 from results_db.errors import AttemptNotFoundError
@@ -42,7 +42,7 @@ WorkerId = Annotated[str, Path(max_length=64)]
 
 
 @router.post("/workers", status_code=HTTPStatus.CREATED)
-def register_worker(body: WorkerCreate, store: StoreDep, settings: SettingsDep) -> WorkerCreated:
+def register_worker(body: WorkerCreate, store: StoreDep) -> WorkerCreated:
     """Begin a worker's session.
 
     An earlier session with the same name ends, and its running trials become PENDING at once. 403
@@ -51,8 +51,8 @@ def register_worker(body: WorkerCreate, store: StoreDep, settings: SettingsDep) 
     worker = store.register_worker(body)
     return WorkerCreated(
         worker_id=worker.id,
-        heartbeat_interval_s=settings.heartbeat_interval_s,
-        lease_s=settings.lease_s,
+        heartbeat_interval_s=HEARTBEAT_INTERVAL_S,
+        lease_s=LEASE_S,
         quarantined=tuple(store.quarantined_nodes(worker.cluster)),
     )
 

@@ -23,13 +23,13 @@ from results_db.database.store_base import StoreSection
 from results_db.models.service_tables import BrowserSignIn
 
 CODE_LIFE: Final = timedelta(minutes=10)
-"""How long a code may be exchanged."""
+"""Lifetime of a sign-in code."""
 
 SESSION_IDLE_LIFE: Final = timedelta(hours=12)
-"""How long a session lasts after its last use."""
+"""Lifetime of a sign-in after its last use."""
 
 SESSION_LIFE: Final = timedelta(days=7)
-"""How long a session lasts at most."""
+"""Lifetime of a sign-in at most."""
 
 MAX_OF_TOKEN: Final = 1000
 """Codes, and sessions, that a token has at once; the one that ends first is deleted for a new one.

@@ -21,8 +21,8 @@ from results_db.models.service_tables import AllocationNode, NodeQuarantine, Wor
 from results_db.models.tables import Attempt, Campaign, Trial
 from results_db.records import Cost, LeasedTrialRead, QuarantineRead, WorkerRecord
 from results_db.rows import COST_COLUMNS, record_of
-from search_spaces.protocol.outcome import DEFAULT_DEADLINE_S
 from search_spaces.protocol.worker_messages import AttemptPhase, NodeStatusBody
+from search_spaces.spec.probe_defaults import DEFAULT_DEADLINE_S
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,7 +29,6 @@ from results_db.models.tables import Attempt, Campaign, Trial
 from results_db.records import LeaseRecord
 from results_db.rows import trial_layout
 from results_db.trials.lifecycle import lose_attempt, running_attempt
-from search_spaces.protocol.outcome import DEFAULT_DEADLINE_S
 from search_spaces.protocol.worker_messages import (
     BeatBody,
     HeartbeatBody,
@@ -38,6 +37,7 @@ from search_spaces.protocol.worker_messages import (
     RoomBody,
     StatusBody,
 )
+from search_spaces.spec.probe_defaults import DEFAULT_DEADLINE_S
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
 HEARTBEAT_INTERVAL_S: Final = 2.0

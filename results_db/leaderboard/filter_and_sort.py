@@ -11,7 +11,7 @@ from results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout, Run
 from results_db.trials.filter import KNOB_FIELDS, TrialFilter
 from search_spaces.protocol.metrics import METRICS
 from search_spaces.spec.layout import KNOBS
-from search_spaces.spec.objectives import SECONDS_PER_HOUR
+from search_spaces.units import SECONDS_PER_HOUR
 
 
 def listed_layouts(board: Leaderboard, listing: LeaderboardQuery) -> Sequence[MeasuredLayout]:

@@ -11,7 +11,7 @@ from results_db.models.tables import MeasurementRow, Trial
 from results_db.trials.filter import LISTED_FIELDS, TrialFilter
 from search_spaces.protocol.metrics import METRICS
 from search_spaces.spec.layout import KNOBS
-from search_spaces.spec.objectives import SECONDS_PER_HOUR
+from search_spaces.units import SECONDS_PER_HOUR
 
 _COLUMNS: Final = {"numbers": "number", "states": "state", "reasons": "reason", "nodes": "node"}
 """Columns of trials that are not called as the filter's fields are."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -15,8 +15,7 @@ from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.scaling import scaled
 from search_spaces.statistics.job_duration import JobDuration, StepInterval, TrainingJob
-
-_NORMAL_95: Final = 1.96
+from search_spaces.units import NORMAL_95
 
 StepSource = Literal["predicted", "measured", "measured and extrapolated"]
 """The source of a job's step time; extrapolated: measured on fewer nodes, and multiplied by the
@@ -78,7 +77,7 @@ def estimate_job(
 
 def predicted_step(log_mean: float, log_sd: float) -> StepInterval:
     """The median and the 95 % interval of a step from the logarithm of its seconds."""
-    low, middle, high = np.exp(log_mean + _NORMAL_95 * log_sd * np.array([-1.0, 0.0, 1.0]))
+    low, middle, high = np.exp(log_mean + NORMAL_95 * log_sd * np.array([-1.0, 0.0, 1.0]))
     return StepInterval(expected_s=float(middle), low_s=float(low), high_s=float(high))
 
 

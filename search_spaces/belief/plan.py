@@ -23,13 +23,13 @@ from search_spaces.spec.objectives import Objective, objective_factors
 from search_spaces.spec.space import Exclusion, LegalSet
 from search_spaces.spec.throughput import Throughput
 from search_spaces.statistics.job_duration import TrainingJob
+from search_spaces.units import SECONDS_PER_HOUR
 
 DEFAULT_TOP: Final = 10
 MAX_TOP: Final = 1000
 """Most layouts that a plan lists."""
 _NEAR_BEST: Final = 10
 """Layouts whose cheap probes are taken to cost as much as all others."""
-_HOUR_S: Final = 3600.0
 
 StepPart = Literal[
     "compute",
@@ -330,14 +330,16 @@ def _bought(
     if budget.trials is not None:
         bounds["trials"] = budget.trials
     if budget.node_hours is not None:
-        bounds["node_hours"] = int(np.searchsorted(node_s, budget.node_hours * _HOUR_S, "right"))
+        bounds["node_hours"] = int(
+            np.searchsorted(node_s, budget.node_hours * SECONDS_PER_HOUR, "right")
+        )
     if budget.wall_time_s is not None:
         bounds["wall_time_s"] = int(np.searchsorted(seconds, budget.wall_time_s, "right"))
     ended_by, count = min(bounds.items(), key=lambda bound: bound[1])
     return BoughtProbes(
         num_probes=count,
         expected_fitting=float(ranked.fits[:count].sum()),
-        node_hours=float(node_s[count - 1]) / _HOUR_S if count else 0.0,
+        node_hours=float(node_s[count - 1]) / SECONDS_PER_HOUR if count else 0.0,
         wall_time_s=float(seconds[count - 1]) if count else 0.0,
         ended_by=ended_by,  # type: ignore[arg-type]
         probe_start_s=probe_start_s,
@@ -368,7 +370,7 @@ def _bought_cheap(
         node_s.append(costs.node_s(ran.num_nodes, cheap_s, is_cheap=True))
     best = legal.layout(int(ranked.order[0]))
     full_s = min(costs.seconds(float(ranked.step_time_s[0])), spec.probe.deadline_s)
-    left_node_s = spec.budget.node_hours * _HOUR_S - best.num_nodes * full_s
+    left_node_s = spec.budget.node_hours * SECONDS_PER_HOUR - best.num_nodes * full_s
     return math.floor(left_node_s / float(np.mean(node_s)))
 
 

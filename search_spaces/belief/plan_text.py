@@ -8,10 +8,10 @@ from typing import Final
 
 from search_spaces.belief.job import JobEstimate
 from search_spaces.belief.plan import BoughtProbes, KnowledgeUsed, Plan, PlannedLayout
-from search_spaces.spec.cluster import GIB
 from search_spaces.statistics.job_duration import TrainingJob
 from search_spaces.terminal.plurals import counted
 from search_spaces.terminal.text_table import table_lines
+from search_spaces.units import GIB
 
 PROSE_WIDTH: Final = 100
 """Width of sentences in a file."""

@@ -40,7 +40,7 @@ from search_spaces.documents.reading import (
 from search_spaces.errors import CampaignInvalidError, ModelTooLargeError, SpaceInvalidError
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.protocol.outcome import ProbeRequest
-from search_spaces.spec.cluster import GIB, Cluster
+from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.default_precision import default_precision, with_stored_precision
 from search_spaces.spec.layout import Layout, Precision
 from search_spaces.spec.model_shape import ModelShape
@@ -55,6 +55,7 @@ from search_spaces.spec.presets.models import resolve_model
 from search_spaces.spec.presets.spaces import resolve_space
 from search_spaces.spec.space import LegalSet, SearchSpace, enumerate_legal
 from search_spaces.statistics.early_stop import LEAST_TIMED
+from search_spaces.units import GIB
 
 StrategyName = Literal[
     "guided", "deephyper", "deephyper+memory", "model-only", "random", "exhaustive"

@@ -21,20 +21,15 @@ from search_spaces.documents.reading import (
 )
 from search_spaces.errors import CampaignInvalidError
 from search_spaces.protocol.measurement import MAX_ITERATIONS
-from search_spaces.protocol.outcome import (
-    DEFAULT_DEADLINE_S,
-    DEFAULT_ITERATIONS,
-    DEFAULT_WARMUP,
-    MIN_WARMUP,
-)
+from search_spaces.spec.probe_defaults import DEFAULT_DEADLINE_S, DEFAULT_ITERATIONS, DEFAULT_WARMUP
 from search_spaces.spec.ranges import Range
+from search_spaces.statistics.step_times import MIN_WARMUP
 from search_spaces.trainers.embedded import EMBEDDED
 from search_spaces.trainers.parameters import ParameterValue, read_parameters
 
 NODE_HOURS: Final = Range(1e-6, 1e9, "node-hours")
 """A budget in node-hours; its seconds, and sums of them, are far below the limits of floats."""
 
-DEFAULT_REMEASURE: Final = 3
 MAX_REMEASURE: Final = 20
 FORECASTING_STRATEGIES: Final = ("guided",)
 """Strategies that predict how much the remaining layouts can improve the best."""
@@ -136,11 +131,11 @@ class ProbeSettings:
     """
 
     warmup: int = DEFAULT_WARMUP
-    """Untimed iterations before the timed ones."""
+    """Warm-up iterations, untimed, before the timed ones."""
     iterations: int = DEFAULT_ITERATIONS
     """Timed iterations."""
     deadline_s: float = DEFAULT_DEADLINE_S
-    """Seconds after which a probe is ended as a timeout."""
+    """Deadline: seconds after which a probe, hung or slow, is ended as a timeout."""
     compile: bool = False
     """Whether torch.compile compiles the code between the matrix products."""
     trainer: str = EMBEDDED.name
@@ -230,7 +225,7 @@ class StopSettings:
     """The campaign ends when the remaining layouts gain more than this share over the best with a
     probability under 10 %; with several objectives, of the hypervolume of the front. None: it uses
     up its budget."""
-    remeasure: int = DEFAULT_REMEASURE
+    remeasure: int = 3
     """How many of the best layouts, at most, are measured again before the winner is named. Layouts
     that differ significantly from the best one are not measured again. 0: none."""
 

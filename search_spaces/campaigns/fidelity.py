@@ -13,10 +13,10 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.protocol.outcome import DEFAULT_ITERATIONS, DEFAULT_WARMUP
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.probe_defaults import DEFAULT_ITERATIONS, DEFAULT_WARMUP
 from search_spaces.spec.rules import ALL_SCOPES, violations
 
 T = TypeVar("T", float, NDArray[np.float64])

@@ -9,11 +9,10 @@ from typing import Final
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.space import LegalSet
+from search_spaces.units import NORMAL_95
 
 MOST_ESTIMATED: Final = 50_000
 """Of a larger set an evenly spaced sample is estimated."""
-
-_TWO_SIDED_95: Final = 1.96
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +52,7 @@ def count_fitting(
     return FittingCount(
         num_fitting=round(share * length),
         num_estimated=num_estimated,
-        half_interval=math.ceil(_TWO_SIDED_95 * deviation * length),
+        half_interval=math.ceil(NORMAL_95 * deviation * length),
     )
 
 

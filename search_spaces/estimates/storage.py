@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from search_spaces.spec.cluster import GIB, Cluster
+from search_spaces.spec.cluster import Cluster
+from search_spaces.units import GIB
 
 LayerSplit = Literal["even", "compute"]
 """even: the first stages have one layer more where pp does not divide the layers. compute: as in

@@ -37,14 +37,12 @@ from search_spaces.protocol.measurement import (
 )
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.probe_defaults import DEFAULT_DEADLINE_S, DEFAULT_ITERATIONS, DEFAULT_WARMUP
 from search_spaces.statistics.step_times import MIN_WARMUP
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 from search_spaces.trainers.parameters import read_parameters
 
 __all__ = [
-    "DEFAULT_DEADLINE_S",
-    "DEFAULT_ITERATIONS",
-    "DEFAULT_WARMUP",
     "FAILURE_REASONS",
     "MIN_WARMUP",
     "OUTCOME_STATES",
@@ -82,10 +80,6 @@ MAX_MESSAGE_LENGTH: Final = 10_000
 MAX_NODE_LENGTH: Final = 255
 MAX_LOG_LENGTH: Final = 1 << 18
 """Most characters of an outcome's texts."""
-
-DEFAULT_WARMUP: Final = 2
-DEFAULT_ITERATIONS: Final = 10
-DEFAULT_DEADLINE_S: Final = 300.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,7 +27,6 @@ from search_spaces.machine import ROOT, usable_cores, usable_memory_bytes
 from search_spaces.spec.layout import PRECISIONS
 from search_spaces.spec.ranges import Range
 
-GIB: Final = 1 << 30
 MAX_DEVICE_MEMORY_BYTES: Final = 1 << 50
 
 

@@ -16,6 +16,7 @@ from search_spaces.errors import ObjectiveInvalidError
 from search_spaces.spec.layout import RECOMPUTE_MODES, Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
+from search_spaces.units import SECONDS_PER_HOUR
 
 Floats = NDArray[np.float64]
 
@@ -38,7 +39,6 @@ DEFAULT_OBJECTIVES: Final[tuple[AnyObjective, ...]] = ("tokens_per_s_per_device"
 MAX_OBJECTIVES: Final = 3
 """Most objectives of one campaign: with more, nearly every layout is on the front."""
 
-SECONDS_PER_HOUR: Final = 3600.0
 
 OBJECTIVE_FIGURES: Final = (
     *(name for name in OBJECTIVES if name != "tokens_per_node_hour"),

@@ -17,6 +17,7 @@ from typing import Final
 from search_spaces.documents.reading import Problems, shown, whole_number_problem
 from search_spaces.errors import TrainingJobInvalidError
 from search_spaces.spec.ranges import Range
+from search_spaces.units import SECONDS_PER_HOUR
 
 NODE_MTBF_HOURS: Final = 6000.0
 """The training of Llama 3 reports 419 unexpected interruptions in 54 days on 2,048 nodes
@@ -35,7 +36,6 @@ _MOST_FAILURES: Final = 10.0
 """Most failures that may be expected while one interval, its checkpoint and a restart last: beyond
 it the job hardly advances."""
 _DAY_S: Final = 86400.0
-_HOUR_S: Final = 3600.0
 
 JOB_OPTIONS: Final[Mapping[str, tuple[type[str | int | float], str]]] = MappingProxyType(
     {
@@ -130,7 +130,7 @@ class TrainingJob:
         Raises:
             TrainingJobInvalidError: failures come faster than it can restart.
         """
-        mtbf_s = self.mtbf_hours * _HOUR_S / num_nodes
+        mtbf_s = self.mtbf_hours * SECONDS_PER_HOUR / num_nodes
         interval_s = checkpoint_interval_s(mtbf_s, self.checkpoint_s)
         if interval_s + self.checkpoint_s + self.restart_s > _MOST_FAILURES * mtbf_s:
             raise TrainingJobInvalidError(
@@ -146,7 +146,7 @@ class TrainingJob:
         return JobDuration(
             num_nodes=num_nodes,
             num_steps=num_steps,
-            mtbf_hours=mtbf_s / _HOUR_S,
+            mtbf_hours=mtbf_s / SECONDS_PER_HOUR,
             checkpoint_interval_s=interval_s,
             lost_share=1.0 - 1.0 / slower,
             days=days * step.expected_s,

@@ -6,10 +6,11 @@ import math
 from typing import Final
 
 from search_spaces.errors import TableInvalidError
-from search_spaces.spec.cluster import GIB, Cluster
+from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables.table import TableCell, TableRow
+from search_spaces.units import GIB
 
 TOLERANCE: Final = 0.05
 """How far tokens_per_s * step_time_s may be off the tokens of a step: figures are rounded."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from search_spaces.errors import TableInvalidError
-from search_spaces.spec.cluster import GIB, Cluster, detect_local_cpu
+from search_spaces.spec.cluster import Cluster, detect_local_cpu
 from search_spaces.spec.knobs import Knob
 from search_spaces.spec.layout import DEGREES, KNOBS, Layout
 from search_spaces.spec.model_shape import FAMILIES, Family, ModelShape
@@ -16,6 +16,7 @@ from search_spaces.tables.columns import COLUMNS, EXTRA_COLUMNS, STATUSES, UNSTA
 from search_spaces.tables.fields import Fields
 from search_spaces.tables.plausibility import refuse_impossible_row, refuse_wrong_device_memory
 from search_spaces.tables.table import CellKey, Status, TableRow
+from search_spaces.units import GIB
 
 KNOWN_COLUMNS: Final = (*COLUMNS, *EXTRA_COLUMNS)
 

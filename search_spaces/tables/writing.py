@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from search_spaces.spec.cluster import GIB, Cluster
+from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables.columns import (
@@ -18,6 +18,7 @@ from search_spaces.tables.columns import (
 )
 from search_spaces.tables.rows import inferred_family
 from search_spaces.tables.table import MeasurementTable, TableCell, TableRow
+from search_spaces.units import GIB
 
 
 def table_text(rows: Iterable[Mapping[str, Any]], aside_columns: Sequence[str] = ()) -> str:

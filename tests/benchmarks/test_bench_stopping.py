@@ -20,11 +20,12 @@ from results_db.store import Store
 from search_spaces.belief.step_time_to_beat import stop_above_s
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.campaigns.campaign_settings import Budget
-from search_spaces.protocol.outcome import DEFAULT_ITERATIONS, DEFAULT_WARMUP, Iteration
+from search_spaces.protocol.outcome import Iteration
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.spec.presets.spaces import resolve_space
+from search_spaces.spec.probe_defaults import DEFAULT_ITERATIONS, DEFAULT_WARMUP
 from search_spaces.statistics.early_stop import LEAST_TIMED
 from tests.postgres import upgraded
 from tests.results_db.factories import completed, lease_one, make_campaign, make_worker

@@ -22,12 +22,12 @@ from results_db.records import CampaignRecord, TrialRecord
 from results_db.rows import WITH_MEASUREMENT, trial_record
 from search_spaces.spec.objectives import (
     OBJECTIVES,
-    SECONDS_PER_HOUR,
     measured_objective,
     pareto_front,
 )
 from search_spaces.statistics.confidence import Estimate, can_be_told_apart
 from search_spaces.statistics.pooling import MEDIAN_VARIANCE, Spread
+from search_spaces.units import SECONDS_PER_HOUR
 
 
 def standings(

@@ -13,7 +13,8 @@ from search_spaces.machine import (
     usable_cores,
     usable_memory_bytes,
 )
-from search_spaces.spec.cluster import GIB, detect_local_cpu
+from search_spaces.spec.cluster import detect_local_cpu
+from search_spaces.units import GIB
 
 CORES = len(os.sched_getaffinity(0))
 V2 = "0::/user.slice/job\n"

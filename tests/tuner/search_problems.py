@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.spec.cluster import GIB, Cluster
+from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
 from search_spaces.spec.layout_columns import LayoutColumns, codes_of
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.models import resolve_model
 from search_spaces.spec.space import EVERY_ROW
+from search_spaces.units import GIB
 from tuner.strategies.base import LayoutSet
 from tuner.strategies.search_problem import SearchProblem
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from search_spaces.campaigns.campaign_settings import Budget
-
-SECONDS_PER_HOUR = 3600.0
+from search_spaces.units import SECONDS_PER_HOUR
 
 LARGEST_RESERVE: Final = 0.25
 """Largest share of a budget that is reserved for measuring the best layouts again."""

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Final
 
-from search_spaces.spec.cluster import GIB
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.throughput import Throughput
 from search_spaces.statistics.job_duration import TrainingJob
 from search_spaces.terminal.plurals import counted
+from search_spaces.units import GIB
 from tuner.estimate.estimator import Estimator
 
 SMALL_SHARE: Final = 0.01

@@ -21,6 +21,7 @@ from search_spaces.spec.layout import Layout
 from search_spaces.terminal.console import on_interrupt
 from search_spaces.terminal.live_output import WorkLine, work_line
 from search_spaces.terminal.plurals import counted
+from search_spaces.units import GIB
 from workers.command_line.command_input import (
     described,
     described_machine,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from workers.trainer.job.job import TrainJob
     from workers.trainer.job.progress import ProgressLog
 
-_GIB: Final = 1 << 30
 _MOST_GB: Final = 1 << 20
 _LONGEST_DEADLINE_S: Final = 366 * 86400
 
@@ -186,7 +186,7 @@ def probe(
             warmup=warmup,
             iterations=steps,
             deadline_s=deadline,
-            memory_limit_bytes=None if memory_limit_gb is None else int(memory_limit_gb * _GIB),
+            memory_limit_bytes=None if memory_limit_gb is None else int(memory_limit_gb * GIB),
             compile=compiled,
             trainer=chosen_trainer(trainers, trainer),
             parameters=parameters_of(parameters),

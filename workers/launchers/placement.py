@@ -21,7 +21,7 @@ _LONGEST_ALARM_S: Final = 10 * 365 * 86400.0
 """The kernel's timers have an upper limit of some centuries."""
 
 _RANK_ALARM_GRACE_S: Final = 5.0
-"""How long after the group's deadline a rank's own alarm ends it, if nothing else has."""
+"""Seconds after the group's deadline at which a hung rank is ended by its own alarm."""
 
 
 def place(

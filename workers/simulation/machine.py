@@ -19,7 +19,8 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.spec.cluster import GIB, Cluster
+from search_spaces.spec.cluster import Cluster
+from search_spaces.units import GIB
 
 TILE: Final = 128
 _SPLIT_FROM: Final = 1024

@@ -17,12 +17,12 @@ from search_spaces.documents.reading import (
 )
 from search_spaces.errors import ClusterInvalidError
 from search_spaces.spec.cluster import (
-    GIB,
     MAX_DEVICE_MEMORY_BYTES,
     REQUIRED_FIELDS,
     Cluster,
     detect_local_cpu,
 )
+from search_spaces.units import GIB
 
 LOCAL_CPU: Final = "local-cpu"
 """The cluster that is detected instead of listed."""

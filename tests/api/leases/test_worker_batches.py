@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from api.leases.worker_batches import WorkerBatches
-from api.settings import Settings
 from results_db.allocations.leases import LeaseAsk
 from results_db.errors import DatabaseUnavailableError
 from results_db.records import WorkerRecord
@@ -18,7 +17,7 @@ from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.errors import SearchSpaceError
 from search_spaces.protocol.worker_messages import LeaseRead, LeaseRequest
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import CAMPAIGN, TOKEN
+from tests.api.local_api import CAMPAIGN
 from tests.postgres import upgraded
 from tests.results_db.factories import make_campaign, make_worker
 
@@ -41,7 +40,7 @@ def lease_for_each(store: Store, *workers: WorkerRecord) -> list[list[LeaseRead]
     """What workers are answered that ask at the same time, for a trial each."""
 
     async def ask() -> list[list[LeaseRead] | BaseException]:
-        batches = WorkerBatches.of(store, Settings(token=TOKEN))
+        batches = WorkerBatches.of(store)
         asks = [LeaseAsk(worker_id=worker.id, request=LeaseRequest()) for worker in workers]
         return await asyncio.gather(*map(batches.leases.ask, asks), return_exceptions=True)
 

@@ -29,7 +29,7 @@ class Machine:
         self.sweeper = self.start()
 
     def start(self) -> Sweeper:
-        return Sweeper(self.store, lease_s=LEASE_S, interval_s=1.0, clock=self.clock)
+        return Sweeper(self.store, interval_s=1.0, clock=self.clock)
 
     def forward(self, seconds: float) -> None:
         """The wall clock goes on, whatever a monotonic one does: work, sleep, suspend, a step."""
@@ -164,7 +164,7 @@ def test_sweeping_goes_on_after_whatever_went_wrong(
     caplog: pytest.LogCaptureFixture,
     error: Exception,
 ) -> None:
-    sweeper = Sweeper(machine.store, lease_s=LEASE_S, interval_s=0.001)
+    sweeper = Sweeper(machine.store, interval_s=0.001)
     sweeps = 0
 
     async def sweep_until_it_has_recovered() -> None:

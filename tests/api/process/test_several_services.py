@@ -17,7 +17,6 @@ import pytest
 
 from api.process.background_jobs import Sweeper
 from benchmarks.service.postgres_server import PostgresServer
-from results_db.allocations.leases import LEASE_S
 from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.connection.running_service import find_service
@@ -132,10 +131,7 @@ class Machines:
     def __init__(self, url: str) -> None:
         self.clock = TurnableClock()
         self.stores = [Store(url, clock=self.clock) for _ in range(2)]
-        self.sweepers = [
-            Sweeper(store, lease_s=LEASE_S, interval_s=1.0, clock=self.clock)
-            for store in self.stores
-        ]
+        self.sweepers = [Sweeper(store, interval_s=1.0, clock=self.clock) for store in self.stores]
         self.trial = 0
 
     def lease_a_trial(self) -> None:

@@ -16,9 +16,9 @@ from search_spaces.errors import (
     SearchSpaceError,
 )
 from search_spaces.estimates.memory import peak_memory_bytes
-from search_spaces.spec.cluster import GIB
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import model_preset
+from search_spaces.units import GIB
 
 
 def written(**changes: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search_spaces.errors import NoLegalLayoutError
-from search_spaces.spec.cluster import GIB, Cluster
+from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
 from search_spaces.spec.layout_columns import code_of
 from search_spaces.spec.model_shape import ModelShape
@@ -19,6 +19,7 @@ from search_spaces.spec.presets.models import MODEL_PRESETS, model_preset
 from search_spaces.spec.presets.spaces import resolve_space
 from search_spaces.spec.rules import ALL_SCOPES, Scope, violations
 from search_spaces.spec.space import SearchSpace, enumerate_legal
+from search_spaces.units import GIB
 
 BOX = Cluster(name="box", device="card", num_nodes=3, devices_per_node=4, device_memory_bytes=GIB)
 TINY = model_preset("tiny")

@@ -7,11 +7,12 @@ import pytest
 
 from search_spaces.spec import rules
 from search_spaces.spec.batch import GlobalBatch
-from search_spaces.spec.cluster import GIB, Cluster
+from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.rules import ALL_SCOPES, PROBE_SCOPES, RULES, RuleContext, violations
+from search_spaces.units import GIB
 
 NODES = Cluster(name="box", device="card", num_nodes=4, devices_per_node=8, device_memory_bytes=GIB)
 

@@ -12,12 +12,13 @@ from search_spaces.errors import (
     SearchSpaceError,
 )
 from search_spaces.machine import usable_cores
-from search_spaces.spec.cluster import GIB, Cluster, detect_local_cpu
+from search_spaces.spec.cluster import Cluster, detect_local_cpu
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, resolve_cluster
 from search_spaces.spec.presets.models import MODEL_PRESETS, model_preset, resolve_model
+from search_spaces.units import GIB
 
 CORES = usable_cores()
 

@@ -15,10 +15,10 @@ from search_spaces.belief.residual import knob_coordinates
 from search_spaces.belief.time import TimeCalibration
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.estimates.time import PRIOR, TERM_NAMES, time_terms
-from search_spaces.spec.cluster import GIB
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.objectives import pareto_front
 from search_spaces.spec.presets.models import resolve_model
+from search_spaces.units import GIB
 from tests.tuner.search_problems import ListedLayouts, make_cluster, make_problem
 from tests.tuner.strategies.test_strategies import make_layouts
 from tuner.strategies.base import History, LayoutSearch
