@@ -19,7 +19,8 @@ from search_spaces.documents.limits import document_problem, is_plainly_harmless
 Check = Callable[[Any], None]
 """Raises `ValueUnstorableError` for a value that does not fit."""
 
-_LOOKED_AT: Final = "layout_tuner_looked_at"
+_CHECKED: Final = "layout_tuner_checked"
+"""Execution option of a statement whose rows were checked."""
 
 UNREADABLE: Final = "unreadable"
 """The only field of a document that replaces an unreadable one; its value is the reason."""
@@ -36,24 +37,22 @@ def refuse_unstorable(engine: Engine) -> None:
 
     A text that is only compared may be longer than the column: then it equals no stored value.
     """
-    known = dict(engine.dialect.colspecs)
-    checked: dict[Any, Any] = {
-        types.String: _checked(
-            known.get(types.String, types.String), lambda _column: _refuse_what_is_no_text
-        ),
-    }
+    checks: dict[Any, Check] = {types.String: _refuse_what_is_no_text}
     for kind, bits in _BITS.items():
-        checked[kind] = _checked(known.get(kind, kind), partial(_integer_check, bits))
-    engine.dialect.colspecs = {**known, **checked}
+        checks[kind] = partial(_refuse_large_integer, 2 ** (bits - 1) - 1)
+    known = dict(engine.dialect.colspecs)
+    engine.dialect.colspecs = known | {
+        kind: _checked(known.get(kind, kind), check) for kind, check in checks.items()
+    }
     event.listen(engine, "before_cursor_execute", _refuse_long_texts)
 
 
-def _checked(base: Any, make_check: Callable[[Any], Check]) -> Any:
+def _checked(base: Any, check: Check) -> Any:
     """A column type of a dialect that refuses values that do not fit."""
 
     class Checked(base):  # type: ignore[misc]
         def bind_processor(self, dialect: Dialect) -> Callable[[Any], Any]:
-            check, inherited = make_check(self), super().bind_processor(dialect)
+            inherited = super().bind_processor(dialect)
 
             def process(value: Any) -> Any:
                 if value is not None:
@@ -71,6 +70,11 @@ def _refuse_what_is_no_text(value: str) -> None:
         raise ValueUnstorableError(f"a text cannot be kept: {problem}")
 
 
+def _refuse_large_integer(largest: int, value: int) -> None:
+    if not -largest <= value <= largest:
+        raise ValueUnstorableError(f"{value} is beyond {largest}, the most that is kept")
+
+
 def _refuse_long_texts(
     _connection: Any,
     _cursor: Any,
@@ -81,9 +85,9 @@ def _refuse_long_texts(
 ) -> None:
     if context is None or context.compiled is None or not (context.isinsert or context.isupdate):
         return
-    if context.execution_options.get(_LOOKED_AT) is context:
+    if context.execution_options.get(_CHECKED) is context:
         return  # a further batch of the same statement
-    context.execution_options = context.execution_options.union({_LOOKED_AT: context})
+    context.execution_options = context.execution_options.union({_CHECKED: context})
     longest = {
         name: bind.type.length
         for name, bind in context.compiled.binds.items()
@@ -145,13 +149,3 @@ def read_document(stored: str | bytes) -> Any:
     if problem is None:
         return document
     return UnreadableDocument({UNREADABLE: ": ".join(filter(None, problem))})
-
-
-def _integer_check(bits: int, _column: types.Integer) -> Check:
-    largest = 2 ** (bits - 1) - 1
-
-    def check(value: int) -> None:
-        if not -largest <= value <= largest:
-            raise ValueUnstorableError(f"{value} is beyond {largest}, the most that is kept")
-
-    return check

@@ -146,7 +146,7 @@ class BoughtProbes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnowledgeUsed:
-    """The basis of the predictions of a plan."""
+    """What the predictions of a plan rest on."""
 
     basis: Literal["measurements", "calibration", "data sheets"]
     """measurements: of step times and peaks, on top of the constants. calibration: constants that
