@@ -45,9 +45,17 @@ class PostgresServer:
     """
 
     def __init__(
-        self, directory: Path, *, settings: dict[str, str] = FAST, port: int | None = None
+        self,
+        directory: Path,
+        *,
+        settings: dict[str, str] = FAST,
+        port: int | None = None,
+        programs: Path | None = None,
     ) -> None:
-        """Creates the server's data in a directory that is empty; it does not run yet."""
+        """Creates the server's data in an empty directory; it does not run yet.
+
+        Its programs are those of the package, or of the folder `programs`.
+        """
         self.directory = directory
         self.port = port
         self._settings = settings
@@ -55,7 +63,7 @@ class PostgresServer:
         self._user = "nobody" if os.geteuid() == 0 else None
         if self._user is not None:
             os.chown(directory, pwd.getpwnam(self._user).pw_uid, -1)
-        self._bin = _programs(directory, self._user)
+        self._bin = programs or _programs(directory, self._user)
         self._run(
             *("initdb", "--pgdata", str(self.data), "--username", SUPERUSER, "--auth", "trust"),
             *("--encoding", "UTF8", "--locale", "C", "--no-sync", "--no-instructions"),
@@ -157,12 +165,12 @@ class PostgresServer:
 
 @contextmanager
 def running_server(
-    *, settings: dict[str, str] = FAST, port: int | None = None
+    *, settings: dict[str, str] = FAST, port: int | None = None, programs: Path | None = None
 ) -> Iterator[PostgresServer]:
     """A server in a directory of its own, which goes with it."""
     # Not pytest's: those are closed to other users, and too deep for the path of a socket.
     with tempfile.TemporaryDirectory(prefix="lt-postgres-", ignore_cleanup_errors=True) as name:
-        server = PostgresServer(Path(name), settings=settings, port=port)
+        server = PostgresServer(Path(name), settings=settings, port=port, programs=programs)
         server.start()
         try:
             yield server

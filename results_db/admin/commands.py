@@ -162,7 +162,8 @@ def check(as_json: bool, data_dir: Path | None, database: str | None) -> None:
         number = len(report.findings)
         verdict = f"{number} thing{' is' if number == 1 else 's are'} wrong" if number else "whole"
         click.echo(
-            f"{_shown(url)}: {verdict}; schema {report.revision}, {len(report.checks)} checks"
+            f"{_shown(url)}: {verdict}; schema {report.revision}, {len(report.checks)} checks, "
+            f"storage by {report.storage}"
         )
     if report.findings:
         raise click.exceptions.Exit(1)

@@ -107,7 +107,7 @@ def test_a_broken_rule_is_found_with_the_rows_that_break_it(
     findings = {finding.check: finding for finding in check_database(database_url).findings}
     assert set(findings) == {rule} | ALSO.get(rule, set())
     assert findings[rule].num_rows == 1
-    assert findings[rule].message.startswith(f"{RULES[rule].broken}, 1 of them: ")
+    assert findings[rule].message.startswith(f"{RULES[rule][0]}, 1 of them: ")
 
 
 def test_rows_that_refer_to_nothing_are_found(database: Database, database_url: str) -> None:
