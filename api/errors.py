@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from search_spaces.errors import LayoutTunerError
+
 if TYPE_CHECKING:
     from api.schemas.campaigns_and_trials import Problem
 
 
-class ApiError(Exception):
+class ApiError(LayoutTunerError):
     """Base of all errors of `api`."""
 
 

@@ -1,7 +1,9 @@
 """Errors of the database; one base, so that a caller can catch them all."""
 
+from search_spaces.errors import LayoutTunerError
 
-class ResultsDbError(Exception):
+
+class ResultsDbError(LayoutTunerError):
     """Base of all errors that `results_db` raises on purpose."""
 
 
@@ -128,8 +130,6 @@ class DatabaseUnavailableError(ResultsDbError):
         super().__init__(message)
         self.is_away = is_away
         """Whether its server is starting, stopping or unreachable, and may answer later."""
-        self.is_logged = False
-        """Whether it has been written to the outage log."""
 
 
 class DatabaseConflictError(DatabaseUnavailableError):

@@ -9,7 +9,14 @@ MAX_PARTS: Final = 20
 """Most errors of one document that are reported together."""
 
 
-class SearchSpaceError(ValueError):
+class LayoutTunerError(Exception):
+    """Base of the errors that the packages raise on purpose: a log needs their message alone."""
+
+    is_logged = False
+    """Whether the log of an outage has this error already."""
+
+
+class SearchSpaceError(LayoutTunerError, ValueError):
     """Base of the errors that `search_spaces` raises about what a user wrote.
 
     Args:
@@ -111,6 +118,19 @@ class MeasuredConstantsInvalidError(SearchSpaceError):
 
 class ServiceNotFoundError(SearchSpaceError):
     """The address of the service or its token is not known; the message says what to name."""
+
+
+class UrlInvalidError(ServiceNotFoundError):
+    """The address of the service is not an HTTP address."""
+
+
+class ServiceUnansweredError(LayoutTunerError):
+    """The service did not answer a request."""
+
+    def __init__(self, message: str, *, may_be_down: bool) -> None:
+        super().__init__(message)
+        self.may_be_down = may_be_down
+        """Whether the service may not be running; False: the message states another cause."""
 
 
 class TokenFileUnusableError(SearchSpaceError):

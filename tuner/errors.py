@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from search_spaces.errors import LayoutTunerError
 
-class TunerError(Exception):
+
+class TunerError(LayoutTunerError):
     """Base of everything that `tuner` raises on purpose."""
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from search_spaces.errors import SearchSpaceError
+from search_spaces.errors import LayoutTunerError, SearchSpaceError
 
 
-class WorkerError(Exception):
+class WorkerError(LayoutTunerError):
     """Base of all errors of `workers` outside the trainer."""
 
 
@@ -96,10 +96,6 @@ class SpoolInUseError(WorkerError):
 
 class SpoolUnusableError(WorkerError):
     """The spool directory can't be created, read or written."""
-
-
-class UrlInvalidError(WorkerError):
-    """The address of the service is not an HTTP address."""
 
 
 class ScenarioUnknownError(WorkerError):

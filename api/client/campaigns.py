@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, Final
 
-import httpx
-
-from api.client.call import (
-    PAGE,
-    Call,
-    PagedCall,
-    Stream,
-    delete,
-    get,
-    get_bytes,
-    get_text,
-    patch,
-    post,
-    post_once,
-    reader_of,
-    segment,
-)
-from api.client.methods import follow, route, walk
+from api.client.following import Follower
+from api.client.sender import PAGE, Sender, segment
 from api.http.filter_encoding import filter_query
 from api.schemas.campaigns_and_trials import (
     AnalysisRead,
     CampaignDetail,
     CampaignPage,
     CampaignRead,
+    EventRead,
     ExportFormatPage,
     ExportRead,
     ImportRead,
@@ -53,13 +38,12 @@ from search_spaces.statistics.job_duration import TrainingJob
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
-class CampaignCalls:
+class CampaignCalls(Sender):
     """Campaigns: submit, import, change, read."""
 
-    @route
     def create_campaign(
         self, document: Mapping[str, Any], *, idempotency_key: str | None = None
-    ) -> Call[CampaignDetail]:
+    ) -> CampaignDetail:
         """Submits a campaign.
 
         It is sent again if no answer comes: by its key the service recognizes the same submission.
@@ -69,9 +53,8 @@ class CampaignCalls:
             idempotency_key: for sending the same submission again later; None: a new key.
         """
         key = idempotency_key or str(uuid.uuid4())
-        return post_once("/campaigns", CampaignDetail, document, key)
+        return self._post("/campaigns", CampaignDetail, document, key=key)
 
-    @route
     def plan(
         self,
         document: Mapping[str, Any],
@@ -79,7 +62,7 @@ class CampaignCalls:
         top: int | None = None,
         probe_start_s: float | None = None,
         job: TrainingJob | None = None,
-    ) -> Call[Plan | PlanRead]:
+    ) -> Plan | PlanRead:
         """Ranks the legal layouts of a campaign by predictions; nothing is submitted.
 
         With more than 50,000 legal layouts it returns the `PlanRead` of a plan that the driver
@@ -91,68 +74,57 @@ class CampaignCalls:
             probe_start_s: seconds that a probe is taken to last besides its steps; None: 60.
             job: the training job to be predicted with each listed layout.
         """
-        return Call(
-            method="POST",
-            path="/v1/plans",
-            read=_read_plan,
-            query={"top": top, "probe_start_s": probe_start_s, **_job(job)},
-            json=document,
-        )
+        query = {"top": top, "probe_start_s": probe_start_s, **_job(job)}
+        answer = self._send("POST", "/v1/plans", query=query, json=document)
+        if answer.status_code == HTTPStatus.ACCEPTED:
+            return self._read(answer, PlanRead)
+        return self._read(answer, Plan)
 
-    @route
-    def planned(self, plan_id: int) -> Call[PlanRead]:
+    def planned(self, plan_id: int) -> PlanRead:
         """A plan that the driver makes or has made."""
-        return get(f"/plans/{segment(plan_id)}", PlanRead)
+        return self._get(f"/plans/{segment(plan_id)}", PlanRead)
 
-    @route
     def import_table(
         self, table: bytes, *, name: str | None = None, cells: Sequence[str] = ()
-    ) -> Call[ImportRead]:
+    ) -> ImportRead:
         """Imports the cells of a measurement table as campaigns that have ended."""
-        return Call(
-            method="POST",
-            path="/v1/campaigns/import",
-            read=reader_of(ImportRead),
-            content=table,
-            query={"name": name, "cell": list(cells)},
-            headers={"Content-Type": "text/csv"},
+        query = {"name": name, "cell": list(cells)}
+        headers = {"Content-Type": "text/csv"}
+        answer = self._send(
+            "POST", "/v1/campaigns/import", query=query, content=table, headers=headers
         )
+        return self._read(answer, ImportRead)
 
-    @route
     def campaign_page(
         self,
         *,
         chosen: CampaignFilter = EVERY_CAMPAIGN,
         limit: int | None = None,
         cursor: str | None = None,
-    ) -> Call[CampaignPage]:
+    ) -> CampaignPage:
         """A page of the campaigns, the newest first: all, or those that a filter selects."""
-        return get("/campaigns", CampaignPage, **_campaigns(chosen), limit=limit, cursor=cursor)
-
-    @walk
-    def campaigns(
-        self, chosen: CampaignFilter = EVERY_CAMPAIGN
-    ) -> PagedCall[CampaignPage, CampaignRead]:
-        """Campaigns, the newest first: all, or those that a filter selects."""
-        query = {**_campaigns(chosen), "limit": PAGE}
-        return PagedCall(
-            page=lambda cursor: get("/campaigns", CampaignPage, cursor=cursor, **query),
-            items=lambda page: page.campaigns,
+        return self._get(
+            "/campaigns", CampaignPage, **_campaigns(chosen), limit=limit, cursor=cursor
         )
 
-    @route
-    def campaign(self, campaign: str) -> Call[CampaignDetail]:
-        """One campaign, by its name or id."""
-        return get(_path(campaign), CampaignDetail)
+    def campaigns(self, chosen: CampaignFilter = EVERY_CAMPAIGN) -> Iterator[CampaignRead]:
+        """Campaigns, the newest first: all, or those that a filter selects."""
+        return self._walk(
+            lambda cursor: self.campaign_page(chosen=chosen, limit=PAGE, cursor=cursor),
+            lambda page: page.campaigns,
+        )
 
-    @route
+    def campaign(self, campaign: str) -> CampaignDetail:
+        """One campaign, by its name or id."""
+        return self._get(_path(campaign), CampaignDetail)
+
     def clone_campaign(
         self,
         campaign: str,
         changes: Mapping[str, Any] = NOTHING,
         *,
         idempotency_key: str | None = None,
-    ) -> Call[CampaignDetail]:
+    ) -> CampaignDetail:
         """Submits a campaign like another one. It is sent again as `create_campaign` is.
 
         Args:
@@ -161,12 +133,11 @@ class CampaignCalls:
             idempotency_key: for sending the same clone again later; None: a new key.
         """
         key = idempotency_key or str(uuid.uuid4())
-        return post_once(_path(campaign, "clone"), CampaignDetail, dict(changes), key)
+        return self._post(_path(campaign, "clone"), CampaignDetail, dict(changes), key=key)
 
-    @route
     def update_campaign(
         self, campaign: str, *, budget: Mapping[str, Any] | None = None, notes: str | None = None
-    ) -> Call[CampaignDetail]:
+    ) -> CampaignDetail:
         """Changes the budget of a campaign that has not ended, and its notes.
 
         Args:
@@ -176,49 +147,41 @@ class CampaignCalls:
         """
         given = {"budget": budget, "notes": notes}
         changes = {name: value for name, value in given.items() if value is not None}
-        return patch(_path(campaign), CampaignDetail, changes)
+        return self._patch(_path(campaign), CampaignDetail, changes)
 
-    @route
-    def delete_campaign(self, campaign: str) -> Call[None]:
+    def delete_campaign(self, campaign: str) -> None:
         """Deletes a campaign that has ended, with all of its measurements."""
-        return delete(_path(campaign))
+        self._delete(_path(campaign))
 
-    @route
-    def report(self, campaign: str, *, job: TrainingJob | None = None) -> Call[str]:
+    def report(self, campaign: str, *, job: TrainingJob | None = None) -> str:
         """The campaign as one HTML document without scripts or external resources.
 
         Args:
             campaign: its name or id.
             job: a training job, whose days with each of the best layouts are in the report.
         """
-        return get_text(_path(campaign, "report"), **_job(job))
+        return self._get_file(_path(campaign, "report"), **_job(job)).text
 
-    @route
-    def pause_campaign(self, campaign: str) -> Call[CampaignDetail]:
+    def pause_campaign(self, campaign: str) -> CampaignDetail:
         """Pauses a campaign: no more of its trials are leased."""
-        return post(_path(campaign, "pause"), CampaignDetail)
+        return self._post(_path(campaign, "pause"), CampaignDetail)
 
-    @route
-    def resume_campaign(self, campaign: str) -> Call[CampaignDetail]:
+    def resume_campaign(self, campaign: str) -> CampaignDetail:
         """Resumes a paused campaign."""
-        return post(_path(campaign, "resume"), CampaignDetail)
+        return self._post(_path(campaign, "resume"), CampaignDetail)
 
-    @route
-    def cancel_campaign(self, campaign: str) -> Call[CampaignDetail]:
+    def cancel_campaign(self, campaign: str) -> CampaignDetail:
         """Ends a campaign now."""
-        return post(_path(campaign, "cancel"), CampaignDetail)
+        return self._post(_path(campaign, "cancel"), CampaignDetail)
 
-    @route
-    def table(self, campaign: str) -> Call[str]:
+    def table(self, campaign: str) -> str:
         """All measurements of a campaign, as a measurement table."""
-        return get_text(_path(campaign, "table"))
+        return self._get_file(_path(campaign, "table")).text
 
-    @route
-    def analysis(self, campaign: str) -> Call[AnalysisRead]:
+    def analysis(self, campaign: str) -> AnalysisRead:
         """The importance of the campaign's knobs, and the effect of one step in each."""
-        return get(_path(campaign, "analysis"), AnalysisRead)
+        return self._get(_path(campaign, "analysis"), AnalysisRead)
 
-    @route
     def export(
         self,
         campaign: str,
@@ -227,7 +190,7 @@ class CampaignCalls:
         trial: int | None = None,
         nodes: int | None = None,
         without: Sequence[str] = (),
-    ) -> Call[ExportRead]:
+    ) -> ExportRead:
         """The files of a training job.
 
         Args:
@@ -238,18 +201,16 @@ class CampaignCalls:
             without: knobs of the layout that the trainer lacks, and that are dropped.
         """
         query = {"trial": trial, "nodes": nodes, "without": list(without) or None}
-        return get(_path(campaign, "exports"), ExportRead, format=format_name, **query)
+        return self._get(_path(campaign, "exports"), ExportRead, format=format_name, **query)
 
-    @route
-    def export_formats(self) -> Call[ExportFormatPage]:
+    def export_formats(self) -> ExportFormatPage:
         """The formats of exports, with what each needs to run."""
-        return get("/exports/formats", ExportFormatPage)
+        return self._get("/exports/formats", ExportFormatPage)
 
 
-class TrialCalls:
+class TrialCalls(Sender):
     """Trials: list by knobs and metrics, read, measure again, cancel."""
 
-    @route
     def trial_page(
         self,
         campaign: str,
@@ -260,7 +221,7 @@ class TrialCalls:
         limit: int | None = None,
         cursor: str | None = None,
         before: str | None = None,
-    ) -> Call[TrialPage]:
+    ) -> TrialPage:
         """A page of a campaign's trials.
 
         Args:
@@ -274,9 +235,8 @@ class TrialCalls:
         """
         query = _trials(wanted, sort, descending=descending)
         edges = {"cursor": cursor, "before": before}
-        return get(_path(campaign, "trials"), TrialPage, **query, limit=limit, **edges)
+        return self._get(_path(campaign, "trials"), TrialPage, **query, limit=limit, **edges)
 
-    @walk
     def trials(
         self,
         campaign: str,
@@ -285,7 +245,7 @@ class TrialCalls:
         wanted: TrialFilter | None = None,
         sort: SortKey | None = None,
         descending: bool = False,
-    ) -> PagedCall[TrialPage, TrialRead]:
+    ) -> Iterator[TrialRead]:
         """A campaign's trials, page after page; each that existed at the first page comes once.
 
         Args:
@@ -297,43 +257,36 @@ class TrialCalls:
         """
         if state is not None:
             wanted = TrialFilter(states=(state,))
-        query = {**_trials(wanted, sort, descending=descending), "limit": PAGE}
-        path = _path(campaign, "trials")
-        return PagedCall(
-            page=lambda cursor: get(path, TrialPage, cursor=cursor, **query),
-            items=lambda page: page.trials,
+        order: dict[str, Any] = {"wanted": wanted, "sort": sort, "descending": descending}
+        return self._walk(
+            lambda cursor: self.trial_page(campaign, **order, limit=PAGE, cursor=cursor),
+            lambda page: page.trials,
         )
 
-    @route
-    def trial(self, trial_id: int) -> Call[TrialDetailRead]:
+    def trial(self, trial_id: int) -> TrialDetailRead:
         """One trial with all that is stored about it."""
-        return get(f"/trials/{trial_id}", TrialDetailRead)
+        return self._get(f"/trials/{trial_id}", TrialDetailRead)
 
-    @route
-    def trial_log(self, trial_id: int) -> Call[str]:
+    def trial_log(self, trial_id: int) -> str:
         """The last lines that a trial's ranks printed."""
-        return get_text(f"/trials/{trial_id}/log")
+        return self._get_file(f"/trials/{trial_id}/log").text
 
-    @route
-    def repeat_trial(self, trial_id: int, *, times: int = 1) -> Call[TrialsAdded]:
+    def repeat_trial(self, trial_id: int, *, times: int = 1) -> TrialsAdded:
         """Measures the layout of a COMPLETED trial again, this number of times."""
-        return post(f"/trials/{trial_id}/repeat", TrialsAdded, {"times": times})
+        return self._post(f"/trials/{trial_id}/repeat", TrialsAdded, {"times": times})
 
-    @route
-    def requeue_trial(self, trial_id: int) -> Call[TrialRead]:
+    def requeue_trial(self, trial_id: int) -> TrialRead:
         """Tries the layout of a FAILED, INFEASIBLE or CANCELLED trial once more."""
-        return post(f"/trials/{trial_id}/requeue", TrialRead)
+        return self._post(f"/trials/{trial_id}/requeue", TrialRead)
 
-    @route
-    def cancel_trial(self, trial_id: int) -> Call[TrialRead]:
+    def cancel_trial(self, trial_id: int) -> TrialRead:
         """Cancels a trial; a running one stays RUNNING until its worker has stopped it."""
-        return post(f"/trials/{trial_id}/cancel", TrialRead)
+        return self._post(f"/trials/{trial_id}/cancel", TrialRead)
 
 
-class LeaderboardCalls:
+class LeaderboardCalls(Sender):
     """A campaign's leaderboard, as documents or as a table."""
 
-    @route
     def leaderboard(
         self,
         campaign: str,
@@ -346,7 +299,7 @@ class LeaderboardCalls:
         descending: bool = False,
         limit: int = 20,
         offset: int = 0,
-    ) -> Call[LeaderboardPage]:
+    ) -> LeaderboardPage:
         """A page of the campaign's leaderboard.
 
         Args:
@@ -362,9 +315,8 @@ class LeaderboardCalls:
         """
         order = _order(sort, descending=descending)
         query = {**_ranking(objective, front, within, wanted, limit, offset), **order}
-        return get(_path(campaign, "leaderboard"), LeaderboardPage, **query)
+        return self._get(_path(campaign, "leaderboard"), LeaderboardPage, **query)
 
-    @route
     def leaderboard_csv(
         self,
         campaign: str,
@@ -378,14 +330,13 @@ class LeaderboardCalls:
         intervals: bool = False,
         limit: int = 20,
         offset: int = 0,
-    ) -> Call[str]:
+    ) -> str:
         """The same as a measurement table; `intervals` adds runs, intervals and ties."""
         order = _order(sort, descending=descending)
         query = {**_ranking(objective, front, within, wanted, limit, offset), **order}
         path = _path(campaign, "leaderboard")
-        return get_text(path, **query, intervals=intervals or None, format="csv")
+        return self._get_file(path, **query, intervals=intervals or None, format="csv").text
 
-    @route
     def leaderboard_parquet(
         self,
         campaign: str,
@@ -399,29 +350,27 @@ class LeaderboardCalls:
         intervals: bool = False,
         limit: int = 20,
         offset: int = 0,
-    ) -> Call[bytes]:
+    ) -> bytes:
         """The table as a Parquet file."""
         order = _order(sort, descending=descending)
         query = {**_ranking(objective, front, within, wanted, limit, offset), **order}
         path = _path(campaign, "leaderboard")
-        return get_bytes(path, **query, intervals=intervals or None, format="parquet")
+        return self._get_file(path, **query, intervals=intervals or None, format="parquet").content
 
 
-class EventCalls:
+class EventCalls(Follower):
     """Live events. An iteration has no end; a lost stream is opened again.
 
     `EventsMissedError` says that events after the given one are no longer stored.
     """
 
-    @follow
-    def events(self, *, after: int | None = None) -> Stream:
+    def events(self, *, after: int | None = None) -> Iterator[EventRead]:
         """Events of all campaigns: from now on, or after the event of this number."""
-        return Stream(path="/events", after=after)
+        return self._follow("/events", after)
 
-    @follow
-    def campaign_events(self, campaign: str, *, after: int | None = None) -> Stream:
+    def campaign_events(self, campaign: str, *, after: int | None = None) -> Iterator[EventRead]:
         """Events of a campaign and its trials: from now on, or after the event of this number."""
-        return Stream(path=_path(campaign, "events"), after=after)
+        return self._follow(_path(campaign, "events"), after)
 
 
 def _path(campaign: str, part: str | None = None) -> str:
@@ -471,13 +420,6 @@ def _ranking(
         "limit": limit,
         "offset": offset,
     }
-
-
-def _read_plan(answer: httpx.Response) -> Plan | PlanRead:
-    """A plan, or what the driver has been asked for."""
-    if answer.status_code == HTTPStatus.ACCEPTED:
-        return reader_of(PlanRead)(answer)
-    return reader_of(Plan)(answer)
 
 
 def _job(job: TrainingJob | None) -> dict[str, Any]:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import ssl
-from typing import Self
+from typing import Final, Self
 
 import httpx
 
 from api.client.campaigns import CampaignCalls, EventCalls, LeaderboardCalls, TrialCalls
-from api.client.following import Follower
-from api.client.sending import DEFAULT_RETRIES, TIMEOUT_S, Connection, Retries
 from api.client.service import AccessCalls, AllocationCalls, CatalogueCalls, ServiceCalls
 from api.errors import ServiceError
 from api.security.local_tokens import read_token
+from api.version import version
 from results_db.database.data_dir import DataDir
 from search_spaces.connection.service_address import service_of
-from search_spaces.errors import ServiceNotFoundError
+from search_spaces.connection.service_connection import TIMEOUT_S, Retries, ServiceConnection
+from search_spaces.errors import ServiceNotFoundError, UrlInvalidError
+
+DEFAULT_RETRIES: Final = Retries()
 
 
-class Calls(
+class Client(
     CampaignCalls,
     TrialCalls,
     LeaderboardCalls,
@@ -28,11 +30,9 @@ class Calls(
     AllocationCalls,
     AccessCalls,
 ):
-    """Every route of the API but those that only workers call, as methods of the client."""
-
-
-class Client(Calls, Follower):
     """A blocking client of a service; threads may share it.
+
+    Every route of the API but those that only workers call is one of its methods.
 
     Every method raises `ServiceError` when the service refuses or does not answer. The message of a
     refusal is the service's.
@@ -50,6 +50,8 @@ class Client(Calls, Follower):
     ) -> None:
         """A client of the service at an address.
 
+        Raises `ServiceError` where the address or the token is malformed.
+
         Args:
             url: such as http://127.0.0.1:8080.
             token: a token of the service.
@@ -58,10 +60,21 @@ class Client(Calls, Follower):
             tls: trusted certificates; None: those that the system trusts.
             transport: replaces the network.
         """
-        self._connection = Connection(
-            url=url, token=token, timeout_s=timeout_s, retries=retries, tls=tls
-        )
-        self._http = httpx.Client(transport=transport, **self._connection.settings)
+        # The token becomes a header: httpx would refuse such a header with a message that shows it.
+        if not (token.isascii() and token.isprintable()) or " " in token:
+            raise ServiceError("the token holds a blank, or a character that no token has")
+        try:
+            self._connection = ServiceConnection(
+                url,
+                token,
+                user_agent=f"layout-tuner/{version()}",
+                tls=tls,
+                timeout_s=timeout_s,
+                retries=retries,
+                transport=transport,
+            )
+        except UrlInvalidError as error:
+            raise ServiceError(str(error)) from error
 
     @classmethod
     def of_data_dir(cls, data_dir: DataDir) -> Self:
@@ -80,7 +93,7 @@ class Client(Calls, Follower):
     @property
     def url(self) -> str:
         """The address of the service, without a slash at its end."""
-        return self._connection.url.rstrip("/")
+        return self._connection.url
 
     def __enter__(self) -> Self:
         return self
@@ -90,4 +103,4 @@ class Client(Calls, Follower):
 
     def close(self) -> None:
         """Closes its connections."""
-        self._http.close()
+        self._connection.close()

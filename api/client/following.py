@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 
 import httpx
 from httpx_sse import EventSource, ServerSentEvent
 from pydantic import ValidationError
 
-from api.client.call import Call, Stream, get
-from api.client.sending import Connection, Sender
+from api.client.sender import Sender, refusal, unanswered
 from api.errors import EventsMissedError, ServiceError
 from api.schemas.campaigns_and_trials import EventRead
+from search_spaces.errors import ServiceUnansweredError
 
 _OPENED = "stream.opened"
 _CLOSED = "stream.closed"
@@ -25,44 +25,17 @@ _CLOSED = "stream.closed"
 class _Place:
     """The position in a stream, over all of its connections."""
 
-    stream: Stream
-    connection: Connection
-    last: str = ""
+    url: str
+    last: str
     """The number of the last event; empty: none was received yet."""
-    attempt: int = 0
-    """Failed attempts in a row to open the stream."""
-    opened_at: float = 0.0
-    """When the last attempt began, by the monotonic clock."""
     was_useful: bool = False
-    """Whether the last attempt received an event, or a message that the service ends the stream."""
-    ended_at_once: int = 0
-    """Attempts in a row that ended at once without such a message."""
-    call: Call[EventRead] = field(init=False)
-
-    def __post_init__(self) -> None:
-        if self.stream.after is not None:
-            self.last = str(self.stream.after)
-        self.call = get(self.stream.path, EventRead)
-
-    def request(self) -> Mapping[str, Any]:
-        """The request that continues after the last event."""
-        self.attempt += 1
-        self.opened_at, self.was_useful = time.monotonic(), False
-        headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
-        after = {} if self.stream.after is None else {"after": self.stream.after}
-        return {
-            "method": "GET",
-            "url": self.call.path,
-            "params": after,
-            "headers": headers | ({"Last-Event-ID": self.last} if self.last else {}),
-        }
+    """Whether this connection received an event, or a message that the service ends the stream."""
 
     def read(self, said: ServerSentEvent) -> EventRead | None:
         """The event; None for a message about the stream itself, which is noted here."""
         self.was_useful |= said.event != _OPENED
         if said.event == _CLOSED or not said.data:
             return None
-        self.attempt = 0
         self.last = said.id
         if said.event == _OPENED:
             if json.loads(said.data)["missed"]:
@@ -74,69 +47,56 @@ class _Place:
             return EventRead.model_validate_json(said.data)
         except ValidationError as error:
             raise ServiceError(
-                f"{self.connection.url} sent an event that this version does not understand; are "
-                "client and service of the same version?"
+                f"{self.url} sent an event that this version does not understand; are client and "
+                "service of the same version?"
             ) from error
-
-    def pause_after_refusal(self, response: httpx.Response) -> float:
-        """Seconds until the stream is opened again.
-
-        Raises:
-            ServiceError: the service refuses.
-        """
-        return self.connection.pause_after_refusal(self.call, self.attempt, response)
-
-    def pause_after_end(self) -> float:
-        """Seconds until the stream is opened again.
-
-        Raises:
-            ServiceError: the stream ended at once too often.
-        """
-        retries = self.connection.retries
-        if self.was_useful or time.monotonic() - self.opened_at > retries.longest_pause_s:
-            self.ended_at_once = 0
-            return retries.first_pause_s
-        self.ended_at_once += 1
-        pause_s = retries.pause_s(self.ended_at_once)
-        if pause_s is None:
-            raise ServiceError(
-                f"the live events of {self.connection.url} end as soon as they begin, "
-                f"{self.ended_at_once} times now; is that a service, and does a proxy before it "
-                "let streams through?"
-            )
-        return pause_s
-
-    def pause_after_error(self, error: httpx.TransportError) -> float:
-        """Seconds until the stream is opened again.
-
-        Raises:
-            ServiceError: it could not be opened too often.
-        """
-        # A stream that was open until now gets as many attempts as a new one.
-        return self.connection.pause_after_error(self.call, max(self.attempt, 1), error)
 
 
 class Follower(Sender):
     """Follows streams one at a time."""
 
-    def follow(self, stream: Stream) -> Iterator[EventRead]:
+    def _follow(self, path: str, after: int | None) -> Iterator[EventRead]:
         """Every event of a stream, each once; waits for the next.
+
+        Args:
+            path: of the stream, below /v1.
+            after: the last event that is known; 0: start with the first that is kept; None: start
+                now.
 
         Raises:
             ServiceError: the service refuses or does not answer any more.
         """
-        place = _Place(stream=stream, connection=self._connection)
+        retries, url = self._connection.retries, self._connection.url
+        place = _Place(url=url, last="" if after is None else str(after))
+        ended_at_once = 0
         while True:
+            opened_at, place.was_useful = time.monotonic(), False
             try:
-                with self._http.stream(**place.request()) as response:
-                    if response.is_success:
-                        for said in EventSource(response).iter_sse():
-                            if (event := place.read(said)) is not None:
-                                yield event
-                        pause_s = place.pause_after_end()
-                    else:
-                        response.read()
-                        pause_s = place.pause_after_refusal(response)
-            except httpx.TransportError as error:
-                pause_s = place.pause_after_error(error)
-            time.sleep(pause_s)
+                yield from self._events_until_lost(path, after, place)
+            except ServiceUnansweredError as error:
+                raise unanswered(error) from error
+            if place.was_useful or time.monotonic() - opened_at > retries.longest_pause_s:
+                ended_at_once = 0
+            else:
+                ended_at_once += 1
+            if ended_at_once >= retries.attempts:
+                raise ServiceError(
+                    f"the live events of {url} end as soon as they begin, {ended_at_once} times now; "
+                    "is that a service, and does a proxy before it let streams through?"
+                )
+            time.sleep(retries.pause_s(max(ended_at_once, 1)))
+
+    def _events_until_lost(
+        self, path: str, after: int | None, place: _Place
+    ) -> Iterator[EventRead]:
+        headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
+        if place.last:
+            headers["Last-Event-ID"] = place.last
+        query = {} if after is None else {"after": after}
+        with self._connection.stream(f"/v1{path}", params=query, headers=headers) as answer:
+            if not answer.is_success:
+                raise refusal(answer)
+            with suppress(httpx.TransportError):
+                for said in EventSource(answer).iter_sse():
+                    if (event := place.read(said)) is not None:
+                        yield event

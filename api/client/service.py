@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from api.client.call import (
-    PAGE,
-    Call,
-    PagedCall,
-    delete,
-    get,
-    post,
-    put,
-    reader_of,
-    segment,
-)
-from api.client.methods import route, walk
+from api.client.sender import PAGE, Sender, segment
 from api.schemas.access import (
     AuditEntryRead,
     AuditPage,
@@ -39,82 +28,69 @@ from api.schemas.campaigns_and_trials import Health, Readiness
 from api.schemas.catalogue import ClusterPage, ClusterRead, ModelPage, ModelRead
 
 
-class ServiceCalls:
+class ServiceCalls(Sender):
     """The service itself."""
 
-    @route
-    def health(self) -> Call[Health]:
+    def health(self) -> Health:
         """Whether the parts of the service are running."""
-        return get("/health", Health)
+        return self._get("/health", Health)
 
-    @route
-    def readiness(self) -> Call[Readiness]:
+    def readiness(self) -> Readiness:
         """Whether the service can work; if it cannot, the call fails with the reasons."""
-        return get("/ready", Readiness)
+        return self._get("/ready", Readiness)
 
-    @route
-    def metrics(self) -> Call[str]:
+    def metrics(self) -> str:
         """The service's metrics in the format of Prometheus."""
         # Prometheus looks for them beside the API, not below it.
-        return Call(method="GET", path="/metrics", read=lambda r: r.text, is_repeatable=True)
+        return self._send("GET", "/metrics", is_repeatable=True).text
 
 
-class CatalogueCalls:
+class CatalogueCalls(Sender):
     """Models and clusters that campaign files name."""
 
-    @route
-    def models(self) -> Call[ModelPage]:
+    def models(self) -> ModelPage:
         """Presets, then the users' models."""
-        return get("/models", ModelPage)
+        return self._get("/models", ModelPage)
 
-    @route
-    def model(self, name: str) -> Call[ModelRead]:
+    def model(self, name: str) -> ModelRead:
         """A model's shape, by its name."""
-        return get(f"/models/{segment(name)}", ModelRead)
+        return self._get(f"/models/{segment(name)}", ModelRead)
 
-    @route
-    def put_model(self, name: str, description: Mapping[str, Any] | str) -> Call[ModelRead]:
+    def put_model(self, name: str, description: Mapping[str, Any] | str) -> ModelRead:
         """Stores a model under a new name: a shape, or a preset with changes."""
-        return put(f"/models/{segment(name)}", ModelRead, description)
+        return self._put(f"/models/{segment(name)}", ModelRead, description)
 
-    @route
-    def delete_model(self, name: str) -> Call[None]:
+    def delete_model(self, name: str) -> None:
         """Deletes a model that is not a preset."""
-        return delete(f"/models/{segment(name)}")
+        self._delete(f"/models/{segment(name)}")
 
-    @route
-    def clusters(self) -> Call[ClusterPage]:
+    def clusters(self) -> ClusterPage:
         """Presets, then the users' clusters."""
-        return get("/clusters", ClusterPage)
+        return self._get("/clusters", ClusterPage)
 
-    @route
-    def cluster(self, name: str) -> Call[ClusterRead]:
+    def cluster(self, name: str) -> ClusterRead:
         """A cluster's limits and constants, by its name."""
-        return get(f"/clusters/{segment(name)}", ClusterRead)
+        return self._get(f"/clusters/{segment(name)}", ClusterRead)
 
-    @route
-    def put_cluster(self, name: str, description: Mapping[str, Any] | str) -> Call[ClusterRead]:
+    def put_cluster(self, name: str, description: Mapping[str, Any] | str) -> ClusterRead:
         """Stores a cluster under a new name: its fields, or a preset with changes."""
-        return put(f"/clusters/{segment(name)}", ClusterRead, description)
+        return self._put(f"/clusters/{segment(name)}", ClusterRead, description)
 
-    @route
-    def delete_cluster(self, name: str) -> Call[None]:
+    def delete_cluster(self, name: str) -> None:
         """Deletes a cluster that is not a preset."""
-        return delete(f"/clusters/{segment(name)}")
+        self._delete(f"/clusters/{segment(name)}")
 
 
-class AllocationCalls:
+class AllocationCalls(Sender):
     """Workers, their allocations and nodes."""
 
-    @route
-    def workers(self) -> Call[WorkerPage]:
+    def workers(self) -> WorkerPage:
         """The workers that reported lately."""
-        return get("/workers", WorkerPage)
+        return self._get("/workers", WorkerPage)
 
-    @route
     def allocations(
         self, *, ended: bool = False, name: str | None = None, limit: int | None = None
-    ) -> Call[AllocationPage]:
+    ) -> AllocationPage:
         """Allocations, the newest first.
 
         Args:
@@ -122,69 +98,54 @@ class AllocationCalls:
             name: selects by the name of the worker, the job id or the id of the worker's session.
             limit: most allocations of the answer.
         """
-        return get("/allocations", AllocationPage, all=ended or None, name=name, limit=limit)
+        return self._get("/allocations", AllocationPage, all=ended or None, name=name, limit=limit)
 
-    @route
-    def allocation(self, allocation_id: str) -> Call[AllocationRead]:
+    def allocation(self, allocation_id: str) -> AllocationRead:
         """One allocation, by the id of its worker's session."""
-        return get(f"/allocations/{segment(allocation_id)}", AllocationRead)
+        return self._get(f"/allocations/{segment(allocation_id)}", AllocationRead)
 
-    @route
-    def remove_allocation(self, allocation_id: str) -> Call[None]:
+    def remove_allocation(self, allocation_id: str) -> None:
         """Removes an allocation with everything that its worker reported about it."""
-        return delete(f"/allocations/{segment(allocation_id)}")
+        self._delete(f"/allocations/{segment(allocation_id)}")
 
-    @route
-    def nodes(self, cluster: str | None = None) -> Call[NodePage]:
+    def nodes(self, cluster: str | None = None) -> NodePage:
         """Nodes of allocations, and those in quarantine."""
-        return get("/nodes", NodePage, cluster=cluster)
+        return self._get("/nodes", NodePage, cluster=cluster)
 
-    @route
-    def quarantine_node(self, cluster: str, node: str, reason: str) -> Call[ClusterNodeRead]:
+    def quarantine_node(self, cluster: str, node: str, reason: str) -> ClusterNodeRead:
         """Puts a node in quarantine until it is released."""
         path = f"/nodes/{segment(cluster)}/{segment(node)}/quarantine"
-        return post(path, ClusterNodeRead, {"reason": reason})
+        return self._post(path, ClusterNodeRead, {"reason": reason})
 
-    @route
-    def release_node(self, cluster: str, node: str) -> Call[ClusterNodeRead]:
+    def release_node(self, cluster: str, node: str) -> ClusterNodeRead:
         """Releases a node from quarantine."""
-        return post(f"/nodes/{segment(cluster)}/{segment(node)}/release", ClusterNodeRead)
+        return self._post(f"/nodes/{segment(cluster)}/{segment(node)}/release", ClusterNodeRead)
 
 
-class AccessCalls:
+class AccessCalls(Sender):
     """Tokens and the audit log."""
 
-    @route
-    def whoami(self) -> Call[WhoAmI]:
+    def whoami(self) -> WhoAmI:
         """The name and the role of the client's own token."""
-        return get("/whoami", WhoAmI)
+        return self._get("/whoami", WhoAmI)
 
-    @route
-    def create_sign_in_code(self) -> Call[SignInCodeCreated]:
+    def create_sign_in_code(self) -> SignInCodeCreated:
         """Creates a one-time code with which a browser signs in as the client's token."""
-        return post("/sign-in-codes", SignInCodeCreated)
+        return self._post("/sign-in-codes", SignInCodeCreated)
 
-    @route
-    def create_token(self, token: TokenCreate) -> Call[TokenCreated]:
+    def create_token(self, token: TokenCreate) -> TokenCreated:
         """Creates a token; only this answer contains it."""
-        return post("/tokens", TokenCreated, token.model_dump(mode="json"))
+        return self._post("/tokens", TokenCreated, token.model_dump(mode="json"))
 
-    @route
-    def tokens(self, *, revoked: bool | None = None) -> Call[TokenPage]:
+    def tokens(self, *, revoked: bool | None = None) -> TokenPage:
         """Tokens, the newest first: those that are not revoked, or all."""
-        return get("/tokens", TokenPage, revoked=revoked)
+        return self._get("/tokens", TokenPage, revoked=revoked)
 
-    @route
-    def revoke_token(self, token_id: int) -> Call[TokenRead]:
+    def revoke_token(self, token_id: int) -> TokenRead:
         """Revokes a token for good; revoking it twice has no further effect."""
-        return Call(
-            method="DELETE",
-            path=f"/v1/tokens/{token_id}",
-            read=reader_of(TokenRead),
-            is_repeatable=True,
-        )
+        answer = self._send("DELETE", f"/v1/tokens/{token_id}", is_repeatable=True)
+        return self._read(answer, TokenRead)
 
-    @route
     def audit_page(
         self,
         *,
@@ -196,12 +157,21 @@ class AccessCalls:
         until: datetime | None = None,
         limit: int | None = None,
         cursor: str | None = None,
-    ) -> Call[AuditPage]:
+    ) -> AuditPage:
         """A page of the audit log, the newest change first; the arguments select changes."""
-        query = _changes(actor, action, target_kind, target, since, until)
-        return get("/audit", AuditPage, **query, limit=limit, cursor=cursor)
+        return self._get(
+            "/audit",
+            AuditPage,
+            actor=actor,
+            action=action,
+            target_kind=target_kind,
+            target=target,
+            since=since and since.isoformat(),
+            until=until and until.isoformat(),
+            limit=limit,
+            cursor=cursor,
+        )
 
-    @walk
     def audit(
         self,
         *,
@@ -211,28 +181,17 @@ class AccessCalls:
         target: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
-    ) -> PagedCall[AuditPage, AuditEntryRead]:
+    ) -> Iterator[AuditEntryRead]:
         """All changes in the audit log, the newest first; the arguments select changes."""
-        query = _changes(actor, action, target_kind, target, since, until)
-        return PagedCall(
-            page=lambda cursor: get("/audit", AuditPage, **query, limit=PAGE, cursor=cursor),
-            items=lambda page: page.entries,
+        chosen: dict[str, Any] = {
+            "actor": actor,
+            "action": action,
+            "target_kind": target_kind,
+            "target": target,
+            "since": since,
+            "until": until,
+        }
+        return self._walk(
+            lambda cursor: self.audit_page(**chosen, limit=PAGE, cursor=cursor),
+            lambda page: page.entries,
         )
-
-
-def _changes(
-    actor: str | None,
-    action: str | None,
-    target_kind: str | None,
-    target: str | None,
-    since: datetime | None,
-    until: datetime | None,
-) -> dict[str, Any]:
-    return {
-        "actor": actor,
-        "action": action,
-        "target_kind": target_kind,
-        "target": target,
-        "since": since and since.isoformat(),
-        "until": until and until.isoformat(),
-    }

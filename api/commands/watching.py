@@ -12,6 +12,7 @@ from itertools import accumulate, takewhile
 from typing import Final, TypeVar
 
 import click
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from api.client import Client
 from api.errors import ServiceError
@@ -82,15 +83,17 @@ def _follow(client: Client, name: str, show: Callable[[CampaignDetail], None]) -
 
 def _patiently(read: Callable[[], Answer]) -> Answer:
     """Reads from the service, which may be away for `PATIENCE_S`."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            return read()
-        except ServiceError as error:
-            is_away = error.status is None or error.status >= 500
-            if not is_away or time.monotonic() > deadline:
-                raise
-        time.sleep(POLL_S)
+    retrying = Retrying(
+        retry=retry_if_exception(_is_away),
+        stop=stop_after_delay(PATIENCE_S),
+        wait=wait_fixed(POLL_S),
+        reraise=True,
+    )
+    return retrying(read)
+
+
+def _is_away(error: BaseException) -> bool:
+    return isinstance(error, ServiceError) and (error.status is None or error.status >= 500)
 
 
 def _print_changes() -> Callable[[CampaignDetail], None]:

@@ -24,10 +24,10 @@ from api.live.open_streams import OpenStreams
 from api.schemas.campaigns_and_trials import EventRead
 from api.security.authentication import Authentication, Credential
 from api.settings import Settings
-from results_db.database.outage_log import LoopOutage
 from results_db.events.event_log import EventRecord
 from results_db.events.live_state import LiveState
 from results_db.store import Store
+from search_spaces.connection.outage_log import OutageLog
 
 PAGE: Final = 500
 """Events that are read in one query."""
@@ -167,7 +167,7 @@ class EventHub:
 
     async def run(self) -> None:
         """Reads and distributes events until cancelled."""
-        outage = LoopOutage(_log, "reading live events")
+        outage = OutageLog(_log, "reading live events")
         while True:
             try:
                 await self._turn()

@@ -17,7 +17,7 @@ from typing import Final
 from api.background_loops import aligned_pause_s
 from api.errors import WatchersTooManyError
 from api.security.authentication import Authentication, Credential
-from results_db.database.outage_log import LoopOutage
+from search_spaces.connection.outage_log import OutageLog
 
 CHECK_INTERVAL_S: Final = 1.0
 """Seconds between two checks of the tokens and sessions of all streams."""
@@ -69,7 +69,7 @@ class OpenStreams:
 
     async def run(self) -> None:
         """Checks again and again, while there are streams, until cancelled."""
-        outage = LoopOutage(_log, "checking the tokens of event streams")
+        outage = OutageLog(_log, "checking the tokens of event streams")
         loop = asyncio.get_running_loop()
         while True:
             pause_s = aligned_pause_s(loop.time(), CHECK_INTERVAL_S) if self._open else None

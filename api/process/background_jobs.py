@@ -14,10 +14,11 @@ from starlette.concurrency import run_in_threadpool
 from api.background_loops import in_background
 from api.live.database_changes import DatabaseChanges
 from results_db.database.change_mark import RUNNING_TRIAL
-from results_db.database.outage_log import LoopOutage, once_it_answers
+from results_db.database.reachability import once_it_answers
 from results_db.database.store_base import Clock
 from results_db.retention import Retention
 from results_db.store import Store
+from search_spaces.connection.outage_log import OutageLog
 
 ASLEEP_S: Final = 5.0
 """A sweep that is later than this means that the service was suspended or starved, or that the
@@ -91,7 +92,7 @@ class Sweeper:
 
     async def run(self) -> None:
         """Sweeps until cancelled."""
-        outage = LoopOutage(_log, "taking leases back")
+        outage = OutageLog(_log, "taking leases back")
         while True:
             try:
                 if not self._skip():
@@ -140,7 +141,7 @@ async def prune(
     every_s: float = PRUNE_EVERY_S,
 ) -> None:
     """Deletes old rows again and again, until cancelled."""
-    outage = LoopOutage(_log, "pruning")
+    outage = OutageLog(_log, "pruning")
     await asyncio.sleep(first_after_s)
     while True:
         try:

@@ -18,9 +18,9 @@ from api.security.brief_cache import BriefCache
 from api.security.session_cache import SessionBook
 from results_db.access.tokens import LOCAL_ADMIN, LOCAL_WORKER, TokenRecord, hash_of_token
 from results_db.actor import TokenRole
-from results_db.database.outage_log import LoopOutage
 from results_db.records import CampaignRecord
 from results_db.store import Store
+from search_spaces.connection.outage_log import OutageLog
 
 NOTED_EVERY_S: Final = 30.0
 """Seconds between two updates of the times of last use."""
@@ -123,7 +123,7 @@ def _holder(record: TokenRecord | None) -> Holder | None:
 @asynccontextmanager
 async def noting_uses(book: TokenBook, sessions: SessionBook, store: Store) -> AsyncIterator[None]:
     """Stores the times of last use in the background while the block runs, and at its end."""
-    outage = LoopOutage(_log, "noting when tokens and sessions are used")
+    outage = OutageLog(_log, "noting when tokens and sessions are used")
 
     def write(used: set[int], used_sessions: set[str]) -> None:
         if used:

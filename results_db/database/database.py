@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Self
+from typing import Final, Self
 
 from sqlalchemy import Engine, event
 from sqlalchemy.exc import (
@@ -20,7 +21,6 @@ from sqlalchemy.orm import Session
 
 from results_db.database import postgresql, sqlite
 from results_db.database.events import write_events
-from results_db.database.outage_log import DatabaseOutage
 from results_db.database.storable_values import refuse_unstorable
 from results_db.database.url import shown_url
 from results_db.errors import (
@@ -29,6 +29,13 @@ from results_db.errors import (
     ResultsDbError,
     ValueUnstorableError,
 )
+from search_spaces.connection.outage_log import OutageLog
+
+SETTLED_AFTER_S: Final = 0.5
+"""An outage ends after so long without a failure: a stopping server closes its connections one by
+one."""
+
+_log: Final = logging.getLogger(__name__)
 
 FirstStatement = Callable[[Session], None]
 """Runs at the start of a writing transaction; if it raises, nothing is written."""
@@ -49,7 +56,7 @@ class Database:
         self._reader = self.engine.execution_options(**kind.READS)
         self._writer = self.engine.execution_options(**kind.WRITES)
         self._first: FirstStatement | None = None
-        self._outage: DatabaseOutage | None = None
+        self._outage: OutageLog | None = None
 
     @property
     def is_shared(self) -> bool:
@@ -64,7 +71,12 @@ class Database:
 
     def log_outages(self) -> None:
         """Logs outages from now on; for processes that continue after a failed transaction."""
-        self._outage = DatabaseOutage(shown_url(self.engine.url))
+        self._outage = OutageLog(
+            _log,
+            f"the database {shown_url(self.engine.url)}",
+            most_reasons=1,
+            settled_after_s=SETTLED_AFTER_S,
+        )
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -83,7 +95,11 @@ class Database:
 
     @contextmanager
     def _usable(self, *, writes: bool) -> Iterator[None]:
-        """Reports to the outage log whether the database could be used."""
+        """Reports to the outage log whether the database could be used.
+
+        On a full disk only writing fails; then only a successful write ends the outage.
+        """
+        part = "writing" if writes else "reading"
         try:
             with _translated_errors(self.engine):
                 yield
@@ -91,11 +107,11 @@ class Database:
             raise
         except DatabaseUnavailableError as error:
             if self._outage is not None:
-                self._outage.failed(error, writes=writes)
+                self._outage.failed(str(error), part=part)
                 error.is_logged = True
             raise
         if self._outage is not None:
-            self._outage.worked(writes=writes)
+            self._outage.worked(part)
 
     def close(self) -> None:
         """Closes all connections; those in use are closed when they are returned."""

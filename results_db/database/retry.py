@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Concatenate, Final, ParamSpec, TypeVar, cast
 
 from sqlalchemy.exc import IntegrityError
+from tenacity import (
+    Retrying,
+    retry_if_exception_type,
+    stop_after_attempt,
+    wait_random_exponential,
+)
 
 from results_db.errors import (
     DatabaseConflictError,
@@ -19,8 +23,15 @@ from results_db.errors import (
 
 MOST_TRIES: Final = 5
 
-FIRST_PAUSE_S: Final = 0.02
+LONGEST_FIRST_PAUSE_S: Final = 0.04
 """Longest pause before the second try; it doubles before each further one."""
+
+_AFTER_CONFLICT: Final = Retrying(
+    retry=retry_if_exception_type(DatabaseConflictError),
+    stop=stop_after_attempt(MOST_TRIES),
+    wait=wait_random_exponential(LONGEST_FIRST_PAUSE_S),
+    reraise=True,
+)
 
 P = ParamSpec("P")
 
@@ -38,12 +49,8 @@ def retried(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P
 
     @wraps(method)
     def run(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
-        for tried in range(1, MOST_TRIES):
-            try:
-                return method(self, *args, **kwargs)
-            except DatabaseConflictError:
-                time.sleep(random.uniform(0, FIRST_PAUSE_S * 2**tried))  # noqa: S311 - no secret
-        return method(self, *args, **kwargs)
+        # tenacity's own decorator keeps statistics that all threads would write.
+        return _AFTER_CONFLICT.copy()(method, self, *args, **kwargs)
 
     return cast("Callable[Concatenate[S, P], R]", run)
 

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from search_spaces.errors import LayoutTunerError
+
 MOST_STARTS: Final = 5
 """Most outages that are logged within a minute; further ones are counted."""
 START_WINDOW_S: Final = 60.0
@@ -25,39 +27,64 @@ class OutageLog:
         log: logging.Logger,
         what: str,
         *,
-        most_reasons: int = 1,
+        most_reasons: int = 5,
+        settled_after_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Starts without an outage.
 
         Args:
             log: where the lines are written.
-            what: the resource, as the subject of a sentence.
+            what: the resource or the action, as the subject of a sentence.
             most_reasons: how many different causes of one outage are logged.
+            settled_after_s: seconds without a failure after which a success ends the outage.
             clock: monotonic seconds.
         """
         self._log, self._what, self._most_reasons, self._clock = log, what, most_reasons, clock
+        self._settled_after_s = settled_after_s
         self._lock = threading.Lock()
         self._began_at: float | None = None
+        self._failed_at = 0.0
+        self._worked_at: float | None = None
+        """When something first worked since the last failure."""
         self._num_failures = 0
+        self._parts: set[str] = set()
+        """The parts of the resource that have failed in this outage."""
         self._written: set[str] = set()
         """Causes of this outage that were logged."""
         self._starts: deque[float] = deque()
         self._num_unwritten = 0
 
     def failed(
-        self, reason: str, *, cause: str | None = None, trace: BaseException | None = None
+        self,
+        reason: str,
+        error: BaseException | None = None,
+        *,
+        cause: str | None = None,
+        part: str = "",
     ) -> None:
         """Records a failure, and logs it if it starts an outage.
 
+        A failure whose error another outage log has written is left out.
+
         Args:
-            reason: what failed and why, as a sentence.
+            reason: what failed; without an error, also why.
+            error: the reason; its traceback is logged unless it is an error of ours.
             cause: the kind of the reason, of which one is logged; None: the reason itself.
-            trace: an exception whose traceback is logged too.
+            part: the part of the resource that failed; a success of another part ends no outage.
         """
+        trace = None
+        if isinstance(error, LayoutTunerError) and error.is_logged:
+            return
+        if error is not None:
+            reason = f"{reason}: {str(error) or type(error).__name__}"
+            trace = None if isinstance(error, LayoutTunerError) else error
         with self._lock:
+            self._failed_at, self._worked_at = self._clock(), None
             if self._began_at is None:
-                self._began_at, self._num_failures, self._written = self._clock(), 0, set()
+                self._began_at, self._num_failures = self._failed_at, 0
+                self._parts, self._written = set(), set()
+            self._parts.add(part)
             self._num_failures += 1
             if (cause or reason) in self._written or len(self._written) >= self._most_reasons:
                 return
@@ -73,17 +100,19 @@ class OutageLog:
             exc_info=trace,
         )
 
-    def worked(self, *, at: float | None = None) -> None:
-        """Records a success, and logs the end of an outage whose start was logged.
-
-        Args:
-            at: when it was, by the clock; None: now.
-        """
+    def worked(self, part: str = "") -> None:
+        """Records a success, and logs the end of an outage whose start was logged."""
+        if self._began_at is None:
+            return
         with self._lock:
-            if self._began_at is None:
+            if self._began_at is None or part not in self._parts:
                 return
-            ended_at = self._clock() if at is None else at
-            lasted_s, number = ended_at - self._began_at, self._num_failures
+            now = self._clock()
+            if self._worked_at is None:
+                self._worked_at = now
+            if now - self._failed_at < self._settled_after_s:
+                return
+            lasted_s, number = self._worked_at - self._began_at, self._num_failures
             self._began_at = None
             if not self._written:
                 self._num_unwritten += 1

@@ -11,11 +11,11 @@ import pytest
 from pydantic import BaseModel
 
 import layout_tuner
-from api.client.clients import Calls
-from api.client.methods import KIND
+from api.client import Client
 from api.version import version
+from tests.api.client.samples import described
 
-THIRD_PARTY = {"click", "httpx", "httpx_sse", "numpy", "pydantic", "yaml"}
+THIRD_PARTY = {"click", "httpx", "httpx_sse", "numpy", "pydantic", "tenacity", "yaml"}
 OURS = {"api", "results_db", "search_spaces", "tuner", "workers"}
 
 
@@ -56,12 +56,11 @@ def test_an_unknown_name_is_an_error_that_names_it() -> None:
 
 def documents_of_calls() -> Iterator[type[BaseModel]]:
     """The documents that the client's methods return."""
-    for _name, method in inspect.getmembers(Calls):
-        if hasattr(method, KIND):
-            answers = typing.get_type_hints(inspect.unwrap(method))["return"]
-            for answer in typing.get_args(answers):
-                if inspect.isclass(answer) and issubclass(answer, BaseModel):
-                    yield answer
+    for name in described():
+        returned = typing.get_type_hints(getattr(Client, name))["return"]
+        for answer in (returned, *typing.get_args(returned)):
+            if inspect.isclass(answer) and issubclass(answer, BaseModel):
+                yield answer
 
 
 def test_every_document_that_the_client_returns_can_be_named() -> None:

@@ -325,9 +325,9 @@ API: Final = (
     ),
     Fault(
         name="unrepeatable-call-repeated",
-        function="Retries.pause_after_answer",
-        before="not (status in _TEMPORARY and call.is_repeatable)",
-        after="status not in _TEMPORARY",
+        function="Retries.of_request",
+        before="not (status in TEMPORARY and is_repeatable)",
+        after="status not in TEMPORARY",
         what="The client sends a call again after 502 to 504 although it may have been executed.",
     ),
 )

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from results_db.allocations.leases import HEARTBEAT_INTERVAL_S
 from results_db.database.change_mark import RUNNING_CAMPAIGN, WAITING_PLAN
-from results_db.database.outage_log import LoopOutage
 from results_db.errors import (
     CampaignNotFoundError,
     CampaignStateError,
@@ -24,6 +23,7 @@ from results_db.errors import (
 from results_db.records import CampaignRecord, CampaignState, TrialRecord, TrialSize
 from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec
+from search_spaces.connection.outage_log import OutageLog
 from search_spaces.errors import SearchSpaceError
 from search_spaces.spec.layout import Layout
 from tuner.analysis.analysis import analyse
@@ -90,7 +90,7 @@ class Driver:
         self._analysed: dict[int, tuple[int, float]] = {}
         """The last analysis of each campaign: `last_ended_seq` and the time by the monotonic
         clock."""
-        self._outages: dict[int, LoopOutage] = {}
+        self._outages: dict[int, OutageLog] = {}
         """The failing rounds of each campaign."""
 
     def run(self, wait: Callable[[float], bool]) -> None:
@@ -102,7 +102,7 @@ class Driver:
             wait: pauses for a number of seconds; returns whether to stop.
         """
         _log.info("driver started")
-        outage = LoopOutage(_log, "the driver's round")
+        outage = OutageLog(_log, "the driver's round")
         failures = 0
         while not wait(self._pause_s(failures)):
             try:
@@ -214,10 +214,10 @@ class Driver:
         self._analysed.pop(campaign.id, None)
         self._outages.pop(campaign.id, None)
 
-    def _outage(self, campaign: CampaignRecord) -> LoopOutage:
+    def _outage(self, campaign: CampaignRecord) -> OutageLog:
         found = self._outages.get(campaign.id)
         if found is None:
-            found = LoopOutage(_log, f"campaign {campaign.name!r}")
+            found = OutageLog(_log, f"campaign {campaign.name!r}")
             self._outages[campaign.id] = found
         return found
 

@@ -19,10 +19,11 @@ from typing import Final, Self
 
 from results_db.campaigns.driver_lease import DRIVER_LEASE_S, DriverLease
 from results_db.database.data_dir import DataDir
-from results_db.database.outage_log import LoopOutage, once_it_answers
+from results_db.database.reachability import once_it_answers
 from results_db.database.stderr_log import log_to_stderr
 from results_db.errors import DatabaseUnavailableError, DriverLeaseLostError, ResultsDbError
 from results_db.store import Store
+from search_spaces.connection.outage_log import OutageLog
 from tuner.driver.campaign_opening import BackgroundOpening
 from tuner.driver.driver import Driver
 
@@ -54,11 +55,9 @@ def drive(data_dir: Path | None, database: str | None = None) -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, stop.note)
     try:
-        opened = once_it_answers(lambda: Store.open(data, database=database), wait=stop.wait)
-    except DatabaseUnavailableError:
-        if stop.is_requested:
-            return
-        raise
+        opened = once_it_answers(lambda: Store.open(data, database=database), sleep=stop.sleep)
+    except StopRequested:
+        return
     with closing(opened) as store:
         while not stop.is_requested:
             _drive_once(store, stop)
@@ -68,7 +67,7 @@ def drive(data_dir: Path | None, database: str | None = None) -> None:
 def _drive_once(store: Store, stop: StopRequest) -> None:
     """Waits for the driver lease, and drives until another driver has taken over."""
     standby = Standby(store)
-    outage = LoopOutage(_log, "looking for an active driver")
+    outage = OutageLog(_log, "looking for an active driver")
     while not stop.wait(0):
         try:
             lease = standby.take_over()
@@ -86,6 +85,10 @@ def _drive_once(store: Store, stop: StopRequest) -> None:
         Driver(store.as_driver(lease.fence), opening=BackgroundOpening()).run(
             lambda pause_s: stop.wait(pause_s) or not held.is_held()
         )
+
+
+class StopRequested(Exception):  # noqa: N818 - it is no error
+    """A signal has asked the process to stop."""
 
 
 class StopRequest:
@@ -115,6 +118,15 @@ class StopRequest:
         if not self._requested and pause_s > 0:
             select.select([self._reader], [], [], pause_s)
         return self._requested
+
+    def sleep(self, pause_s: float) -> None:
+        """Pauses.
+
+        Raises:
+            StopRequested: a signal came.
+        """
+        if self.wait(pause_s):
+            raise StopRequested
 
 
 class Standby:
@@ -182,7 +194,7 @@ class HeldLease:
         return not self._is_lost
 
     def _renew(self) -> None:
-        outage = LoopOutage(_log, f"renewing driver lease {self._fence}")
+        outage = OutageLog(_log, f"renewing driver lease {self._fence}")
         while not self._ending.wait(self._interval_s):
             if time.monotonic() - self._round_began > STUCK_AFTER_S:
                 _log.error("a round takes more than %.0f s: no longer renewed", STUCK_AFTER_S)

@@ -1,19 +1,31 @@
-"""HTTP requests to the service with a bearer token: errors by status, and retries."""
+"""The worker's requests to the service: documents, errors by status, and retries."""
 
 from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 import httpx
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception_type,
+    stop_before_delay,
+    stop_never,
+    wait_exponential,
+)
 
 from search_spaces.connection.outage_log import OutageLog
-from search_spaces.connection.service_address import is_loopback_host
-from search_spaces.connection.tls import trusting, why_unanswered
+from search_spaces.connection.service_connection import (
+    TEMPORARY,
+    TOO_MANY_REQUESTS,
+    ServiceConnection,
+)
+from search_spaces.connection.tls import trusting
+from search_spaces.errors import ServiceUnansweredError
 from workers.backoff import Backoff
 from workers.errors import (
     AnswerUnreadableError,
@@ -21,21 +33,14 @@ from workers.errors import (
     ServiceFailedError,
     ServiceUnreachableError,
     TokenRefusedError,
-    UrlInvalidError,
-    WorkerError,
 )
 
 _LOG = logging.getLogger(__name__)
 
 ANSWER_WITHIN_S: Final = 10.0
-_CONNECT_WITHIN_S: Final = 5.0
 _FIRST_PAUSE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 5.0
-MOST_REASONS: Final = 5
-"""Different reasons for the failures of one loop that are written to the log."""
-OUTAGE_ERRORS: Final = (ServiceUnreachableError, TokenRefusedError)
-"""Errors that `LeaseClient` writes to the log, so that its callers need not."""
-_AWAY: Final = frozenset({408, 429, 502, 503, 504})
+_AWAY: Final = TEMPORARY | {408, TOO_MANY_REQUESTS}
 """Statuses of a service, or of a proxy in front of it, that can't answer for the moment."""
 
 T = TypeVar("T")
@@ -50,7 +55,7 @@ class ConflictError(RequestRefusedError):
 
 
 class ServiceHttp:
-    """A client of one service. Threads may share it.
+    """A client of one service, which sends each request once. Threads may share it.
 
     Raises:
         UrlInvalidError: at construction.
@@ -65,16 +70,9 @@ class ServiceHttp:
             token: a token of the service.
             certificate: of a service with a self-signed certificate; None: an authority signed it.
         """
-        refuse_unless_http(url)
-        self.url = url.rstrip("/")
-        self._is_pinned = certificate is not None
-        self._http = httpx.Client(
-            base_url=self.url,
-            headers={"Authorization": f"Bearer {token}"},
-            verify=True if certificate is None else trusting(certificate),
-            # A proxy can't reach our own loopback.
-            trust_env=not is_loopback_host(httpx.URL(self.url).host),
-        )
+        tls = None if certificate is None else trusting(certificate)
+        self._connection = ServiceConnection(url, token, tls=tls)
+        self.url = self._connection.url
 
     def __enter__(self) -> Self:
         return self
@@ -84,7 +82,7 @@ class ServiceHttp:
 
     def close(self) -> None:
         """Closes the connections."""
-        self._http.close()
+        self._connection.close()
 
     def role(self, *, within_s: float = ANSWER_WITHIN_S) -> str:
         """The role of the token.
@@ -110,16 +108,11 @@ class ServiceHttp:
         content = None if body is None else json.dumps(body).encode()
         headers = {} if body is None else {"Content-Type": "application/json"}
         try:
-            timeout = httpx.Timeout(within_s, connect=min(within_s, _CONNECT_WITHIN_S))
-            answer = self._http.request(
-                method, path, content=content, headers=headers, timeout=timeout
+            answer = self._connection.request(
+                method, path, within_s=within_s, content=content, headers=headers
             )
-        # RuntimeError: the client was closed meanwhile.
-        except (httpx.RequestError, RuntimeError) as error:
-            why = why_unanswered(self.url, error, is_pinned=self._is_pinned) or (
-                f"the service at {self.url} does not answer ({error or type(error).__name__})"
-            )
-            raise ServiceUnreachableError(why) from error
+        except ServiceUnansweredError as error:
+            raise ServiceUnreachableError(str(error)) from error
         if answer.is_success:
             return self.read(answer, lambda: answer.json() if answer.content else None)
         raise self._refusal(answer)
@@ -151,47 +144,13 @@ class ServiceHttp:
         return kind(message)
 
 
-class RetryState:
-    """The retries of one call to the service: the pauses between them, and the log of failures.
-
-    `LeaseClient` writes outages of the service to the log, so they are left out here.
-
-    Args:
-        what: the call, as the subject of a sentence in the log.
-    """
-
-    def __init__(self, what: str) -> None:
-        self._failures = OutageLog(_LOG, what, most_reasons=MOST_REASONS)
-        self._begin()
-
-    @property
-    def pause_s(self) -> float:
-        """Seconds to wait after the next failure."""
-        return self._backoff.next_s
-
-    def failed(self, error: Exception, consequence: str) -> float:
-        """Notes a failure; returns how many seconds to wait before the next try.
-
-        Args:
-            error: why the call failed.
-            consequence: what happens next, for the log.
-        """
-        if not isinstance(error, OUTAGE_ERRORS):
-            trace = None if isinstance(error, WorkerError) else error
-            self._failures.failed(f"{error}; {consequence}", trace=trace)
-        return self._backoff.take()
-
-    def worked(self) -> None:
-        """Notes a success: the next pause is short again."""
-        self._failures.worked()
-        self._begin()
-
-    def _begin(self) -> None:
-        self._backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+def pauses() -> Backoff:
+    """The pauses of a loop between its tries to reach the service."""
+    return Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
 
 
 def patiently(
-    call: Callable[[], T], what: str, *, patience_s: float | None, wait: Callable[[float], Any]
+    call: Callable[[], T], what: str, *, patience_s: float | None, sleep: Callable[[float], None]
 ) -> T:
     """Repeats a call of `LeaseClient` while the service does not answer, or fails over it.
 
@@ -199,24 +158,29 @@ def patiently(
         call: the call.
         what: the call, as the subject of a sentence in the log.
         patience_s: seconds after which the call's error is raised; None: never.
-        wait: waits for some seconds; it may raise an exception to end the retries.
+        sleep: waits for some seconds; it may raise an exception to end the retries.
 
     Raises:
         ServiceUnreachableError: the time is over.
         ServiceFailedError: likewise.
     """
-    give_up_at = None if patience_s is None else time.monotonic() + patience_s
-    retries = RetryState(what)
-    while True:
-        try:
-            answer = call()
-        except (ServiceUnreachableError, ServiceFailedError) as error:
-            if give_up_at is not None and time.monotonic() + retries.pause_s > give_up_at:
-                raise
-            wait(retries.failed(error, "it is tried again"))
-        else:
-            retries.worked()
-            return answer
+    outage = OutageLog(_LOG, what)
+
+    def log(attempt: RetryCallState) -> None:
+        error = None if attempt.outcome is None else attempt.outcome.exception()
+        outage.failed(f"{what} is tried again", error)
+
+    retrying = Retrying(
+        retry=retry_if_exception_type((ServiceUnreachableError, ServiceFailedError)),
+        stop=stop_never if patience_s is None else stop_before_delay(patience_s),
+        wait=wait_exponential(_FIRST_PAUSE_S, max=_LONGEST_PAUSE_S),
+        before_sleep=log,
+        sleep=sleep,
+        reraise=True,
+    )
+    answer = retrying(call)
+    outage.worked()
+    return answer
 
 
 def _detail(answer: httpx.Response) -> str:
@@ -226,20 +190,3 @@ def _detail(answer: httpx.Response) -> str:
         return str(problem.get("detail") or problem.get("title") or problem)[:500]
     except (ValueError, AttributeError):
         return answer.text[:200]
-
-
-def refuse_unless_http(url: str) -> None:
-    """Refuses a text that can't be the address of a service.
-
-    Raises:
-        UrlInvalidError: it is no HTTP address.
-    """
-    try:
-        parsed = httpx.URL(url)
-        parsed.host.encode("idna")  # as a name lookup does
-    except (httpx.InvalidURL, UnicodeError) as error:
-        raise UrlInvalidError(f"url={url!r} is not an address: {error}") from error
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise UrlInvalidError(
-            f"url={url!r} is not an HTTP address such as http://login1.example.org:8080"
-        )

@@ -1,11 +1,9 @@
-"""The worker's client of the worker protocol, and the log of the service's outages."""
+"""The worker's client of the worker protocol, which logs the outages of the service."""
 
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from datetime import datetime
 from pathlib import Path
@@ -32,69 +30,20 @@ from workers.errors import (
 )
 from workers.service.http import (
     ANSWER_WITHIN_S,
-    OUTAGE_ERRORS,
     ConflictError,
     NotFoundError,
     ServiceHttp,
 )
 
 SETTLED_AFTER_S: Final = 6.0
-"""Seconds without a failure after which an outage is over; longer than the pause between two
-tries."""
+"""Seconds without a failure after which an outage is over; longer than the pause between two tries:
+while heartbeats are answered, leases may still be refused."""
 
 _log: Final = logging.getLogger(__name__)
 
 _REGISTERED_WITHIN_S: Final = 60.0
 """Long, since the service may still act on a registration that timed out, and so end the session of
 the next one."""
-
-
-class ServiceOutage:
-    """The log of outages, for all requests of a worker. Threads share it."""
-
-    def __init__(self, url: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._lines = OutageLog(
-            _log, f"the service at {url}", most_reasons=len(OUTAGE_ERRORS), clock=clock
-        )
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._has_worked = False
-        self._failing: set[str] = set()
-        """Requests that have failed and have not worked since."""
-        self._failed_at = 0.0
-        self._worked_at: float | None = None
-        """When a request first worked since the last failure."""
-
-    def failed(self, request: str, error: ServiceUnreachableError | TokenRefusedError) -> None:
-        """Notes a failed request.
-
-        Args:
-            request: which of the worker's requests it was.
-            error: why it failed.
-        """
-        with self._lock:
-            if isinstance(error, TokenRefusedError) and not self._has_worked:
-                return  # the worker ends at once with this error
-            self._failing.add(request)
-            self._failed_at, self._worked_at = self._clock(), None
-            self._lines.failed(
-                f"{error}; outcomes are kept until they can be posted",
-                cause=type(error).__name__,
-            )
-
-    def worked(self, request: str) -> None:
-        """Notes a request that was answered, with any answer."""
-        with self._lock:
-            self._has_worked = True
-            if not self._failing:
-                return
-            now = self._clock()
-            self._failing.discard(request)
-            if self._worked_at is None:
-                self._worked_at = now
-            if not self._failing or now - self._failed_at >= SETTLED_AFTER_S:
-                self._failing.clear()
-                self._lines.worked(at=self._worked_at)
 
 
 class LeaseClient:
@@ -112,7 +61,13 @@ class LeaseClient:
         self._http = ServiceHttp(url, token, certificate=certificate)
         self.url = self._http.url
         """The address of the service."""
-        self._outage = ServiceOutage(self.url)
+        self._outage = OutageLog(
+            _log,
+            f"the service at {self.url}",
+            most_reasons=2,  # it is away, and it refuses the token
+            settled_after_s=SETTLED_AFTER_S,
+        )
+        self._has_worked = False
 
     def __enter__(self) -> Self:
         return self
@@ -213,19 +168,28 @@ class LeaseClient:
         self, method: str, path: str, body: Any, *, within_s: float = ANSWER_WITHIN_S
     ) -> Any:
         """Sends a request; notes for the log of outages whether it was answered."""
-        request = path.rpartition("/")[2]
         try:
             answer = self._http.request(method, path, body, within_s=within_s)
-        except OUTAGE_ERRORS as error:
-            self._outage.failed(request, error)
+        except (ServiceUnreachableError, TokenRefusedError) as error:
+            # With a token that is refused from the start, the worker ends at once with the error.
+            if self._has_worked or isinstance(error, ServiceUnreachableError):
+                self._outage.failed(
+                    f"{error}; outcomes are kept until they can be posted",
+                    cause=type(error).__name__,
+                )
+            error.is_logged = True
             raise
         except AnswerUnreadableError:  # the answer may be that of a proxy, so it does not count
             raise
         except WorkerError:
-            self._outage.worked(request)
+            self._note_answer()
             raise
-        self._outage.worked(request)
+        self._note_answer()
         return answer
+
+    def _note_answer(self) -> None:
+        self._has_worked = True
+        self._outage.worked()
 
 
 def _lease(document: Mapping[str, Any]) -> LeaseRead:

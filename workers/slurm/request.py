@@ -10,12 +10,12 @@ from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from search_spaces.connection.service_connection import refuse_unless_http
 from search_spaces.documents.duration import longest_s, slurm_time
 from search_spaces.documents.reading import is_line, nearest, shown, whole_number_problem
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.site import LAUNCHERS, OPTION, Site
-from workers.errors import AllocationInvalidError, UrlInvalidError
-from workers.service.http import refuse_unless_http
+from workers.errors import AllocationInvalidError
 
 MARK: Final = "layout-tuner"
 """Start of the comment of every job that layout-tuner submits."""
@@ -151,7 +151,7 @@ class AllocationRequest:
             refuse_unless_http(self.url)
             fits = is_line(self.url) and " " not in self.url
             has_password = "@" in urlsplit(self.url).netloc
-        except (UrlInvalidError, ValueError):
+        except ValueError:
             fits = has_password = False
         if not fits:
             raise AllocationInvalidError(

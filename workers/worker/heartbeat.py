@@ -24,11 +24,12 @@ from search_spaces.protocol.worker_messages import (
 from workers.errors import (
     AnswerUnreadableError,
     RequestRefusedError,
+    ServiceUnreachableError,
+    TokenRefusedError,
     WorkerError,
     WorkerReplacedError,
     WorkerUnknownError,
 )
-from workers.service.http import MOST_REASONS, OUTAGE_ERRORS
 from workers.service.lease_client import LeaseClient
 from workers.worker.events import Events, HeartbeatAnswered, SessionLost, WorkerBroken
 from workers.worker.held_trial import HeldTrial
@@ -149,7 +150,7 @@ class Heartbeat:
         self._within_s = max(2 * interval_s, _SHORTEST_BEAT_S)
         self._events = events
         self._ended = threading.Event()
-        self._failures = OutageLog(_LOG, "the heartbeat", most_reasons=MOST_REASONS)
+        self._failures = OutageLog(_LOG, "the heartbeat")
         self._is_refused = False
         self._session = ""
         self._known: dict[str, HealthReport] = {}
@@ -194,7 +195,7 @@ class Heartbeat:
                 trials=[trial.beat() for trial in news.trials], status=news.status(self._known)
             )
             answer = self._send(worker_id, body)
-        except OUTAGE_ERRORS:
+        except (ServiceUnreachableError, TokenRefusedError):
             return True
         except WorkerUnknownError:
             self._events.put(SessionLost(worker_id=worker_id))
@@ -202,7 +203,7 @@ class Heartbeat:
             self._events.put(WorkerBroken(error=error))
             return False
         except WorkerError as error:
-            self._failures.failed(f"the heartbeat was refused: {error}; the probes go on")
+            self._failures.failed("the heartbeat was refused, and the probes go on", error)
         else:
             self._events.put(
                 HeartbeatAnswered(worker_id=worker_id, trials=news.trials, answer=answer)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Final
 
+from search_spaces.connection.outage_log import OutageLog
 from search_spaces.protocol.worker_messages import LeaseRequest, RoomBody, WorkerCreate
 from workers.errors import (
     ServiceUnreachableError,
@@ -17,7 +18,7 @@ from workers.errors import (
     WorkerUnknownError,
 )
 from workers.packing.request import Room
-from workers.service.http import RetryState
+from workers.service.http import pauses
 from workers.service.lease_client import LeaseClient
 from workers.worker.events import (
     Events,
@@ -121,7 +122,8 @@ class Leasing:
         self._num_catching_up = 0
         self._orders: SimpleQueue[tuple[str, LeaseRequest] | None] = SimpleQueue()
         self._closing = threading.Event()
-        self._retries = RetryState("leasing trials")
+        self._outage = OutageLog(_LOG, "leasing trials")
+        self._pauses = pauses()
         self._thread = threading.Thread(target=self._run, name="leasing", daemon=True)
         self._thread.start()
 
@@ -165,12 +167,14 @@ class Leasing:
             self._was_away |= isinstance(error, ServiceUnreachableError)
             if self._closing.is_set():
                 return None
-            self._closing.wait(self._retries.failed(error, "trials are requested again"))
+            self._outage.failed("trials are requested again", error)
+            self._closing.wait(self._pauses.take())
             # The free devices may have changed: the scheduler makes a new request.
             return None if order is None else LeaseAnswered(worker_id=order[0])
         except Exception as error:  # without this thread the worker would be idle
             return WorkerBroken(error=error)
-        self._retries.worked()
+        self._outage.worked()
+        self._pauses.reset()
         return event
 
     def _registered(self) -> WorkerEvent:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Final
 
+from search_spaces.connection.outage_log import OutageLog
 from search_spaces.protocol.worker_messages import OutcomeReport
 from workers.backoff import Backoff
 from workers.errors import (
@@ -20,7 +21,7 @@ from workers.errors import (
     SpoolUnusableError,
     WorkerError,
 )
-from workers.service.http import RetryState
+from workers.service.http import pauses
 from workers.service.lease_client import LeaseClient
 from workers.worker.outcome_spool import Spool
 
@@ -234,18 +235,20 @@ class Posting:
 
     def _post(self) -> None:
         pause_s: float | None = None
-        retries = RetryState("posting outcomes")
+        outage, backoff = OutageLog(_LOG, "posting outcomes"), pauses()
         while not self._closing.is_set():
             self._news.wait(pause_s)
             self._news.clear()
             try:
                 pause_s = _LOOK_AGAIN_S if self._outbox.post() else None
-                retries.worked()
+                outage.worked()
+                backoff.reset()
                 self._note_catching_up()
             except Exception as error:  # this thread is the only one that posts outcomes
                 if not isinstance(error, ServiceUnreachableError):
                     self._note_catching_up()  # the service answers, so leases can be requested
-                pause_s = retries.failed(error, "outcomes are posted again later")
+                outage.failed("outcomes are posted again later", error)
+                pause_s = backoff.take()
                 self._hurried.wait(pause_s)
                 self._hurried.clear()
                 self._news.set()

@@ -199,7 +199,7 @@ class Worker:
                 lambda: self._client.register(self._identity),
                 "registering",
                 patience_s=patience_s,
-                wait=self._drain.sleep,
+                sleep=self._drain.sleep,
             )
         except DrainRequested:
             return

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from api.client.clients import Calls
-from api.client.methods import KIND
+from api.client import Client
 from api.schemas.access import TokenCreate
 from results_db.campaigns.filter import CampaignFilter
 from results_db.trials.filter import CHOICES, LISTED_FIELDS, TEXTS, TrialFilter
@@ -58,20 +57,17 @@ SAMPLES: Mapping[Any, Callable[[], Any]] = {
 """A value of each type that a method takes."""
 
 
-def described(*kinds: str) -> list[str]:
-    """Names of the methods that send calls, walk lists and follow streams, or of some kinds."""
-    return [
-        name
-        for name, value in inspect.getmembers(Calls)
-        if (kind := getattr(value, KIND, None)) and (not kinds or kind in kinds)
-    ]
+def described() -> list[str]:
+    """Names of the methods that send requests, walk lists and follow streams."""
+    methods = inspect.getmembers(Client, inspect.isfunction)
+    return [name for name, _ in methods if not name.startswith("_") and name != "close"]
 
 
 def arguments(name: str) -> dict[str, Any]:
     """Something for each parameter of a method."""
-    describe = inspect.unwrap(getattr(Calls, name))
-    hints = get_type_hints(describe)
-    given = list(inspect.signature(describe).parameters)[1:]
+    method = getattr(Client, name)
+    hints = get_type_hints(method)
+    given = list(inspect.signature(method).parameters)[1:]
     return {parameter: _sample(hints[parameter], f"{name}({parameter})") for parameter in given}
 
 

@@ -14,10 +14,10 @@ import pytest
 
 from api.app import create_app
 from api.client import Client
-from api.client.sending import NO_RETRIES
 from api.errors import ServiceError
 from api.settings import Settings
 from results_db.store import Store
+from search_spaces.connection.service_connection import NO_RETRIES
 from tests.api.client.samples import arguments, described
 from tests.postgres import upgraded
 
@@ -119,7 +119,3 @@ def test_every_route_that_not_only_workers_call_has_a_method_with_all_of_its_par
         assert queries[each.id] == each.queries, f"the query of {each.id}"
         assert headers[each.id] >= each.headers, f"the headers of {each.id}"
         assert bodies[each.id] or not each.has_body, f"the body of {each.id}"
-
-
-def test_lists_are_walked_by_methods_of_their_own() -> None:
-    assert {"campaigns", "trials"} <= set(described("walk"))

@@ -8,8 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api.client import Client
-from api.client.sending import Retries
+from api.client import Client, Retries
 from api.errors import EventsMissedError, ServiceError
 from api.settings import Settings
 from results_db.store import Store

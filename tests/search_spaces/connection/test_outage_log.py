@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from search_spaces.connection.outage_log import MOST_STARTS, START_WINDOW_S, OutageLog
+from search_spaces.errors import LayoutTunerError
 
 LOG = logging.getLogger("tests.outage")
 
@@ -32,7 +33,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_an_outage_is_one_line_at_its_start_and_one_with_its_duration_at_its_end(
     caplog: pytest.LogCaptureFixture, clock: Clock
 ) -> None:
-    outage = OutageLog(LOG, "the disk", clock=clock)
+    outage = OutageLog(LOG, "the disk", most_reasons=1, clock=clock)
     outage.worked()
     assert lines(caplog) == []
     for _ in range(100):
@@ -53,6 +54,47 @@ def test_each_reason_of_an_outage_is_written_once_where_several_are_wanted(
     for reason in ("one", "two", "one", "three", "two"):
         outage.failed(reason)
     assert [line.split(";")[0] for line in lines(caplog)] == ["one", "two"]
+
+
+def test_an_outage_ends_once_nothing_has_failed_for_a_while(
+    caplog: pytest.LogCaptureFixture, clock: Clock
+) -> None:
+    outage = OutageLog(LOG, "the service", settled_after_s=6.0, clock=clock)
+    for _ in range(100):
+        outage.failed("leases are refused")
+        clock.now += 5
+        outage.worked()
+    assert len(lines(caplog)) == 1
+    clock.now += 1
+    outage.worked()
+    assert lines(caplog)[1:] == ["the service works again after 500.0 s (failed attempts: 100)"]
+
+
+def test_a_success_of_another_part_ends_no_outage(caplog: pytest.LogCaptureFixture) -> None:
+    outage = OutageLog(LOG, "the database")
+    outage.failed("the disk is full", part="writing")
+    outage.worked("reading")
+    assert len(lines(caplog)) == 1
+    outage.worked("writing")
+    assert len(lines(caplog)) == 2
+
+
+def test_a_traceback_is_written_of_errors_that_nobody_expected(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class ExpectedError(LayoutTunerError):
+        pass
+
+    logged = ExpectedError("it is away")
+    logged.is_logged = True
+    outage = OutageLog(LOG, "the round")
+    for error in (ExpectedError("it is full"), logged, ZeroDivisionError("a bug")):
+        outage.failed("this round failed", error)
+    assert [line.split(";")[0] for line in lines(caplog)] == [
+        "this round failed: it is full",
+        "this round failed: a bug",
+    ]
+    assert [record.exc_info is not None for record in caplog.records] == [False, True]
 
 
 def test_what_fails_and_works_in_turn_does_not_flood_and_is_counted(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,14 @@ import pytest
 
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from tests.workers.fake_launcher import FakeLauncher
-from tests.workers.fake_service import FakeService
+from tests.workers.fake_service import TOKEN, FakeService
+from tests.workers.service.test_lease_client import IDENTITY
 from tests.workers.worker.test_scheduling import DONE, SHARED, completed_when, make_request, posted
 from tests.workers.worker.test_worker import work
 from workers.errors import ServiceUnreachableError, TokenRefusedError
 from workers.launchers.base import Cancelled, OnEvent
 from workers.packing.request import Placement
-from workers.service.lease_client import SETTLED_AFTER_S, ServiceOutage
-
-URL = "http://login1:8080"
+from workers.service.lease_client import LeaseClient
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -111,8 +111,12 @@ def test_a_heartbeat_that_is_refused_again_and_again_is_two_lines(
 
 
 def test_a_service_that_is_away_at_the_start_is_two_lines(
-    service: FakeService, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    service: FakeService,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("workers.service.lease_client.SETTLED_AFTER_S", 0.0)
     service.away = True
 
     def watch() -> bool:
@@ -132,60 +136,17 @@ def test_a_token_that_is_refused_from_the_start_is_the_error_alone(
     assert warnings(caplog) == []
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def outage(clock: Clock) -> ServiceOutage:
-    return ServiceOutage(URL, clock=clock)
-
-
-def test_a_token_that_is_refused_during_an_outage_is_a_line_of_its_own(
-    caplog: pytest.LogCaptureFixture, outage: ServiceOutage
+def test_what_is_refused_beside_what_is_answered_is_one_outage(
+    service: FakeService, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outage.worked("workers")
-    for why in ("it is disconnected", "the connection is refused"):
-        outage.failed("leases", ServiceUnreachableError(why))
-    for _ in range(3):
-        outage.failed("heartbeats", TokenRefusedError("the token is refused"))
+    monkeypatch.setattr("workers.service.lease_client.SETTLED_AFTER_S", 3600.0)
+    refusals = Refusals(service, monkeypatch)
+    with LeaseClient(service.url, TOKEN) as client:
+        client.register(IDENTITY)
+        for refusals.status in (503, None, 503, None, 401):
+            with suppress(ServiceUnreachableError, TokenRefusedError):
+                client.register(IDENTITY)
     first, second = warnings(caplog)
-    assert first.startswith("it is disconnected; ")
-    assert second.startswith("the token is refused; outcomes are kept until ")
-
-
-def test_what_still_fails_beside_what_works_is_one_outage(
-    caplog: pytest.LogCaptureFixture, outage: ServiceOutage, clock: Clock
-) -> None:
-    for _ in range(100):
-        outage.failed("leases", ServiceUnreachableError("too many requests"))
-        clock.now += 5
-        outage.worked("heartbeats")
-    assert len(warnings(caplog)) == 1
-    outage.worked("leases")
-    assert warnings(caplog)[1:] == [
-        f"the service at {URL} works again after 500.0 s (failed attempts: 100)"
-    ]
-
-
-def test_an_outage_lasted_until_the_first_answer_after_it(
-    caplog: pytest.LogCaptureFixture, outage: ServiceOutage, clock: Clock
-) -> None:
-    outage.failed("leases", ServiceUnreachableError("away"))
-    clock.now = 2.0
-    outage.worked("heartbeats")
-    assert len(warnings(caplog)) == 1, "the lease that was asked for has no answer yet"
-    clock.now = SETTLED_AFTER_S
-    outage.worked("heartbeats")
-    assert warnings(caplog)[1:] == [
-        f"the service at {URL} works again after 2.0 s (failed attempts: 1)"
-    ]
+    assert "answered 503" in first
+    assert "answered 401" in second
+    assert second.split("; ")[2].startswith("outcomes are kept until ")

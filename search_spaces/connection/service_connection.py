@@ -1,0 +1,242 @@
+"""The HTTP transport of client, commands and workers: requests with a token, and their repetition.
+
+It is the one module of `search_spaces` that imports httpx and tenacity.
+"""
+
+from __future__ import annotations
+
+import random
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    retry_if_result,
+    stop_after_attempt,
+)
+
+from search_spaces.connection.service_address import is_loopback_host
+from search_spaces.connection.tls import speaks_no_tls, why_distrusted, why_unanswered
+from search_spaces.errors import ServiceUnansweredError, UrlInvalidError
+
+TIMEOUT_S: Final = 30.0
+"""Longest silence of the service within an answer: it waits up to 20 s for work to lease."""
+
+CONNECT_WITHIN_S: Final = 5.0
+
+TEMPORARY: Final = frozenset({502, 503, 504})
+"""Statuses of a service, or of a proxy in front of it, that is unavailable for a moment."""
+
+TOO_MANY_REQUESTS: Final = 429
+"""Status of a request that was rejected unread."""
+
+_NOT_RECEIVED: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+"""Errors before the service received anything: any request may be sent again."""
+
+_PERMANENT: Final = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)
+"""Errors of the client, which would occur again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Retries:
+    """How often, and after which pauses, a request is sent again.
+
+    It is sent again only where the service did not receive it or rejected it unread, and where a
+    second request changes nothing.
+    """
+
+    attempts: int = 3
+    """How often a request is sent at most."""
+    first_pause_s: float = 0.1
+    """Longest pause before the second attempt; it doubles with each attempt."""
+    longest_pause_s: float = 10.0
+    """Longest pause. If the service asks for a longer one (`Retry-After`), the client gives up."""
+
+    def pause_s(self, attempt: int) -> float:
+        """Seconds between a failed attempt and the next."""
+        longest_s = min(self.first_pause_s * 2.0 ** (attempt - 1), self.longest_pause_s)
+        # Clients that lost their connections together must not all return at the same moment.
+        return longest_s * random.uniform(0.5, 1.0)  # noqa: S311 - nobody gains from guessing it
+
+    def of_request(self, *, is_repeatable: bool) -> Retrying:
+        """Calls a function that sends a request, again where the request may be sent again.
+
+        After the last attempt the answer is returned whatever it is, or the error raised.
+        """
+
+        def is_unheard(error: BaseException) -> bool:
+            if not isinstance(error, httpx.TransportError) or isinstance(error, _PERMANENT):
+                return False
+            if speaks_no_tls(error) or why_distrusted(error) is not None:
+                return False
+            return is_repeatable or isinstance(error, _NOT_RECEIVED)
+
+        def is_put_off(answer: httpx.Response) -> bool:
+            status = answer.status_code
+            if status != TOO_MANY_REQUESTS and not (status in TEMPORARY and is_repeatable):
+                return False
+            return _retry_after_s(answer) <= self.longest_pause_s
+
+        def pause_s(failed: RetryCallState) -> float:
+            outcome = failed.outcome
+            asked_s = 0.0
+            if outcome is not None and not outcome.failed:
+                asked_s = _retry_after_s(outcome.result())
+            return max(self.pause_s(failed.attempt_number), asked_s)
+
+        return Retrying(
+            retry=retry_if_exception(is_unheard) | retry_if_result(is_put_off),
+            stop=stop_after_attempt(self.attempts),
+            wait=pause_s,
+            retry_error_callback=lambda last: last.outcome and last.outcome.result(),
+        )
+
+
+NO_RETRIES: Final = Retries(attempts=1)
+"""Every request is sent once."""
+
+
+class ServiceConnection:
+    """Sends requests to one service. Threads may share it.
+
+    Raises:
+        UrlInvalidError: at construction.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        user_agent: str = "layout-tuner",
+        tls: ssl.SSLContext | None = None,
+        timeout_s: float = TIMEOUT_S,
+        retries: Retries = NO_RETRIES,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        """Connects at the first request.
+
+        Args:
+            url: of the service.
+            token: a token of the service.
+            user_agent: names the program to the service.
+            tls: trusted certificates; None: those that the system trusts.
+            timeout_s: longest silence of the service within an answer.
+            retries: how often, and after which pauses, requests are sent again.
+            transport: replaces the network.
+        """
+        refuse_unless_http(url)
+        self.url = url.rstrip("/")
+        """The address of the service, without a slash at its end."""
+        self.retries = retries
+        self._timeout_s = timeout_s
+        self._is_pinned = tls is not None
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {token}", "User-Agent": user_agent},
+            verify=True if tls is None else tls,
+            # A proxy of the environment would connect to its own loopback, not to ours.
+            trust_env=not is_loopback_host(httpx.URL(self.url).host),
+            transport=transport,
+        )
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._http.close()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        is_repeatable: bool = False,
+        within_s: float | None = None,
+        **content: Any,
+    ) -> httpx.Response:
+        """Sends a request; returns the answer, whatever its status.
+
+        Args:
+            method: such as GET.
+            path: from the root of the service; names in it are quoted.
+            is_repeatable: whether a second request changes nothing.
+            within_s: longest silence of the service; None: that of the connection.
+            content: query, headers and body, as `httpx.Client.request` takes them.
+
+        Raises:
+            ServiceUnansweredError: no answer came.
+        """
+        return self._send(method, path, is_repeatable, within_s, is_stream=False, **content)
+
+    @contextmanager
+    def stream(self, path: str, **content: Any) -> Iterator[httpx.Response]:
+        """Opens a stream; yields the answer, of which a refusal has been read.
+
+        Raises:
+            ServiceUnansweredError: no answer came.
+        """
+        answer = self._send("GET", path, True, None, is_stream=True, **content)
+        try:
+            yield answer
+        finally:
+            answer.close()
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        is_repeatable: bool,
+        within_s: float | None,
+        *,
+        is_stream: bool,
+        **content: Any,
+    ) -> httpx.Response:
+        longest_s = self._timeout_s if within_s is None else within_s
+        timeout = httpx.Timeout(longest_s, connect=min(longest_s, CONNECT_WITHIN_S))
+
+        def attempt() -> httpx.Response:
+            request = self._http.build_request(method, path, timeout=timeout, **content)
+            answer = self._http.send(request, stream=is_stream)
+            if is_stream and not answer.is_success:
+                answer.read()
+            return answer
+
+        try:
+            return self.retries.of_request(is_repeatable=is_repeatable)(attempt)
+        # RuntimeError: the connection was closed meanwhile.
+        except (httpx.RequestError, RuntimeError) as error:
+            why = why_unanswered(self.url, error, is_pinned=self._is_pinned)
+            raise ServiceUnansweredError(
+                why
+                or f"the service at {self.url} does not answer ({error or type(error).__name__})",
+                may_be_down=why is None,
+            ) from error
+
+
+def refuse_unless_http(url: str) -> None:
+    """Refuses a text that can't be the address of a service.
+
+    Raises:
+        UrlInvalidError: it is no HTTP address.
+    """
+    try:
+        parsed = httpx.URL(url)
+        parsed.host.encode("idna")  # as a name lookup does
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise UrlInvalidError(f"{url!r} is not the address of a service: {error}") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise UrlInvalidError(
+            f"{url!r} is not the address of a service: it must begin with http:// or https://, as in "
+            "http://login1.example.org:8080"
+        )
+
+
+def _retry_after_s(answer: httpx.Response) -> float:
+    """The pause that the service asks for in whole seconds; 0 where it asks for none."""
+    asked = answer.headers.get("Retry-After", "")
+    return float(asked) if asked.isascii() and asked.isdigit() else 0.0
