@@ -140,10 +140,6 @@ class ValueUnstorableError(ResultsDbError):
     """A text is too long or contains NUL, or a number is too large to be stored."""
 
 
-class DocumentUnreadableError(ResultsDbError):
-    """A stored document cannot be read: it is nested too deeply, or is not valid JSON."""
-
-
 class RowRefusedError(ResultsDbError):
     """A constraint of the schema refused a row: this is a bug of the program."""
 

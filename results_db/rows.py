@@ -16,7 +16,7 @@ from results_db.records import CampaignRecord, Cost, MeasurementRecord, TrialRec
 from search_spaces.campaigns.campaign_settings import Constraints
 from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.errors import SearchSpaceError
-from search_spaces.protocol.outcome import Breakdown, Environment
+from search_spaces.protocol.outcome import Breakdown
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
@@ -64,7 +64,7 @@ def clock_seconds(campaign: Campaign, now: datetime) -> float:
 
 
 def objectives_of(spec: Mapping[str, Any]) -> tuple[str, ...]:
-    """The objectives of a description, the ranking one first; empty if it is unreadable."""
+    """The objectives of a description, the ranking one first."""
     objective = spec.get("objective", ())
     return (objective,) if isinstance(objective, str) else tuple(objective)
 
@@ -110,11 +110,6 @@ def record_of(kind: Callable[..., R], row: object, **named: Any) -> R:
     return kind(**{name: getattr(row, name) for name in names}, **named)
 
 
-def environment_of(row: object) -> Environment:
-    """The environment in a row; one that an earlier version stored may have any number of lines."""
-    return Environment.described(**{name: getattr(row, name) for name in _names_of(Environment)})
-
-
 def columns_of(record: Any, **named: Any) -> dict[str, Any]:
     """The fields of a record as columns of its row; `named` are other values or columns."""
     return {name: getattr(record, name) for name in _names_of(record.__class__)} | named
@@ -130,7 +125,7 @@ def campaign_record(campaign: Campaign, now: datetime) -> CampaignRecord:
     return record_of(
         CampaignRecord,
         campaign,
-        objectives=objectives_of(campaign.spec) or (campaign.objective,),
+        objectives=objectives_of(campaign.spec),
         cost=campaign_cost(campaign),
         wall_time_s=campaign.wall_time_s + clock_seconds(campaign, now),
     )

@@ -21,7 +21,6 @@ from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.documents.limits import name_problem
 from search_spaces.documents.reading import MAX_NAME_LENGTH, Problems, read_mapping
 from search_spaces.errors import CampaignInvalidError, SearchSpaceError
-from search_spaces.spec.default_precision import with_stored_precision
 from search_spaces.spec.presets.calibration_file import with_measured_constants
 
 MAX_CLONES: Final = 1000
@@ -56,7 +55,7 @@ class Submission:
         if made is not None:
             return made, True
         given = read_mapping(changes, CampaignInvalidError, "the body")
-        document = {**with_stored_precision(original.spec), **given}
+        document = {**original.spec, **given}
         if "cluster" in given:
             document["warnings"] = []  # they were about the other cluster
         names = () if given.get("name") is not None else _numbered(original.name)

@@ -18,7 +18,6 @@ from api.formatting import budget_words
 from api.http.documents import read_yaml
 from api.schemas.campaigns_and_trials import CampaignDetail
 from results_db.records import ENDED_CAMPAIGN_STATES
-from search_spaces.spec.default_precision import STORED_WITHOUT
 from search_spaces.terminal.console import on_interrupt
 from search_spaces.terminal.plurals import counted
 
@@ -108,9 +107,7 @@ def _changed_bounds(bounds: Mapping[str, Any]) -> dict[str, Any]:
 
 def precision_words(campaign: CampaignDetail) -> str:
     """The precisions in a campaign's space."""
-    if "space" not in campaign.spec:
-        return "unknown"  # the stored description cannot be read
-    precision = campaign.spec["space"].get("precision", STORED_WITHOUT)
+    precision = campaign.spec["space"]["precision"]
     return precision if isinstance(precision, str) else ", ".join(precision)
 
 

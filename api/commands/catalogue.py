@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +13,7 @@ from api.commands.connection import service_options
 from api.commands.display import json_option, print_json
 from api.formatting import memory
 from api.http.documents import write_yaml
-from api.schemas.catalogue import CatalogueEntry, UnreadableEntry
+from api.schemas.catalogue import CatalogueEntry
 from search_spaces.errors import SiteInvalidError
 from search_spaces.spec.site import cluster_part
 from search_spaces.terminal.text_table import print_table
@@ -56,7 +55,6 @@ def list_models(as_json: bool, client: Client) -> None:
         for each in page.models
     ]
     print_table(columns, rows)
-    _print_unreadable(page.unreadable)
 
 
 @model.command("show")
@@ -108,7 +106,6 @@ def list_clusters(as_json: bool, client: Client) -> None:
         for each in page.clusters
     ]
     print_table(("name", "by", "device", ">nodes", ">devices a node", ">memory a device"), rows)
-    _print_unreadable(page.unreadable)
 
 
 @cluster.command("show")
@@ -154,11 +151,6 @@ def delete_cluster(name: str, client: Client) -> None:
     """Delete a cluster that is not a preset; campaigns stay as they are."""
     client.delete_cluster(name)
     click.echo(f"cluster {name} deleted")
-
-
-def _print_unreadable(entries: Sequence[UnreadableEntry]) -> None:
-    for entry in entries:
-        click.echo(f"{entry.id} cannot be read ({entry.reason}); delete it", err=True)
 
 
 def _by(entry: CatalogueEntry) -> str:

@@ -18,7 +18,6 @@ from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.documents.reading import Problems, read_mapping, shown
 from search_spaces.errors import CampaignInvalidError
-from search_spaces.spec.default_precision import with_stored_precision
 from search_spaces.spec.layout import LAYOUT_FIELDS
 
 REST: Final = "rest"
@@ -110,7 +109,7 @@ def like_campaign(store: Store, campaign: CampaignRecord, name: str) -> dict[str
 
     A model or cluster that is equal to a preset, or to a user's entry of its name, is its name.
     """
-    document = with_stored_precision(campaign.spec)
+    document = campaign.spec
     described = {field: document[field] for field in ("name", "model", "cluster")}
     space = {"global_batch_size": 1, "precision": document["space"]["precision"]}
     budget = {"trials": 1}

@@ -29,7 +29,6 @@ from results_db.store import Store
 from results_db.trials.filter import TrialFilter
 from search_spaces.belief.extrapolation import CheapProbe
 from search_spaces.campaigns.fidelity import with_layers
-from search_spaces.errors import SearchSpaceError
 from search_spaces.estimates.memory import stage_memory
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.model_shape import ModelShape
@@ -148,10 +147,7 @@ def _estimated_bytes(campaign: CampaignRecord, trial: TrialRecord) -> list[float
     layout = trial.layout
     if campaign.trainer != EMBEDDED_TRAINER or layout.pp > _MAX_ESTIMATED:
         return []
-    try:
-        model = ModelShape.from_mapping(campaign.spec.get("model", {}))
-    except SearchSpaceError:
-        return []  # the description of the campaign cannot be read
+    model = ModelShape.from_mapping(campaign.spec["model"])
     if trial.num_layers is not None:
         model = with_layers(model, trial.num_layers)
     return [stage.total_bytes for stage in stage_memory(layout, model)]

@@ -69,7 +69,6 @@ STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
     db_errors.MeasurementInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.TrialFilterInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.ObjectiveUnknownError: HTTPStatus.UNPROCESSABLE_ENTITY,
-    db_errors.DocumentUnreadableError: HTTPStatus.CONFLICT,
     db_errors.ValueUnstorableError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.ListingInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
     db_errors.DatabaseUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,

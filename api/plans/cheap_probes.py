@@ -9,7 +9,6 @@ from typing import Any
 from results_db.records import TrialRecord
 from results_db.store import Store
 from search_spaces.belief.extrapolation import CheapProbe
-from search_spaces.errors import SearchSpaceError
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
@@ -34,21 +33,11 @@ def _probe(
     spec: Mapping[str, Any], trial: TrialRecord, layout: Layout, num_layers: int
 ) -> CheapProbe:
     measured = trial.measurement if trial.state == "COMPLETED" else None
-    try:
-        return CheapProbe.of(
-            layout,
-            trial.layout,
-            num_layers,
-            ModelShape.from_mapping(spec.get("model", {})),
-            Cluster.from_mapping(spec.get("cluster", {})),
-            measured_s=None if measured is None else measured.step_time_s,
-        )
-    except SearchSpaceError:  # the description of the campaign cannot be read
-        return CheapProbe(
-            full_layout=layout,
-            full_layout_key=layout.key,
-            num_layers=num_layers,
-            runs="a part of it",
-            measures_memory=False,
-            full_step=None,
-        )
+    return CheapProbe.of(
+        layout,
+        trial.layout,
+        num_layers,
+        ModelShape.from_mapping(spec["model"]),
+        Cluster.from_mapping(spec["cluster"]),
+        measured_s=None if measured is None else measured.step_time_s,
+    )

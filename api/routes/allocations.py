@@ -58,7 +58,7 @@ def read_allocation(allocation_id: AllocationId, store: StoreDep) -> AllocationR
 
 @router.delete("/allocations/{allocation_id}", status_code=HTTPStatus.NO_CONTENT)
 def remove_allocation(allocation_id: AllocationId, store: StoreDep) -> None:
-    """Remove an allocation and all that its worker reported, for example if that is unreadable.
+    """Remove an allocation and all that its worker reported.
 
     A running worker loses its session, returns its trials, and registers again. An allocation that
     ran trials stays in the list, without its nodes and versions.

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Response
-from pydantic import ValidationError
 
 from api.campaigns.catalogue import (
     PRESET_NAMES,
@@ -25,11 +23,8 @@ from api.schemas.catalogue import (
     ClusterRead,
     ModelPage,
     ModelRead,
-    UnreadableEntry,
 )
 from results_db.campaigns.models_and_clusters import DescriptionRecord
-from results_db.database.storable_values import UNREADABLE
-from search_spaces.errors import SearchSpaceError
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.model_shape import ModelShape
 
@@ -63,8 +58,8 @@ def _put_answers(model: type[Document]) -> dict[int | str, dict[str, Any]]:
 def list_models(store: StoreDep) -> ModelPage:
     """List the models that campaign files can name."""
     presets = [_preset_model(name) for name in PRESET_NAMES["model"]]
-    own, unreadable = _readable(store.descriptions("model"), _own_model)
-    return ModelPage(models=[*presets, *own], unreadable=unreadable)
+    own = [_own_model(record) for record in store.descriptions("model")]
+    return ModelPage(models=[*presets, *own])
 
 
 @router.get("/models/{name}")
@@ -106,8 +101,8 @@ def delete_model(name: Name, store: StoreDep) -> None:
 def list_clusters(store: StoreDep) -> ClusterPage:
     """List the clusters that campaign files can name."""
     presets = [_preset_cluster(name) for name in PRESET_NAMES["cluster"]]
-    own, unreadable = _readable(store.descriptions("cluster"), _own_cluster)
-    return ClusterPage(clusters=[*presets, *own], unreadable=unreadable)
+    own = [_own_cluster(record) for record in store.descriptions("cluster")]
+    return ClusterPage(clusters=[*presets, *own])
 
 
 @router.get("/clusters/{name}")
@@ -147,25 +142,6 @@ def delete_cluster(name: Name, store: StoreDep) -> None:
     """Delete a user's cluster; campaigns that were submitted with it do not change."""
     refuse_preset("cluster", name)
     store.delete_description("cluster", name)
-
-
-def _readable(
-    records: Iterable[DescriptionRecord], read: Callable[[DescriptionRecord], _Read]
-) -> tuple[list[_Read], list[UnreadableEntry]]:
-    """The entries that can be read, and the reasons why the others cannot.
-
-    Entries that an earlier version wrote may be unreadable; the rest of the list is still shown.
-    """
-    own: list[_Read] = []
-    unreadable: list[UnreadableEntry] = []
-    for record in records:
-        try:
-            own.append(read(record))
-        except (SearchSpaceError, ValidationError) as error:
-            is_mapping = isinstance(record.description, Mapping)
-            why = record.description.get(UNREADABLE) if is_mapping else None
-            unreadable.append(UnreadableEntry(id=record.name, reason=str(why or error)))
-    return own, unreadable
 
 
 def _preset_model(name: str) -> ModelRead:

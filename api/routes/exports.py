@@ -136,7 +136,7 @@ def _on_nodes(
     source: exporters.ExportSource, campaign: CampaignRecord, num_nodes: int
 ) -> exporters.ExportSource:
     """The source for more nodes, with the same global batch."""
-    spec, layout = CampaignSpec.from_stored(campaign.spec), source.job.layout
+    spec, layout = CampaignSpec.from_mapping(campaign.spec), source.job.layout
     try:
         larger = scaled(
             layout,
@@ -178,7 +178,7 @@ def _completed(store: Store, campaign: CampaignRecord, number: int) -> TrialReco
 
 def _refuse_illegal(campaign: CampaignRecord, trial: TrialRecord) -> None:
     """Other trainers run layouts that ours does not: uneven stages, or tp across nodes."""
-    spec = CampaignSpec.from_stored(campaign.spec)
+    spec = CampaignSpec.from_mapping(campaign.spec)
     sentences = violations(
         trial.layout,
         spec.model,
@@ -204,7 +204,7 @@ def _gain(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> str:
 def _source(
     campaign: CampaignRecord, trial: TrialRecord, comments: tuple[str, ...]
 ) -> exporters.ExportSource:
-    spec = CampaignSpec.from_stored(campaign.spec)
+    spec = CampaignSpec.from_mapping(campaign.spec)
     job = TrainerJob(
         model=spec.model,
         layout=trial.stands_for,

@@ -20,7 +20,6 @@ from api.schemas.campaigns_and_trials import (
     TrialRead,
 )
 from results_db.allocations.allocations import AllocationRecord, WaitingTrial
-from results_db.database.storable_values import UNREADABLE
 from results_db.leaderboard.leaderboard_query import LeaderboardQuery
 from results_db.leaderboard.leaderboard_records import PageOfLayouts, RankedLayout
 from results_db.records import BaselineRead, CampaignRecord, TrialDetail, TrialRecord
@@ -62,18 +61,12 @@ def campaign_detail(store: Store, campaign: CampaignRecord) -> CampaignDetail:
 def _campaign_fields(
     campaign: CampaignRecord, progress: Progress, baseline: BaselineRead | None
 ) -> dict[str, Any]:
-    warnings = campaign.spec.get("warnings", ())
-    if UNREADABLE in campaign.spec:
-        warnings = [
-            f"its description cannot be read: {campaign.spec[UNREADABLE]}; cancel the campaign and "
-            "delete it"
-        ]
     return {
         "model": campaign.model_name,
         "cluster": campaign.cluster_name,
         "progress": progress,
         "baseline": baseline,
-        "warnings": warnings,
+        "warnings": campaign.spec.get("warnings", ()),
     }
 
 

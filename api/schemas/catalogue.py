@@ -5,8 +5,6 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from pydantic import Field
-
 from api.schemas.campaigns_and_trials import Document
 
 
@@ -40,25 +38,13 @@ class ClusterRead(CatalogueEntry):
     """The constants that were assumed; null: none."""
 
 
-class UnreadableEntry(Document):
-    """An entry of a list that cannot be shown."""
-
-    id: str
-    """The id with which it can be deleted."""
-    reason: str
-
-
 class ModelPage(Document):
     """Models: presets, then those of users, both sorted by name."""
 
     models: list[ModelRead]
-    unreadable: list[UnreadableEntry] = Field(default_factory=list)
-    """Entries of an earlier version that this one cannot read; delete them."""
 
 
 class ClusterPage(Document):
     """Clusters: presets, then those of users, both sorted by name."""
 
     clusters: list[ClusterRead]
-    unreadable: list[UnreadableEntry] = Field(default_factory=list)
-    """Entries of an earlier version that this one cannot read; delete them."""

@@ -12,14 +12,12 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from results_db.database.retry import retried
-from results_db.database.storable_values import UNREADABLE
 from results_db.database.store_base import StoreSection
 from results_db.errors import (
     DatabaseConflictError,
     DescriptionLimitError,
     DescriptionNotFoundError,
     DescriptionOwnedError,
-    DocumentUnreadableError,
 )
 from results_db.models.service_tables import OwnDescription, UserCluster, UserModel
 from results_db.rows import record_of
@@ -67,15 +65,9 @@ class Descriptions(StoreSection):
 
         Raises:
             DescriptionNotFoundError: there is none of this name.
-            DocumentUnreadableError: the stored document cannot be read.
         """
         with self._db.read() as session:
-            record = record_of(DescriptionRecord, _row(session, kind, name))
-        if UNREADABLE in record.description:
-            raise DocumentUnreadableError(
-                f"the {kind} {name!r} cannot be read ({record.description[UNREADABLE]}); delete it"
-            )
-        return record
+            return record_of(DescriptionRecord, _row(session, kind, name))
 
     @retried
     def put_description(

@@ -20,7 +20,7 @@ from results_db.models.tables import (
     TrialLog,
 )
 from results_db.records import Analysis, KnobStepRead, WorkerRecord
-from results_db.rows import columns_of, environment_of, record_of
+from results_db.rows import columns_of, record_of
 from results_db.trials.lifecycle import locked_campaign
 from search_spaces.protocol.outcome import Environment
 from search_spaces.protocol.worker_messages import TrialState
@@ -86,7 +86,7 @@ class Reports(StoreSection):
             .order_by(count.desc(), *columns)
         )
         with self._db.read() as session:
-            return [(environment_of(row), row[-1]) for row in session.execute(query)]
+            return [(record_of(Environment, row), row[-1]) for row in session.execute(query)]
 
     def workers_of(self, campaign_id: int) -> list[WorkerShare]:
         """The worker sessions that leased trials of the campaign, in the order of registration."""

@@ -15,7 +15,6 @@ from typing import Any, Final, cast
 from sqlalchemy import Select, and_, false, func, or_, select
 from sqlalchemy.orm import Session
 
-from results_db.database.storable_values import UNREADABLE
 from results_db.database.store_base import StoreSection
 from results_db.models.service_tables import WorkerRow
 from results_db.models.tables import Attempt, Campaign, Import, MeasurementRow, Trial
@@ -175,14 +174,8 @@ def _alike(session: Session, campaign: StartingCampaign) -> list[Campaign]:
         Campaign.id != campaign.id,
         Campaign.ended_at <= campaign.created_at,
     )
-    if UNREADABLE in campaign.spec:
-        return []
     machine = _hardware(campaign.spec)
-    return [
-        row
-        for row in session.scalars(query)
-        if UNREADABLE not in row.spec and _hardware(row.spec) == machine
-    ]
+    return [row for row in session.scalars(query) if _hardware(row.spec) == machine]
 
 
 def _hardware(spec: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -6,6 +6,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from json import JSONDecodeError
 from typing import Final, Self
 
 from sqlalchemy import Engine, event
@@ -142,8 +143,8 @@ def _translated_errors(engine: Engine) -> Iterator[None]:
         ) from error
     except DBAPIError as error:
         raise _translated(engine, error) from error
-    except (UnicodeDecodeError, MultipleResultsFound) as error:
-        # SQLite quotes a damaged name, or a key that is unique is there twice.
+    except (UnicodeDecodeError, JSONDecodeError, MultipleResultsFound) as error:
+        # SQLite quotes a damaged name, or a document or a key that is unique is damaged.
         raise DatabaseUnavailableError(
             f"the database {shown_url(engine.url)} cannot be used: {error}; it is damaged, restore "
             "the last good backup with `layout-tuner db restore`"

@@ -9,21 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from sqlalchemy import Dialect, Engine, event, types
 
-from results_db.errors import DocumentUnreadableError, ValueUnstorableError
-from search_spaces.documents.limits import document_problem, is_plainly_harmless, text_problem
+from results_db.errors import ValueUnstorableError
+from search_spaces.documents.limits import document_problem, text_problem
 
 Check = Callable[[Any], None]
 """Raises `ValueUnstorableError` for a value that does not fit."""
 
 _CHECKED: Final = "layout_tuner_checked"
 """Execution option of a statement whose rows were checked."""
-
-UNREADABLE: Final = "unreadable"
-"""The only field of a document that replaces an unreadable one; its value is the reason."""
 
 _BITS: Final[Mapping[type[types.TypeEngine[Any]], int]] = {
     types.SmallInteger: 16,
@@ -110,16 +107,6 @@ def refuse_long_text(value: Any, most: int) -> None:
         )
 
 
-class UnreadableDocument(dict[str, Any]):
-    """Replaces a stored document that cannot be read: `{"unreadable": reason}`."""
-
-    def __missing__(self, field: str) -> NoReturn:
-        raise DocumentUnreadableError(
-            f"the stored document that has {field!r} cannot be read ({self[UNREADABLE]}); delete what it "
-            "describes"
-        )
-
-
 def write_document(document: Any) -> str:
     """A document as JSON columns store it.
 
@@ -134,18 +121,5 @@ def write_document(document: Any) -> str:
 
 
 def read_document(stored: str | bytes) -> Any:
-    """Reads a JSON column; psycopg returns bytes.
-
-    A document that cannot be read or sent (earlier versions stored some) is replaced by an
-    `UnreadableDocument`, so that its row, and lists with it, can still be read.
-    """
-    text = stored.decode() if isinstance(stored, bytes) else stored
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        return UnreadableDocument({UNREADABLE: why})
-    problem = None if is_plainly_harmless(text) else document_problem(document)
-    if problem is None:
-        return document
-    return UnreadableDocument({UNREADABLE: ": ".join(filter(None, problem))})
+    """Reads a JSON column; psycopg returns bytes."""
+    return json.loads(stored)

@@ -24,7 +24,7 @@ class ParsedSpecs:
         if known is not None and known[0] == document:
             return known[1]
         try:
-            spec = CampaignSpec.from_stored(document)
+            spec = CampaignSpec.from_mapping(document)
         except SearchSpaceError as error:
             return error
         if len(self._specs) >= MOST_SPECS:

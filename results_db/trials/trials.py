@@ -50,7 +50,6 @@ from results_db.rows import (
     cheap_columns,
     columns_of,
     cost_of,
-    environment_of,
     layout_columns,
     record_of,
     trial_record,
@@ -60,7 +59,7 @@ from results_db.trials.lifecycle import cancel_trial
 from results_db.trials.loss_check import trials_in_doubt
 from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.estimates.prediction import Prediction
-from search_spaces.protocol.outcome import Iteration
+from search_spaces.protocol.outcome import Environment, Iteration
 from search_spaces.protocol.worker_messages import TrialState
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
@@ -166,7 +165,7 @@ class Trials(StoreSection):
                         .order_by(IterationRow.index)
                     )
                 ),
-                environment=None if environment is None else environment_of(environment),
+                environment=None if environment is None else record_of(Environment, environment),
                 log_tail="" if log is None else log.tail,
                 attempts=tuple(
                     record_of(

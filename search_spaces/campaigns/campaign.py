@@ -41,7 +41,7 @@ from search_spaces.errors import CampaignInvalidError, ModelTooLargeError, Space
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.default_precision import default_precision, with_stored_precision
+from search_spaces.spec.default_precision import default_precision
 from search_spaces.spec.layout import Layout, Precision
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.objectives import (
@@ -208,17 +208,8 @@ class CampaignSpec:
         more = [each for each in found if each and each not in spec.warnings]
         return replace(spec, warnings=(*spec.warnings, *more)) if more else spec
 
-    @classmethod
-    def from_stored(cls, document: Mapping[str, Any]) -> Self:
-        """Reads a campaign that `to_mapping` wrote, of this release or an earlier one.
-
-        Raises:
-            SearchSpaceError: the document is damaged.
-        """
-        return cls.from_mapping(with_stored_precision(document))
-
     def to_mapping(self) -> dict[str, Any]:
-        """Everything as plain JSON values, presets written out; `from_stored` reads it back."""
+        """Everything as plain JSON values, presets written out; `from_mapping` reads it back."""
         return {
             "name": self.name,
             "model": self.model.to_mapping(),

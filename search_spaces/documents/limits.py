@@ -127,21 +127,6 @@ def document_problem(document: Any, text_rule: TextRule = text_problem) -> tuple
     return None
 
 
-def is_plainly_harmless(text: str) -> bool:
-    r"""Whether a JSON text needs no `document_problem`.
-
-    It is not nested too deeply, has no escape `\u` (which could spell NUL and surrogates), and none
-    of the constants NaN and Infinity, which Python accepts. Other numbers are checked by the
-    readers of fields. These scans suffice for most stored documents.
-    """
-    return (
-        text.count("{") + text.count("[") <= MAX_DEPTH
-        and "\\u" not in text
-        and "NaN" not in text
-        and "Infinity" not in text
-    )
-
-
 def is_plainly_acceptable(body: bytes, document: Any) -> bool:
     r"""Whether parsed JSON needs no `document_problem`, and has no repeated field.
 

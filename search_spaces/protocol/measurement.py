@@ -108,7 +108,7 @@ class Environment:
         """From texts of the system, of which each is made one visible line and cut.
 
         Drivers, /proc/cpuinfo, builds of torch and host names may say anything, which is no reason
-        to refuse an outcome. Rows of older databases may hold anything too.
+        to refuse an outcome.
         """
         return cls(
             **{n: visible_line(text, _LONGEST_OF_ENVIRONMENT[n]) for n, text in texts.items()}

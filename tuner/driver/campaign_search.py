@@ -72,7 +72,7 @@ class CampaignSearch:
         """
         known = list(trials)
         with _blamed(f"campaign {campaign.name!r} cannot be opened"):
-            spec = CampaignSpec.from_stored(campaign.spec)
+            spec = CampaignSpec.from_mapping(campaign.spec)
             legal = spec.legal_set()
             problem = SearchProblem(
                 layouts=legal,

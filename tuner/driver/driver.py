@@ -490,7 +490,7 @@ class Driver:
             EndedTrial(state=trial.state, reason=trial.reason, is_cheap=trial.is_cheap)
             for trial in trials
         ]
-        spec = CampaignSpec.from_stored(campaign.spec)
+        spec = CampaignSpec.from_mapping(campaign.spec)
         message = closing_message(ending, ended, full_probe_node_s=full_probe_node_s(spec, trials))
         # The store refuses if the user has raised the budget since this round read it.
         budget = campaign.spec["budget"]

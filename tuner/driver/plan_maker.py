@@ -64,7 +64,7 @@ class _Making(threading.Thread):
     def run(self) -> None:
         try:
             self.result = self._store.make_plan(
-                CampaignSpec.from_stored(self.record.spec),
+                CampaignSpec.from_mapping(self.record.spec),
                 PlanOptions.from_mapping(self.record.options),
                 at=self.record.created_at,
             )

@@ -436,14 +436,6 @@ def _print_allocation(allocation: Mapping[str, Any]) -> None:
 
 
 def _node(node: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    unreadable = (node["health"] or {}).get("unreadable")
-    if unreadable:
-        return (
-            _line(node["name"]),
-            node["state"],
-            "-",
-            f"its health cannot be read ({_line(str(unreadable))}); `allocation remove` deletes it",
-        )
     free = "-" if node["free_devices"] is None else f"{node['free_devices']}/{node['num_devices']}"
     return _line(node["name"]), node["state"], free, _line(node["reason"] or node["doing"])
 

@@ -79,7 +79,7 @@ class OtherTrainer(threading.Thread):
                 trainers={"theirs": "7"},
             )
         )
-        spec = CampaignSpec.from_stored(campaign.spec)
+        spec = CampaignSpec.from_mapping(campaign.spec)
         for layout in spec.layouts:
             first = store.add_trial(campaign.id, layout)
             self._end(worker.id, first.id, layout)

@@ -257,19 +257,6 @@ def test_the_winner_is_compared_with_the_baseline(browser: Browser, explored: Ex
     explored.post("/campaigns/has-a-baseline/cancel")
 
 
-def test_a_campaign_that_cannot_be_read_can_be_cancelled(
-    browser: Browser, explored: Explored
-) -> None:
-    campaign = explored.submit("unreadable")
-    change(explored, "UPDATE campaigns SET spec = :value WHERE id = :id", '{"a": ', campaign)
-    with explored.visitor(browser) as visitor:
-        page = visitor.open("/campaigns/unreadable")
-        expect(page.get_by_text("Its description cannot be read: Expecting value")).to_be_visible()
-        page.get_by_role("button", name="Cancel campaign").click()
-        page.get_by_role("dialog").get_by_role("button", name="Cancel campaign").click()
-        expect(page.get_by_text("The campaign has ended.")).to_be_visible()
-
-
 def test_links_find_a_campaign_whatever_its_name_is(browser: Browser, explored: Explored) -> None:
     campaign = explored.submit("to-rename")
     trial = explored.measure(campaign, 0)
@@ -284,6 +271,6 @@ def test_links_find_a_campaign_whatever_its_name_is(browser: Browser, explored: 
 
 
 def change(explored: Explored, statement: str, value: str, campaign: int) -> None:
-    """Writes what earlier versions stored, and this one refuses."""
+    """Writes what the service refuses."""
     with explored.store._db.engine.begin() as connection:
         connection.execute(sql(statement), {"value": value, "id": campaign})

@@ -78,16 +78,6 @@ def test_a_campaign_counts_its_cheap_probes_and_what_they_took(
     assert api.get("/campaigns/first")["cheap_probes"] == 0
 
 
-def test_a_cheap_probe_of_a_campaign_that_cannot_be_read_is_still_listed(
-    api: Api, ids: dict[int, int]
-) -> None:
-    with api.store._db.write() as session:
-        campaign = session.connection().exec_driver_sql("UPDATE campaigns SET spec = '{}'")
-        assert campaign.rowcount == 1
-    probe = api.get(f"/trials/{ids[1]}")["cheap_probe"]
-    assert (probe["full_layout_key"], probe["full_step"]) == (FULL.key, None)
-
-
 def test_the_table_of_a_campaign_has_what_ran(api: Api, ids: dict[int, int]) -> None:
     text = api.http.get("/v1/campaigns/large/table").text
     head, *rows = (line.split(",") for line in text.splitlines())

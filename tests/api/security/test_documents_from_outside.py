@@ -13,7 +13,6 @@ from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 from pydantic import TypeAdapter
 from pydantic_core import from_json
-from sqlalchemy import text as sql
 
 from api.app import create_app
 from api.errors import DocumentInvalidError, DocumentMalformedError
@@ -404,117 +403,6 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 def _token(http: TestClient, role: str) -> str:
     made = http.post("/v1/tokens", json={"name": f"a-{role}", "role": role})
     return str(made.json()["token"])
-
-
-# Rows from before
-
-
-DEEP = nested(300)
-UNREADABLE = {
-    "nested": (DEEP, "nested too deeply"),
-    "bottomless": (nested(100_000), "nested too deeply"),
-    "surrogate": (r'{"a": "\ud800"}', "lone surrogate"),
-    "not JSON": ('{"a": ', "Expecting value"),
-}
-
-
-def write_row(api: Api, statement: str, **values: Any) -> None:
-    with api.store._db.engine.begin() as connection:
-        if connection.dialect.name != "sqlite" and "not JSON" in values:
-            pytest.skip("PostgreSQL keeps nothing else in such a column")
-        assert connection.execute(sql(statement), values).rowcount == 1
-
-
-@pytest.mark.parametrize("kind", ["nested", "bottomless", "surrogate"])
-def test_a_row_that_cannot_be_read_breaks_no_list_and_an_admin_removes_it(
-    api: Api, kind: str
-) -> None:
-    document, why = UNREADABLE[kind]
-    if kind == "bottomless" and api.store._db.is_shared:
-        pytest.skip("PostgreSQL refuses it itself")
-    good = api.register("good", nodes=[{"name": "n1", "num_devices": 4}])
-    bad = api.register("bad", nodes=[{"name": "n2", "num_devices": 4}])
-    write_row(api, "UPDATE workers SET versions = :d WHERE id = :w", d=document, w=bad)
-    write_row(
-        api, "UPDATE allocation_nodes SET health = :d WHERE worker_id = :w", d=document, w=bad
-    )
-
-    assert_lists_answer(api)
-    workers = {each["id"]: each for each in api.get("/workers")["workers"]}
-    assert workers[good]["versions"] == {"python": "3.11"}
-    assert why in workers[bad]["versions"]["unreadable"]
-    allocations = {each["id"]: each for each in api.get("/allocations")["allocations"]}
-    assert allocations[good]["nodes"][0]["health"] is None
-    assert why in allocations[bad]["nodes"][0]["health"]["unreadable"]
-    assert len(api.get("/nodes")["nodes"]) == 2
-    api.post(f"/workers/{bad}/heartbeats", {})
-
-    assert api.http.delete(f"/v1/allocations/{bad}").status_code == 204
-    assert [each["id"] for each in api.get("/allocations")["allocations"]] == [good]
-    assert [each["name"] for each in api.get("/nodes")["nodes"]] == ["n1"]
-    api.post(f"/workers/{bad}/heartbeats", {}, status=404)
-    (entry, *_) = api.get("/audit", action="allocation.remove")["entries"]
-    assert entry["target"] == bad
-    api.http.delete(f"/v1/allocations/{bad}")
-    assert api.http.delete(f"/v1/allocations/{bad}").status_code == 404
-
-
-def test_an_allocation_that_ran_trials_is_removed_but_for_its_name(api: Api) -> None:
-    campaign = api.submit()
-    bad = api.register("bad", nodes=[{"name": "n2", "num_devices": 4}])
-    from search_spaces.spec.layout import Layout
-
-    trial = api.store.add_trial(campaign["id"], Layout())
-    api.lease(bad)
-    write_row(api, "UPDATE workers SET versions = :d WHERE id = :w", d=DEEP, w=bad)
-    assert api.http.delete(f"/v1/allocations/{bad}").status_code == 204
-    assert api.get(f"/trials/{trial.id}")["state"] == "PENDING"
-    (allocation,) = api.get("/allocations", all=True)["allocations"]
-    assert (allocation["state"], allocation["nodes"]) == ("ended", [])
-    with api.store._db.read() as session:
-        assert session.scalar(sql("SELECT versions FROM workers")) in ("{}", {})
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("kind", ["nested", "surrogate"])
-@pytest.mark.parametrize(
-    "statement",
-    ["UPDATE campaigns SET spec = :d", "UPDATE audit SET details = :d WHERE id = 1"],
-)
-def test_documents_of_campaigns_and_the_audit_break_no_list(
-    api: Api, statement: str, kind: str
-) -> None:
-    api.submit()
-    write_row(api, statement, d=UNREADABLE[kind][0])
-    assert_lists_answer(api)
-    (campaign,) = api.get("/campaigns")["campaigns"]
-    if "campaigns" in statement:
-        assert UNREADABLE[kind][1] in campaign["warnings"][0]
-        assert api.get("/campaigns/first")["spec"].keys() == {"unreadable"}
-        api.post("/campaigns/first/cancel")
-        assert api.http.delete("/v1/campaigns/first").status_code == 204
-
-
-@pytest.mark.parametrize("kind", ["model", "cluster"])
-@pytest.mark.parametrize("document", [DEEP, '{"name": "mine"}', "[]", "7"])
-def test_a_description_that_cannot_be_read_breaks_no_list_and_can_be_deleted(
-    api: Api, kind: str, document: str
-) -> None:
-    described = {"model": {"preset": "tiny"}, "cluster": {"preset": "frontier"}}[kind]
-    for name in ("fine", "mine"):
-        assert api.http.put(f"/v1/{kind}s/{name}", json=described).status_code == 201
-    write_row(api, f"UPDATE user_{kind}s SET description = :d WHERE name = 'mine'", d=document)
-    page = api.get(f"/{kind}s")
-    assert "fine" in [each["name"] for each in page[f"{kind}s"]]
-    (unreadable,) = page["unreadable"]
-    assert unreadable["id"] == "mine"
-    assert unreadable["reason"]
-    if document == DEEP:
-        assert "cannot be read" in api.get(f"/{kind}s/mine", status=409)["detail"]
-        naming_it = api.post("/campaigns", {**CAMPAIGN, kind: "mine"}, status=409)
-        assert f"the {kind} 'mine' cannot be read" in naming_it["detail"]
-    assert api.http.delete(f"/v1/{kind}s/mine").status_code == 204
-    assert api.get(f"/{kind}s")["unreadable"] == []
 
 
 # Names

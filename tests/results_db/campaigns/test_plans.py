@@ -36,7 +36,7 @@ def test_a_plan_is_stored_as_it_was_made(store: Store) -> None:
     )
     waiting = store.request_plan(spec.to_mapping(), OPTIONS)
     assert PlanOptions.from_mapping(waiting.options) == OPTIONS
-    assert CampaignSpec.from_stored(waiting.spec) == spec
+    assert CampaignSpec.from_mapping(waiting.spec) == spec
     plan = store.make_plan(spec, OPTIONS)
     assert plan == make_plan(spec, top=3, probe_start_s=5.0, job=OPTIONS.job)
     store.end_plan(waiting.id, plan)

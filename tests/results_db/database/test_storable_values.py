@@ -1,13 +1,17 @@
 """What PostgreSQL would refuse is refused on both databases, in the same words."""
 
+from contextlib import closing
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from sqlalchemy import text
 
 from results_db.actor import Actor
-from results_db.errors import CampaignNotFoundError, ValueUnstorableError
+from results_db.errors import CampaignNotFoundError, DatabaseUnavailableError, ValueUnstorableError
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import NodeBody, WorkerCreate
+from tests.postgres import upgraded
 from tests.results_db.factories import make_campaign, make_spec, make_worker
 
 INTRODUCTION: Final[dict[str, Any]] = {
@@ -79,3 +83,12 @@ def test_numbers_as_large_as_legal_sets_are_kept(store: Store) -> None:
     huge = 2**62
     campaign = store.create_campaign(make_spec(), num_legal_layouts=huge)
     assert store.campaign(campaign.id).num_legal_layouts == huge
+
+
+def test_a_damaged_document_says_that_the_database_is_damaged(tmp_path: Path) -> None:
+    with closing(Store.open(upgraded(tmp_path))) as store:
+        make_campaign(store)
+        with store._db.engine.begin() as connection:
+            connection.execute(text("UPDATE campaigns SET spec = '{\"a\": '"))
+        with pytest.raises(DatabaseUnavailableError, match="it is damaged, restore"):
+            store.campaign_by_name("first")

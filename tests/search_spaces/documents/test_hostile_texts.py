@@ -109,7 +109,7 @@ READERS: Final[dict[str, tuple[Callable[[Any], Any], Any]]] = {
     "model": (ModelShape.from_mapping, model_preset("tiny").to_mapping()),
     "cluster": (Cluster.from_mapping, CAMPAIGN.cluster.to_mapping()),
     "campaign": (
-        CampaignSpec.from_stored,
+        CampaignSpec.from_mapping,
         replace(CAMPAIGN, warnings=("it is small",)).to_mapping(),
     ),
     "constants": (

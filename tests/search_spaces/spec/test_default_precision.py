@@ -64,13 +64,6 @@ def test_a_preset_of_a_space_keeps_its_own_precision(name: str) -> None:
     assert changed.space.values("precision") == SPACE_PRESETS[name].values("precision")
 
 
-def test_a_stored_campaign_without_a_precision_still_means_fp32() -> None:
-    document = read("frontier", {"global_batch_size": 64}).to_mapping()
-    del document["space"]["precision"]
-    assert CampaignSpec.from_stored(document).space.values("precision") == ("fp32",)
-    assert CampaignSpec.from_mapping(document).space.values("precision") == ("bf16",)
-
-
 def test_a_stored_campaign_reads_back_as_it_was() -> None:
     spec = read(resolve_cluster("h100-sxm")[0].to_mapping(), {"global_batch_size": 64, "tp": [1]})
-    assert CampaignSpec.from_stored(spec.to_mapping()) == spec
+    assert CampaignSpec.from_mapping(spec.to_mapping()) == spec

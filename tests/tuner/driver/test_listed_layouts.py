@@ -64,5 +64,5 @@ def test_wrong_lists_and_runs_are_refused(changes: dict[str, object], message: s
 
 def test_the_lists_come_back_as_they_were_stored() -> None:
     spec = make_spec(layouts=[each.to_mapping() for each in some_of_the_space(2)], **SETTINGS)
-    assert CampaignSpec.from_stored(spec.to_mapping()) == spec
+    assert CampaignSpec.from_mapping(spec.to_mapping()) == spec
     assert issubclass(CampaignInvalidError, ValueError)
