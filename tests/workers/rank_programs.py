@@ -192,6 +192,11 @@ def _talk_then_hang(task: RankTask, line: JsonLines) -> None:
     _hang(task, line)
 
 
+def _garble(task: RankTask, line: JsonLines) -> None:
+    line.socket.sendall(b"no document\n")
+    _hang(task, line)
+
+
 def _meet(task: RankTask, line: JsonLines) -> None:
     if task.rank == 0:
         line.send({"event": "listening", "port": 4321})
@@ -225,5 +230,6 @@ _PROGRAMS = {
     "daemonise-then-hang": _daemonise_then_hang,
     "fork-a-child": _fork_a_child,
     "allocate-too-much": _allocate_too_much,
+    "garble": _garble,
     "meet": _meet,
 }

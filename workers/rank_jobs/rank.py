@@ -1,4 +1,4 @@
-"""The program of a forked rank: connects to the other ranks, runs its job, and reports the result.
+"""The program of a rank, which its keeper forks and ends: runs its job, and reports to the agent.
 
 Importing this module imports torch and the trainer; the zygote does that once.
 
@@ -116,7 +116,7 @@ def _meet(task: RankTask, line: JsonLines) -> Store:
         return store
     rendezvous = line.receive()
     if rendezvous is None:
-        raise ConnectionError("the zygote closed the line before it sent the port of rank 0")
+        raise ConnectionError("the node's agent closed the line before it sent the port of rank 0")
     return TCPStore(
         rendezvous["address"],
         rendezvous["port"],

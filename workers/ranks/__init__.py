@@ -1,1 +1,8 @@
-"""The processes on a node: warden, zygote, keeper and ranks, and the memory that they use."""
+"""The processes on a node: who starts and ends them, who watches deadlines; and their memory.
+
+Start: agent (`node_ranks`) -> warden -> zygote -> a keeper for each group -> its ranks.
+End: the keeper ends its ranks; the zygote what a dead keeper left; the warden everything below it
+when the agent ends.
+Deadlines: the worker watches that of a group; each rank has an alarm a little later; the agent
+watches that of a group's end.
+"""

@@ -1,4 +1,7 @@
-"""One rank of a keeper: its fork, its device and cores, its connection and its output."""
+"""One rank: its keeper forks it, sets its device and cores, and reads its output.
+
+The keeper ends it; where the keeper has died, the kernel does. Its own alarm watches its deadline.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from workers.ranks.rank_task import RankTask
 from workers.ranks.visible_devices import rank_variables
 
 RankEntry = Callable[[RankTask, JsonLines], None]
-"""The function that a rank runs, with its task and its line to the keeper."""
+"""The function that a rank runs, with its task and its line to the node's agent."""
 
 LOG_TAIL_LINES: Final = 50
 _LOG_TAIL_BYTES: Final = 32 << 10
@@ -61,42 +64,36 @@ class ForkedRank:
     task: RankTask
     pid: int
     pidfd: int
-    line: JsonLines
     log: LogTail
 
     def name(self) -> dict[str, Any]:
         """The fields of an event that identify the rank."""
         return {"group": self.task.group, "rank": self.task.rank}
 
-    def fds(self) -> tuple[int, int, int]:
-        return self.pidfd, self.line.socket.fileno(), self.log.fileno()
 
-    def close(self) -> None:
-        self.line.close()
-        os.close(self.pidfd)
-        os.close(self.log.fileno())
-
-
-def fork_rank(task: RankTask, entry: RankEntry, *, close_in_rank: Iterable[int]) -> ForkedRank:
+def fork_rank(
+    task: RankTask, entry: RankEntry, line_fd: int, *, close_in_rank: Iterable[int]
+) -> ForkedRank:
     """Forks a rank, which runs the entry and ends.
 
     Args:
         task: the rank's task.
         entry: the function that it runs.
-        close_in_rank: the keeper's own descriptors. Otherwise a daemon of the rank would keep the
-            line to the zygote open, and could read the output of other ranks.
+        line_fd: its line to the node's agent; it is closed here.
+        close_in_rank: descriptors of the keeper and of other ranks. Otherwise a daemon of the rank
+            would keep lines to the agent open, and could read the output of other ranks.
 
     Raises:
         OSError: no process can be forked.
     """
-    ours, theirs = socket.socketpair()
+    line_to_agent = socket.socket(fileno=line_fd)
     log_r, log_w = os.pipe()
     keeper_pid = os.getpid()
 
     def be_rank() -> None:
-        for fd in (*close_in_rank, ours.fileno(), log_r):
+        for fd in (*close_in_rank, log_r):
             os.close(fd)
-        line = JsonLines(theirs)
+        line = JsonLines(line_to_agent)
         try:
             _become(task, keeper_pid, log_w)
         except (OSError, WorkerError) as error:
@@ -110,15 +107,12 @@ def fork_rank(task: RankTask, entry: RankEntry, *, close_in_rank: Iterable[int])
     try:
         pid = fork(be_rank)
     except OSError:
-        ours.close()
         os.close(log_r)
         raise
     finally:
-        theirs.close()
+        line_to_agent.close()
         os.close(log_w)
-    return ForkedRank(
-        task=task, pid=pid, pidfd=os.pidfd_open(pid), line=JsonLines(ours), log=LogTail(log_r)
-    )
+    return ForkedRank(task=task, pid=pid, pidfd=os.pidfd_open(pid), log=LogTail(log_r))
 
 
 def _become(task: RankTask, keeper_pid: int, log_w: int) -> None:

@@ -1,28 +1,36 @@
-"""JSON documents over a stream socket, one a line: the protocol between agent, zygote and ranks."""
+"""JSON documents over a stream socket, one a line: the protocol of worker, agent and ranks."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import socket
+import threading
+from array import array
+from collections.abc import Sequence
 from typing import Any, Final
 
 Document = dict[str, Any]
 
 _CHUNK: Final = 1 << 16
+MOST_FDS: Final = 250
+"""Descriptors that a document may carry; the kernel's limit is 253."""
+_FDS_BYTES: Final = socket.CMSG_LEN(MOST_FDS * array("i").itemsize)
 
 
 class JsonLines:
     """One end of a connection that carries a JSON document a line.
 
-    Writing blocks. For reading, `read` returns the documents that have arrived, and `receive`
-    waits.
+    Writing blocks; any thread may write. For reading, `read` returns the documents that have
+    arrived, and `receive` waits.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self._pending = b""
         self._ready: list[Document] = []
+        self._fds: list[list[int]] = []
+        self._sending = threading.Lock()
 
     @property
     def num_pending_bytes(self) -> int:
@@ -35,7 +43,28 @@ class JsonLines:
         Raises:
             OSError: the other end has closed.
         """
-        self.socket.sendall(b"".join(json.dumps(d).encode() + b"\n" for d in documents))
+        with self._sending:
+            self.socket.sendall(_encoded(*documents))
+
+    def send_with_fds(self, document: Document, fds: Sequence[int]) -> None:
+        """Writes a document that carries descriptors, at most `MOST_FDS`, over a Unix socket.
+
+        Raises:
+            OSError: the other end has closed.
+        """
+        data = _encoded(document)
+        with self._sending:
+            num_sent = socket.send_fds(self.socket, [data], fds)
+            self.socket.sendall(data[num_sent:])
+
+    def take_fds(self) -> list[int]:
+        """The descriptors of the oldest document that carried some; fewer where no more fit."""
+        return self._fds.pop(0)
+
+    @property
+    def fds(self) -> list[int]:
+        """The descriptors that have not been taken."""
+        return [fd for fds in self._fds for fd in fds]
 
     def read(self, *, block: bool) -> list[Document] | None:
         """The documents that have arrived; None when the other end has closed.
@@ -70,12 +99,19 @@ class JsonLines:
 
     def _receive(self, *, block: bool) -> bytes | None:
         """Some bytes, perhaps a part of a document; empty at the end; None: none have arrived."""
-        try:
-            return self.socket.recv(_CHUNK, 0 if block else socket.MSG_DONTWAIT)
+        flags = socket.MSG_CMSG_CLOEXEC | (0 if block else socket.MSG_DONTWAIT)
+        try:  # not `socket.recv_fds`: it ignores the flags
+            data, carried, received, _ = self.socket.recvmsg(_CHUNK, _FDS_BYTES, flags)
         except BlockingIOError:
             return None
         except ConnectionResetError:
             return b""
+        fds = array("i")
+        for _level, _kind, content in carried:
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+        if fds or received & socket.MSG_CTRUNC:
+            self._fds.append(list(fds))
+        return data
 
     def _complete(self, data: bytes) -> list[Document]:
         *lines, self._pending = (self._pending + data).split(b"\n")
@@ -94,3 +130,7 @@ class JsonLines:
         with contextlib.suppress(OSError):  # the other end may have closed first
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
+
+
+def _encoded(*documents: Document) -> bytes:
+    return b"".join(json.dumps(document).encode() + b"\n" for document in documents)

@@ -1,19 +1,28 @@
-"""The keeper of one group on one node: forked from the zygote, it forks the group's ranks.
+"""The keeper of a group on one node: the zygote forks it; it forks, reaps and ends the ranks.
+
+The node's agent watches the deadline of that end, and has the zygote kill a keeper that misses it.
 
 It is a child subreaper, so that daemons below its ranks become its children. To end the group it
 ends all of its descendants, and no other process. Like the zygote it has one thread and uses no
-device. On its line to the zygote (see `workers.ranks.zygote`) it receives "tell" and "end", and
-sends "report", "exit" and, last, "ended".
+device. On its line to the agent it receives {"order": "end"}, and sends
 
-It has no PR_SET_PDEATHSIG: when the zygote ends, it ends the processes below it and then itself,
-even if the warden has ended too.
+    {"event": "exit", "group": ..., "rank": ..., "code": ..., "oom_kills": ...}
+        of a rank that the out-of-memory killer may have struck also
+        {"memory_available_bytes": ...,                      of the node, when the group started
+         "memory_taken_bytes": {rank: ...}}                  at once, of its own, at the most
+    {"event": "group_lost", "group": ..., "message": ...}    the ranks could not be forked
+    {"event": "ended", "group": ..., "log_tails": {rank: text}, "left": str | null}   last
+
+The ranks report to the agent themselves.
+
+It has no PR_SET_PDEATHSIG: when the zygote or the agent ends, it ends the processes below it and
+then itself, even if the warden has ended too.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,83 +39,34 @@ from workers.ranks.processes import become_subreaper, end_descendants, reap
 from workers.ranks.rank_task import RankTask
 from workers.ranks.scratch import remove_directories
 
-HOLD_S: Final = 0.5
-"""Seconds between two batches of iterations, which are only for users and heartbeats."""
-
 END_WITHIN_S: Final = 10.0
 """Seconds that killed processes may take to end, before the group's end says that some are left."""
 
 
-class PacedLine:
-    """Sends events in their order: iterations in batches twice a second, all others at once.
-
-    Each message wakes the agent, the raylet and the worker, on cores that the ranks are measured
-    on. With iterations of milliseconds, one message for each would take more time than the probes.
-
-    Args:
-        line: to the zygote.
-        hold_s: seconds between two batches of iterations.
-    """
-
-    def __init__(self, line: JsonLines, hold_s: float = HOLD_S) -> None:
-        self._line = line
-        self._hold_s = hold_s
-        self._held: list[Document] = []
-        self._next_lot_at = 0.0
-
-    def send(self, event: Document) -> None:
-        """Sends an event, or keeps it for the next batch.
-
-        Raises:
-            OSError: the other end has closed.
-        """
-        self._held.append(event)
-        if not _can_wait(event) or time.monotonic() >= self._next_lot_at:
-            self._flush()
-
-    def flush_if_due(self) -> None:
-        """Sends the kept events if they are due.
-
-        Raises:
-            OSError: the other end has closed.
-        """
-        if self._held and time.monotonic() >= self._next_lot_at:
-            self._flush()
-
-    def due_in_ms(self) -> int | None:
-        """Milliseconds until the kept events are due; None: there are none."""
-        if not self._held:
-            return None
-        return max(0, int(1e3 * (self._next_lot_at - time.monotonic())) + 1)
-
-    def _flush(self) -> None:
-        events, self._held = self._held, []
-        if any(map(_can_wait, events)):
-            self._next_lot_at = time.monotonic() + self._hold_s
-        self._line.send(*events)
-
-
-def _can_wait(event: Document) -> bool:
-    return bool(event["event"] == "report" and event["document"]["event"] == "iteration")
-
-
 class GroupKeeper:
-    """The loop that forks the ranks of one group, passes on their reports, and reaps them.
+    """The loop that forks the ranks of one group, reports their ends, and reaps them.
 
     Args:
-        zygote: connection to the zygote.
+        agent: connection to the node's agent.
         zygote_pid: pid of the zygote; its end is the end of the group.
         tasks: the group's ranks on this node.
+        line_fds: the ranks' lines to the agent.
         entry: what a rank runs.
     """
 
     def __init__(
-        self, zygote: JsonLines, *, zygote_pid: int, tasks: Sequence[RankTask], entry: RankEntry
+        self,
+        agent: JsonLines,
+        *,
+        zygote_pid: int,
+        tasks: Sequence[RankTask],
+        line_fds: Sequence[int],
+        entry: RankEntry,
     ) -> None:
-        self._zygote = zygote
+        self._agent = agent
         self._zygote_pid = zygote_pid
-        self._events = PacedLine(zygote)
         self._tasks = tasks
+        self._line_fds = list(line_fds)
         self._entry = entry
         self._group = tasks[0].group
         self._ranks: list[ForkedRank] = []
@@ -120,51 +80,40 @@ class GroupKeeper:
         self._readers.add(os.pidfd_open(self._zygote_pid), self._stop)
         if os.getppid() != self._zygote_pid:  # it ended while this process was forked
             return
-        self._readers.add(self._zygote.socket.fileno(), self._take_orders)
+        self._readers.add(self._agent.socket.fileno(), self._take_orders)
         self._start()
         while self._alive:
-            self._readers.handle(self._events.due_in_ms())
-            with suppress(OSError):
-                self._events.flush_if_due()
+            self._readers.handle(None)
 
     def _stop(self) -> None:
-        """Ends the group without a report, since the zygote has ended."""
+        """Ends the group without a report, since the zygote or the agent has ended."""
         end_descendants(known=self._pids())
         remove_directories(self._tasks[0])
         self._alive = False
 
     def _take_orders(self) -> None:
-        orders = self._zygote.read(block=False)
+        orders = self._agent.read(block=False)
         if orders is None:
-            return self._stop()
-        for order in orders:
-            match order["order"]:
-                case "tell":
-                    self._tell(order["document"])
-                case "end":
-                    self._end()
-        return None
+            self._stop()
+        elif orders:
+            self._end()
 
     def _start(self) -> None:
         self._oom_kills_before = oom_kills()
         self._memory_available_bytes = available_memory_bytes()
         try:
             for task in self._tasks:
-                self._hold(fork_rank(task, self._entry, close_in_rank=self._readers))
+                line_fd = self._line_fds.pop(0)
+                inherited = (*self._readers, *self._line_fds)
+                self._hold(fork_rank(task, self._entry, line_fd, close_in_rank=inherited))
         except OSError as error:
             message = f"{len(self._tasks)} ranks could not be forked: {error}"
             self._send({"event": "group_lost", "group": self._group, "message": message})
 
     def _hold(self, rank: ForkedRank) -> None:
         self._ranks.append(rank)
-        self._readers.add(rank.line.socket.fileno(), partial(self._relay, rank))
         self._readers.add(rank.log.fileno(), partial(self._keep_log, rank))
         self._readers.add(rank.pidfd, self._reap)
-
-    def _tell(self, document: Document) -> None:
-        for rank in self._ranks:
-            with suppress(OSError):  # it has ended; its exit is a separate event
-                rank.line.send(document)
 
     def _end(self) -> None:
         left = None
@@ -179,22 +128,13 @@ class GroupKeeper:
             tails[str(rank.task.rank)] = rank.log.tail()
         remove_directories(self._tasks[0])
         self._send({"event": "ended", "group": self._group, "log_tails": tails, "left": left})
+        if left is not None:
+            os._exit(1)  # the zygote goes on trying
         self._alive = False
 
     def _pids(self) -> list[int]:
         """The ranks that have not been reaped."""
         return [rank.pid for rank in self._ranks if rank.pidfd in self._readers]
-
-    def _relay(self, rank: ForkedRank) -> None:
-        """Passes on the reports of a rank."""
-        documents = rank.line.read(block=False)
-        if documents is None:
-            self._readers.remove(rank.line.socket.fileno())
-        self._report(rank, documents or [])
-
-    def _report(self, rank: ForkedRank, documents: list[Document]) -> None:
-        for document in documents:
-            self._send({**rank.name(), "event": "report", "document": document})
 
     def _keep_log(self, rank: ForkedRank) -> None:
         if not rank.log.keep_more():
@@ -222,8 +162,6 @@ class GroupKeeper:
         return []
 
     def _report_exit(self, rank: ForkedRank, status: int) -> None:
-        """Reports a rank's end, after all of its reports."""
-        self._report(rank, rank.line.read_rest())
         code = os.waitstatus_to_exitcode(status)
         exited = {"event": "exit", "code": code, "oom_kills": self._oom_kills()}
         if code == -signal.SIGKILL and exited["oom_kills"]:
@@ -245,8 +183,8 @@ class GroupKeeper:
         return None if before is None or now is None else now - before
 
     def _send(self, event: Document) -> None:
-        with suppress(OSError):  # the zygote has ended; its pidfd reports that too
-            self._events.send(event)
+        with suppress(OSError):  # the agent has ended; the end of its line reports that too
+            self._agent.send(event)
 
 
 def memory_of(pid: int) -> Counter[str]:

@@ -1,4 +1,7 @@
-"""The ranks of one node: starts the warden and the zygote, and sends orders to the zygote."""
+"""The ranks of one node, in its agent: starts the warden, which starts the zygote; orders groups.
+
+It watches the deadlines of ends. The warden ends all processes when the agent ends.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ from typing import Any, Final
 
 from search_spaces.connection.service_address import PRIVATE_VARIABLES
 from workers.errors import NodeLostError, RanksLeftError, WorkerError
-from workers.ranks.json_lines import Document, JsonLines
+from workers.ranks.group_lines import GroupLines
+from workers.ranks.json_lines import MOST_FDS, Document, JsonLines
+from workers.ranks.keeper import END_WITHIN_S
 from workers.ranks.memory_watch import MemoryWatch
 from workers.ranks.processes import end_marked, ended_within, last_words
 from workers.ranks.rank_task import RANK_ENTRY, RankTask
@@ -24,8 +29,10 @@ from workers.ranks.scratch import SCRATCH_VARIABLE
 from workers.ranks.warden import python_module, start_under_warden
 
 START_WITHIN_S: Final = 90.0
-_END_WITHIN_S: Final = 25.0
-"""Longer than the zygote's time limits for a keeper that hangs and for its remaining processes."""
+_KEEPER_WITHIN_S: Final = END_WITHIN_S + 3.0
+"""How long a keeper may take to end its group; then it is killed."""
+_ORPHANS_WITHIN_S: Final = END_WITHIN_S + 2.0
+"""How long the zygote may then take to end the remaining processes of the group."""
 _CLOSE_WITHIN_S: Final = 10.0
 _LOSS_WITHIN_S: Final = 3.0
 _LAST_WORDS: Final = 5
@@ -42,7 +49,7 @@ _ONE_THREAD: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREAD
 
 
 class NodeRanks:
-    """Forks groups of ranks on this node, passes on their events, and ends them.
+    """Forks groups of ranks on this node, reads their events, and ends them.
 
     Any thread may call it. The zygote ends when this process ends for any reason, and when one of
     the other guardians ends.
@@ -89,7 +96,11 @@ class NodeRanks:
         self._changed = threading.Condition()
         self._sending = threading.Lock()
         self._events: list[Document] = []
+        self._groups: dict[str, GroupLines] = {}
         self._ended: dict[str, Document] = {}
+        """Groups that their keepers have ended."""
+        self._gone: dict[str, str | None] = {}
+        """Groups without a keeper, and which of their processes are left."""
         self._zygote_pid: int | None = None
         self._loss = ""  # how the zygote ended; empty: it runs
         self._reader = threading.Thread(target=self._read, name="zygote-reader", daemon=True)
@@ -120,15 +131,24 @@ class NodeRanks:
             NodeLostError: the zygote has ended.
         """
         self._memory.group_starts(tasks)
-        self._order({"order": "start", "tasks": [asdict(task) for task in tasks]})
+        group = tasks[0].group
+        try:
+            lines = GroupLines(tasks, self._take)
+        except OSError as error:
+            message = f"{len(tasks)} ranks could not be connected: {error}"
+            return self._take([{"event": "group_lost", "group": group, "message": message}])
+        try:
+            self._order({"order": "start", "tasks": [asdict(task) for task in tasks]}, lines)
+        except NodeLostError:
+            lines.close()
+            raise
+        self._groups[group] = lines
+        return threading.Thread(target=lines.run, name=f"group-{group}", daemon=True).start()
 
     def tell(self, group: str, document: Document) -> None:
-        """Sends a document to every rank of the group on this node.
-
-        Raises:
-            NodeLostError: the zygote has ended.
-        """
-        self._order({"order": "tell", "group": group, "document": document})
+        """Sends a document to every rank of the group on this node."""
+        if (lines := self._groups.get(group)) is not None:
+            lines.tell(document)
 
     def poll(self, timeout_s: float) -> list[Document]:
         """The events since the last call; waits for one up to the timeout.
@@ -139,7 +159,9 @@ class NodeRanks:
         with self._changed:
             self._changed.wait_for(lambda: self._events or self._loss, timeout_s)
             events, self._events = self._events, []
-            return [*events, {"event": "lost", "message": self._gone()}] if self._loss else events
+            if self._loss:
+                events.append({"event": "lost", "message": self._how_lost()})
+            return events
 
     def end(self, group: str) -> dict[int, str]:
         """Ends the remaining processes of a group and waits for its memory; returns the log tails.
@@ -158,18 +180,35 @@ class NodeRanks:
         return tails
 
     def _end_processes(self, group: str) -> dict[int, str]:
-        self._order({"order": "end", "group": group})
+        if (lines := self._groups.get(group)) is not None:
+            lines.end()
+            if not self._wait_for_end(lines, _KEEPER_WITHIN_S):
+                self._order({"order": "kill", "group": group})
+                self._wait_for_end(lines, _ORPHANS_WITHIN_S)
         with self._changed:
-            self._changed.wait_for(lambda: group in self._ended or self._loss, _END_WITHIN_S)
-            ended = self._ended.pop(group, None)
-            lost = bool(self._loss)
-        if ended is None and lost:
-            raise NodeLostError(self._gone())
-        if ended is None:
-            raise RanksLeftError(f"the zygote did not end group {group} in {_END_WITHIN_S} s")
-        if ended["left"]:
-            raise RanksLeftError(ended["left"])
+            self._groups.pop(group, None)
+            is_gone = group in self._gone
+            ended = self._ended.pop(group, {"log_tails": {}, "left": None})
+            left = self._gone.pop(group, None) or ended["left"]
+        if self._loss and not is_gone:
+            raise NodeLostError(self._how_lost())
+        if lines is not None and not is_gone and not left:
+            within_s = _KEEPER_WITHIN_S + _ORPHANS_WITHIN_S
+            left = f"the zygote did not end group {group} in {within_s:g} s"
+        if left:
+            raise RanksLeftError(left)
         return {int(rank): tail for rank, tail in ended["log_tails"].items()}
+
+    def _wait_for_end(self, lines: GroupLines, within_s: float) -> bool:
+        """Waits until a group is gone and all of its events have come, or it can't be ended."""
+
+        def is_over() -> bool:
+            is_left = bool(self._ended.get(lines.group, {}).get("left"))
+            return is_left or (lines.group in self._gone and lines.is_closed)
+
+        with self._changed:
+            self._changed.wait_for(lambda: is_over() or self._loss, within_s)
+            return is_over() or bool(self._loss)
 
     def close(self) -> None:
         """Ends the zygote and all processes below it; returns when they have ended.
@@ -195,14 +234,20 @@ class NodeRanks:
             end_marked(_MARK_VARIABLE, self._mark, within_s=_CLOSE_WITHIN_S)
             shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _order(self, order: Document) -> None:
+    def _order(self, order: Document, lines: GroupLines | None = None) -> None:
+        others_ends = () if lines is None else lines.others_ends
+        fds = [end.fileno() for end in others_ends]
         try:
             with self._sending:
+                for first in range(0, len(fds), MOST_FDS):
+                    self._line.send_with_fds({"order": "lines"}, fds[first : first + MOST_FDS])
                 self._line.send(order)
         except OSError as error:
             with self._changed:
                 self._changed.wait_for(lambda: self._loss, _LOSS_WITHIN_S)
-                raise NodeLostError(self._gone()) from error
+                raise NodeLostError(self._how_lost()) from error
+        for end in others_ends:
+            end.close()
 
     def _read(self) -> None:
         while True:
@@ -218,22 +263,26 @@ class NodeRanks:
             loss = f"{unreadable}{self._describe_loss()}" if documents is None else ""
             with self._changed:
                 self._loss = loss
-                for document in documents or ():
-                    self._take(document)
-                self._changed.notify_all()
+                self._take(documents or ())
             if documents is None:
                 return
 
-    def _take(self, document: Document) -> None:
-        match document["event"]:
-            case "ready":
-                self._zygote_pid = document["pid"]
-            case "ended":
-                self._ended[document["group"]] = document
-            case _:
-                self._events.append(document)
+    def _take(self, documents: Sequence[Document]) -> None:
+        """Notes events of the zygote, or of a group."""
+        with self._changed:
+            for document in documents:
+                match document["event"]:
+                    case "ready":
+                        self._zygote_pid = document["pid"]
+                    case "ended":
+                        self._ended[document["group"]] = document
+                    case "gone":
+                        self._gone[document["group"]] = document["left"]
+                    case _:
+                        self._events.append(document)
+            self._changed.notify_all()
 
-    def _gone(self) -> str:
+    def _how_lost(self) -> str:
         return f"the zygote ended: {self._loss}"
 
     def _describe_loss(self) -> str:

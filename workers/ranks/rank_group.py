@@ -1,4 +1,4 @@
-"""The process group of ranks that do not run the trainer."""
+"""The process group of ranks that do not run the trainer; their deadline is its timeout."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The warden: runs one command, and leaves none of its descendants behind.
+"""The warden: its agent starts it; it starts one command, and ends all of its descendants.
 
-It is a small process in a session of its own, without torch. It ends all processes below it when
-its command ends, after SIGTERM, or when one of its guardians ends for any reason: the process that
-started it, and the raylet above that process where there is one.
+It is a small process in a session of its own, without torch, and watches no deadline. It ends all
+processes below it when its command ends, after SIGTERM, or when one of its guardians ends for any
+reason: the process that started it, and the raylet above that process where there is one.
 
     python -m workers.ranks.warden --guardian PID ... [--remove DIRECTORY] -- COMMAND...
 """

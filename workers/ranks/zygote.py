@@ -1,29 +1,25 @@
-"""The zygote: imports torch and the trainer once, and forks a keeper for each group of ranks.
+"""The zygote: a warden starts it; it imports torch once and forks a keeper for each group of ranks.
 
-It has one thread and never uses a device, so that forking it is safe. It runs under a warden,
-receives orders from its node's agent over one socket, and passes on the events of the keepers:
+It has one thread and never uses a device, so that forking it is safe. The warden ends it; the agent
+of the node, which gives it orders over one socket, watches the deadlines. What keepers and ranks
+report does not pass through it.
 
+    {"order": "lines"}        carries the ends of lines to the agent for the next group
     {"order": "start", "tasks": [RankTask, ...]}             one group's ranks on this node
-    {"order": "tell", "group": ..., "document": {...}}       to every rank of the group
-    {"order": "end", "group": ...}
+    {"order": "kill", "group": ...}                          a keeper that does not end its group
 
-    {"event": "ready", "pid": ..., "loaded": [...]}
-    {"event": "report", "group": ..., "rank": ..., "document": {...}}
-    {"event": "exit", "group": ..., "rank": ..., "code": ..., "oom_kills": ...}
-        of a rank that the out-of-memory killer may have struck also
-        {"memory_available_bytes": ...,                      of the node, when the group started
-         "memory_taken_bytes": {rank: ...}}                  at once, of its own, at the most
+    {"event": "ready", "pid": ...}
     {"event": "group_lost", "group": ..., "message": ...}    only this group can't go on here
-    {"event": "ended", "group": ..., "log_tails": {rank: text}, "left": str | null}
+    {"event": "gone", "group": ..., "left": str | null}      its keeper, and all below, unless left
 
-Any number of groups run side by side. The order "end" ends each in every case: every process below
-its keeper is killed and reaped, including daemons of ranks. Where a keeper dies, or does not end
-its group in time, the zygote adopts the remaining processes of the group and ends them.
+Any number of groups run side by side. Where a keeper dies, or is killed since it does not end its
+group in time, the zygote adopts the remaining processes of the group and ends them.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import gc
 import importlib
 import os
@@ -31,10 +27,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from workers.backoff import Backoff
@@ -59,9 +53,6 @@ _FIRST_PAUSE_S: Final = 0.001
 _LONGEST_PAUSE_S: Final = 0.02
 _PAUSE_ONCE_GIVEN_UP_S: Final = 1.0
 """Pauses between two looks for orphans."""
-
-_KEEPER_GRACE_S: Final = 3.0
-"""How long after its own time limit a keeper that has not answered is killed."""
 
 
 class Orphans:
@@ -120,7 +111,7 @@ class Orphans:
         reap(on_reaped)
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Keeper:
     """A keeper that has not been reaped."""
 
@@ -128,11 +119,6 @@ class _Keeper:
     """The first rank of its group here."""
     pid: int
     pidfd: int
-    line: JsonLines
-    kill_at: float | None = None
-    """When it must have ended its group, on the monotonic clock; None: it was not ordered to."""
-    ended: Document | None = None
-    """Its event "ended", which is passed on when it has been reaped: then the group has ended."""
 
     @property
     def group(self) -> str:
@@ -140,7 +126,7 @@ class _Keeper:
 
 
 class Zygote:
-    """The loop that forks keepers and passes on their events.
+    """The loop that forks keepers and reaps them.
 
     Args:
         agent: connection to the node's agent.
@@ -150,12 +136,12 @@ class Zygote:
     def __init__(self, agent: JsonLines, entry: RankEntry) -> None:
         self._agent = agent
         self._entry = entry
+        self._line_fds: list[int] = []
+        """Lines of the group that is ordered next."""
         self._keepers: dict[str, _Keeper] = {}
         self._orphans = Orphans(give_up_after_s=END_WITHIN_S)
-        self._ends_asked: set[str] = set()
-        """Groups whose keepers died, and whose end waits until their orphans have ended."""
-        self._directories_left: list[RankTask] = []
-        """One task of each group whose keeper died before it could remove its directories."""
+        self._unclean: list[_Keeper] = []
+        """Keepers that have died, and whose groups are gone when all orphans have ended."""
         self._readers = Readers()
         self._open = True
 
@@ -167,7 +153,6 @@ class Zygote:
         self._send({"event": "ready", "pid": os.getpid()})
         while self._open:
             self._readers.handle(self._due_in_ms())
-            self._kill_hung_keepers()
             self._tend_orphans()
         end_descendants()
 
@@ -175,10 +160,9 @@ class Zygote:
         self._open = False
 
     def _due_in_ms(self) -> int | None:
-        due = [keeper.kill_at for keeper in self._keepers.values() if keeper.kill_at is not None]
-        if self._orphans.next_look_at is not None:
-            due.append(self._orphans.next_look_at)
-        return max(0, int(1e3 * (min(due) - time.monotonic())) + 1) if due else None
+        if self._orphans.next_look_at is None:
+            return None
+        return max(0, int(1e3 * (self._orphans.next_look_at - time.monotonic())) + 1)
 
     def _take_orders(self) -> None:
         orders = self._agent.read(block=False)
@@ -186,77 +170,47 @@ class Zygote:
             return self._stop()
         for order in orders:
             match order["order"]:
+                case "lines":
+                    self._line_fds += self._agent.take_fds()
                 case "start":
                     self._start([RankTask.from_mapping(task) for task in order["tasks"]])
-                case "tell":
-                    self._tell(order["group"], order)
-                case "end":
-                    self._end(order["group"])
+                case "kill" if keeper := self._keepers.get(order["group"]):
+                    os.kill(keeper.pid, signal.SIGKILL)  # not reaped, so the pid is still its own
         return None
 
     def _start(self, tasks: list[RankTask]) -> None:
         group = tasks[0].group
-        assert group not in self._keepers, f"group {group} has been started before"
+        line_fds, self._line_fds = self._line_fds, []
         try:
-            keeper = self._fork_keeper(tasks)
+            if len(line_fds) <= len(tasks):
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            keeper = self._keepers[group] = self._fork_keeper(tasks, line_fds)
         except OSError as error:
             message = f"no process could be forked for the group: {error}"
-            return self._send({"event": "group_lost", "group": group, "message": message})
-        self._keepers[group] = keeper
-        self._readers.add(keeper.line.socket.fileno(), partial(self._relay, keeper))
-        return self._readers.add(keeper.pidfd, self._reap)
+            self._send_loss(group, message)
+            self._send_gone(group)
+        else:
+            self._readers.add(keeper.pidfd, self._reap)
+        finally:
+            for fd in line_fds:
+                os.close(fd)
 
-    def _fork_keeper(self, tasks: list[RankTask]) -> _Keeper:
-        ours, theirs = socket.socketpair()
+    def _fork_keeper(self, tasks: list[RankTask], line_fds: Sequence[int]) -> _Keeper:
         zygote_pid = os.getpid()
 
         def be_keeper() -> None:
-            for fd in (*self._readers, ours.fileno()):
+            for fd in (*self._readers, *self._agent.fds):
                 os.close(fd)
-            line = JsonLines(theirs)
-            GroupKeeper(line, zygote_pid=zygote_pid, tasks=tasks, entry=self._entry).run()
+            GroupKeeper(
+                JsonLines(socket.socket(fileno=line_fds[0])),
+                zygote_pid=zygote_pid,
+                tasks=tasks,
+                line_fds=line_fds[1:],
+                entry=self._entry,
+            ).run()
 
-        try:
-            pid = fork(be_keeper)
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        return _Keeper(task=tasks[0], pid=pid, pidfd=os.pidfd_open(pid), line=JsonLines(ours))
-
-    def _tell(self, group: str, order: Document) -> None:
-        keeper = self._keepers.get(group)
-        if keeper is None:
-            return
-        with suppress(OSError):  # it has ended; that is a separate event
-            keeper.line.send(order)
-
-    def _end(self, group: str) -> None:
-        keeper = self._keepers.get(group)
-        if keeper is not None:
-            keeper.kill_at = time.monotonic() + END_WITHIN_S + _KEEPER_GRACE_S
-            self._tell(group, {"order": "end"})
-        elif self._orphans.looked_for:
-            self._ends_asked.add(group)
-        else:
-            self._send_ended(group, left=None)
-
-    def _send_ended(self, group: str, *, left: str | None) -> None:
-        self._send({"event": "ended", "group": group, "log_tails": {}, "left": left})
-
-    def _relay(self, keeper: _Keeper) -> None:
-        """Passes on the events of a keeper."""
-        documents = keeper.line.read(block=False)
-        if documents is None:
-            self._readers.remove(keeper.line.socket.fileno())
-        self._pass_on(keeper, documents or [])
-
-    def _pass_on(self, keeper: _Keeper, documents: list[Document]) -> None:
-        if documents and documents[-1]["event"] == "ended":
-            keeper.ended = documents.pop()
-        if documents:
-            self._send(*documents)
+        pid = fork(be_keeper)
+        return _Keeper(task=tasks[0], pid=pid, pidfd=os.pidfd_open(pid))
 
     def _reap(self) -> None:
         reap(self._note_exit)
@@ -266,48 +220,37 @@ class Zygote:
         keeper = next((one for one in self._keepers.values() if one.pid == pid), None)
         if keeper is None:
             return None
-        self._pass_on(keeper, keeper.line.read_rest())
         del self._keepers[keeper.group]
-        for fd in (keeper.line.socket.fileno(), keeper.pidfd):
-            self._readers.remove(fd)
-        keeper.line.close()
+        self._readers.remove(keeper.pidfd)
         os.close(keeper.pidfd)
-        if keeper.ended is None or keeper.ended["left"] is not None:
-            self._orphans.look()
-        if keeper.ended is not None:
-            return self._send(keeper.ended)
-        self._directories_left.append(keeper.task)
-        code = os.waitstatus_to_exitcode(status)
+        if (code := os.waitstatus_to_exitcode(status)) == 0:
+            return self._send_gone(keeper.group)
+        self._orphans.look()
+        self._unclean.append(keeper)
         message = f"the keeper of the group's ranks ended with exit code {code}"
-        self._send({"event": "group_lost", "group": keeper.group, "message": message})
-        if keeper.kill_at is not None:
-            self._ends_asked.add(keeper.group)
-        return None
-
-    def _kill_hung_keepers(self) -> None:
-        for keeper in self._keepers.values():
-            if keeper.kill_at is not None and time.monotonic() >= keeper.kill_at:
-                os.kill(keeper.pid, signal.SIGKILL)  # it is not reaped, so the pid is still its own
-                # A keeper that can't be killed must not keep a core busy.
-                keeper.kill_at += _KEEPER_GRACE_S
+        return self._send_loss(keeper.group, message)
 
     def _tend_orphans(self) -> None:
-        """Ends the processes of dead keepers, and then reports the end of their groups."""
+        """Ends the processes of dead keepers, and then reports that their groups are gone."""
         self._orphans.tend(
             keepers=[keeper.pid for keeper in self._keepers.values()], on_reaped=self._note_exit
         )
         if self._orphans.looked_for and self._orphans.problem is None:
             return
-        for task in self._directories_left:
-            remove_directories(task)
-        self._directories_left.clear()
-        for group in self._ends_asked:
-            self._send_ended(group, left=self._orphans.problem)
-        self._ends_asked.clear()
+        for keeper in self._unclean:
+            remove_directories(keeper.task)
+            self._send_gone(keeper.group, left=self._orphans.problem)
+        self._unclean.clear()
 
-    def _send(self, *events: Document) -> None:
+    def _send_loss(self, group: str, message: str) -> None:
+        self._send({"event": "group_lost", "group": group, "message": message})
+
+    def _send_gone(self, group: str, *, left: str | None = None) -> None:
+        self._send({"event": "gone", "group": group, "left": left})
+
+    def _send(self, event: Document) -> None:
         try:
-            self._agent.send(*events)
+            self._agent.send(event)
         except OSError:
             self._stop()
 

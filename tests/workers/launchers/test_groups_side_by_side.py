@@ -28,6 +28,7 @@ from tests.workers.process_checks import (
 from tests.workers.side_by_side import SideBySide, make_task
 from workers.launchers.group import GroupEnd
 from workers.launchers.local import LocalNodes
+from workers.ranks.json_lines import MOST_FDS
 from workers.ranks.node_ranks import NodeRanks
 
 pytestmark = pytest.mark.ranks
@@ -313,11 +314,28 @@ def test_a_rank_runs_on_the_very_cores_that_it_is_given(node: SideBySide) -> Non
     node.ranks.end(group)
 
 
+def test_a_rank_that_reports_no_json_loses_its_group_and_not_the_node(node: SideBySide) -> None:
+    other = node.start("meet")
+    group = node.start("garble")
+    assert "a report of rank 0 can't be read" in node.event(group, "group_lost")["message"]
+    node.ranks.end(group)
+    node.ranks.tell(other, {"go": "on"})
+    assert node.report(other, "result")["told"] == {"go": "on"}
+    node.ranks.end(other)
+
+
+def test_a_group_has_more_ranks_than_a_document_carries_descriptors(node: SideBySide) -> None:
+    group = node.start("succeed", num_ranks=MOST_FDS + 2)
+    ranks = {report["rank"] for report in node.reports(group, "result", MOST_FDS + 2)}
+    assert ranks == set(range(MOST_FDS + 2))
+    node.ranks.end(group)
+
+
 @pytest.mark.parametrize(
     ("spare_descriptors", "num_ranks", "message"),
     [
         (0, 1, "no process could be forked for the group: "),
-        (6, 8, "8 ranks could not be forked: "),
+        (10, 8, "8 ranks could not be forked: "),
     ],
 )
 def test_a_machine_that_takes_no_more_processes_loses_the_group_and_not_the_node(

@@ -18,6 +18,7 @@ from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
+from tests.waiting import wait_until
 from tests.workers.process_checks import is_alive, wait_until_gone
 from workers.commands.commands import probe_document
 from workers.launchers.group_launcher import GroupLauncher
@@ -38,6 +39,7 @@ TWO_CORES = Cluster(
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[LocalNodes]:
     nodes = LocalNodes(num_devices=TWO_CORES.devices_per_node)
+    nodes.wait_until_ready()
     yield nodes
     pids = nodes.ranks.pids.values()
     nodes.close()
@@ -148,6 +150,7 @@ def test_a_rank_that_is_killed_fails_the_probe_and_the_next_one_runs(
 
     def kill_one(event: dict[str, Any]) -> None:
         if not ranks:
+            wait_until("both are forked", lambda: len(ranks_of(nodes)) == 2)
             ranks.extend(ranks_of(nodes))
             os.kill(ranks[1], signal.SIGKILL)
 
