@@ -230,7 +230,7 @@ FAULTS: Final[tuple[RankFault, ...]] = (
         None,
         attempts=2,
     ),
-    _fault("loses its node agent", _kill_above("NodeAgent"), None, attempts=2),
+    _fault("loses its node agent", _kill_above("RayAgent"), None, attempts=2),
     _fault("loses its raylet", _kill_above("--raylet_socket_name="), None, attempts=2),
     _fault(LOSES_WORKER, _kill_above("benchmarks.workers.live_worker"), None, attempts=2),
 )

@@ -31,10 +31,11 @@ from tests.workers.process_checks import (
     run_group,
 )
 from workers.errors import NodeLostError
+from workers.launchers.agent import TOKEN_VARIABLE
 from workers.launchers.group import GroupEnd, GroupFailure
 from workers.launchers.slurm_step.srun import SrunNodes
 from workers.launchers.slurm_step.step import Step
-from workers.launchers.slurm_step.step_node import STEP_VARIABLE, TOKEN_VARIABLE
+from workers.launchers.slurm_step.step_node import STEP_VARIABLE
 from workers.packing.request import Share
 from workers.ranks.rank_task import RankTask
 

@@ -21,8 +21,8 @@ COMPLETED_LOG_LENGTH: Final = 1 << 14
 
 _LEAST_OF_A_RANK: Final = 400
 _TICK_S: Final = 0.5
-"""How often `cancelled` is called while there is no event: over Ray, each poll takes a little
-time of the ranks' cores."""
+"""How often `cancelled` is called while there is no event: each look takes a little time of the
+ranks' cores."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

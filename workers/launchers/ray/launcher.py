@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
+import secrets
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from search_spaces.spec.cluster import Cluster
 from search_spaces.trainers.program import ProgramTrainer
 from workers.backoff import Backoff
 from workers.errors import NodeLostError, RanksLeftError, RayClusterFailedError
+from workers.launchers.agent import ADDRESS_VARIABLE, TOKEN_VARIABLE
+from workers.launchers.agent_lines import AgentLines, Receiver
 from workers.launchers.base import Node, NodeEvent
 from workers.launchers.event_router import EventRouter
 from workers.launchers.group_launcher import GroupLauncher
 from workers.launchers.ray.bridge_process import BridgeProcess
-from workers.launchers.ray.cluster import ALONE
-from workers.ranks.json_lines import Document
+from workers.launchers.ray.cluster import ALONE, NODE_ADDRESS, resolved
+from workers.ranks.json_lines import Document, JsonLines
 from workers.ranks.node_ranks import START_WITHIN_S
 from workers.ranks.rank_task import RANK_ENTRY, RankTask
 
@@ -32,19 +36,31 @@ _FIRST_NODE_WITHIN_S: Final = 2 * START_WITHIN_S
 _OTHERS_WITHIN_S: Final = 60.0
 """How long to wait for the other nodes of the allocation once one is there; they may join later."""
 
-_CALL_WITHIN_S: Final = 60.0
-"""The bridge answers every call, or reports the loss of the node, long before."""
+_ENDED_WITHIN_S: Final = 60.0
+"""A node answers the order "end", or is lost, long before."""
 
 _SHORTEST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 30.0
 _HEALTHY_AFTER_S: Final = 60.0
 
 
-class RayNodes:
-    """The nodes of a Ray cluster, with an agent each, as the bridge to Ray reports them.
+@dataclass(kw_only=True)
+class _Agent:
+    """The agent of a node, while it is connected."""
 
-    Ray starts the agents and carries calls. It does not place ranks: its placement groups spread
-    ranks over nodes, and wait without an error for resources that do not exist.
+    key: str
+    """Ray's id of the node."""
+    hello: Document
+    line: JsonLines
+    position: int | None = None
+    """Position of its node; None: its zygote is not ready yet."""
+
+
+class RayNodes:
+    """The nodes of a Ray cluster, with an agent each, which Ray starts and which connects here.
+
+    Ray does not place ranks: its placement groups spread ranks over nodes, and wait without an
+    error for resources that do not exist.
 
     Args:
         num_devices: devices of a node.
@@ -69,21 +85,31 @@ class RayNodes:
     ) -> None:
         self._num_devices = num_devices
         self._device_cores = device_cores
-        self._flags = [f"--entry={rank_entry}", *([f"--address={address}"] if address else [])]
         self._router = EventRouter()
         self._changed = threading.Condition()
         self.nodes: list[Node] = []
         """The nodes that have joined, in this order; lost ones included."""
-        self._keys: list[str] = []
+        self._agents: list[_Agent] = []
+        """The agent of each node, also of lost ones."""
         self.pids: list[Mapping[str, int]] = []
         """Pids of agent, warden and zygote, by node."""
-        self._positions: dict[str, int] = {}  # by name and by key
-        self._calls: dict[int, tuple[int, Future[Any]]] = {}
-        self._numbers = itertools.count()
-        self._closing = False
+        self._ends: dict[tuple[int, str], Future[Document]] = {}
+        """Groups that nodes have been ordered to end."""
+        self._closing = threading.Event()
         self._unusable = ""
-        self._bridge = BridgeProcess(self._flags, {} if address else ALONE)
-        self._reader = threading.Thread(target=self._serve, name="ray-nodes", daemon=True)
+        self._lines = AgentLines(NODE_ADDRESS if address is None else _own_address(address))
+        token = secrets.token_hex(16)
+        self._lines.expect(token, self._connected)
+        flags = [f"--entry={rank_entry}", *([f"--address={address}"] if address else [])]
+        variables = {ADDRESS_VARIABLE: self._lines.address, TOKEN_VARIABLE: token}
+        variables |= {} if address else ALONE
+        self._bridge_arguments = flags, variables
+        try:
+            self._bridge = BridgeProcess(flags, variables)
+        except BaseException:
+            self._lines.close()
+            raise
+        self._reader = threading.Thread(target=self._keep_bridge, name="ray-bridge", daemon=True)
         self._reader.start()
         try:
             self._wait_for_nodes(num_nodes)
@@ -95,19 +121,15 @@ class RayNodes:
         """Returns at once: each agent waits for its zygote before its node joins."""
 
     def start(self, tasks: Mapping[int, Sequence[RankTask]]) -> None:
-        """Forks ranks on some nodes, on all of them at the same time."""
+        """Forks ranks on some nodes."""
         self._router.open(next(iter(tasks.values()))[0].group, list(tasks))
-        calls = [
-            (node, self._call(node, "start", [asdict(task) for task in on_node]))
-            for node, on_node in tasks.items()
-        ]
-        for node, call in calls:
-            self._result(node, call)
+        for node, on_node in tasks.items():
+            self._order(node, {"order": "start", "tasks": [asdict(task) for task in on_node]})
 
     def tell(self, nodes: Sequence[int], group: str, document: Document) -> None:
         """Sends a document to every rank of a group."""
-        for node, call in [(n, self._call(n, "tell", group, document)) for n in nodes]:
-            self._result(node, call)
+        for node in nodes:
+            self._order(node, {"order": "tell", "group": group, "document": document})
 
     def poll(self, _nodes: Sequence[int], group: str, timeout_s: float) -> list[NodeEvent]:
         """The events of a group and of its nodes since the last call."""
@@ -115,17 +137,20 @@ class RayNodes:
 
     def end(self, nodes: Sequence[int], group: str) -> dict[int, str]:
         """Ends the remaining processes of a group, on all nodes at the same time."""
-        calls = [(node, self._call(node, "end", group)) for node in nodes]
+        ends = {node: self._end_on(node, group) for node in nodes}
         tails: dict[int, str] = {}
         left: RanksLeftError | None = None
-        for node, call in calls:
+        for node, end in ends.items():
             try:
-                ended = self._result(node, call).items()
-                tails.update({int(rank): tail for rank, tail in ended})
+                ended = end.result(_ENDED_WITHIN_S)
             except NodeLostError:  # its agent has ended: the warden ends the ranks
                 continue
-            except RanksLeftError as error:
-                left = error
+            except TimeoutError:
+                self._lose([node], f"its agent has not answered in {_ENDED_WITHIN_S:g} s")
+                continue
+            if ended["left"]:
+                left = RanksLeftError(ended["left"], node)
+            tails.update({int(rank): tail for rank, tail in ended["log_tails"].items()})
         self._router.close(group)
         if left is not None:
             raise left
@@ -140,17 +165,54 @@ class RayNodes:
         if not self._router.is_lost(node):
             return
         why = self._router.lost().get(node, "")
-        self._bridge.send({"order": "replace", "node": self._keys[node]})
+        self._bridge.replace(self._agents[node].key)
         with self._changed:
             back = self._changed.wait_for(lambda: not self._router.is_lost(node), START_WITHIN_S)
         if not back:
-            raise NodeLostError(f"{why}; it has not recovered in {START_WITHIN_S:g} s", node)
+            words = self._bridge.last_words()
+            raise NodeLostError(f"{why}; it has not recovered in {START_WITHIN_S:g} s{words}", node)
 
     def close(self) -> None:
         """Ends the agents, the processes below them, and a cluster that was started here."""
-        self._closing = True
+        with self._changed:
+            self._closing.set()
+        self._lines.close()
         self._bridge.close()
         self._reader.join()
+
+    # The thread that reads the agents' lines calls the next three methods.
+
+    def _connected(self, hello: Document, line: JsonLines) -> Receiver:
+        """Takes an agent that has connected."""
+        agent = _Agent(key=hello["node"], hello=hello, line=line)
+        return Receiver(
+            take=partial(self._take, agent), disconnected=partial(self._disconnected, agent)
+        )
+
+    def _take(self, agent: _Agent, documents: Sequence[Document]) -> None:
+        events, loss = [], None
+        for document in documents:
+            match document["event"]:
+                case "alive":
+                    continue
+                case "ready":
+                    self._take_ready(agent, document["pids"])
+                case "ended" if agent.position is not None:
+                    end = self._ends.pop((agent.position, document["group"]), None)
+                    if end is not None:
+                        end.set_result(document)
+                case "lost":
+                    loss = document["message"]
+                case _:
+                    events.append(document)
+        if agent.position is not None and self._agents[agent.position] is agent:
+            self._router.deliver(agent.position, events)
+        if loss is not None:
+            self._lose_agent(agent, loss)
+
+    def _disconnected(self, agent: _Agent, is_cut_off: bool) -> None:
+        why = "its agent hangs, or its network is cut" if is_cut_off else "its agent has ended"
+        self._lose_agent(agent, why)
 
     def _wait_for_nodes(self, num_nodes: int) -> None:
         with self._changed:
@@ -166,154 +228,121 @@ class RayNodes:
                         num_nodes,
                     )
                 return
-        within = f"no node got ready within {_FIRST_NODE_WITHIN_S:g} s"
+        within = f"no node got ready within {_FIRST_NODE_WITHIN_S:g} s{self._bridge.last_words()}"
         raise RayClusterFailedError(self._unusable or within)
 
-    def _serve(self) -> None:
-        """Handles events of the bridge; starts another one when it ends."""
+    def _keep_bridge(self) -> None:
+        """Starts another bridge when it ends."""
         backoff = Backoff(_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
             started = time.monotonic()
-            try:
-                for event in self._bridge.events():
-                    self._take(event)
-            except Exception:
-                _LOG.exception(
-                    "an event of the bridge to Ray can't be read, so the bridge is ended"
-                )
-                self._bridge.terminate()
-            why = self._unusable or "the bridge to Ray ended"
+            why = f"the bridge to Ray ended: {self._bridge.wait()}"
+            self._bridge.close()
             self._lose(range(len(self.nodes)), why)
-            if self._closing:
-                return
-            why = f"{why}: {self._bridge.wait()}"
             with self._changed:
                 self._unusable = why
                 self._changed.notify_all()
             if time.monotonic() - started > _HEALTHY_AFTER_S:
                 backoff.reset()
             pause_s = backoff.take()
-            _LOG.warning("%s; another one starts in %g s", why, pause_s)
-            time.sleep(pause_s)
-            self._unusable = ""
+            if not self._closing.is_set():
+                _LOG.warning("%s; another one starts in %g s", why, pause_s)
+            self._closing.wait(pause_s)
             try:
-                self._bridge.restart()
+                with self._changed:
+                    if self._closing.is_set():
+                        return
+                    self._unusable = ""
+                    self._bridge = BridgeProcess(*self._bridge_arguments)
             except (OSError, RayClusterFailedError) as error:
                 # It may work later, for example after a full disk.
                 _LOG.error("the bridge to Ray can't be started: %s", error)
 
-    def _take(self, event: Document) -> None:
-        match event["event"]:
-            case "news":
-                self._router.deliver(self._positions[event["node"]], event["documents"])
-            case "answer":
-                self._answer(event["id"], lambda _, call: call.set_result(event["value"]))
-            case "failed":
-                kind = RanksLeftError if event["left"] else NodeLostError
-                message = event["message"]
-                self._answer(
-                    event["id"],
-                    lambda node, call: call.set_exception(self._error(kind, message, node)),
-                )
-            case "joined":
-                self._take_joined(event)
-            case "lost":
-                self._take_lost(event["node"], event["message"])
-            case "unusable":
-                self._unusable = event["message"]
-
-    def _take_joined(self, event: Document) -> None:
+    def _take_ready(self, agent: _Agent, pids: Mapping[str, int]) -> None:
         """Adds a node at a new position, or at its former one where it has joined before."""
-        described, address = event["description"], event["address"]
-        name = event["name"] if event["name"] not in ("", address) else described["name"]
-        position = self._positions.get(name)
+        name, address = agent.hello["name"], agent.hello["address"]
+        position = self._position(name)
         if (
             position is not None
             and not self._router.is_lost(position)
             and self.nodes[position].address != address
         ):
             name = f"{name} at {address}"  # two nodes of one machine
-            position = self._positions.get(name)
+            position = self._position(name)
         node = Node(
             name=name,
             address=address,
             num_devices=self._num_devices,
-            num_cores=described["num_cores"],
-            core_ids=tuple(described["core_ids"]),
+            num_cores=agent.hello["num_cores"],
+            core_ids=tuple(agent.hello["core_ids"]),
             device_cores=self._device_cores,
         )
-        if position is None:
-            position = len(self.nodes)
-            self.pids.append(described["pids"])
-            self._keys.append(event["node"])
-            self._positions[name] = position
-            with self._changed:
-                self.nodes.append(node)
-        else:
-            self._lose([position], "it was started again")
-            self.pids[position], self._keys[position] = described["pids"], event["node"]
-            self.nodes[position] = node
-        self._positions[event["node"]] = position
-        self._router.find(position)
-        _LOG.info("node %s has joined", name)
         with self._changed:
+            if position is None:
+                position = len(self.nodes)
+                self.pids.append(pids)
+                self._agents.append(agent)
+                self.nodes.append(node)
+            else:
+                self._lose([position], "it was started again")
+                self.pids[position], self._agents[position] = pids, agent
+                self.nodes[position] = node
+            agent.position = position
+            self._router.find(position)
             self._changed.notify_all()
+        _LOG.info("node %s has joined", name)
 
-    def _take_lost(self, key: str, message: str) -> None:
-        position = self._positions.get(key)
-        if position is None:
-            _LOG.warning("a node does not get ready: %s", message)
-        elif self._keys[position] == key:
-            self._lose([position], message)
+    def _position(self, name: str) -> int | None:
+        return next((i for i, node in enumerate(self.nodes) if node.name == name), None)
+
+    def _lose_agent(self, agent: _Agent, why: str) -> None:
+        if agent.position is None:
+            _LOG.warning("node %s does not get ready: %s", agent.hello["name"], why)
+        elif self._agents[agent.position] is agent:
+            self._lose([agent.position], why)
 
     def _lose(self, positions: Iterable[int], why: str) -> None:
-        """Reports the loss of nodes to their groups, and fails the calls to them."""
+        """Reports the loss of nodes to their groups; their agents end all processes there."""
         lost = set(positions)
         for position in lost:
             self._router.lose(position, self._loss(why, position))
-        with self._changed:
-            waiting = [number for number, (node, _) in self._calls.items() if node in lost]
-        for number in waiting:
-            self._answer(
-                number, lambda node, call: call.set_exception(self._error(NodeLostError, why, node))
-            )
+            self._agents[position].line.end_writing()
+        for node, group in [order for order in tuple(self._ends) if order[0] in lost]:
+            if (end := self._ends.pop((node, group), None)) is not None:
+                end.set_exception(NodeLostError(self._loss(why, node), node))
 
-    def _call(self, node: int, method: str, *arguments: Any) -> Future[Any]:
-        call: Future[Any] = Future()
-        with self._changed:
-            number = next(self._numbers)
-            self._calls[number] = node, call
-        if self._router.is_lost(node):
-            why = self._router.lost().get(node, "it was lost")
-            self._answer(number, lambda *_: call.set_exception(NodeLostError(why, node)))
-            return call
-        order = {"order": "call", "id": number, "node": self._keys[node]}
-        self._bridge.send({**order, "method": method, "arguments": arguments})
-        return call
-
-    def _result(self, node: int, call: Future[Any]) -> Any:
-        """Waits for the answer of a node; ends a bridge that does not answer in time."""
+    def _end_on(self, node: int, group: str) -> Future[Document]:
+        end = self._ends[node, group] = Future()
         try:
-            return call.result(_CALL_WITHIN_S)
-        except TimeoutError as error:
-            self._bridge.terminate()
-            why = f"the bridge to Ray has not answered in {_CALL_WITHIN_S:g} s"
-            raise NodeLostError(self._loss(why, node), node) from error
+            self._order(node, {"order": "end", "group": group})
+        except NodeLostError as error:
+            if self._ends.pop((node, group), None) is not None:
+                end.set_exception(error)
+        return end
 
-    def _answer(self, number: int, give: Callable[[int, Future[Any]], None]) -> None:
-        """Completes a call once: its node may be lost while the answer is under way."""
-        with self._changed:
-            waiting = self._calls.pop(number, None)
-        if waiting is not None:
-            give(*waiting)
+    def _order(self, node: int, order: Document) -> None:
+        """Sends an order to the agent of a node.
 
-    def _error(
-        self, kind: type[NodeLostError] | type[RanksLeftError], why: str, node: int
-    ) -> Exception:
-        return kind(self._loss(why, node) if kind is NodeLostError else why, node)
+        Raises:
+            NodeLostError: the node is lost.
+        """
+        if self._router.is_lost(node):
+            raise NodeLostError(self._router.lost().get(node, "it was lost"), node)
+        try:
+            self._agents[node].line.send(order)
+        except OSError as error:
+            raise NodeLostError(self._loss(str(error), node), node) from error
 
     def _loss(self, why: str, node: int) -> str:
         return f"node {self.nodes[node].name} was lost: {why}"
+
+
+def _own_address(head: str) -> str:
+    """This machine's address on the way to the head of a cluster, which its nodes reach too."""
+    host, _, port = resolved(head).rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect((host, int(port)))  # sends nothing
+        return str(way.getsockname()[0])
 
 
 def ray_launcher(

@@ -23,12 +23,13 @@ from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.site import Site
 from search_spaces.trainers.program import ProgramTrainer
 from workers.errors import NodeLostError, RanksLeftError, WorkerError
+from workers.launchers.agent import ADDRESS_VARIABLE, TOKEN_VARIABLE
+from workers.launchers.agent_lines import AgentLines
 from workers.launchers.base import Node, NodeEvent
 from workers.launchers.group_launcher import GroupLauncher
 from workers.launchers.slurm_step.srun_process import SrunProcess
 from workers.launchers.slurm_step.step import Step
-from workers.launchers.slurm_step.step_lines import StepLines
-from workers.launchers.slurm_step.step_node import ADDRESS_VARIABLE, STEP_VARIABLE, TOKEN_VARIABLE
+from workers.launchers.slurm_step.step_node import STEP_VARIABLE
 from workers.ranks.json_lines import Document
 from workers.ranks.rank_task import RANK_ENTRY, RankTask
 from workers.ranks.warden import python_module, with_our_package
@@ -85,7 +86,7 @@ class SrunNodes:
 
     def __init__(self, settings: StepSettings) -> None:
         self.settings = settings
-        self.lines = StepLines(settings.listen_address)
+        self.lines = AgentLines(settings.listen_address)
         self._lock = threading.Condition()
         """Held around the steps; notified when a group has ended."""
         self._steps: dict[str, Step] = {}
@@ -250,7 +251,7 @@ class SrunNodes:
             self._steps[group] = step
             self._tokens[group] = token
             self._waiting.append(group)
-        self.lines.expect(token, step)
+        self.lines.expect(token, step.connected)
         return step
 
     def _launch_what_may_run(self) -> None:

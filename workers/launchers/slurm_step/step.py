@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Final
 
 from workers.errors import NodeLostError, RanksLeftError
+from workers.launchers.agent_lines import Receiver
 from workers.launchers.base import CAUSE_WITHIN_S, NodeEvent
 from workers.launchers.slurm_step.srun_process import SrunProcess
 from workers.ranks.json_lines import Document, JsonLines
@@ -126,23 +128,27 @@ class Step:
 
     # The thread that reads the connections calls the next three methods: they must not block.
 
-    def connected(self, hello: Document, line: JsonLines) -> int | None:
-        """Notes that a node has connected; returns its position, None: it is not of this step."""
+    def connected(self, hello: Document, line: JsonLines) -> Receiver | None:
+        """Notes that a node has connected; None: it is not of this step."""
         with self._changed:
             for node, member in self._members.items():
                 if member.name == hello["name"] and member.hello is None and not member.lost:
                     member.hello, member.line = hello, line
                     self._changed.notify_all()
-                    return node
+                    return Receiver(
+                        take=partial(self._take, member, node),
+                        disconnected=partial(self._disconnected, member),
+                    )
         return None
 
-    def take(self, node: int, documents: list[Document]) -> None:
+    def _take(self, member: _Member, node: int, documents: list[Document]) -> None:
         """Notes events of a node."""
-        member = self._members[node]
         with self._changed:
             for document in documents:
                 match document["event"]:
-                    case "started":
+                    case "alive":
+                        continue
+                    case "ready":
                         self._note_start(member)
                     case "ended":
                         member.ended = document
@@ -155,11 +161,11 @@ class Step:
                         self._events.append(NodeEvent(node=node, document=document))
             self._changed.notify_all()
 
-    def disconnected(self, node: int, *, is_cut_off: bool) -> None:
+    def _disconnected(self, member: _Member, is_cut_off: bool) -> None:
         """Notes that a connection has closed: by the end of its task, or by a cut."""
         with self._changed:
-            self._members[node].disconnected_at = time.monotonic()
-            self._members[node].is_cut_off = is_cut_off
+            member.disconnected_at = time.monotonic()
+            member.is_cut_off = is_cut_off
             self._changed.notify_all()
 
     # The thread of the group calls the others.

@@ -1,4 +1,4 @@
-"""The process that talks to Ray is restarted until that works; a stand-in for it, without Ray."""
+"""The process that uses Ray is restarted until that works; a stand-in for it, without Ray."""
 
 from __future__ import annotations
 
@@ -8,49 +8,44 @@ from queue import SimpleQueue
 import pytest
 
 from tests.waiting import wait_until
+from workers.launchers.agent import ADDRESS_VARIABLE, TOKEN_VARIABLE, greet
 from workers.launchers.ray.launcher import RayNodes
-from workers.ranks.json_lines import Document
+from workers.ranks.json_lines import JsonLines
 
 
 class FakeBridge:
-    """Tells of one node at each start, then what a test wants told, and ends at None."""
+    """Has an agent connect at its start, and ends where a test wants it."""
 
-    starts_to_fail = 2
+    starts = 0
+    starts_to_fail = (2, 3)
 
-    def __init__(self, _flags: Sequence[str], _variables: Mapping[str, str]) -> None:
-        self.to_tell: SimpleQueue[Document | None] = SimpleQueue()
-        self.starts = 1
-        self.lives = True
-        self.terminated = 0
-
-    def events(self) -> Iterator[Document]:
-        if not self.lives:
-            return
-        told = {"num_cores": 2, "core_ids": [0, 1], "pids": {}, "name": "n0"}
-        where = {"name": "n0", "address": "127.0.0.1"}
-        yield {"event": "joined", "node": f"key-{self.starts}", "description": told, **where}
-        while (event := self.to_tell.get(timeout=60)) is not None:
-            yield event
-
-    def restart(self) -> None:
-        self.starts += 1
-        self.lives = self.starts > 1 + self.starts_to_fail
-        if not self.lives:
+    def __init__(self, _flags: Sequence[str], variables: Mapping[str, str]) -> None:
+        FakeBridge.starts += 1
+        if FakeBridge.starts in FakeBridge.starts_to_fail:
             raise OSError(28, "No space left on device")
+        self.to_end: SimpleQueue[None] = SimpleQueue()
+        self.address, self.token = (variables[name] for name in (ADDRESS_VARIABLE, TOKEN_VARIABLE))
+        self.agent = self.start_agent(FakeBridge.starts)
 
     def wait(self) -> str:
+        self.to_end.get(timeout=60)
+        self.to_end.put(None)  # it has ended for good
         return "exit code 1"
 
-    def terminate(self) -> None:
-        self.terminated += 1
-
     def close(self) -> None:
-        self.to_tell.put(None)
+        self.to_end.put(None)
+
+    def start_agent(self, pid: int) -> JsonLines:
+        where = {"node": f"key-{pid}", "name": "n0", "address": "127.0.0.1"}
+        agent = greet(self.address, self.token, where)
+        agent.send({"event": "ready", "pids": {"agent": pid}})
+        return agent
 
 
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayNodes]:
     monkeypatch.setattr("workers.launchers.ray.launcher.BridgeProcess", FakeBridge)
+    monkeypatch.setattr(FakeBridge, "starts", 0)
     nodes = RayNodes(num_devices=2)
     yield nodes
     nodes.close()
@@ -64,14 +59,18 @@ def bridge_of(nodes: RayNodes) -> FakeBridge:
 def test_a_bridge_that_can_not_be_started_again_for_a_while_costs_no_more_than_that_while(
     nodes: RayNodes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bridge = bridge_of(nodes)
-    bridge.to_tell.put(None)
-    wait_until("it has been started again", lambda: bridge.starts == 4 and not nodes.lost(), 60)
-    assert caplog.text.count("No space left on device") == FakeBridge.starts_to_fail
+    bridge_of(nodes).to_end.put(None)
+    wait_until("it has joined again", lambda: nodes.pids == [{"agent": 4}], 60)
+    assert not nodes.lost()
+    assert caplog.text.count("No space left on device") == len(FakeBridge.starts_to_fail)
 
 
-def test_a_bridge_that_can_not_be_understood_is_ended_and_started_again(nodes: RayNodes) -> None:
+def test_an_agent_that_greets_again_takes_the_place_of_the_one_before(nodes: RayNodes) -> None:
     bridge = bridge_of(nodes)
-    bridge.to_tell.put({"event": "news", "node": "nobody has told of it", "documents": []})
-    wait_until("it has been started again", lambda: bridge.starts == 4 and not nodes.lost(), 60)
-    assert bridge.terminated == 1
+    agent = bridge.start_agent(9)
+    wait_until("it has joined", lambda: nodes.pids == [{"agent": 9}])
+    assert bridge.agent.receive() is None  # so it ends
+    assert not nodes.lost()
+    agent.close()
+    wait_until("its end is noticed", lambda: nodes.lost())
+    assert nodes.lost() == {0: "node n0 was lost: its agent has ended"}

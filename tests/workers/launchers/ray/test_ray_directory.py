@@ -72,7 +72,7 @@ def attempt(start, num_to_spare):
     raise AssertionError("it was started")
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 starts = {
-    "bridge": (lambda: BridgeProcess([]), 7),
+    "bridge": (lambda: BridgeProcess([], {}), 7),
     "node": (lambda: RayNodeProcesses(address="127.0.1.11", name="n", port=0), 5),
     "ranks": (NodeRanks, 6),
 }
