@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
-from search_spaces.protocol.worker_messages import AllocationBody, OutcomeReport, WorkerCreate
+from search_spaces.protocol.worker_messages import AllocationBody, WorkerCreate
 from tests.results_db.factories import completed, failed, make_iterations
 from workers.launchers.base import Cancelled, Node, OnEvent
 from workers.packing.request import Placement
-from workers.service.lease_client import LeaseClient
+from workers.service.lease_client import EncodedOutcome, LeaseClient
 from workers.worker.outcome_posting import Outbox
 from workers.worker.outcome_spool import Spool
 from workers.worker.scheduler import SchedulerOptions
@@ -55,15 +55,16 @@ class JournalingClient(LeaseClient):
         super().__init__(url, token)
         self._journal = journal
 
-    def post_outcome(self, report: OutcomeReport) -> bool:
-        accepted = super().post_outcome(report)
-        measured = report.outcome.measurement
+    def post_outcome(self, outcome: EncodedOutcome) -> bool:
+        accepted = super().post_outcome(outcome)
+        posted = json.loads(outcome.body)["outcome"]
+        measured = posted["measurement"]
         self._journal.write(
             what="receipt",
-            trial=report.trial_id,
-            attempt=report.attempt,
-            rate=None if measured is None else measured.tokens_per_s,
-            reason=report.outcome.reason,
+            trial=outcome.trial_id,
+            attempt=outcome.attempt,
+            rate=None if measured is None else measured["tokens_per_s"],
+            reason=posted["reason"],
             accepted=accepted,
         )
         return accepted

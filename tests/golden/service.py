@@ -45,7 +45,7 @@ from tests.golden.requests import REFUSED, UNSENDABLE
 from tests.results_db.campaigns.test_analyses import make_analysis
 from tests.results_db.factories import completed, failed, make_campaign, make_measurement
 from workers.errors import WorkerError
-from workers.service.lease_client import LeaseClient
+from workers.service.lease_client import EncodedOutcome, LeaseClient
 
 LONGEST_LINE: Final = 200
 MANY: Final = 1e6
@@ -190,17 +190,17 @@ def protocol_samples(url: str, http: httpx.Client, store: Store) -> list[str]:
                 nodes_held=0.5,
                 iterations_s=12.288,
             )
-            client.post_outcome(report)
-        client.post_outcome(report)
+            client.post_outcome(EncodedOutcome.of(report))
+        client.post_outcome(EncodedOutcome.of(report))
         heartbeat(client, worker, lease)
-        with_error(client.post_outcome, replace(report, attempt=9))
+        with_error(client.post_outcome, EncodedOutcome.of(replace(report, attempt=9)))
         body = {**asdict(report), "outcome": {"state": "x"}}
         send(address, f"/v1/trials/{body.pop('trial_id')}/outcome", body)
         store.add_trial(campaign, Layout(dp=2, num_microbatches=4))
         lost = client.lease(worker, LeaseRequest(wait_s=0))
         assert lost is not None
         given_back = replace(report, trial_id=lost.trial_id, outcome=failed(), iterations_s=0.5)
-        client.post_outcome(given_back)
+        client.post_outcome(EncodedOutcome.of(given_back))
         http.post("/nodes/local-cpu/n1/quarantine", json={"reason": "loud"})
         client.heartbeat(worker, HeartbeatBody())
         send(address, "/v1/workers", {**IDENTITY, "name": "w2", "versions": identity.versions})

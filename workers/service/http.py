@@ -98,6 +98,12 @@ class ServiceHttp:
     ) -> Any:
         """Sends a request; returns the document of the answer.
 
+        Args:
+            method: of HTTP.
+            path: of the resource.
+            body: a document, or its bytes; None: there is none.
+            within_s: how long the answer may take.
+
         Raises:
             ServiceUnreachableError: the service does not answer.
             ServiceFailedError: it failed over the request.
@@ -105,7 +111,7 @@ class ServiceHttp:
             RequestRefusedError: it refuses the request.
             AnswerUnreadableError: the answer is not one of this service.
         """
-        content = None if body is None else json.dumps(body).encode()
+        content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         headers = {} if body is None else {"Content-Type": "application/json"}
         try:
             answer = self._connection.request(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Self
@@ -44,6 +45,23 @@ _log: Final = logging.getLogger(__name__)
 _REGISTERED_WITHIN_S: Final = 60.0
 """Long, since the service may still act on a registration that timed out, and so end the session of
 the next one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodedOutcome:
+    """An outcome as it is posted; the worker has checked it, and the service checks it again."""
+
+    trial_id: int
+    attempt: int
+    body: bytes
+
+    @classmethod
+    def of(cls, report: OutcomeReport) -> Self:
+        """Encodes an outcome."""
+        document = asdict(report)
+        trial_id = document.pop("trial_id")
+        body = json.dumps(document).encode()
+        return cls(trial_id=trial_id, attempt=report.attempt, body=body)
 
 
 class LeaseClient:
@@ -130,14 +148,13 @@ class LeaseClient:
             ),
         )
 
-    def post_outcome(self, report: OutcomeReport) -> bool:
+    def post_outcome(self, outcome: EncodedOutcome) -> bool:
         """Posts an outcome, which may be repeated; returns whether the service used it."""
-        body = asdict(report)
-        answer = self._request("POST", f"/v1/trials/{body.pop('trial_id')}/outcome", body)
+        answer = self._request("POST", f"/v1/trials/{outcome.trial_id}/outcome", outcome.body)
         is_used = self._http.read(answer, lambda: bool(answer["accepted"]))
         if not is_used:
             why = answer["reason"]
-            _log.warning("the outcome of trial id %d was dropped: %s", report.trial_id, why)
+            _log.warning("the outcome of trial id %d was dropped: %s", outcome.trial_id, why)
         return is_used
 
     def unregister(self, worker_id: str) -> None:

@@ -109,7 +109,9 @@ class HeldTrial:
         duration_s = sum(run.outcome.duration_s for run in self.runs)
         node_s = sum(run.outcome.duration_s * run.nodes_held for run in self.runs)
         iterations_s = sum(run.iterations_s for run in self.runs)
-        reported = replace(outcome or self.runs[-1].outcome, duration_s=duration_s)
+        reported = outcome or self.runs[-1].outcome
+        if reported.duration_s != duration_s:
+            reported = replace(reported, duration_s=duration_s)
         return OutcomeReport(
             trial_id=self.lease.trial_id,
             attempt=self.lease.attempt,

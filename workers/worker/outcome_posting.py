@@ -22,7 +22,7 @@ from workers.errors import (
     WorkerError,
 )
 from workers.service.http import pauses
-from workers.service.lease_client import LeaseClient
+from workers.service.lease_client import EncodedOutcome, LeaseClient
 from workers.worker.outcome_spool import Spool
 
 _LOG = logging.getLogger(__name__)
@@ -55,15 +55,18 @@ class _Trouble:
 
 
 class Outbox:
-    """Outcomes that wait to be posted: on disk, so that they survive a crash, else in memory.
+    """Outcomes that wait to be posted: in memory, and on disk so that they survive a crash.
 
     An outcome over which the service fails does not delay the others: it is posted again later, and
     set aside after too many tries. One thread may store outcomes while another posts them.
 
     Args:
         client: the service.
-        spool: the directory on disk.
+        spool: the directory on disk; what an earlier process left there is posted too.
         now: a clock in seconds.
+
+    Raises:
+        SpoolUnusableError: the directory can't be read.
     """
 
     def __init__(
@@ -73,20 +76,21 @@ class Outbox:
         self._now = now
         self._spool = spool
         self._lock = threading.Lock()
-        """Held around the outcomes in memory, which both threads write."""
-        self._in_memory: dict[_Key, OutcomeReport] = {}
-        self._taken: set[_Key] = set()
+        """Held around the outcomes, which both threads write."""
+        self._waiting = {_key(outcome): outcome for outcome in spool.kept()}
+        self._unsaved: set[_Key] = set()
         self._troubles: dict[_Key, _Trouble] = {}
-        self._spool_complaint = ""
 
     def keep(self, report: OutcomeReport) -> None:
         """Stores an outcome; `post` posts it."""
+        outcome = EncodedOutcome.of(report)
         try:
-            self._spool.keep(report)
+            self._spool.keep(outcome)
         except SpoolUnusableError as error:
             _LOG.error("%s: the outcome is kept in memory until it is posted", error)
-            with self._lock:
-                self._in_memory[_key(report)] = report
+            self._unsaved.add(_key(outcome))
+        with self._lock:
+            self._waiting[_key(outcome)] = outcome
 
     def post(self) -> bool:
         """Posts the outcomes that are due; returns whether some are left for later.
@@ -94,71 +98,57 @@ class Outbox:
         Raises:
             ServiceUnreachableError: the service does not answer; nothing is lost.
         """
-        for report in self._waiting():
-            trouble = self._troubles.get(_key(report))
+        with self._lock:
+            waiting = list(self._waiting.values())
+        for outcome in waiting:
+            trouble = self._troubles.get(_key(outcome))
             if trouble is None or self._now() >= trouble.next_try_at:
-                self._post(report)
-        return bool(self._troubles) or bool(self._spool_complaint)
+                self._post(outcome)
+        return bool(self._troubles)
 
     def close(self) -> None:
         """Logs the outcomes that are lost with this process."""
-        for trial_id, _ in self._in_memory:
+        for trial_id, _ in self._unsaved:
             _LOG.error("the outcome of trial id %d is lost: neither stored nor posted", trial_id)
 
-    def _waiting(self) -> list[OutcomeReport]:
+    def _post(self, outcome: EncodedOutcome) -> None:
         try:
-            kept = self._spool.kept()
-            self._spool_complaint = ""
-        except SpoolUnusableError as error:
-            if str(error) != self._spool_complaint:
-                _LOG.error("%s; the outcomes in it are posted later", error)
-            self._spool_complaint = str(error)
-            kept = []
-        with self._lock:
-            in_memory = list(self._in_memory.values())
-        return [*(report for report in kept if _key(report) not in self._taken), *in_memory]
-
-    def _post(self, report: OutcomeReport) -> None:
-        try:
-            self._client.post_outcome(report)
+            self._client.post_outcome(outcome)
         except (ServiceFailedError, AnswerUnreadableError) as error:
-            trouble = self._troubles.setdefault(_key(report), _Trouble())
+            trouble = self._troubles.setdefault(_key(outcome), _Trouble())
             if not trouble.note(self._now()):
-                return self._set_aside(report, f"{_TRIES} tries have failed: {error}")
+                return self._set_aside(outcome, f"{_TRIES} tries have failed: {error}")
             if trouble.reason != str(error):
                 trouble.reason = str(error)
                 _LOG.warning(
-                    "the outcome of trial id %d is posted again later: %s", report.trial_id, error
+                    "the outcome of trial id %d is posted again later: %s", outcome.trial_id, error
                 )
             return None
         except RequestRefusedError as error:
-            return self._set_aside(report, str(error))
+            return self._set_aside(outcome, str(error))
+        self._drop(outcome)
         try:
-            self._forget(report)
-            self._spool.forget(report)
-        except SpoolUnusableError as error:
-            self._taken.add(_key(report))
-            _LOG.error("%s; the outcome of trial id %d is posted", error, report.trial_id)
+            self._spool.forget(outcome)
+        except SpoolUnusableError as error:  # the next process posts it once more
+            _LOG.error("%s; the outcome of trial id %d is posted", error, outcome.trial_id)
 
-    def _set_aside(self, report: OutcomeReport, why: str) -> None:
-        in_memory = self._forget(report)
+    def _set_aside(self, outcome: EncodedOutcome, why: str) -> None:
+        self._drop(outcome)
         try:
-            if in_memory:
-                self._spool.keep(report)  # the disk may work again
-            self._spool.reject(report, why)
+            self._spool.reject(outcome, why)
         except SpoolUnusableError as error:
-            self._taken.add(_key(report))
-            _LOG.error("the outcome of trial id %d is lost: %s; %s", report.trial_id, why, error)
+            _LOG.error("the outcome of trial id %d is lost: %s; %s", outcome.trial_id, why, error)
 
-    def _forget(self, report: OutcomeReport) -> bool:
-        """Removes an outcome from memory; returns whether it was there."""
-        self._troubles.pop(_key(report), None)
+    def _drop(self, outcome: EncodedOutcome) -> None:
+        """Removes an outcome that does not wait any more."""
+        self._troubles.pop(_key(outcome), None)
+        self._unsaved.discard(_key(outcome))
         with self._lock:
-            return self._in_memory.pop(_key(report), None) is not None
+            self._waiting.pop(_key(outcome), None)
 
 
-def _key(report: OutcomeReport) -> _Key:
-    return report.trial_id, report.attempt
+def _key(outcome: EncodedOutcome) -> _Key:
+    return outcome.trial_id, outcome.attempt
 
 
 class Posting:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final, Self
 
 from search_spaces.documents.reading import why_unreadable
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.protocol.worker_messages import OutcomeReport
 from workers.errors import SpoolInUseError, SpoolUnusableError
+from workers.service.lease_client import EncodedOutcome
 
 _LOG = logging.getLogger(__name__)
 
+_NAME: Final = re.compile(r"trial-(\d{1,18})-attempt-(\d{1,18})\.json")
 _LOCK: Final = "lock"
 _REJECTED: Final = "rejected"
 
@@ -33,7 +32,6 @@ class Spool:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._unreadable: set[str] = set()
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = (directory / _LOCK).open("w")
@@ -56,73 +54,69 @@ class Spool:
     def __exit__(self, *_: object) -> None:
         self._lock.close()
 
-    def keep(self, report: OutcomeReport) -> None:
+    def keep(self, outcome: EncodedOutcome) -> None:
         """Writes an outcome so that it survives a crash of this process or of the machine.
 
         Raises:
             SpoolUnusableError: it could not be written.
         """
-        path = self._path(report)
+        path = self._path(outcome)
         unfinished = path.with_suffix(".tmp")
         with _usable("the outcome can't be written"):
-            with unfinished.open("w") as file:
-                json.dump(asdict(report), file)
+            with unfinished.open("wb") as file:
+                file.write(outcome.body)
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.rename(path)
             self._sync()
 
-    def kept(self) -> list[OutcomeReport]:
+    def kept(self) -> list[EncodedOutcome]:
         """The outcomes that have not been posted, the oldest first.
 
-        A file that is no outcome is set aside; one that can't be read now is left for the next
-        time.
+        A file whose name is not that of an outcome is set aside, and so is one that the service
+        refuses; one that can't be read is left for the next process.
 
         Raises:
             SpoolUnusableError: the directory can't be read.
         """
         with _usable("the outcomes can't be read"):
-            entries = [
-                entry for entry in os.scandir(self.directory) if entry.name.endswith(".json")
-            ]
-            entries.sort(key=lambda entry: entry.stat().st_mtime_ns)
-        reports = []
-        for entry in entries:
+            paths = [path for path in self.directory.iterdir() if path.suffix == ".json"]
+            paths.sort(key=lambda path: path.stat().st_mtime_ns)
+        outcomes = []
+        for path in paths:
             try:
-                reports += self._read(Path(entry))
+                outcomes += self._read(path)
             except SpoolUnusableError as error:
-                if entry.name not in self._unreadable:
-                    _LOG.error("%s; it has to wait", error)
-                self._unreadable.add(entry.name)
-        return reports
+                _LOG.error("%s; it has to wait", error)
+        return outcomes
 
-    def forget(self, report: OutcomeReport) -> None:
+    def forget(self, outcome: EncodedOutcome) -> None:
         """Removes an outcome that has been posted.
 
         Raises:
             SpoolUnusableError: it could not be removed.
         """
         with _usable("the outcome can't be removed"):
-            self._path(report).unlink(missing_ok=True)
+            self._path(outcome).unlink(missing_ok=True)
 
-    def reject(self, report: OutcomeReport, why: str) -> None:
-        """Sets an outcome aside that the service refuses.
+    def reject(self, outcome: EncodedOutcome, why: str) -> None:
+        """Sets an outcome aside that the service refuses, whether it is on disk or not.
 
         Raises:
             SpoolUnusableError: it could not be moved.
         """
-        self._set_aside(self._path(report), why)
+        with suppress(SpoolUnusableError):
+            self.keep(outcome)
+        self._set_aside(self._path(outcome), why)
 
-    def _read(self, path: Path) -> list[OutcomeReport]:
+    def _read(self, path: Path) -> list[EncodedOutcome]:
         with _usable("an outcome can't be read"):
-            content = path.read_bytes()
-        try:
-            document = json.loads(content)
-            outcome = Outcome.from_mapping(document["outcome"])
-            return [OutcomeReport(**{**document, "outcome": outcome})]
-        except (ValueError, TypeError, KeyError) as error:
-            self._set_aside(path, f"it is no outcome ({error})")
+            body = path.read_bytes()
+        if (name := _NAME.fullmatch(path.name)) is None:
+            self._set_aside(path, "its name is not that of an outcome")
             return []
+        trial_id, attempt = map(int, name.groups())
+        return [EncodedOutcome(trial_id=trial_id, attempt=attempt, body=body)]
 
     def _set_aside(self, path: Path, why: str) -> None:
         aside = self.directory / _REJECTED
@@ -139,8 +133,8 @@ class Spool:
         finally:
             os.close(directory)
 
-    def _path(self, report: OutcomeReport) -> Path:
-        return self.directory / f"trial-{report.trial_id}-attempt-{report.attempt}.json"
+    def _path(self, outcome: EncodedOutcome) -> Path:
+        return self.directory / f"trial-{outcome.trial_id}-attempt-{outcome.attempt}.json"
 
 
 def adopt_abandoned(spool: Spool, pattern: str) -> None:

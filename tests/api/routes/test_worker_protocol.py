@@ -28,7 +28,7 @@ from tests.api.local_api import CAMPAIGN
 from tests.api.serve_process import ServeProcess
 from tests.results_db.factories import TimelyStore, completed
 from workers.errors import RequestRefusedError, TokenRefusedError, WorkerUnknownError
-from workers.service.lease_client import LeaseClient
+from workers.service.lease_client import EncodedOutcome, LeaseClient
 
 IDENTITY = WorkerCreate(
     name="w1",
@@ -77,15 +77,18 @@ def test_a_trial_goes_through_the_lease_client(service: ServeProcess, client: Le
         worker_id=registration.worker_id,
         outcome=completed(LAYOUT),
     )
-    assert client.post_outcome(report)
-    assert client.post_outcome(report)
+    assert client.post_outcome(EncodedOutcome.of(report))
+    assert client.post_outcome(EncodedOutcome.of(report))
     assert store.trial(trial.id).state == "COMPLETED"
     assert client.heartbeat(registration.worker_id, HeartbeatBody(trials=[beat])).stop == (
         trial.id,
     )
 
     with pytest.raises(RequestRefusedError, match="no attempt 9"):
-        client.post_outcome(dataclasses.replace(report, attempt=9))
+        client.post_outcome(EncodedOutcome.of(dataclasses.replace(report, attempt=9)))
+    cut = dataclasses.replace(EncodedOutcome.of(report), body=b'{"half')
+    with pytest.raises(RequestRefusedError, match=r"answered 4\d\d"):
+        client.post_outcome(cut)
     client.unregister(registration.worker_id)
     with pytest.raises(WorkerUnknownError):
         client.heartbeat(registration.worker_id, HeartbeatBody())

@@ -30,7 +30,7 @@ from workers.errors import (
     WorkerUnknownError,
 )
 from workers.service.http import patiently
-from workers.service.lease_client import LeaseClient
+from workers.service.lease_client import EncodedOutcome, LeaseClient
 
 IDENTITY = WorkerCreate(
     name="w",
@@ -42,7 +42,9 @@ IDENTITY = WorkerCreate(
     versions={"python": "3.11"},
 )
 OUTCOME = Outcome(state="failed", reason="crashed")
-REPORT = OutcomeReport(trial_id=7, attempt=1, worker_id="session-1", outcome=OUTCOME)
+REPORT = EncodedOutcome.of(
+    OutcomeReport(trial_id=7, attempt=1, worker_id="session-1", outcome=OUTCOME)
+)
 
 
 @pytest.fixture

@@ -78,15 +78,15 @@ def test_a_service_that_is_away_costs_no_try(
     assert posted(service) == [1]
 
 
-def test_a_directory_that_is_lost_is_said_once_and_memory_does(
+def test_a_directory_that_is_lost_is_said_and_memory_does(
     service: FakeService,
     client: LeaseClient,
     spool: Spool,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    (tmp_path / "spool").rename(tmp_path / "elsewhere")
     outbox = Outbox(client, spool)
+    (tmp_path / "spool").rename(tmp_path / "elsewhere")
     service.breaks_over = {1}
     outbox.keep(make_report(1))
     outbox.keep(make_report(2))
@@ -94,9 +94,32 @@ def test_a_directory_that_is_lost_is_said_once_and_memory_does(
     outbox.post()
     assert posted(service) == [2]
     said = [record.getMessage() for record in caplog.records]
-    assert sum("the outcomes can't be read" in line for line in said) == 1
+    assert sum("the outcome can't be written" in line for line in said) == 2
     outbox.close()
     assert "the outcome of trial id 1 is lost" in caplog.records[-1].getMessage()
+
+
+def test_what_an_earlier_process_left_is_posted(
+    service: FakeService, client: LeaseClient, spool: Spool
+) -> None:
+    Outbox(client, spool).keep(make_report(1))
+    Outbox(client, spool).post()
+    assert posted(service) == [1]
+    assert spool.kept() == []
+
+
+def test_a_refused_outcome_that_could_not_be_written_is_set_aside_once_the_disk_works(
+    service: FakeService, client: LeaseClient, spool: Spool, tmp_path: Path
+) -> None:
+    outbox = Outbox(client, spool)
+    (tmp_path / "spool").rename(tmp_path / "elsewhere")
+    outbox.keep(make_report(1))
+    (tmp_path / "elsewhere").rename(tmp_path / "spool")
+    service.refuse_outcomes = True
+    outbox.post()
+    assert [path.name for path in (tmp_path / "spool" / "rejected").iterdir()] == [
+        "trial-1-attempt-2.json"
+    ]
 
 
 def test_an_outcome_that_can_not_be_removed_is_posted_once(

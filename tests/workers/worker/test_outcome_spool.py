@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.protocol.worker_messages import OutcomeReport
 from workers.errors import SpoolInUseError, SpoolUnusableError
+from workers.service.lease_client import EncodedOutcome
 from workers.worker.outcome_spool import Spool, adopt_abandoned
 
 
@@ -24,14 +24,18 @@ def make_report(trial_id: int = 7) -> OutcomeReport:
     )
 
 
+def make_kept(trial_id: int = 7) -> EncodedOutcome:
+    return EncodedOutcome.of(make_report(trial_id))
+
+
 def test_what_is_kept_is_there_for_the_next_process(tmp_path: Path) -> None:
     with Spool(tmp_path / "spool") as spool:
-        spool.keep(make_report(9))
-        spool.keep(make_report(3))
+        spool.keep(make_kept(9))
+        spool.keep(make_kept(3))
     with Spool(tmp_path / "spool") as spool:
-        assert spool.kept() == [make_report(9), make_report(3)]
-        spool.forget(make_report(9))
-        assert spool.kept() == [make_report(3)]
+        assert spool.kept() == [make_kept(9), make_kept(3)]
+        spool.forget(make_kept(9))
+        assert spool.kept() == [make_kept(3)]
 
 
 def test_a_second_owner_is_refused(tmp_path: Path) -> None:
@@ -45,26 +49,14 @@ def test_a_directory_that_cannot_be_is_refused(tmp_path: Path) -> None:
         Spool(tmp_path / "file" / "spool")
 
 
-def test_what_is_refused_or_unreadable_is_set_aside_and_not_lost(tmp_path: Path) -> None:
+def test_what_is_refused_or_is_no_outcome_is_set_aside_and_not_lost(tmp_path: Path) -> None:
     with Spool(tmp_path) as spool:
-        spool.keep(make_report())
-        spool.reject(make_report(), "the trial is gone")
-        (tmp_path / "trial-1-attempt-1.json").write_text('{"half')
+        spool.keep(make_kept())
+        spool.reject(make_kept(), "the trial is gone")
+        (tmp_path / "other.json").write_text("{}")
         assert spool.kept() == []
     names = {path.name for path in (tmp_path / "rejected").iterdir()}
-    assert names == {"trial-7-attempt-2.json", "trial-1-attempt-1.json"}
-
-
-def test_what_is_no_outcome_is_set_aside(tmp_path: Path) -> None:
-    with Spool(tmp_path) as spool:
-        spool.keep(make_report())
-        (kept,) = tmp_path.glob("*.json")
-        document = json.loads(kept.read_text())
-        for changes in ({"outcome": {"state": "x"}}, {"outcome": None}, {"attempt_": 1}):
-            kept.write_text(json.dumps({**document, **changes}))
-            assert spool.kept() == []
-        kept.write_text(json.dumps(document))
-        assert spool.kept() == [make_report()]
+    assert names == {"trial-7-attempt-2.json", "other.json"}
 
 
 def test_a_write_that_was_cut_off_is_not_taken_for_an_outcome(tmp_path: Path) -> None:
@@ -76,21 +68,21 @@ def test_a_write_that_was_cut_off_is_not_taken_for_an_outcome(tmp_path: Path) ->
 def test_what_can_not_be_read_now_keeps_nothing_else_from_being_read(tmp_path: Path) -> None:
     with Spool(tmp_path) as spool:
         (tmp_path / "trial-1-attempt-1.json").mkdir()
-        spool.keep(make_report(9))
-        assert spool.kept() == [make_report(9)]
+        spool.keep(make_kept(9))
+        assert spool.kept() == [make_kept(9)]
         assert (tmp_path / "trial-1-attempt-1.json").exists()
 
 
 def test_a_directory_that_has_gone_is_an_error_of_ours(tmp_path: Path) -> None:
     with Spool(tmp_path / "spool") as spool:
-        spool.keep(make_report())
+        spool.keep(make_kept())
         (tmp_path / "spool").rename(tmp_path / "elsewhere")
         with pytest.raises(SpoolUnusableError, match="the outcomes can't be read"):
             spool.kept()
         with pytest.raises(SpoolUnusableError, match="the outcome can't be written"):
-            spool.keep(make_report())
+            spool.keep(make_kept())
         with pytest.raises(SpoolUnusableError, match="the outcome can't be set aside"):
-            spool.reject(make_report(), "no reason")
+            spool.reject(make_kept(), "no reason")
 
 
 def test_the_name_of_an_outcome_is_on_disk_before_it_counts_as_kept(
@@ -106,14 +98,14 @@ def test_the_name_of_an_outcome_is_on_disk_before_it_counts_as_kept(
 
     monkeypatch.setattr(os, "fsync", note)
     with Spool(tmp_path) as spool:
-        spool.keep(make_report())
+        spool.keep(make_kept())
     assert synced == [(False, False), (True, True)]
 
 
 def test_what_workers_of_other_names_left_behind_is_taken_over(tmp_path: Path) -> None:
     for name, trial_id in (("job1-abc", 1), ("job2-abc", 2), ("job1-xyz", 3)):
         with Spool(tmp_path / name) as spool:
-            spool.keep(make_report(trial_id))
+            spool.keep(make_kept(trial_id))
     with Spool(tmp_path / "job2-abc"), Spool(tmp_path / "job3-abc") as spool:
         adopt_abandoned(spool, "*-abc")
-        assert spool.kept() == [make_report(1)], "not of a worker that lives, nor another service's"
+        assert spool.kept() == [make_kept(1)], "not of a worker that lives, nor another service's"

@@ -29,7 +29,7 @@ from workers.errors import (
     WorkerReplacedError,
 )
 from workers.launchers.base import Cancelled, Launcher, OnEvent
-from workers.service.lease_client import LeaseClient
+from workers.service.lease_client import EncodedOutcome, LeaseClient
 from workers.worker.outcome_posting import Outbox
 from workers.worker.outcome_spool import Spool
 from workers.worker.scheduler import SchedulerOptions
@@ -220,7 +220,8 @@ def test_an_outcome_of_a_killed_worker_is_posted_by_the_next(
     service: FakeService, tmp_path: Path
 ) -> None:
     with Spool(tmp_path) as spool:
-        spool.keep(OutcomeReport(trial_id=5, attempt=2, worker_id="session-0", outcome=FAILED))
+        report = OutcomeReport(trial_id=5, attempt=2, worker_id="session-0", outcome=FAILED)
+        spool.keep(EncodedOutcome.of(report))
     work(service, tmp_path, fail, until=lambda: service.outcomes)
     (posted,) = service.outcomes
     assert (posted["trial_id"], posted["attempt"], posted["worker_id"]) == (5, 2, "session-0")
