@@ -99,8 +99,8 @@ class NodeRanks:
         self._groups: dict[str, GroupLines] = {}
         self._ended: dict[str, Document] = {}
         """Groups that their keepers have ended."""
-        self._gone: dict[str, str | None] = {}
-        """Groups without a keeper, and which of their processes are left."""
+        self._gone: set[str] = set()
+        """Groups without a keeper, and without processes below it."""
         self._zygote_pid: int | None = None
         self._loss = ""  # how the zygote ended; empty: it runs
         self._reader = threading.Thread(target=self._read, name="zygote-reader", daemon=True)
@@ -188,14 +188,18 @@ class NodeRanks:
         with self._changed:
             self._groups.pop(group, None)
             is_gone = group in self._gone
+            self._gone.discard(group)
             ended = self._ended.pop(group, {"log_tails": {}, "left": None})
-            left = self._gone.pop(group, None) or ended["left"]
         if self._loss and not is_gone:
             raise NodeLostError(self._how_lost())
-        if lines is not None and not is_gone and not left:
+        left = ended["left"]
+        if lines is not None and not is_gone and left is None:
             within_s = _KEEPER_WITHIN_S + _ORPHANS_WITHIN_S
-            left = f"the zygote did not end group {group} in {within_s:g} s"
-        if left:
+            left = (
+                f"processes of group {group} are still there {within_s:g} s after its end was "
+                "ordered; look for a hung device or file system on this node"
+            )
+        if left is not None:
             raise RanksLeftError(left)
         return {int(rank): tail for rank, tail in ended["log_tails"].items()}
 
@@ -277,7 +281,7 @@ class NodeRanks:
                     case "ended":
                         self._ended[document["group"]] = document
                     case "gone":
-                        self._gone[document["group"]] = document["left"]
+                        self._gone.add(document["group"])
                     case _:
                         self._events.append(document)
             self._changed.notify_all()

@@ -10,7 +10,7 @@ report does not pass through it.
 
     {"event": "ready", "pid": ...}
     {"event": "group_lost", "group": ..., "message": ...}    only this group can't go on here
-    {"event": "gone", "group": ..., "left": str | null}      its keeper, and all below, unless left
+    {"event": "gone", "group": ...}                          its keeper, and all below
 
 Any number of groups run side by side. Where a keeper dies, or is killed since it does not end its
 group in time, the zygote adopts the remaining processes of the group and ends them.
@@ -35,7 +35,7 @@ from workers.backoff import Backoff
 from workers.ranks.fd_loop import Readers
 from workers.ranks.forked_rank import RankEntry
 from workers.ranks.json_lines import Document, JsonLines
-from workers.ranks.keeper import END_WITHIN_S, GroupKeeper
+from workers.ranks.keeper import GroupKeeper
 from workers.ranks.processes import (
     OnReaped,
     become_subreaper,
@@ -50,8 +50,7 @@ from workers.ranks.rank_task import RankTask
 from workers.ranks.scratch import remove_directories
 
 _FIRST_PAUSE_S: Final = 0.001
-_LONGEST_PAUSE_S: Final = 0.02
-_PAUSE_ONCE_GIVEN_UP_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 1.0
 """Pauses between two looks for orphans."""
 
 
@@ -61,30 +60,17 @@ class Orphans:
     Every living process below a dead keeper is a child of the zygote or has an ancestor that is,
     and no child disappears before it is reaped here. So one look that finds none proves that none
     is left.
-
-    Args:
-        give_up_after_s: seconds after which there is a `problem`; the attempts go on.
     """
 
-    def __init__(self, *, give_up_after_s: float) -> None:
-        self._give_up_after_s = give_up_after_s
-        self._since = 0.0
+    def __init__(self) -> None:
         self._backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         self.next_look_at: float | None = None
         """On the monotonic clock; None: there are no orphans."""
-        self.problem: str | None = None
-        """The processes that could not be ended in time; None: there are none."""
-
-    @property
-    def looked_for(self) -> bool:
-        """Whether there may be orphans."""
-        return self.next_look_at is not None
 
     def look(self) -> None:
         """Begins to look for orphans, since a keeper has died."""
-        self._since = self.next_look_at = time.monotonic()
+        self.next_look_at = time.monotonic()
         self._backoff.reset()
-        self.problem = None
 
     def tend(self, *, keepers: Collection[int], on_reaped: OnReaped) -> None:
         """Kills and reaps orphans, where the next look is due.
@@ -96,19 +82,12 @@ class Orphans:
         now = time.monotonic()
         if self.next_look_at is None or now < self.next_look_at:
             return
-        found = set(children()) - set(keepers)
-        if not found:
-            self.next_look_at = self.problem = None
-            return
-        self.next_look_at = now + self._backoff.take()
-        if now > self._since + self._give_up_after_s:
-            self.problem = (
-                f"processes {sorted(found)} are still there {self._give_up_after_s:g} s after they "
-                "were killed; look for a hung device or file system on this node"
-            )
-            self.next_look_at = now + _PAUSE_ONCE_GIVEN_UP_S
-        kill(found)
-        reap(on_reaped)
+        if found := set(children()) - set(keepers):
+            self.next_look_at = now + self._backoff.take()
+            kill(found)
+            reap(on_reaped)
+        else:
+            self.next_look_at = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +118,7 @@ class Zygote:
         self._line_fds: list[int] = []
         """Lines of the group that is ordered next."""
         self._keepers: dict[str, _Keeper] = {}
-        self._orphans = Orphans(give_up_after_s=END_WITHIN_S)
+        self._orphans = Orphans()
         self._unclean: list[_Keeper] = []
         """Keepers that have died, and whose groups are gone when all orphans have ended."""
         self._readers = Readers()
@@ -235,18 +214,17 @@ class Zygote:
         self._orphans.tend(
             keepers=[keeper.pid for keeper in self._keepers.values()], on_reaped=self._note_exit
         )
-        if self._orphans.looked_for and self._orphans.problem is None:
-            return
-        for keeper in self._unclean:
-            remove_directories(keeper.task)
-            self._send_gone(keeper.group, left=self._orphans.problem)
-        self._unclean.clear()
+        if self._orphans.next_look_at is None:
+            for keeper in self._unclean:
+                remove_directories(keeper.task)
+                self._send_gone(keeper.group)
+            self._unclean.clear()
 
     def _send_loss(self, group: str, message: str) -> None:
         self._send({"event": "group_lost", "group": group, "message": message})
 
-    def _send_gone(self, group: str, *, left: str | None = None) -> None:
-        self._send({"event": "gone", "group": group, "left": left})
+    def _send_gone(self, group: str) -> None:
+        self._send({"event": "gone", "group": group})
 
     def _send(self, event: Document) -> None:
         try:
