@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.postgres import (
+from tests.kit.postgres import (
     database_url,
     empty_databases,
     empty_postgres_url,

@@ -1,10 +1,13 @@
-"""The documentation: its links lead somewhere, and its commands, options and files exist."""
+"""The rules for documents: links, width, names, commands, and references that match the code."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import re
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import click
@@ -12,11 +15,21 @@ import pytest
 import yaml
 
 from api.cli import main as command_line
+from api.commands_reference import commands_text
+from api.openapi_document import openapi_text
 from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.spec.presets.clusters import resolve_cluster
-from search_spaces.spec.presets.models import resolve_model
+from search_spaces.campaigns.campaign_settings import (
+    Budget,
+    Constraints,
+    ProbeSettings,
+    StopSettings,
+)
+from search_spaces.spec.objectives import ALL_OBJECTIVES
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, resolve_cluster
+from search_spaces.spec.presets.models import MODEL_PRESETS, resolve_model
 from search_spaces.spec.site import cluster_part
-from tests.markdown import ROOT, Markdown, documents, guides, words
+from search_spaces.spec.space import SearchSpace
+from tests.kit.markdown import ROOT, Markdown, documents, guides, words
 
 WIDTH: Final = 100
 
@@ -40,6 +53,7 @@ FILE: Final = re.compile(r".*\.(yaml|yml|json|csv|service|timer|env|ipynb|py)")
 """A word of a command that names a file."""
 
 EXAMPLES: Final = ROOT / "examples"
+CAMPAIGN_FILE: Final = ROOT / "docs/reference/campaign-file.md"
 
 CURRENT: Final = [each for each in documents() if each.name not in NOT_WRAPPED]
 """Documents that describe the current code; records may name older modules."""
@@ -152,6 +166,62 @@ def test_the_board_and_the_guide_name_metrics_that_exist() -> None:
     suffixes = re.compile(r"_(total|bucket|count|sum)$")
     assert {suffixes.sub("", name) for name in named} - {"layout_tuner_info"} <= exported
     assert 6 <= len(board["panels"]) <= 8
+
+
+@pytest.mark.parametrize(
+    ("path", "generated", "target"),
+    [
+        ("docs/openapi.json", openapi_text, "openapi"),
+        ("docs/reference/commands.md", commands_text, "reference"),
+    ],
+)
+def test_a_generated_document_is_as_the_code_generates_it(
+    path: str, generated: Callable[[], str], target: str
+) -> None:
+    if (ROOT / path).read_text(encoding="utf-8") != generated():
+        pytest.fail(f"{path} is old: run `make {target}`, and look at what changes for users")
+
+
+@pytest.mark.parametrize(
+    ("heading", "described", "written"),
+    [
+        ("## Fields", CampaignSpec, {"objectives": {"objective"}}),
+        ("### `budget`", Budget, {"wall_time_s": {"wall_time", "wall_time_s"}}),
+        ("### `probe`", ProbeSettings, {"deadline_s": {"deadline", "deadline_s"}}),
+        ("### `stop`", StopSettings, {}),
+        ("### `constraints`", Constraints, {}),
+        ("## The space", SearchSpace, {}),
+    ],
+)
+def test_the_reference_of_the_campaign_file_has_every_field(
+    heading: str, described: type, written: dict[str, set[str]]
+) -> None:
+    below = CAMPAIGN_FILE.read_text(encoding="utf-8").split(f"\n{heading}\n", 1)[1]
+    table = re.search(r"(?:^\|.*\n)+", below, flags=re.MULTILINE)
+    assert table is not None
+    rows = table[0].splitlines()[2:]
+    listed = {name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+    names = (written.get(field.name, {field.name}) for field in dataclasses.fields(described))
+    assert listed == set().union(*names)
+
+
+def test_the_reference_of_the_campaign_file_names_every_preset_and_objective() -> None:
+    text = CAMPAIGN_FILE.read_text(encoding="utf-8")
+    for name in (*MODEL_PRESETS, *CLUSTER_PRESETS, *ALL_OBJECTIVES):
+        assert f"`{name}`" in text
+
+
+def test_every_dependency_is_described() -> None:
+    described = (ROOT / "docs/reference/dependencies.md").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = itertools.chain(*project["optional-dependencies"].values())
+    required = {re.split(r"[\[<>=]", each)[0] for each in (*project["dependencies"], *extras)}
+    missing = {
+        name
+        for name in required
+        if not re.search(rf"^(\||`bench`:).*\b{re.escape(name)}\b", described, re.MULTILINE)
+    }
+    assert missing == {"layout-tuner"}  # the extra `all` consists of the other extras
 
 
 def _is_module(path: str) -> bool:

@@ -3,8 +3,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 with warnings.catch_warnings():
     # Starlette's test client asks for the successor of httpx, which nothing else here needs yet.
@@ -12,9 +14,14 @@ with warnings.catch_warnings():
     from fastapi.testclient import TestClient
 
 from api.app import create_app
+from api.cli import main
+from api.client import Client
 from api.settings import Settings
-from tests.api.local_api import HEADERS, TOKEN, Api
-from tests.results_db.factories import TimelyStore
+from results_db.database.data_dir import DataDir
+from results_db.store import Store
+from tests.kit.api import HEADERS, TOKEN, Api, Command, client_of
+from tests.kit.postgres import upgraded
+from tests.kit.store import TimelyStore
 
 
 @pytest.fixture
@@ -42,5 +49,31 @@ def http(settings: Settings, served_url: str) -> Iterator[TestClient]:
 
 
 @pytest.fixture
+def data_dir(tmp_path: Path) -> DataDir:
+    """A data directory whose database is of this version."""
+    return upgraded(tmp_path / "data")
+
+
+@pytest.fixture
+def store(data_dir: DataDir) -> Iterator[Store]:
+    """An empty database that a service or the test itself opens."""
+    with closing(Store.open(data_dir)) as store:
+        yield store
+
+
+@pytest.fixture
 def api(http: TestClient) -> Api:
     return Api(http)
+
+
+@pytest.fixture
+def client(api: Api) -> Client:
+    """The Python client, connected to the service in this process."""
+    return client_of(api)
+
+
+@pytest.fixture
+def command(api: Api, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Runs commands against the service in this process, in a wide terminal."""
+    monkeypatch.setattr("api.commands.connection.connect", lambda *_: client_of(api))
+    return lambda *arguments: CliRunner().invoke(main, arguments, env={"COLUMNS": "220"})

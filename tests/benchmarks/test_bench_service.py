@@ -17,8 +17,8 @@ from results_db.store import Store
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import resolve_model
-from tests.postgres import upgraded
-from tests.results_db.factories import lease_one, make_campaign, make_worker
+from tests.kit.postgres import upgraded
+from tests.kit.store import lease_one, make_campaign, make_worker
 
 LAYOUT = Layout(num_microbatches=8, pp=2)
 REQUEST = ProbeRequest(model=resolve_model("tiny"), layout=LAYOUT).to_mapping()

@@ -27,8 +27,8 @@ from search_spaces.spec.presets.models import model_preset
 from search_spaces.spec.presets.spaces import resolve_space
 from search_spaces.spec.probe_defaults import DEFAULT_ITERATIONS, DEFAULT_WARMUP
 from search_spaces.statistics.early_stop import LEAST_TIMED
-from tests.postgres import upgraded
-from tests.results_db.factories import completed, lease_one, make_campaign, make_worker
+from tests.kit.postgres import upgraded
+from tests.kit.store import completed, lease_one, make_campaign, make_worker
 from tests.tuner.replay.cells import make_cell
 
 STILL = Noise(iterations=1e-9)

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from tests.workers.process_checks import MARK, command_line, kill, living_children, marked
 
 COMMAND = str(Path(sys.executable).with_name("layout-tuner"))

@@ -18,7 +18,7 @@ from typing import Any
 
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from search_spaces.protocol.worker_messages import AllocationBody, WorkerCreate
-from tests.results_db.factories import completed, failed, make_iterations
+from tests.kit.store import completed, failed, make_iterations
 from workers.launchers.base import Cancelled, Node, OnEvent
 from workers.packing.request import Placement
 from workers.service.lease_client import EncodedOutcome, LeaseClient

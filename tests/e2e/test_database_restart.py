@@ -20,7 +20,7 @@ from results_db.errors import DatabaseUnavailableError
 from results_db.migrations import migrate
 from results_db.store import Store
 from tests.e2e.test_kill_storm import services_sharing
-from tests.postgres import TEMPLATE
+from tests.kit.postgres import TEMPLATE
 
 PATIENCE_S = 60.0
 ENOUGH_FAILURES = 40

@@ -19,8 +19,8 @@ from typing import Final
 
 import pytest
 
-from tests.markdown import ROOT, Markdown, guides
-from tests.waiting import wait_until
+from tests.kit.markdown import ROOT, Markdown, guides
+from tests.kit.waiting import wait_until
 from tests.workers.process_checks import MARK, kill, marked
 
 PATIENCE_S: Final = 840

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from tests.e2e.conftest import Service
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from tests.workers.process_checks import is_alive
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(300)]

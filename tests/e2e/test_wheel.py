@@ -17,7 +17,7 @@ import pytest
 
 from api.extras import NEEDS
 from tests.e2e.conftest import CAMPAIGN, Service
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from tests.workers.process_checks import kill
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]

@@ -11,7 +11,7 @@ from typing import Final
 from click.testing import CliRunner
 
 from api.cli import main
-from tests.api.local_api import CAMPAIGN
+from tests.kit.api import CAMPAIGN
 
 FILES: Final = {
     "good.json": json.dumps({**CAMPAIGN, "name": "from-a-file"}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tests.api.local_api import CAMPAIGN
+from tests.kit.api import CAMPAIGN
 
 UNSENDABLE: Final = None
 """Stands for no body."""

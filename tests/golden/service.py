@@ -38,12 +38,12 @@ from search_spaces.protocol.worker_messages import (
 )
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import MODEL_PRESETS
-from tests.api.local_api import CAMPAIGN, HEADERS, TOKEN
-from tests.api.streams import live_service
 from tests.golden.calls import exit_codes
 from tests.golden.requests import REFUSED, UNSENDABLE
+from tests.kit.api import CAMPAIGN, HEADERS, TOKEN
+from tests.kit.live import live_service
+from tests.kit.store import completed, failed, make_campaign, make_measurement
 from tests.results_db.campaigns.test_analyses import make_analysis
-from tests.results_db.factories import completed, failed, make_campaign, make_measurement
 from workers.errors import WorkerError
 from workers.service.lease_client import EncodedOutcome, LeaseClient
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from results_db.store import Store
-from tests.results_db.factories import TimelyStore, TurnableClock
+from tests.kit.store import TimelyStore, TurnableClock
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from search_spaces.protocol.worker_messages import (
     WorkerCreate,
 )
 from search_spaces.spec.layout import Layout
+from tests.kit.store import TimelyStore, TurnableClock, completed, failed, make_worker
 from tests.results_db.campaigns.test_analyses import make_analysis
 from tests.results_db.campaigns.test_imports import make_import, varied_rows
-from tests.results_db.factories import TimelyStore, TurnableClock, completed, failed, make_worker
 from tests.results_db.next_version import THIS
 
 DEVICES: Final = 4

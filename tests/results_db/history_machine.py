@@ -29,7 +29,7 @@ from search_spaces.protocol.worker_messages import (
     StatusBody,
 )
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import TurnableClock, completed, failed, make_worker
+from tests.kit.store import TurnableClock, completed, failed, make_worker
 from tests.results_db.legal_history import violations, wrong_leaderboards
 from tests.tuner.factories import make_spec
 

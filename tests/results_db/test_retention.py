@@ -13,7 +13,7 @@ from results_db.errors import RetentionInvalidError
 from results_db.retention import Pruned, Retention
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import (
+from tests.kit.store import (
     TurnableClock,
     completed,
     lease_one,

@@ -14,7 +14,7 @@ from results_db.admin.restore import restore_into_postgresql
 from results_db.migrations import migrate
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import BeatBody
-from tests.results_db.factories import START, TimelyStore, TurnableClock, completed
+from tests.kit.store import START, TimelyStore, TurnableClock, completed
 from tests.results_db.first_weeks import CAMPAIGNS, write_first_weeks
 from tests.results_db.next_version import NEXT, THIS, become_next_version
 from tests.results_db.sealed import sealed

@@ -82,7 +82,7 @@ def test_a_container_of_version_1_limits_memory_and_cores(tmp_path: Path) -> Non
     assert usable_cores(root) == 1
 
 
-def test_what_is_unlimited_is_what_is_installed(tmp_path: Path) -> None:
+def test_unlimited_groups_have_the_memory_and_cores_of_the_machine(tmp_path: Path) -> None:
     files = {
         "memory__docker__abc__memory.limit_in_bytes": f"{UNLIMITED_V1}\n",
         "cpu__docker__abc__cpu.cfs_quota_us": "-1\n",

@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 
 import psutil
 
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from workers.ranks.warden import start_under_warden
 
 PROGRAMS: Final = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "squeue", "scontrol")

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from tests.kit.waiting import wait_until
 from tests.slurm.site import SlurmSite
-from tests.waiting import wait_until
 from workers.errors import SlurmUnavailableError
 from workers.slurm.jobs import current_allocation, ends_in_s
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tests.kit.waiting import wait_until
 from tests.slurm.site import SlurmSite
-from tests.waiting import wait_until
 from workers.slurm.commands import allocation
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]

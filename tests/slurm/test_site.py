@@ -5,8 +5,8 @@ from __future__ import annotations
 import psutil
 import pytest
 
+from tests.kit.waiting import wait_until
 from tests.slurm.site import SlurmSite, why_not
-from tests.waiting import wait_until
 from tests.workers.process_checks import command_line
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]

@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.kit.waiting import wait_until
 from tests.slurm.allocations import allocation, step_settings, steps
 from tests.slurm.site import SlurmSite, why_not
-from tests.waiting import wait_until
 from tests.workers.process_checks import (
     MARK,
     RANK_PROGRAMS,

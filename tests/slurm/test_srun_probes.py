@@ -18,9 +18,9 @@ from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.spec.site import Site
+from tests.kit.waiting import wait_until
 from tests.slurm.allocations import allocation
 from tests.slurm.site import SlurmSite, why_not
-from tests.waiting import wait_until
 from tests.workers.process_checks import (
     MARK,
     command_line,

@@ -11,9 +11,9 @@ from typing import Any, Self
 
 from click.testing import CliRunner
 
-from tests.api.serve_process import ServeProcess
+from tests.kit.services import ServeProcess
+from tests.kit.waiting import wait_until
 from tests.slurm.site import SlurmSite
-from tests.waiting import wait_until
 from workers.slurm.commands import allocation
 
 ROOT = Path(__file__).parents[2]

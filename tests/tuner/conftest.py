@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from results_db.store import Store
-from tests.postgres import upgraded
-from tests.results_db.factories import TimelyStore, TurnableClock
+from tests.kit.postgres import upgraded
+from tests.kit.store import TimelyStore, TurnableClock
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import completed, failed, make_worker
+from tests.kit.store import completed, failed, make_worker
 
 MAX_ROUNDS = 2_000
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from workers.launchers.base import NodeSet
 from workers.launchers.group import GroupEnd, RankGroup
 from workers.launchers.placement import place

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from tests.workers.process_checks import MARK, kill, marked
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from api.campaigns.submission import Submission
 from api.campaigns.submission_check import CountingSlowError, check_submission
 from results_db.store import Store
 from search_spaces.errors import NoLegalLayoutError, SearchSpaceError
-from tests.api.local_api import CAMPAIGN
+from tests.kit.api import CAMPAIGN
 
 
 @pytest.fixture

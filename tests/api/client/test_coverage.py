@@ -19,7 +19,7 @@ from api.settings import Settings
 from results_db.store import Store
 from search_spaces.connection.service_connection import NO_RETRIES
 from tests.api.client.samples import arguments, described
-from tests.postgres import upgraded
+from tests.kit.postgres import upgraded
 
 URL, TOKEN = "http://somewhere", "some-token"
 UNASKED = {"if-none-match"}

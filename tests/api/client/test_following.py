@@ -2,8 +2,6 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
 
 import httpx
 import pytest
@@ -12,19 +10,12 @@ from api.client import Client, Retries
 from api.errors import EventsMissedError, ServiceError
 from api.settings import Settings
 from results_db.store import Store
-from tests.api.local_api import TOKEN
-from tests.api.streams import live_service
-from tests.postgres import upgraded
-from tests.results_db.factories import make_campaign
+from tests.kit.api import TOKEN
+from tests.kit.live import live_service
+from tests.kit.store import make_campaign
 
 IMPATIENT = Retries(attempts=2, first_pause_s=0.01)
 ROUNDS = 20
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with closing(Store.open(upgraded(tmp_path / "data"))) as store:
-        yield store
 
 
 @pytest.fixture
@@ -54,7 +45,7 @@ def test_a_client_hears_each_event_once_over_many_streams(url: str, store: Store
     assert {event.campaign_id for event in heard} == {campaign}
 
 
-def test_a_client_is_told_when_what_it_missed_is_kept_no_more(url: str, store: Store) -> None:
+def test_a_client_reports_pruned_events(url: str, store: Store) -> None:
     campaign = make_campaign(store)
     store.pause_campaign(campaign)
     store.resume_campaign(campaign)
@@ -88,7 +79,7 @@ class Streams:
 
 
 @pytest.mark.parametrize("text", ["", OPENED, ": is alive\n\n"])
-def test_a_stream_that_ends_as_soon_as_it_begins_is_asked_for_as_often_as_anything(
+def test_a_stream_that_ends_at_once_is_retried_with_pauses(
     monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     streams = Streams(monkeypatch, *[text] * 10)
@@ -98,7 +89,7 @@ def test_a_stream_that_ends_as_soon_as_it_begins_is_asked_for_as_often_as_anythi
     assert 0.5 <= first <= 1.0 <= second <= 2.0
 
 
-def test_one_that_the_service_ends_with_a_word_is_come_back_to_for_ever_and_in_no_whirl(
+def test_a_stream_that_the_service_closes_is_reopened_with_pauses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     streams = Streams(monkeypatch, *[OPENED, OPENED + CLOSED] * 5)

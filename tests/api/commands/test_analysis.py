@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from click.testing import CliRunner, Result
 
-from api.cli import main
-from api.client import Client
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import TOKEN, Api
+from tests.kit.api import Api, Command
 from tests.results_db.campaigns.test_analyses import make_analysis
 
 BEST = Layout(num_microbatches=8)
@@ -43,23 +40,13 @@ def test_without_an_analysis_the_service_says_when_there_will_be_one(api: Api) -
     assert problem["type"].endswith("analysis-unavailable")
 
 
-def run(api: Api, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Result:
-    client = Client("http://testserver", TOKEN, transport=api.http._transport)
-    monkeypatch.setattr("api.commands.connection.connect", lambda *_: client)
-    return CliRunner().invoke(main, arguments)
-
-
-def test_the_command_shows_importances_and_steps(
-    analysed: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown = run(analysed, monkeypatch, "campaign", "analysis", "first")
+def test_the_command_shows_importances_and_steps(analysed: Api, command: Command) -> None:
+    shown = command("campaign", "analysis", "first")
     assert shown.exit_code == 0, shown.output
     lines = shown.output.splitlines()
     assert "share of the variation of tokens_per_s over 9 layouts" in lines[0]
     assert ["tp", "70.0%"] in [line.split() for line in lines]
     assert any("out of memory" in line and "predicted" in line for line in lines)
     assert any("-10.0%" in line and "measured" in line for line in lines)
-    document = json.loads(
-        run(analysed, monkeypatch, "campaign", "analysis", "first", "--json").stdout
-    )
+    document = json.loads(command("campaign", "analysis", "first", "--json").stdout)
     assert document == analysed.get("/campaigns/first/analysis")

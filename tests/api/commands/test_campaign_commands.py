@@ -5,52 +5,21 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from api.commands.campaign import campaign
-from api.commands.catalogue import cluster, model
-from api.commands.report import report
-from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import CAMPAIGN
-from tests.api.report.page import Page
-from tests.api.serve_process import ServeProcess
-from tests.results_db.factories import TimelyStore, completed, failed, lease_one, make_worker
+from tests.kit.api import CAMPAIGN, Command
+from tests.kit.page import Page
+from tests.kit.services import ServeProcess
+from tests.kit.store import completed, failed, lease_one, make_worker
 
-Run = Callable[..., Result]
-COMMANDS = {"campaign": campaign, "model": model, "cluster": cluster, "report": report}
 LAYOUT = Layout(num_microbatches=8)
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    service = ServeProcess(tmp_path_factory.mktemp("service"))
-    yield service
-    service.end()
-
-
-@pytest.fixture
-def store(service: ServeProcess) -> Iterator[Store]:
-    """The database behind the service's back, as the driver has it."""
-    store = TimelyStore(DataDir(service.data_dir).database_url)
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def run(service: ServeProcess) -> Run:
-    def run_it(command: str, *arguments: str, answer: str | None = None) -> Result:
-        environment = {"LAYOUT_TUNER_DATA_DIR": str(service.data_dir)}
-        return CliRunner().invoke(COMMANDS[command], arguments, env=environment, input=answer)
-
-    return run_it
 
 
 @pytest.fixture
@@ -67,7 +36,7 @@ def done(result: Result) -> str:
     return result.output
 
 
-def test_a_list_shows_what_is_asked_for(run: Run, name: str) -> None:
+def test_a_list_of_campaigns_is_filtered(run: Command, name: str) -> None:
     shown = done(run("campaign", "list", "--name-contains", name.upper(), "--state", "running"))
     assert name in shown
     assert name not in done(run("campaign", "list", "--state", "PAUSED"))
@@ -79,13 +48,13 @@ def test_a_list_shows_what_is_asked_for(run: Run, name: str) -> None:
     assert len(found["campaigns"]) == 1
 
 
-def test_a_time_that_is_none_is_bad_usage(run: Run) -> None:
+def test_an_invalid_time_is_bad_usage(run: Command) -> None:
     refused = run("campaign", "list", "--created-after", "yesterday")
     assert refused.exit_code == 2
     assert "'yesterday' is not a time" in refused.output
 
 
-def test_an_update_changes_what_it_names(run: Run, name: str, tmp_path: Path) -> None:
+def test_an_update_changes_what_it_names(run: Command, name: str, tmp_path: Path) -> None:
     told = done(run("campaign", "update", name, "--trials", "9", "--wall-time", "1h"))
     assert told == f"campaign {name}: at most 9 trials or 1 h 00 min\n"
     notes = tmp_path / "notes.txt"
@@ -102,18 +71,17 @@ def test_an_update_changes_what_it_names(run: Run, name: str, tmp_path: Path) ->
         ((), "nothing is to be changed"),
         (("--trials", "3", "--no-trials"), "exclude each other"),
         (("--notes", "x", "--notes-file", __file__), "exclude each other"),
-        (("--trials", "0"), "0"),
     ],
 )
-def test_an_update_that_makes_no_sense_is_bad_usage(
-    run: Run, arguments: tuple[str, ...], says: str
+def test_an_invalid_update_is_bad_usage(
+    run: Command, arguments: tuple[str, ...], says: str
 ) -> None:
     refused = run("campaign", "update", "any", *arguments)
     assert refused.exit_code == 2
     assert says in refused.output
 
 
-def test_an_update_of_an_ended_campaign_names_the_clone(run: Run, name: str) -> None:
+def test_an_update_of_an_ended_campaign_names_the_clone(run: Command, name: str) -> None:
     done(run("campaign", "cancel", name))
     refused = run("campaign", "update", name, "--trials", "9")
     assert refused.exit_code == 1
@@ -124,7 +92,7 @@ def test_an_update_of_an_ended_campaign_names_the_clone(run: Run, name: str) -> 
     )
 
 
-def test_a_clone_differs_in_what_is_set(run: Run, name: str) -> None:
+def test_a_clone_has_the_values_that_set_states(run: Command, name: str) -> None:
     told = done(
         run(
             *("campaign", "clone", name, "--name", f"{name}-b", "--wall-time", "2h", "--json"),
@@ -143,20 +111,17 @@ def test_a_clone_differs_in_what_is_set(run: Run, name: str) -> None:
     ("setting", "says"),
     [
         ("strategy", "write it as FIELD=VALUE"),
-        ("=3", "write it as FIELD=VALUE"),
-        ("space..tp=3", "write it as FIELD=VALUE"),
         ("seed.deep=3", "set the whole field"),
         ("seed=[1", "malformed YAML"),
-        ("seed=.nan", "NaN is not a JSON number"),
     ],
 )
-def test_a_setting_that_is_none_is_bad_usage(run: Run, name: str, setting: str, says: str) -> None:
+def test_an_invalid_setting_is_bad_usage(run: Command, name: str, setting: str, says: str) -> None:
     refused = run("campaign", "clone", name, "--set", setting)
     assert refused.exit_code == 2
     assert says in refused.output
 
 
-def test_a_span_is_set_in_either_spelling(run: Run, name: str) -> None:
+def test_a_span_is_set_in_either_spelling(run: Command, name: str) -> None:
     told = done(
         run(
             *("campaign", "clone", name, "--set", "budget.wall_time=2h"),
@@ -168,19 +133,19 @@ def test_a_span_is_set_in_either_spelling(run: Run, name: str) -> None:
     assert spec["probe"]["deadline_s"] == 90.0
 
 
-def test_a_budget_that_is_no_budget_is_bad_usage_beside_a_bound(run: Run, name: str) -> None:
+def test_a_bound_beside_an_invalid_budget_is_bad_usage(run: Command, name: str) -> None:
     refused = run("campaign", "clone", name, "--set", "budget=5", "--trials", "3")
     assert refused.exit_code == 2
     assert "budget.trials=40" in refused.output
 
 
-def test_a_clone_that_the_service_refuses_is_a_failure(run: Run, name: str) -> None:
+def test_a_clone_that_the_service_refuses_is_a_failure(run: Command, name: str) -> None:
     refused = run("campaign", "clone", name, "--set", "colour=red")
     assert refused.exit_code == 1
     assert "colour" in refused.output
 
 
-def test_a_campaign_is_deleted_once_somebody_agrees(run: Run, name: str, store: Store) -> None:
+def test_a_campaign_is_deleted_after_confirmation(run: Command, name: str, store: Store) -> None:
     store.add_trial(store.campaign_by_name(name).id, LAYOUT)
     assert run("campaign", "delete", name, answer="n\n").exit_code == 1
     refused = run("campaign", "delete", name, "--yes")
@@ -192,7 +157,7 @@ def test_a_campaign_is_deleted_once_somebody_agrees(run: Run, name: str, store: 
 
 
 def test_deletion_waits_for_the_worker_that_stops_a_trial(
-    run: Run, name: str, store: Store
+    run: Command, name: str, store: Store
 ) -> None:
     found = store.campaign_by_name(name)
     worker = make_worker(store, name, devices_per_node=4)
@@ -217,7 +182,7 @@ def test_deletion_waits_for_the_worker_that_stops_a_trial(
 
 
 def test_a_report_is_written_to_a_file_or_printed(
-    run: Run, name: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Command, name: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = make_worker(store, name, devices_per_node=4)
     trial = store.add_trial(store.campaign_by_name(name).id, LAYOUT)
@@ -241,7 +206,7 @@ def write(path: Path, document: Any) -> str:
     return str(path)
 
 
-def test_a_model_is_put_listed_shown_and_deleted(run: Run, tmp_path: Path) -> None:
+def test_a_model_is_put_listed_shown_and_deleted(run: Command, tmp_path: Path) -> None:
     file = write(tmp_path / "m.yaml", {"preset": "tiny", "num_layers": 6})
     assert "model six is stored" in done(run("model", "put", "six", file))
     assert "six" in done(run("model", "list"))
@@ -254,7 +219,7 @@ def test_a_model_is_put_listed_shown_and_deleted(run: Run, tmp_path: Path) -> No
     assert "is a preset" in refused.output
 
 
-def test_a_cluster_is_put_with_a_warning_and_shown_as_a_file(run: Run, tmp_path: Path) -> None:
+def test_a_cluster_is_put_with_a_warning_and_shown_as_a_file(run: Command, tmp_path: Path) -> None:
     file = write(tmp_path / "c.yaml", {"device": "X1", "devices_per_node": 2})
     told = run("cluster", "put", "desk", file)
     assert "cluster desk is stored" in done(told)
@@ -267,7 +232,7 @@ def test_a_cluster_is_put_with_a_warning_and_shown_as_a_file(run: Run, tmp_path:
     assert run("cluster", "show", "desk").exit_code == 1
 
 
-def test_a_file_that_holds_no_description_is_bad_usage(run: Run, tmp_path: Path) -> None:
+def test_a_file_without_a_description_is_bad_usage(run: Command, tmp_path: Path) -> None:
     refused = run("model", "put", "mine", write(tmp_path / "m.yaml", [1, 2]))
     assert refused.exit_code == 2
     assert "the model is not a mapping" in refused.output

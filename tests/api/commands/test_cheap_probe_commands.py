@@ -11,26 +11,17 @@ from click.testing import CliRunner
 from api.cli import main
 from api.client import Client
 from api.commands.watching import CampaignView, progress_line
-from tests.api.cheap_campaign import FEWER, FULL, ONLY_CHEAP, add_cheap_campaign
-from tests.api.local_api import TOKEN, Api
+from tests.kit.api import Api, client_of
+from tests.kit.cheap_campaign import FEWER, FULL, ONLY_CHEAP, add_cheap_campaign
 
 Run = Callable[..., str]
-
-
-def connected(api: Api) -> Client:
-    return Client("http://testserver", TOKEN, transport=api.http._transport)
-
-
-@pytest.fixture
-def client(api: Api) -> Client:
-    return connected(api)
 
 
 @pytest.fixture
 def run(api: Api, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs a command on the campaign with cheap probes; returns its output."""
     add_cheap_campaign(api)
-    monkeypatch.setattr("api.commands.connection.connect", lambda *_: connected(api))
+    monkeypatch.setattr("api.commands.connection.connect", lambda *_: client_of(api))
 
     def output(*arguments: str) -> str:
         result = CliRunner().invoke(main, arguments, terminal_width=400)

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from api import cli
-from tests.api.serve_process import run_command
+from tests.kit.services import run_command
 
 
 def entry_point(name: str, value: str) -> metadata.EntryPoint:

@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from api.commands.campaign import campaign
-from api.commands.catalogue import cluster
-from tests.api.local_api import CAMPAIGN
-from tests.api.serve_process import ServeProcess
+from tests.kit.api import CAMPAIGN, Command
+from tests.kit.services import ServeProcess
 from tuner.estimate.commands import estimate
-from workers.commands.commands import probe
-from workers.slurm.commands import allocation
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "our-cluster.yaml"
-Run = Callable[..., Result]
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    service = ServeProcess(tmp_path_factory.mktemp("service"))
-    yield service
-    service.end()
-
-
-@pytest.fixture
-def run(service: ServeProcess) -> Run:
-    def run_it(command: click.Command, *arguments: object) -> Result:
-        environment = {"LAYOUT_TUNER_DATA_DIR": str(service.data_dir)}
-        return CliRunner().invoke(command, [str(each) for each in arguments], env=environment)
-
-    return run_it
 
 
 @pytest.fixture
@@ -48,30 +25,30 @@ def token_file(tmp_path: Path) -> Path:
     return file
 
 
-def put(run: Run, file: Path) -> Result:
-    return run(cluster, "put", "our-cluster", file)
+def put(run: Command, file: Path) -> Result:
+    return run("cluster", "put", "our-cluster", file)
 
 
-def estimated(run: Run, file: Path) -> Result:
+def estimated(run: Command, file: Path) -> Result:
     flags = ("--model=llama-8b", "--tp=4", "--dp=2", "--global-batch-size=64", "--zero-stage=1")
-    return run(estimate, f"--cluster={file}", *flags, "--json")
+    return run("estimate", f"--cluster={file}", *flags, "--json")
 
 
-def allocated(run: Run, file: Path, token_file: Path) -> Result:
+def allocated(run: Command, file: Path, token_file: Path) -> Result:
     words = ("submit", "--nodes=2", "--time=1h", "--account=A", "--dry-run")
     place = ("--url=http://service.example.org:8080", f"--token-file={token_file}")
     place = (*place, f"--worker-token-file={token_file}")
-    return run(allocation, *words, *place, f"--cluster={file}")
+    return run("allocation", *words, *place, f"--cluster={file}")
 
 
-def test_the_example_serves_all_three_and_then_a_campaign(
-    run: Run, token_file: Path, tmp_path: Path
+def test_the_example_of_a_cluster_file_works_with_every_command(
+    run: Command, token_file: Path, tmp_path: Path
 ) -> None:
     made = put(run, EXAMPLE)
     assert made.exit_code == 0, made.output
     assert "the section site" in made.stderr
     assert "warning" not in made.stderr
-    shown = json.loads(run(cluster, "show", "our-cluster", "--json").stdout)["description"]
+    shown = json.loads(run("cluster", "show", "our-cluster", "--json").stdout)["description"]
     assert (shown["num_nodes"], shown["devices_per_node"]) == (32, 4)
     assert "site" not in shown
 
@@ -90,7 +67,7 @@ def test_the_example_serves_all_three_and_then_a_campaign(
     space = {"global_batch_size": 64, "num_nodes": [2, 4], "tp": [2, 4], "zero_stage": 1}
     document = {**CAMPAIGN, "model": "llama-1b", "cluster": "our-cluster", "space": space}
     file.write_text(yaml.safe_dump(document))
-    submitted = run(campaign, "submit", file, "--json")
+    submitted = run("campaign", "submit", file, "--json")
     assert submitted.exit_code == 0, submitted.output
     assert json.loads(submitted.stdout)["spec"]["cluster"] == shown
 
@@ -99,19 +76,13 @@ def test_the_example_serves_all_three_and_then_a_campaign(
     ("changes", "says"),
     [
         ({"gpus": 4}, "unknown cluster field 'gpus'"),
-        ({"num_nodes": 0}, "num_nodes=0 is not a whole number"),
-        (
-            {"site": {"module": ["cuda"]}},
-            "site: unknown site field 'module' (did you mean 'modules'?)",
-        ),
         ({"site": {"preset": "fronteer"}}, "site: unknown site 'fronteer'"),
-        ({"site": "fronteer"}, "site: unknown site 'fronteer'"),
         ({"site": {"drain_s": 0}}, "site.drain_s: 0 is not a number over 0"),
     ],
     ids=str,
 )
-def test_all_three_refuse_the_same_mistakes(
-    run: Run, token_file: Path, tmp_path: Path, changes: dict[str, Any], says: str
+def test_every_command_refuses_the_same_mistakes_of_a_cluster_file(
+    run: Command, token_file: Path, tmp_path: Path, changes: dict[str, Any], says: str
 ) -> None:
     file = tmp_path / "wrong.yaml"
     file.write_text(yaml.safe_dump({**yaml.safe_load(EXAMPLE.read_text()), **changes}))
@@ -121,7 +92,9 @@ def test_all_three_refuse_the_same_mistakes(
         assert refused.stdout == ""
 
 
-def test_a_file_without_a_site_serves_all_three(run: Run, token_file: Path, tmp_path: Path) -> None:
+def test_a_cluster_file_without_a_site_works_with_every_command(
+    run: Command, token_file: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "plain.json"
     document = yaml.safe_load(EXAMPLE.read_text())
     del document["site"]
@@ -132,23 +105,23 @@ def test_a_file_without_a_site_serves_all_three(run: Run, token_file: Path, tmp_
 
 
 def test_a_cluster_of_the_service_is_known_by_its_name(
-    run: Run, service: ServeProcess, token_file: Path, tmp_path: Path
+    run: Command, service: ServeProcess, token_file: Path, tmp_path: Path
 ) -> None:
     assert put(run, EXAMPLE).exit_code == 0
     flags = ("--model=llama-8b", "--tp=4", "--dp=2", "--num-microbatches=4", "--zero-stage=1")
-    by_name = run(estimate, "--cluster=our-cluster", *flags, "--json")
+    by_name = run("estimate", "--cluster=our-cluster", *flags, "--json")
     assert by_name.exit_code == 0, by_name.output
-    by_file = json.loads(run(estimate, f"--cluster={EXAMPLE}", *flags, "--json").stdout)
+    by_file = json.loads(run("estimate", f"--cluster={EXAMPLE}", *flags, "--json").stdout)
     assert json.loads(by_name.stdout) == by_file
 
     smaller = tmp_path / "smaller.yaml"
     smaller.write_text("{preset: our-cluster, num_nodes: 1, device_memory_gb: 40}")
     shrunk = json.loads(
-        run(estimate, f"--cluster={smaller}", *flags[:2], flags[3], "--json").stdout
+        run("estimate", f"--cluster={smaller}", *flags[:2], flags[3], "--json").stdout
     )
     assert shrunk["device_memory_bytes"] == 40 << 30
 
-    probed = run(probe, "--cluster=our-cluster", "--model=tiny", "--tp=8", "--num-microbatches=1")
+    probed = run("probe", "--cluster=our-cluster", "--model=tiny", "--tp=8", "--num-microbatches=1")
     assert (probed.exit_code, probed.stdout) == (2, "")
     assert "tp=8" in probed.stderr
     assert "unknown cluster" not in probed.stderr
@@ -157,18 +130,18 @@ def test_a_cluster_of_the_service_is_known_by_its_name(
     place = (f"--url={service.service['url']}", f"--token-file={token_file}")
     words = ("submit", "--nodes=2", "--time=1h", "--dry-run", "--cluster=our-cluster")
     rendered = run(
-        allocation, *words, *place, "--worker-token-file", service.data_dir / "worker-token"
+        "allocation", *words, *place, "--worker-token-file", service.data_dir / "worker-token"
     )
     assert rendered.exit_code == 0, rendered.output
     assert '"num_nodes": 32' in rendered.stdout, "the job does not have to ask again"
 
 
 def test_an_unknown_name_says_where_it_was_looked_for(
-    run: Run, service: ServeProcess, tmp_path: Path
+    run: Command, service: ServeProcess, tmp_path: Path
 ) -> None:
     assert put(run, EXAMPLE).exit_code == 0
     flags = ("--model=tiny", "--num-microbatches=1", "--cluster=our-clutser")
-    refused = run(estimate, *flags)
+    refused = run("estimate", *flags)
     assert refused.exit_code == 2
     assert "did you mean 'our-cluster'" in refused.stderr
     assert f"the service at {service.service['url']} has no cluster of that name" in refused.stderr

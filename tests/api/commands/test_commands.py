@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -18,50 +18,25 @@ from click.testing import CliRunner, Result
 
 from api.cli import main
 from api.client import Client
-from api.errors import ServiceError
 from api.exporters import FORMATS
 from api.formatting import unit, zero
 from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.objectives import OBJECTIVES
-from tests.api.local_api import CAMPAIGN
-from tests.api.serve_process import ServeProcess
-from tests.results_db.factories import TimelyStore, completed, failed, lease_one, make_worker
+from tests.kit.api import CAMPAIGN
+from tests.kit.services import ServeProcess
+from tests.kit.store import TimelyStore, completed, failed, lease_one, make_worker
 
 ANYWHERE = Layout(dp=2, num_microbatches=4, precision="bf16")
 """A layout of a Llama that every trainer has."""
 LAYOUTS = [Layout(tp=tp, pp=pp, num_microbatches=8) for tp in (1, 2) for pp in (1, 2)]
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    service = ServeProcess(tmp_path_factory.mktemp("service"))
-    yield service
-    service.end()
-
-
-@pytest.fixture
-def store(service: ServeProcess) -> Iterator[Store]:
-    """The database behind the service's back, as the driver has it."""
-    store = TimelyStore(DataDir(service.data_dir).database_url)
-    yield store
-    store.close()
-
-
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
     """A campaign name of the test's own."""
     return str(request.node.name).removeprefix("test_")[:64]
-
-
-@pytest.fixture
-def run(service: ServeProcess):  # type: ignore[no-untyped-def]
-    def run_it(*arguments: str) -> Result:
-        environment = {"LAYOUT_TUNER_DATA_DIR": str(service.data_dir)}
-        return CliRunner().invoke(main, arguments, env=environment)
-
-    return run_it
 
 
 def submit(
@@ -100,21 +75,6 @@ def test_submit_reads_yaml_and_json(run, tmp_path: Path, name: str) -> None:
     assert json.loads(done.stdout)["name"] == f"{name}.json"
 
 
-def test_submit_refuses_a_malformed_file_as_bad_usage_with_its_line(run, tmp_path: Path) -> None:
-    for suffix, text, where in [
-        ("yaml", "name: x\nmodel: [tiny\nspace: 1\n", "line 3"),
-        ("json", '{"name": "x",\n "model"}', "line 2"),
-        ("yaml", "- a\n- b\n", "not a mapping"),
-    ]:
-        file = tmp_path / f"broken.{suffix}"
-        file.write_text(text)
-        done = run("campaign", "submit", str(file))
-        assert done.exit_code == 2
-        assert where in done.output
-        assert str(file) in done.output
-    assert run("campaign", "submit", str(tmp_path / "nowhere.yaml")).exit_code == 2
-
-
 def test_submit_lists_all_that_the_service_refuses_of_a_file(run, tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     wrong = {"model": {"preset": "tiny", "layers": 2}, "space": {"tp": 0}, "buget": {"trials": 3}}
@@ -133,38 +93,6 @@ def test_submit_lists_all_that_the_service_refuses_of_a_file(run, tmp_path: Path
     assert "did you mean 'num_layers'?" in lines[1]
 
 
-@pytest.mark.parametrize("value", [".nan", ".inf"])
-def test_submit_refuses_yaml_that_json_has_no_word_for(run, tmp_path: Path, value: str) -> None:
-    file = tmp_path / "c.yaml"
-    file.write_text(f"name: odd\nseed: {value}\n")
-    refused = run("campaign", "submit", str(file))
-    assert refused.exit_code == 2
-    assert "c.yaml: seed: " in refused.output
-    assert "is not a JSON number" in refused.output
-
-
-def test_the_leaderboard_shows_a_layouts_figures_at_the_median_of_its_runs(
-    run, service, store, name: str
-) -> None:
-    campaign = submit(service, store, name, trials=1)
-    worker = make_worker(store, "w1", devices_per_node=4)
-    (first,) = store.trials(campaign)
-    assert first.measurement is not None
-    again = store.repeat_trial(first.id)
-    lease = lease_one(store, worker.id)
-    store.post_outcome(
-        again.id,
-        lease.attempt,
-        completed(again.layout, tokens_per_s=first.measurement.tokens_per_s / 3),
-    )
-    (shown,) = json.loads(run("leaderboard", name, "--json").stdout)["trials"]
-    slower = first.measurement.step_time_s / shown["step_time_s"]
-    assert slower == pytest.approx(0.5)
-    (row,) = [line for line in run("leaderboard", name).output.splitlines() if " s " in line]
-    assert f"{shown['step_time_s']:.4g} s" in row
-    assert f"{first.measurement.mfu * slower:.1%}" in row
-
-
 def test_submit_shows_why_the_service_refuses_as_one_line(run, tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(yaml.safe_dump({**CAMPAIGN, "name": "refused", "model": "gpt-22b"}))
@@ -174,7 +102,7 @@ def test_submit_shows_why_the_service_refuses_as_one_line(run, tmp_path: Path) -
     assert len(done.output.splitlines()) == 1
 
 
-def test_list_and_show_tell_how_campaigns_stand(run, service, store, name: str) -> None:
+def test_list_and_show_print_the_progress_of_campaigns(run, service, store, name: str) -> None:
     submit(service, store, name, trials=2)
     (row,) = [line for line in run("campaign", "list").output.splitlines() if name in line]
     assert "RUNNING" in row
@@ -192,7 +120,7 @@ def test_list_and_show_tell_how_campaigns_stand(run, service, store, name: str) 
     assert json.loads(run("campaign", "show", name, "--json").stdout)["spec"]["name"] == name
 
 
-def test_pause_resume_and_cancel_do_what_they_say(run, service, store, name: str) -> None:
+def test_pause_resume_and_cancel_change_the_state(run, service, store, name: str) -> None:
     submit(service, store, name)
     for action, state in [("pause", "PAUSED"), ("resume", "RUNNING"), ("cancel", "CANCELLED")]:
         done = run("campaign", action, name, "--json")
@@ -222,7 +150,7 @@ def test_watch_follows_a_campaign_to_its_end(run, service, store, name: str) -> 
     )
 
 
-def test_watch_fails_when_the_campaign_did(run, service, store, name: str) -> None:
+def test_watching_a_failed_campaign_fails(run, service, store, name: str) -> None:
     campaign = submit(service, store, name)
     store.end_campaign(campaign, "FAILED", "driver", "the strategy is broken")
     done = run("campaign", "watch", name)
@@ -331,7 +259,7 @@ def test_a_service_that_is_not_there_is_one_clear_error(tmp_path: Path) -> None:
     assert len(gone.output.splitlines()) == 1
 
 
-def test_a_proxy_of_the_environment_is_not_asked_for_our_own_machine(
+def test_a_proxy_of_the_environment_is_not_used_for_loopback(
     run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
@@ -339,7 +267,7 @@ def test_a_proxy_of_the_environment_is_not_asked_for_our_own_machine(
     assert run("campaign", "list").exit_code == 0
 
 
-def test_an_address_that_is_none_is_one_clear_error(tmp_path: Path) -> None:
+def test_an_invalid_address_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("x")
     for url in ("nonsense", "http://[zz]", "http://a:b", "ftp://127.0.0.1/"):
         done = CliRunner().invoke(
@@ -361,8 +289,8 @@ def test_a_wrong_token_is_one_clear_error(service: ServeProcess, tmp_path: Path)
     assert "no valid token" in done.output
 
 
-@pytest.mark.parametrize("content", [b"", b"t\xc3\xb6k", b"\xff", b"two words", b"a\x00b"])
-def test_a_token_that_is_none_is_one_clear_error(
+@pytest.mark.parametrize("content", [b"", b"\xff", b"two words"])
+def test_an_invalid_token_file_is_one_clear_error(
     service: ServeProcess, tmp_path: Path, content: bytes
 ) -> None:
     (tmp_path / "token").write_bytes(content)
@@ -379,7 +307,7 @@ def printed_commands(printed: str) -> list[str]:
     return [line.partition(": ")[2] for line in lines if line.startswith("run it ")]
 
 
-@pytest.mark.parametrize("out", [".", "job", "a job's", "-job", "/"])
+@pytest.mark.parametrize("out", ["a job's", "-job", "/"])
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_the_commands_that_an_export_prints_name_its_files_from_here(
     run,
@@ -433,7 +361,7 @@ def test_an_export_names_a_campaign_and_a_format(run, words: tuple[str, ...], mi
     assert f"{missing} is missing; --list shows the formats" in refused.stderr
 
 
-def test_an_export_for_more_nodes_or_without_a_knob_is_what_the_service_answers(
+def test_an_export_passes_nodes_and_dropped_knobs_to_the_service(
     run, service, store, name: str, tmp_path: Path
 ) -> None:
     submit(service, store, name, trials=1)
@@ -474,15 +402,7 @@ def test_the_commands_that_an_export_prints_train(
         assert "step    1" in trained.stdout
 
 
-def test_formats_stand_in_the_help_and_in_the_refusal_of_another(run) -> None:
-    # The help is wrapped, at hyphens, too.
-    assert ",".join(FORMATS) in "".join(run("export", "--help").stdout.split())
-    refused = run("export", "c", "--format", "paper")
-    assert refused.exit_code == 2
-    assert f"'paper' is not one of {', '.join(map(repr, FORMATS))}" in refused.stderr
-
-
-@pytest.mark.parametrize("name", ["../x", "/tmp/x", "a/b", "..", ".", "", "a\x00b", "a\nb"])
+@pytest.mark.parametrize("name", ["../x", "/tmp/x", "..", "", "a\x00b"])
 def test_an_export_is_written_to_its_folder_whatever_the_service_sends(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -531,25 +451,8 @@ def test_every_objective_has_its_unit() -> None:
         (Layout(dp=4, zero_stage=1, zero_replicas=2), "1x2"),
     ],
 )
-def test_the_leaderboard_tells_zero_groups_apart(layout: Layout, shown: str) -> None:
+def test_the_leaderboard_shows_zero_groups(layout: Layout, shown: str) -> None:
     assert zero(layout) == shown
-
-
-def test_the_client_follows_pages(service, store, name: str) -> None:
-    campaign = submit(service, store, name, trials=4)
-    with Client.of_data_dir(DataDir(service.data_dir)) as client:
-        client_pages = list(client.trials(name))
-        assert [trial.number for trial in client_pages] == [1, 2, 3, 4]
-        assert client_pages[0].layout == LAYOUTS[0]
-        assert client.trial(client_pages[0].id).iterations
-        assert client.campaign(str(campaign)).name == name
-        assert client.health().database
-        assert client.workers().workers
-        with pytest.raises(ServiceError, match="nobody") as refused:
-            client.campaign("nobody")
-        assert refused.value.status == 404
-        with pytest.raises(ServiceError, match="b c"):
-            client.campaign("b c?#")
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Commands whose packages are not installed."""
 
 import importlib.util
-import itertools
 import json
 import re
 import subprocess
@@ -62,7 +61,7 @@ def test_the_message_names_what_is_missing() -> None:
     assert "needs a_, b_ and c_, which are not installed" in said
 
 
-def test_help_is_printed_all_the_same(nothing_but_the_base: None) -> None:
+def test_help_is_printed_without_the_extra(nothing_but_the_base: None) -> None:
     shown = CliRunner().invoke(main, ["worker", "--help"])
     assert shown.exit_code == 0
     assert "Run trials of the service's campaigns" in shown.output
@@ -99,7 +98,7 @@ def test_a_plan_needs_numpy_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert json.loads(shown.output)["num_legal"] > 0
 
 
-def test_nothing_is_said_where_everything_is_installed() -> None:
+def test_no_extra_is_missing_where_everything_is_installed() -> None:
     assert [missing_extra(command) for command in NEEDS] == [None] * len(NEEDS)
     assert missing_extra("estimate") is None
 
@@ -162,15 +161,3 @@ def test_an_extra_does_without_the_others(extra: str, modules: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_every_dependency_is_described() -> None:
-    page = Path(__file__).parents[3] / "docs" / "reference" / "dependencies.md"
-    described = page.read_text()
-    requirements = [*PROJECT["dependencies"], *itertools.chain(*EXTRAS.values())]
-    missing = [
-        name
-        for name in names(requirements)
-        if not re.search(rf"^(\||`bench`:).*\b{re.escape(name)}\b", described, re.MULTILINE)
-    ]
-    assert missing == ["layout-tuner"]  # `all` is made of the other extras

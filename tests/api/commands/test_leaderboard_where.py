@@ -5,58 +5,48 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 from api.campaigns.parquet import num_rows
-from api.client import Client
-from api.commands.leaderboard import leaderboard
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import TOKEN, Api
-from tests.api.terminal import Terminal
+from tests.kit.api import Api, Command
+from tests.kit.terminal import Terminal
 
-Run = Callable[..., Result]
 LAYOUTS = [Layout(tp=tp, pp=pp, num_microbatches=8) for tp in (1, 2) for pp in (1, 2)]
 
 
 @pytest.fixture
-def run(api: Api, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(api: Api, command: Command) -> Command:
     """Shows the leaderboard of a campaign of three layouts, each faster than the one before."""
     api.submit()
     worker = api.register()
     for number, layout in enumerate(LAYOUTS[:3], 1):
         api.complete(worker, "first", layout, tokens_per_s=1000.0 * number)
-
-    def connect(*_: object) -> Client:
-        return Client("http://testserver", TOKEN, transport=api.http._transport)
-
-    monkeypatch.setattr("api.commands.connection.connect", connect)
-    return lambda *arguments: CliRunner().invoke(leaderboard, ["first", *arguments])
+    return lambda *arguments: command("leaderboard", "first", *arguments)
 
 
-def numbers(run: Run, *conditions: str) -> list[int]:
+def numbers(run: Command, *conditions: str) -> list[int]:
     where = [word for condition in conditions for word in ("--where", condition)]
     page = json.loads(run("--json", *where).stdout)
     return [trial["number"] for trial in page["trials"]]
 
 
-def test_only_layouts_that_meet_every_condition_are_ranked(run: Run) -> None:
+def test_only_layouts_that_meet_every_condition_are_ranked(run: Command) -> None:
     assert numbers(run) == [3, 2, 1]
     assert numbers(run, "tp=1") == [2, 1]
     assert numbers(run, "tp=1", "tokens_per_s<=1500") == [1]
     assert "the best 1 of 1 by tokens_per_s" in run("--where", "pp=2").stdout
 
 
-def test_a_table_has_the_same_layouts(run: Run) -> None:
+def test_a_table_has_the_same_layouts(run: Command) -> None:
     header, *rows = run("--csv", "--where", "tp=2").stdout.splitlines()
     assert "tokens_per_s" in header
     assert len(rows) == 1
 
 
-def test_ranks_are_those_of_the_whole_leaderboard_in_every_format(run: Run) -> None:
+def test_ranks_are_those_of_the_whole_leaderboard_in_every_format(run: Command) -> None:
     where = ("--where", "tp=1")
     page = json.loads(run("--json", *where).stdout)
     assert [(each["number"], each["rank"]) for each in page["trials"]] == [(2, 2), (1, 3)]
@@ -73,7 +63,7 @@ def test_ranks_are_those_of_the_whole_leaderboard_in_every_format(run: Run) -> N
     assert [row["rank"] for row in rows] == ["2", "3"]
 
 
-def test_a_first_place_that_is_not_listed_is_not_called_the_first(run: Run, api: Api) -> None:
+def test_a_filtered_leaderboard_names_the_unlisted_first(run: Command, api: Api) -> None:
     worker = api.register("w2")
     api.complete(worker, "first", LAYOUTS[3], tokens_per_s=3000.0)
     everything, narrowed = run().stdout, run("--where", "pp=2").stdout
@@ -82,19 +72,19 @@ def test_a_first_place_that_is_not_listed_is_not_called_the_first(run: Run, api:
     assert "cannot be told apart from rank 1, which is not listed (95 %): trial 4" in narrowed
 
 
-def test_a_ranking_without_any_says_that_none_meets_the_conditions(run: Run) -> None:
+def test_an_empty_filtered_leaderboard_says_so(run: Command) -> None:
     assert run("--where", "dp=7").stdout == (
         "campaign first has no ranked trial that meets every --where yet\n"
     )
 
 
-def test_a_condition_that_is_none_is_bad_usage(run: Run) -> None:
+def test_an_invalid_condition_is_bad_usage(run: Command) -> None:
     refused = run("--where", "tpp=2")
     assert refused.exit_code == 2
     assert "did you mean 'tp'?" in refused.output
 
 
-def test_a_parquet_file_is_named_with_its_rows(run: Run, tmp_path: Path) -> None:
+def test_a_parquet_file_is_named_with_its_rows(run: Command, tmp_path: Path) -> None:
     file = tmp_path / "best.parquet"
     written = run("--parquet", str(file))
     assert written.stdout == f"wrote 3 rows to {file}\n"
@@ -106,7 +96,7 @@ def test_a_parquet_file_is_named_with_its_rows(run: Run, tmp_path: Path) -> None
     assert "wrote 3 rows to the output" in piped.stderr
 
 
-def test_parquet_is_not_written_to_a_terminal(run: Run) -> None:
+def test_parquet_is_not_written_to_a_terminal(run: Command) -> None:
     with Terminal() as terminal:
         refused = run("--parquet", terminal.path)
     assert refused.exit_code == 2

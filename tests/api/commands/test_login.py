@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
-from api.commands.login import login, sign_in_url
+from api.commands.login import sign_in_url
 from api.commands.token import token
-from tests.api.security.signed_in import Person
-from tests.api.serve_process import ServeProcess
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    service = ServeProcess(tmp_path_factory.mktemp("service"))
-    yield service
-    service.end()
-
-
-def run(service: ServeProcess, *arguments: str) -> Result:
-    environment = {"LAYOUT_TUNER_DATA_DIR": str(service.data_dir)}
-    return CliRunner().invoke(login, arguments, env=environment)
+from tests.kit.api import Command
+from tests.kit.persons import Person
+from tests.kit.services import ServeProcess
 
 
 def sign_in(service: ServeProcess, address: str) -> httpx.Response:
@@ -40,8 +27,10 @@ def sign_in(service: ServeProcess, address: str) -> httpx.Response:
     return answer
 
 
-def test_the_address_is_printed_alone_and_signs_in_once(service: ServeProcess) -> None:
-    done = run(service)
+def test_the_address_is_printed_alone_and_signs_in_once(
+    service: ServeProcess, run: Command
+) -> None:
+    done = run("login")
     assert done.exit_code == 0, done.output
     (address,) = done.stdout.splitlines()
     assert done.stderr.startswith("until 20")
@@ -51,18 +40,16 @@ def test_the_address_is_printed_alone_and_signs_in_once(service: ServeProcess) -
     assert sign_in(service, address).status_code == 401
 
 
-def test_the_session_is_that_of_the_token_that_was_named(
-    service: ServeProcess, tmp_path: Path
-) -> None:
+def test_login_uses_the_named_token(service: ServeProcess, run: Command, tmp_path: Path) -> None:
     files = {}
     for role in ("viewer", "worker"):
         files[role] = tmp_path / role
         arguments = ["create", f"a-{role}", "--role", role, "--out", str(files[role])]
         made = CliRunner().invoke(token, [*arguments, "--data-dir", str(service.data_dir)])
         assert made.exit_code == 0, made.output
-    address = run(service, "--token-file", str(files["viewer"])).stdout.strip()
+    address = run("login", "--token-file", str(files["viewer"])).stdout.strip()
     assert sign_in(service, address).json()["role"] == "viewer"
-    refused = run(service, "--token-file", str(files["worker"]))
+    refused = run("login", "--token-file", str(files["worker"]))
     assert refused.exit_code == 1
     assert "'a-worker' has the role worker" in refused.stderr
 
@@ -73,8 +60,8 @@ def test_an_address_below_a_prefix_keeps_it() -> None:
     )
 
 
-def test_a_browser_is_opened_without_the_code_among_its_arguments(
-    service: ServeProcess, tmp_path: Path
+def test_the_code_is_not_among_the_arguments_of_the_browser(
+    service: ServeProcess, run: Command, tmp_path: Path
 ) -> None:
     """All users of a machine can read arguments of processes."""
     seen, browser = tmp_path / "seen", tmp_path / "browser"

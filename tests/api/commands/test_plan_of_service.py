@@ -4,50 +4,22 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
 
-from api.cli import main
-from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import CAMPAIGN
-from tests.api.serve_process import ServeProcess
-from tests.results_db.factories import TimelyStore, completed, lease_one, make_worker
+from tests.kit.api import CAMPAIGN, Command
+from tests.kit.services import ServeProcess
+from tests.kit.store import completed, lease_one, make_worker
 from tuner.driver.driver import Driver
 
-Run = Callable[..., Result]
 FULL = [Layout(tp=2, pp=2, num_microbatches=8), Layout(tp=2, dp=2, num_microbatches=4)]
 """Layouts that fill a node of four devices."""
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    service = ServeProcess(tmp_path_factory.mktemp("service"))
-    yield service
-    service.end()
-
-
-@pytest.fixture
-def store(service: ServeProcess) -> Iterator[Store]:
-    """The database behind the service's back, as the driver has it."""
-    store = TimelyStore(DataDir(service.data_dir).database_url)
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def run(service: ServeProcess) -> Run:
-    def run_it(*arguments: str) -> Result:
-        environment = {"LAYOUT_TUNER_DATA_DIR": str(service.data_dir)}
-        return CliRunner().invoke(main, arguments, env=environment)
-
-    return run_it
 
 
 def measured(
@@ -66,7 +38,7 @@ def measured(
 
 
 def test_the_leaderboard_has_the_days_of_a_training_job_by_measured_step_times(
-    run: Run, service: ServeProcess, store: Store
+    run: Command, service: ServeProcess, store: Store
 ) -> None:
     measured(service, store, "ranked")
     flags = ("leaderboard", "ranked", "--tokens", "1B", "--mtbf-hours", "1e6")
@@ -92,7 +64,7 @@ def test_the_leaderboard_has_the_days_of_a_training_job_by_measured_step_times(
 
 
 def test_a_dry_run_prints_the_services_plan_and_submits_nothing(
-    run: Run, service: ServeProcess, store: Store, tmp_path: Path
+    run: Command, service: ServeProcess, store: Store, tmp_path: Path
 ) -> None:
     store.end_campaign(measured(service, store, "before"), "COMPLETED", "budget", "")
     file = tmp_path / "c.yaml"
@@ -113,7 +85,7 @@ def test_a_dry_run_prints_the_services_plan_and_submits_nothing(
 
 
 def test_a_dry_run_waits_for_a_plan_that_the_driver_makes(
-    run: Run, store: Store, tmp_path: Path
+    run: Command, store: Store, tmp_path: Path
 ) -> None:
     upto = {"from": 1, "to": 160}
     space = {

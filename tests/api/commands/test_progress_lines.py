@@ -13,10 +13,10 @@ from click.testing import CliRunner
 from api.cli import main
 from results_db.store import Store
 from search_spaces.terminal import live_output
-from tests.api.serve_process import ServeProcess
-from tests.api.terminal import Screen, Terminal, run_in_terminal
-from tests.postgres import upgraded
-from tests.results_db.factories import make_campaign
+from tests.kit.postgres import upgraded
+from tests.kit.services import ServeProcess
+from tests.kit.store import make_campaign
+from tests.kit.terminal import Screen, Terminal, run_in_terminal
 from tests.search_spaces.tables.tables import layouts, make_row, make_text
 
 Words = tuple[tuple[str, ...], tuple[str, ...]]
@@ -49,7 +49,7 @@ def backup(_: Path, folder: Path) -> Words:
 
 
 @pytest.mark.parametrize("command", [estimate, replay, backup])
-def test_progress_is_shown_at_a_terminal_and_goes_away(
+def test_progress_is_shown_at_a_terminal_and_removed(
     command: Callable[[Path, Path], Words],
     table: Path,
     tmp_path: Path,

@@ -20,11 +20,11 @@ from api.cli import main
 from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import CAMPAIGN, INTRODUCTION
-from tests.api.serve_process import ServeProcess
-from tests.api.terminal import Screen, Terminal, run_in_terminal
-from tests.results_db.factories import TimelyStore, completed, failed, lease_one, make_worker
-from tests.waiting import wait_until
+from tests.kit.api import CAMPAIGN, INTRODUCTION
+from tests.kit.services import ServeProcess
+from tests.kit.store import TimelyStore, completed, failed, lease_one, make_worker
+from tests.kit.terminal import Screen, Terminal, run_in_terminal
+from tests.kit.waiting import wait_until
 
 NAME = "a-campaign-of-the-group-" + "x" * 36
 LAYOUTS = [
@@ -222,12 +222,12 @@ def test_json_keeps_the_values_and_has_no_control_character(
         assert json.loads(printed)["message"] == f"rank 1 of 2: crashed{HOSTILE}"
 
 
-def test_the_bytes_of_a_log_are_there_for_who_asks_for_them() -> None:
+def test_a_raw_log_has_its_bytes_unchanged() -> None:
     raw = CliRunner().invoke(main, ["trial", "log", "hostile/2", "--raw"])
     assert raw.stdout_bytes.decode() == f"Traceback ...{HOSTILE}"
 
 
-def test_what_is_echoed_in_an_error_is_spelled_out_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_escapes_what_it_quotes(monkeypatch: pytest.MonkeyPatch) -> None:
     code, printed = run_in_terminal(80, ["trial", "list", "no\x1b[31mne"], monkeypatch)
     assert code == 1
     assert spelled_out_or_plain(printed), repr(printed)
@@ -236,7 +236,7 @@ def test_what_is_echoed_in_an_error_is_spelled_out_too(monkeypatch: pytest.Monke
     assert spelled_out_or_plain(refused.output), repr(refused.output)
 
 
-def test_a_message_of_several_lines_forges_no_fact(served: Served) -> None:
+def test_a_message_of_several_lines_cannot_fake_a_field(served: Served) -> None:
     with closing(sqlite3.connect(database_of(served.data_dir), timeout=30)) as rows:
         rows.execute(
             "UPDATE trials SET message = ? WHERE message LIKE '%out_of_memory%'",

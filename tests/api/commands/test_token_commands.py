@@ -7,36 +7,17 @@ import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-import click
 import pytest
-from click.testing import CliRunner, Result
 
-from api.commands.token import audit, token, whoami
-from tests.api.serve_process import ServeProcess
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    service = ServeProcess(tmp_path_factory.mktemp("service"))
-    yield service
-    service.end()
-
-
-@pytest.fixture
-def run(service: ServeProcess) -> Any:
-    def run_it(command: click.Command, *arguments: str) -> Result:
-        environment = {"LAYOUT_TUNER_DATA_DIR": str(service.data_dir)}
-        return CliRunner().invoke(command, arguments, env=environment)
-
-    return run_it
+from tests.kit.api import Command
+from tests.kit.services import ServeProcess
 
 
 def test_a_token_is_printed_alone_so_that_it_can_go_to_a_file(
-    service: ServeProcess, run: Any, tmp_path: Path
+    service: ServeProcess, run: Command, tmp_path: Path
 ) -> None:
-    made = run(token, "create", "physics", "--role", "submitter", "--expires-in", "90d")
+    made = run("token", "create", "physics", "--role", "submitter", "--expires-in", "90d")
     assert made.exit_code == 0, made.output
     (printed,) = made.stdout.splitlines()
     assert made.stderr.startswith("token ")
@@ -44,63 +25,63 @@ def test_a_token_is_printed_alone_so_that_it_can_go_to_a_file(
     file = tmp_path / "token"
     file.write_text(printed)
     options = ["--url", service.service["url"], "--token-file", str(file)]
-    who = run(whoami, *options)
+    who = run("whoami", *options)
     assert who.stdout.startswith("physics: submitter until 20")
-    refused = run(token, "list", *options)
+    refused = run("token", "list", *options)
     assert refused.exit_code == 1
     assert "'physics' has the role submitter, and list_tokens takes admin" in refused.stderr
 
 
-def test_a_token_goes_to_a_new_file_of_its_owners_alone(run: Any, tmp_path: Path) -> None:
+def test_a_token_goes_to_a_new_file_of_its_owners_alone(run: Command, tmp_path: Path) -> None:
     out = tmp_path / "worker-token"
-    made = run(token, "create", "frontier", "--role", "worker", "--out", str(out))
+    made = run("token", "create", "frontier", "--role", "worker", "--out", str(out))
     assert made.exit_code == 0, made.output
     assert made.stdout == ""
     assert f"it is in {out}" in made.stderr
     assert out.stat().st_mode & 0o777 == 0o600
     assert out.read_text().strip() not in made.output
-    again = run(token, "create", "another", "--role", "worker", "--out", str(out))
+    again = run("token", "create", "another", "--role", "worker", "--out", str(out))
     assert again.exit_code == 2
     assert f"{out} exists" in again.stderr
-    nowhere = run(token, "create", "another", "--role", "worker", "--out", "/none/x")
+    nowhere = run("token", "create", "another", "--role", "worker", "--out", "/none/x")
     assert nowhere.exit_code == 2
-    assert "another" not in run(token, "list", "--json").stdout
+    assert "another" not in run("token", "list", "--json").stdout
 
 
-def test_tokens_are_listed_and_revoked_by_name_or_id(run: Any) -> None:
-    run(token, "create", "ci", "--role", "viewer")
+def test_tokens_are_listed_and_revoked_by_name_or_id(run: Command) -> None:
+    run("token", "create", "ci", "--role", "viewer")
     (listed,) = [
         each
-        for each in json.loads(run(token, "list", "--json").stdout)["tokens"]
+        for each in json.loads(run("token", "list", "--json").stdout)["tokens"]
         if each["name"] == "ci"
     ]
     assert listed["is_valid"]
     assert "token" not in listed
-    shown = run(token, "list").stdout
+    shown = run("token", "list").stdout
     assert "ci" in shown
     assert "valid" in shown
-    revoked = run(token, "revoke", "ci")
+    revoked = run("token", "revoke", "ci")
     assert revoked.stdout == f"token {listed['id']} of ci is revoked\n"
-    assert run(token, "revoke", str(listed["id"])).exit_code == 0  # twice is once
-    gone = run(token, "revoke", "ci")
+    assert run("token", "revoke", str(listed["id"])).exit_code == 0  # twice is once
+    gone = run("token", "revoke", "ci")
     assert gone.exit_code == 1
     assert "there is no token named 'ci' that is not revoked" in gone.stderr
-    assert "revoked 20" in run(token, "list", "--all").stdout
+    assert "revoked 20" in run("token", "list", "--all").stdout
 
 
 @pytest.mark.parametrize(
     ("words", "code", "why"),
     [
         (["create", "x", "--role", "root"], 2, "Invalid value for '--role'"),
-        (["create", "x"], 2, "Missing option '--role'"),
         (["create", "x", "--role", "viewer", "--expires-in", "soon"], 2, "not a duration"),
         (["create", "local", "--role", "viewer"], 1, "choose another"),
-        (["create", "a b", "--role", "viewer"], 1, "is not 1 to 64 characters"),
-        (["revoke", "4711"], 1, "there is no token 4711"),
+        (["create", "n" * 65, "--role", "viewer"], 2, "the name of a token"),
     ],
 )
-def test_what_cannot_be_is_one_clear_error(run: Any, words: list[str], code: int, why: str) -> None:
-    done = run(token, *words)
+def test_an_invalid_token_command_is_one_clear_error(
+    run: Command, words: list[str], code: int, why: str
+) -> None:
+    done = run("token", *words)
     assert done.exit_code == code, done.output
     assert why in done.stderr
 
@@ -116,50 +97,43 @@ def far_east(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("far_east")
-def test_times_are_printed_in_utc_and_say_so(run: Any) -> None:
+def test_times_are_printed_in_utc_and_say_so(run: Command) -> None:
     made = json.loads(
-        run(token, "create", "dated", "--role", "viewer", "--expires-in", "7d", "--json").stdout
+        run("token", "create", "dated", "--role", "viewer", "--expires-in", "7d", "--json").stdout
     )
     until, since = (
         f"{datetime.fromisoformat(made[name]):%Y-%m-%d %H:%M} UTC"
         for name in ("expires_at", "created_at")
     )
-    (row,) = [line for line in run(token, "list").stdout.splitlines() if " dated " in line]
+    (row,) = [line for line in run("token", "list").stdout.splitlines() if " dated " in line]
     assert f"until {until}" in row
     assert since in row
-    assert since in run(audit, "--of", "dated").stdout
+    assert since in run("audit", "--of", "dated").stdout
 
 
-def test_the_audit_says_who_changed_what(run: Any) -> None:
-    run(token, "create", "chemistry", "--role", "viewer")
-    listed = run(audit, "--of", "chemistry", "--within", "1h")
+def test_the_audit_says_who_changed_what(run: Command) -> None:
+    run("token", "create", "chemistry", "--role", "viewer")
+    listed = run("audit", "--of", "chemistry", "--within", "1h")
     assert listed.exit_code == 0, listed.output
     assert "token.create" in listed.stdout
     assert "role=viewer" in listed.stdout
     assert "127.0.0.1" in listed.stdout
-    (entry,) = json.loads(run(audit, "--of", "chemistry", "--json").stdout)
+    (entry,) = json.loads(run("audit", "--of", "chemistry", "--json").stdout)
     assert (entry["actor"], entry["action"]) == ("local", "token.create")
-    assert json.loads(run(audit, "--by", "nobody", "--json").stdout) == []
-    assert run(audit, "--within", "ever").exit_code == 2
+    assert json.loads(run("audit", "--by", "nobody", "--json").stdout) == []
+    assert run("audit", "--within", "ever").exit_code == 2
 
 
-@pytest.mark.parametrize("name", ["", "n" * 65])
-def test_a_name_that_no_token_may_have_is_bad_usage(run: Any, name: str) -> None:
-    refused = run(token, "create", name, "--role", "viewer")
-    assert refused.exit_code == 2
-    assert "the name of a token: String should have at" in refused.stderr
-
-
-def test_this_machines_token_is_not_sent_to_another(run: Any) -> None:
+def test_this_machines_token_is_not_sent_to_another(run: Command) -> None:
     """Nobody listens there, and nobody is asked."""
-    refused = run(whoami, "--url", "https://service.invalid:8080")
+    refused = run("whoami", "--url", "https://service.invalid:8080")
     assert refused.exit_code == 1
     assert "is on another machine" in refused.stderr
     assert "--token-file" in refused.stderr
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
-def test_on_this_machine_it_is_sent_to_whoever_is_named(run: Any, host: str) -> None:
-    refused = run(whoami, "--url", f"http://{host}:9")
+@pytest.mark.parametrize("host", ["localhost", "[::1]"])
+def test_a_local_token_is_sent_to_any_address_of_this_machine(run: Command, host: str) -> None:
+    refused = run("whoami", "--url", f"http://{host}:9")
     assert refused.exit_code == 1
     assert "is it running?" in refused.stderr

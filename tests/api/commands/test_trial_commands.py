@@ -1,25 +1,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from api.client import Client
-from api.commands.trial import trial
 from api.commands.trial_conditions import read_conditions
 from results_db.trials.filter import TrialFilter
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import TOKEN, Api
-from tests.results_db.factories import failed
-
-Run = Callable[..., Result]
+from tests.kit.api import Api, Command
+from tests.kit.store import failed
 
 
 @pytest.fixture
-def run(api: Api, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(api: Api, command: Command) -> Command:
     """Runs a command on three trials: one measured, one that crashed, one that waits."""
     campaign = api.submit()
     worker = api.register()
@@ -27,12 +22,7 @@ def run(api: Api, monkeypatch: pytest.MonkeyPatch) -> Run:
     api.store.add_trial(campaign["id"], Layout(tp=2, num_microbatches=8))
     api.report(worker, api.lease(worker), failed("crashed"))
     api.store.add_trial(campaign["id"], Layout(pp=2, num_microbatches=8))
-
-    def connect(*_: object) -> Client:
-        return Client("http://testserver", TOKEN, transport=api.http._transport)
-
-    monkeypatch.setattr("api.commands.connection.connect", connect)
-    return lambda *arguments: CliRunner().invoke(trial, arguments)
+    return lambda *arguments: command("trial", *arguments)
 
 
 def shown(result: Result) -> list[str]:
@@ -41,7 +31,7 @@ def shown(result: Result) -> list[str]:
     return [row[1] for row in rows if row and row[0].isdigit()]
 
 
-def test_trials_are_listed_in_the_order_that_is_asked_for(run: Run) -> None:
+def test_trials_are_listed_in_the_order_that_is_asked_for(run: Command) -> None:
     assert shown(run("list", "first")) == ["1", "2", "3"]
     assert shown(run("list", "first", "--sort", "tp", "--descending")) == ["2", "1", "3"]
     table = run("list", "first").stdout
@@ -49,25 +39,25 @@ def test_trials_are_listed_in_the_order_that_is_asked_for(run: Run) -> None:
     assert "10.24 s" in table
 
 
-def test_only_trials_that_meet_every_condition_are_listed(run: Run) -> None:
+def test_only_trials_that_meet_every_condition_are_listed(run: Command) -> None:
     assert shown(run("list", "first", "--where", "tp=1,4", "--where", "state=PENDING")) == ["3"]
     assert shown(run("list", "first", "--where", "tokens_per_s>=100")) == ["1"]
     assert shown(run("list", "first", "--where", "tokens_per_s <= 99.5")) == []
 
 
-def test_a_list_that_was_cut_short_says_so(run: Run) -> None:
+def test_a_list_that_was_cut_short_says_so(run: Command) -> None:
     result = run("list", "first", "--limit", "2")
     assert shown(result) == ["1", "2"]
     assert "there are more than 2" in result.stderr
     assert run("list", "first", "--limit", "3").stderr == ""
 
 
-def test_a_list_is_json_too(run: Run) -> None:
+def test_a_list_of_trials_is_printed_as_json(run: Command) -> None:
     page = json.loads(run("list", "first", "--where", "reason=crashed", "--json").stdout)
     assert [each["number"] for each in page["trials"]] == [2]
 
 
-def test_a_trial_is_named_by_its_id_or_by_its_campaign_and_number(run: Run) -> None:
+def test_a_trial_is_named_by_its_id_or_by_its_campaign_and_number(run: Command) -> None:
     by_id, by_number = run("show", "2"), run("show", "first/2")
     assert by_id.exit_code == 0, by_id.output
     assert by_id.stdout == by_number.stdout
@@ -80,7 +70,7 @@ def test_a_trial_is_named_by_its_id_or_by_its_campaign_and_number(run: Run) -> N
         assert run("show", "--", wrong).exit_code == 2, wrong
 
 
-def test_a_measured_trial_shows_its_figures(run: Run) -> None:
+def test_a_measured_trial_shows_its_figures(run: Command) -> None:
     text = run("show", "first/1").stdout
     assert "tokens/s      100" in text
     assert "peak memory   5 GiB" in text
@@ -88,14 +78,14 @@ def test_a_measured_trial_shows_its_figures(run: Run) -> None:
     assert detail["measurement"]["tokens_per_s"] == 100.0
 
 
-def test_a_log_is_printed_as_it_came(run: Run) -> None:
+def test_a_log_is_printed_as_it_came(run: Command) -> None:
     assert run("log", "first/2").stdout == "Traceback ..."
     waiting = run("log", "first/3")
     assert waiting.exit_code == 1
     assert "trial first/3 (id 3) is PENDING and has no log" in waiting.output
 
 
-def test_trials_are_repeated_queued_again_and_cancelled(run: Run) -> None:
+def test_trials_are_repeated_queued_again_and_cancelled(run: Command) -> None:
     repeated = run("repeat", "first/1", "--times", "2")
     assert repeated.stdout.count("is PENDING") == 2, repeated.output
     assert "number 6" in run("requeue", "first/2").stdout
@@ -107,12 +97,12 @@ def test_trials_are_repeated_queued_again_and_cancelled(run: Run) -> None:
     assert json.loads(run("cancel", "first/3", "--json").stdout)["state"] == "CANCELLED"
 
 
-def test_cancelling_what_runs_says_that_its_worker_will_stop_it(run: Run, api: Api) -> None:
+def test_cancelling_a_running_trial_says_that_its_worker_stops_it(run: Command, api: Api) -> None:
     api.lease(api.register("w2"))
     assert "its worker is told" in run("cancel", "first/3").stdout
 
 
-def test_conditions_make_a_filter_together() -> None:
+def test_conditions_are_combined_into_one_filter() -> None:
     conditions = [
         "number=1,2",
         "state=FAILED",
@@ -151,7 +141,7 @@ def test_conditions_make_a_filter_together() -> None:
         ("peak_memory_bytes<=0.5", "is not a whole number"),
     ],
 )
-def test_a_condition_that_is_none_is_bad_usage(condition: str, words: str) -> None:
+def test_an_invalid_condition_is_bad_usage(condition: str, words: str) -> None:
     with pytest.raises(click.UsageError, match=words):
         read_conditions([condition])
 
@@ -162,7 +152,7 @@ def test_a_condition_is_stated_once() -> None:
 
 
 @pytest.mark.parametrize("trial", ["tiny/9999999999", "9999999999", "tiny/" + "9" * 5000])
-def test_a_number_that_no_trial_has_is_bad_usage(run: Run, trial: str) -> None:
+def test_a_trial_number_beyond_the_database_is_bad_usage(run: Command, trial: str) -> None:
     refused = run("show", trial)
     assert refused.exit_code == 2
     assert "neither the id of a trial nor" in refused.output

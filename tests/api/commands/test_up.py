@@ -3,7 +3,6 @@
 import os
 import re
 import socket
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -11,17 +10,16 @@ from pathlib import Path
 import pytest
 
 from results_db.database.data_dir import DataDir
-from results_db.store import Store
-from tests.api.security.signed_in import Person
-from tests.api.serve_process import ServeProcess, run_command
 from tests.e2e.conftest import Service
-from tests.waiting import wait_until
+from tests.kit.persons import Person
+from tests.kit.services import ServeProcess, run_here
+from tests.kit.waiting import wait_until
 
 
 def refused_line(*options: str) -> str:
     """The one line with which `up` refuses to start."""
-    refused = run_command("up", *options)
-    assert refused.returncode == 1, refused.stderr
+    refused = run_here("up", *options)
+    assert refused.exit_code == 1, refused.stderr
     assert refused.stdout == ""
     (line,) = refused.stderr.splitlines()
     return line
@@ -38,25 +36,11 @@ def test_a_port_in_use_is_one_clear_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("port", ["99999", "-1", "http"])
-def test_a_port_that_is_none_is_bad_usage(tmp_path: Path, port: str) -> None:
-    refused = run_command("up", "--port", port, "--data-dir", str(tmp_path / "data"))
-    assert refused.returncode == 2
+def test_an_invalid_port_is_bad_usage(tmp_path: Path, port: str) -> None:
+    refused = run_here("up", "--port", port, "--data-dir", str(tmp_path / "data"))
+    assert refused.exit_code == 2
     assert "Invalid value for '--port'" in refused.stderr
     assert not (tmp_path / "data").exists()
-
-
-def test_a_data_directory_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    Store.open(DataDir(tmp_path)).close()
-    database = tmp_path / "results.sqlite3"
-    with sqlite3.connect(database) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    connection.close()
-    before = database.read_bytes()
-    listing = {file.name for file in tmp_path.iterdir()}
-    line = refused_line("--port", "0", "--data-dir", str(tmp_path))
-    assert "newer version of layout-tuner" in line
-    assert database.read_bytes() == before
-    assert {file.name for file in tmp_path.iterdir()} - listing <= {"serve.lock"}
 
 
 @pytest.mark.slow
@@ -84,7 +68,7 @@ def test_a_second_up_names_the_first_ones_address_and_process_and_what_to_do(
 
 
 @pytest.mark.slow
-def test_a_service_that_up_runs_is_ended_by_ending_up_and_its_token_is_nowhere_printed(
+def test_ending_up_ends_its_service_and_no_token_is_printed(
     tmp_path: Path,
 ) -> None:
     """On a terminal too."""

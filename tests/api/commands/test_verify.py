@@ -4,43 +4,20 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 
 import pytest
-from click.testing import CliRunner, Result
 
-from api.cli import main
-from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.protocol.worker_messages import WorkerCreate
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import CAMPAIGN
-from tests.api.serve_process import ServeProcess
-from tests.results_db.factories import TimelyStore, completed, failed, lease_one, make_worker
-from tests.waiting import wait_until
+from tests.kit.api import CAMPAIGN, Command
+from tests.kit.services import ServeProcess
+from tests.kit.store import completed, failed, lease_one, make_worker
+from tests.kit.waiting import wait_until
 
 LAYOUTS = [Layout(tp=tp, pp=pp, num_microbatches=8) for tp in (1, 2) for pp in (1, 2)]
 OURS = dict(zip(LAYOUTS, (4000.0, 3000.0, 2000.0, 1000.0), strict=True))
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    service = ServeProcess(tmp_path_factory.mktemp("service"))
-    yield service
-    service.end()
-
-
-@pytest.fixture
-def store(service: ServeProcess) -> Iterator[Store]:
-    store = TimelyStore(DataDir(service.data_dir).database_url)
-    yield store
-    store.close()
-
-
-def run(service: ServeProcess, *arguments: str) -> Result:
-    environment = {"LAYOUT_TUNER_DATA_DIR": str(service.data_dir)}
-    return CliRunner().invoke(main, ["verify", *arguments], env=environment)
 
 
 def measured_by_us(service: ServeProcess, store: Store, name: str) -> None:
@@ -99,11 +76,11 @@ class OtherTrainer(threading.Thread):
         self._store.post_outcome(trial_id, 1, outcome)
 
 
-def test_the_two_orders_are_compared(service: ServeProcess, store: Store) -> None:
+def test_the_two_orders_are_compared(run: Command, service: ServeProcess, store: Store) -> None:
     measured_by_us(service, store, "agreed")
     speeds = dict(zip(LAYOUTS, (1900.0, 2000.0, 1000.0, None), strict=True))
     OtherTrainer(store, "agreed-theirs", speeds).start()
-    done = run(service, "agreed", "--trainer", "theirs", "--runs", "3", "--json")
+    done = run("verify", "agreed", "--trainer", "theirs", "--runs", "3", "--json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert [each["rank"] for each in found["layouts"]] == [1, 2, 3, 4]
@@ -118,23 +95,25 @@ def test_the_two_orders_are_compared(service: ServeProcess, store: Store) -> Non
     assert found["kendall_tau"] == pytest.approx(1 / 3)
     assert found["best_of_other"] == LAYOUTS[1].key
     assert found["best_of_other_over_our_first"] == pytest.approx(2000 / 1900 - 1)
-    again = run(service, "agreed", "--trainer", "theirs")
+    again = run("verify", "agreed", "--trainer", "theirs")
     assert "Kendall's tau 0.33" in again.stdout, "it goes on with the campaign of before"
     assert "rank 4 was not measured: crashed" in again.stdout
     assert "there it is 5.3% over our first" in again.stdout
 
 
-def test_what_cannot_be_verified_is_refused(service: ServeProcess, store: Store) -> None:
+def test_what_cannot_be_verified_is_refused(
+    run: Command, service: ServeProcess, store: Store
+) -> None:
     service.post("/campaigns", {**CAMPAIGN, "name": "empty"})
-    short = run(service, "empty", "--trainer", "theirs")
+    short = run("verify", "empty", "--trainer", "theirs")
     assert (short.exit_code, short.stderr) == (
         1,
         "Error: campaign empty has 0 ranked layouts; an order needs two\n",
     )
-    same = run(service, "empty", "--trainer", "embedded")
+    same = run("verify", "empty", "--trainer", "embedded")
     assert "was measured with embedded; name another" in same.stderr
     measured_by_us(service, store, "taken")
-    other = run(service, "taken", "--trainer", "theirs", "--name", "empty")
+    other = run("verify", "taken", "--trainer", "theirs", "--name", "empty")
     assert "there is another campaign named empty" in other.stderr
-    wrong = run(service, "taken", "--trainer", "theirs", "--parameter", "rate")
+    wrong = run("verify", "taken", "--trainer", "theirs", "--parameter", "rate")
     assert "--parameter=rate is not NAME=VALUE" in wrong.stderr

@@ -16,10 +16,10 @@ from results_db.store import Store
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.protocol.worker_messages import BeatBody
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import CAMPAIGN, TOKEN
-from tests.api.streams import live_service
-from tests.postgres import upgraded
-from tests.results_db.factories import TimelyStore, completed, failed, lease_one, make_worker
+from tests.kit.api import CAMPAIGN, TOKEN
+from tests.kit.live import live_service
+from tests.kit.postgres import upgraded
+from tests.kit.store import TimelyStore, completed, failed, lease_one, make_worker
 
 LAYOUTS = [Layout(num_microbatches=128, micro_batch_size=16 // tp, tp=tp) for tp in (1, 2, 4)]
 
@@ -92,7 +92,7 @@ def test_the_running_trial_is_shown_with_its_iterations(store: Store, client: Cl
     ) in lines_of(view, client)
 
 
-def test_only_trials_that_have_ended_since_are_read(
+def test_watching_reads_newly_ended_trials_only(
     store: Store, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_worker(store)

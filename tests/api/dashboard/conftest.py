@@ -7,8 +7,8 @@ from playwright.sync_api import Browser
 
 from tests.api.dashboard.browser import running_browser
 from tests.api.dashboard.explored import Explored, explored_service
-from tests.api.populated_service import Populated, populated_service
-from tests.postgres import upgraded
+from tests.kit.populated import Populated, populated_service
+from tests.kit.postgres import upgraded
 
 
 # Not for the session: while playwright runs, a process cannot run an event loop of its own.

@@ -16,9 +16,9 @@ from results_db.store import Store
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from tests.api.dashboard.browser import Visitor, session_of, visiting
-from tests.api.local_api import CAMPAIGN, HEADERS, INTRODUCTION, TOKEN
-from tests.api.streams import live_service
-from tests.results_db.factories import TimelyStore, completed, failed
+from tests.kit.api import CAMPAIGN, HEADERS, INTRODUCTION, TOKEN
+from tests.kit.live import live_service
+from tests.kit.store import TimelyStore, completed, failed
 
 LAYOUTS: Final = [
     Layout(tp=tp, pp=pp, micro_batch_size=size, num_microbatches=8 // size)

@@ -21,9 +21,9 @@ from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from tests.api.dashboard.browser import Visitor, session_of, visiting
 from tests.api.figures.layout_points import MODEL, make_model
-from tests.api.local_api import HEADERS, TOKEN
-from tests.api.streams import live_service
-from tests.results_db.factories import (
+from tests.kit.api import HEADERS, TOKEN
+from tests.kit.live import live_service
+from tests.kit.store import (
     TimelyStore,
     TurnableClock,
     completed,

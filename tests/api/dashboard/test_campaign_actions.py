@@ -7,9 +7,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.api.dashboard.browser import assert_accessible
-from tests.api.dashboard.explored import LAYOUTS, Explored
-from tests.api.local_api import HEADERS
-from tests.results_db.factories import failed
+from tests.api.dashboard.explored import Explored
 
 
 def confirm(page: Page, button: str, words: str) -> None:
@@ -81,27 +79,6 @@ def test_a_campaign_is_cloned_and_its_notes_and_budget_change(
         visitor.faults.clear()
 
 
-@pytest.mark.slow
-def test_trials_are_repeated_tried_again_and_cancelled(
-    browser: Browser, explored: Explored
-) -> None:
-    campaign = explored.submit("to-repeat")
-    explored.measure(campaign, 0)
-    explored.run(campaign, LAYOUTS[1], failed())
-    with explored.visitor(browser) as visitor:
-        page = visitor.open("/campaigns/to-repeat/trials")
-        confirm(page, "Repeat", "The new trial counts in the budget")
-        expect(page.get_by_text("measured again, as a new trial")).to_be_visible()
-        confirm(page, "Try again", "tried again as a new trial")
-        expect(page.get_by_text("tried again, as a new trial")).to_be_visible()
-        page.get_by_role("row").filter(has_text="PENDING").first.get_by_role("button").click()
-        page.get_by_role("dialog").get_by_role("button", name="Cancel trial").click()
-        expect(page.get_by_text("The trial is cancelled.")).to_be_visible()
-        counts = explored.store.count_trials(campaign)
-        assert (counts["PENDING"], counts["CANCELLED"]) == (1, 1)
-    explored.post("/campaigns/to-repeat/cancel")
-
-
 def test_buttons_work_again_after_the_reader_has_gone_back(
     browser: Browser, explored: Explored
 ) -> None:
@@ -157,42 +134,3 @@ def test_viewers_and_other_submitters_have_no_buttons_and_may_not_post(
             assert answer.status_code == 403
             assert "You may not do this" in answer.text
     assert explored.store.campaign_by_name("first").state == "RUNNING"
-
-
-@pytest.mark.slow
-def test_a_submitter_changes_its_own_campaign(browser: Browser, explored: Explored) -> None:
-    explored.submit("of-a-submitter", explored.token("submitter"))
-    with explored.visitor(browser, "submitter") as visitor:
-        page = visitor.open("/campaigns/of-a-submitter")
-        page.get_by_role("button", name="Pause").click()
-        expect(page.get_by_text("The campaign is paused: no more")).to_be_visible()
-        assert explored.store.campaign_by_name("of-a-submitter").state == "PAUSED"
-
-
-@pytest.mark.slow
-def test_a_form_without_the_token_of_its_session_is_refused(
-    browser: Browser, explored: Explored
-) -> None:
-    with explored.visitor(browser) as visitor:
-        page = visitor.open("/campaigns/first")
-        # At once, since the page refreshes itself when it begins to follow events.
-        page.locator("form[action$='/pause']").evaluate(
-            "(form) => { form.elements.csrf_token.value = 'x'; form.querySelector('button').click(); }"
-        )
-        expect(page.get_by_role("heading", name="You may not do this")).to_be_visible()
-        visitor.faults.clear()
-    assert explored.store.campaign_by_name("first").state == "RUNNING"
-
-
-def test_the_api_answers_with_documents_and_pages_with_pages(explored: Explored) -> None:
-    headers = {**HEADERS, "Accept": "text/html"}
-    for path, kind in (
-        ("/v1/campaigns/nobody", "application/problem+json"),
-        ("/campaigns/nobody", "text/html"),
-        ("/nothing", "text/html"),
-    ):
-        answer = httpx.get(f"{explored.url}{path}", headers=headers, trust_env=False)
-        assert answer.status_code == 404
-        assert answer.headers["content-type"].startswith(kind)
-    plain = httpx.get(f"{explored.url}/campaigns/nobody", headers=HEADERS, trust_env=False)
-    assert plain.headers["content-type"] == "application/problem+json"

@@ -50,13 +50,6 @@ def test_a_document_becomes_a_form_and_the_same_document_again() -> None:
     assert document_of(form) == DOCUMENT
 
 
-def test_a_preset_of_spaces_alone_is_its_name() -> None:
-    form = form_of({"space": "paper-table-v"})
-    assert form["space.preset"] == "paper-table-v"
-    assert document_of(form) == {"space": "paper-table-v"}
-    assert document_of(form | {"space.tp": "4"}) == {"space": {"preset": "paper-table-v", "tp": 4}}
-
-
 def test_a_stored_wall_time_is_in_the_field_of_wall_times() -> None:
     form = form_of({"budget": {"trials": None, "node_hours": None, "wall_time_s": 600.0}})
     assert form["budget.wall_time"] == "600.0"

@@ -28,14 +28,6 @@ def test_a_campaign_is_listed_with_its_progress_best_and_failures(
         expect(page.locator("#connection")).to_have_text("live")
 
 
-def test_repeats_beyond_the_budget_count_as_planned(browser: Browser, explored: Explored) -> None:
-    campaign = explored.submit("repeated", budget={"trials": 1})
-    explored.store.measure_again(explored.measure(campaign, 0))
-    with explored.visitor(browser) as visitor:
-        expect(row(visitor.open("/"), "repeated")).to_contain_text("1 of 2")
-    explored.post("/campaigns/repeated/cancel")
-
-
 def test_filters_and_search_are_in_the_address(browser: Browser, explored: Explored) -> None:
     explored.submit("to-be-paused")
     explored.post("/campaigns/to-be-paused/pause")

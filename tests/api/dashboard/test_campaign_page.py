@@ -10,8 +10,8 @@ from sqlalchemy import text as sql
 from api.html import leaderboard_table
 from tests.api.dashboard.browser import assert_accessible, assert_fits
 from tests.api.dashboard.explored import LAYOUTS, Explored
-from tests.api.local_api import HEADERS
-from tests.results_db.factories import make_spec
+from tests.kit.api import HEADERS
+from tests.kit.store import make_spec
 
 ODD = "<script>window.hacked = 1</script>\"'& \u202eabc\x07"
 
@@ -255,19 +255,6 @@ def test_the_winner_is_compared_with_the_baseline(browser: Browser, explored: Ex
         expect(heads.nth(2)).to_have_text("has-a-baseline, trial 1")
         expect(heads.nth(3)).to_contain_text("has-a-baseline, trial 2 baseline")
     explored.post("/campaigns/has-a-baseline/cancel")
-
-
-def test_links_find_a_campaign_whatever_its_name_is(browser: Browser, explored: Explored) -> None:
-    campaign = explored.submit("to-rename")
-    trial = explored.measure(campaign, 0)
-    change(explored, "UPDATE campaigns SET name = :value WHERE id = :id", "old/name?", campaign)
-    with explored.visitor(browser) as visitor:
-        for path in (f"/trials/{trial}", f"/campaigns/{campaign}/export"):
-            page = visitor.open(path)
-            page.locator("main").get_by_role("link", name="old/name?", exact=True).click()
-            expect(page.get_by_role("heading", name="old/name?")).to_be_visible()
-    change(explored, "UPDATE campaigns SET name = :value WHERE id = :id", "renamed", campaign)
-    explored.post(f"/campaigns/{campaign}/cancel")
 
 
 def change(explored: Explored, statement: str, value: str, campaign: int) -> None:

@@ -11,16 +11,16 @@ from playwright.sync_api import Browser, expect
 from api.figures.campaign_plots import CampaignPlots, PlotChoices
 from api.figures.figure import PlotFigure
 from api.html.findings import short_layout
-from tests.api.cheap_campaign import (
+from tests.api.dashboard.browser import look_at
+from tests.api.dashboard.explored import Explored
+from tests.kit.api import Api, measured_as_asked
+from tests.kit.cheap_campaign import (
     CHEAP_CAMPAIGN,
     FEWER,
     FULL,
     ONLY_CHEAP,
     add_cheap_campaign,
 )
-from tests.api.dashboard.browser import look_at
-from tests.api.dashboard.explored import Explored
-from tests.api.local_api import Api, measured_as_asked
 
 pytestmark = pytest.mark.sqlite_is_enough
 
@@ -109,16 +109,6 @@ def test_the_history_says_that_it_leaves_them_out(api: Api, ids: dict[int, int])
     assert drawn_trials(figure) == {ids[3]}
     assert "1 trial has ended." in figure.says
     assert "2 cheap probes of parts of layouts: not drawn." in figure.says
-
-
-def test_the_history_does_not_deny_the_cheap_probes_that_have_ended(api: Api) -> None:
-    campaign = api.post("/campaigns", CHEAP_CAMPAIGN, status=201)
-    assert plots(api).draw("history").says == ["No trial has ended yet."]
-    api.complete(api.register(), campaign["name"], FULL, fidelity=FEWER, tokens_per_s=2048.0)
-    assert plots(api).draw("history").says == [
-        "No trial of a whole layout has ended yet.",
-        "1 cheap probe of parts of layouts: not drawn.",
-    ]
 
 
 @pytest.mark.parametrize("name", ["estimated-time", "estimated-memory"])

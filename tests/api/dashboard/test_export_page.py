@@ -14,10 +14,10 @@ from playwright.sync_api import Browser, expect
 from api.exporters import FORMATS
 from search_spaces.spec.layout import Layout
 from tests.api.dashboard.browser import look_at, visiting
-from tests.api.local_api import CAMPAIGN, HEADERS, INTRODUCTION
-from tests.api.populated_service import Populated, settings_without_patience_or_limits
-from tests.api.streams import live_service
-from tests.results_db.factories import TimelyStore, completed
+from tests.kit.api import CAMPAIGN, HEADERS, INTRODUCTION
+from tests.kit.live import live_service
+from tests.kit.populated import Populated, settings_without_patience_or_limits
+from tests.kit.store import TimelyStore, completed
 
 INTERLEAVED = Layout(pp=2, dp=2, vpp=2, num_microbatches=4)
 

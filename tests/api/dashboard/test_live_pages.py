@@ -10,8 +10,8 @@ from playwright.sync_api import Browser, Page, expect
 
 from results_db.database.data_dir import DataDir
 from tests.api.dashboard.explored import INTRODUCED, LAYOUTS, Explored, explored_service
-from tests.api.serve_process import ServeProcess
-from tests.results_db.factories import TimelyStore, completed
+from tests.kit.services import ServeProcess
+from tests.kit.store import TimelyStore, completed
 
 
 def expect_live(page: Page) -> None:

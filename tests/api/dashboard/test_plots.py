@@ -14,9 +14,9 @@ from search_spaces.spec.layout import Layout
 from tests.api.dashboard.browser import assert_accessible, assert_fits
 from tests.api.dashboard.plotted_campaign import Plotted, plotted_service
 from tests.api.figures.layout_points import make_model
-from tests.postgres import upgraded
+from tests.kit.postgres import upgraded
+from tests.kit.store import completed, failed, make_spec, make_worker
 from tests.results_db.campaigns.test_imports import varied_rows
-from tests.results_db.factories import completed, failed, make_spec, make_worker
 from tests.search_spaces.tables.tables import make_text
 
 PLOTS = "/campaigns/plotted/plots"

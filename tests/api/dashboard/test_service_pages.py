@@ -16,9 +16,9 @@ from tests.api.dashboard.browser import (
     session_of,
     visiting,
 )
-from tests.api.local_api import HEADERS, INTRODUCTION, TOKEN
-from tests.api.populated_service import Populated
-from tests.api.security.signed_in import served
+from tests.kit.api import HEADERS, INTRODUCTION, TOKEN
+from tests.kit.persons import served
+from tests.kit.populated import Populated
 
 PAGES = ("/allocations?all=yes", "/tokens?all=yes", "/audit")
 MARKUP = "<img src=x onerror=alert(1)>"

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.api.dashboard.browser import visiting
-from tests.api.security.signed_in import Signing, served
+from tests.kit.persons import Signing, served
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ from tests.api.dashboard.browser import (
     look_at,
     visiting,
 )
-from tests.api.local_api import CAMPAIGN
-from tests.api.populated_service import Populated
-from tests.api.security.signed_in import served
+from tests.kit.api import CAMPAIGN
+from tests.kit.persons import served
+from tests.kit.populated import Populated
 from tests.results_db.campaigns.test_imports import varied_rows
 from tests.search_spaces.tables.tables import make_row, make_text
 
@@ -180,16 +180,6 @@ def test_a_file_is_opened_as_it_stands_and_its_problems_are_shown(
     page.wait_for_url("**/campaigns/of-a-file")
 
 
-def test_a_preset_of_spaces_starts_a_campaign_by_link(shared: Populated) -> None:
-    page = httpx.get(
-        f"{shared.url}/submit?model=gpt-175b&cluster=frontier&space=paper-table-v",
-        headers=shared.headers("submitter"),
-    ).text
-    assert "<option selected>paper-table-v</option>" in page
-    assert "combinations are legal" in page
-    assert "name</a>: the field is missing" in page
-
-
 def test_a_large_space_is_estimated_from_a_sample(shared: Populated) -> None:
     document = """
       {name: large, model: gpt-22b, cluster: frontier, budget: {trials: 5}, space: {
@@ -282,16 +272,6 @@ def test_the_form_is_accessible_at_every_width(browser: Browser, shared: Populat
     with visiting(browser, shared.url, shared.headers("admin")) as visitor:
         for path in ("/submit", "/submit?campaign=ended&view=yaml", "/submit?model=nothing"):
             look_at(visitor.open(path))
-
-
-def test_viewers_and_workers_do_not_submit(shared: Populated) -> None:
-    for role in ("viewer", "worker"):
-        for path in ("/submit", "/submit/check"):
-            answer = httpx.post(f"{shared.url}{path}", data={}, headers=shared.headers(role))
-            assert answer.status_code == 403, (role, path)
-        assert httpx.get(f"{shared.url}/submit", headers=shared.headers(role)).status_code == 403
-    page = httpx.get(shared.url, headers=shared.headers("viewer"))
-    assert "/submit" not in page.text
 
 
 def test_a_person_who_is_signed_in_submits_a_file(browser: Browser, tmp_path: Path) -> None:

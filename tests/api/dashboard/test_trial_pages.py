@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 from search_spaces.spec.layout import Layout
 from tests.api.dashboard.browser import assert_accessible, assert_fits
 from tests.api.dashboard.explored import LAYOUTS, Explored
-from tests.results_db.factories import completed, failed
+from tests.kit.store import completed, failed
 
 MARKUP = "<img src=x onerror=alert(1)>"
 
@@ -80,7 +80,7 @@ def test_trials_are_tried_again_measured_again_and_cancelled(
     explored.post("/campaigns/buttons/cancel")
 
 
-def test_buttons_are_for_those_who_may_press_them(explored: Explored) -> None:
+def test_buttons_are_shown_to_those_who_may_use_them(explored: Explored) -> None:
     campaign = explored.submit("somebodys", explored.token("submitter"))
     lost = explored.run(campaign, LAYOUTS[0], failed())
     for token, may in (
@@ -101,7 +101,7 @@ def read(explored: Explored, path: str, token: str) -> httpx.Response:
     )
 
 
-def test_words_of_the_url_are_never_shown(explored: Explored) -> None:
+def test_text_of_the_url_is_never_shown(explored: Explored) -> None:
     page = read(explored, f"/trials/{trial(explored, 1)}?done=Pwned", explored.admin_token)
     assert page.status_code == 200
     assert "Pwned" not in page.text

@@ -6,7 +6,7 @@ import pytest
 
 from api.drawings.bars import keys, stacked, step_parts
 from search_spaces.protocol.outcome import Breakdown
-from tests.api.report.page import Page
+from tests.kit.page import Page
 
 
 def breakdown(unexplained_s: float) -> Breakdown:

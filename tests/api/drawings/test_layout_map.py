@@ -38,12 +38,6 @@ def test_a_group_that_is_wider_than_a_row_has_a_frame_in_each() -> None:
     assert frames.count("M") == 2
 
 
-def test_without_tensor_parallelism_there_is_no_frame() -> None:
-    drawn = layout_map(Layout(dp=4))
-    assert 'class="tp"' not in drawn.svg
-    assert "frame" not in " ".join(drawn.notes)
-
-
 @pytest.mark.parametrize(
     ("layout", "num_nodes", "says"),
     [

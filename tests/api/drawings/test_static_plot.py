@@ -11,7 +11,7 @@ from api.figures.figure import Bar, PlotFigure, Spot, bars, line, marked, points
 from api.figures.knobs import parallel, two_knobs
 from results_db.leaderboard.knob_counts import KnobCell
 from tests.api.figures.layout_points import make_facts, make_point
-from tests.api.report.page import Page
+from tests.kit.page import Page
 
 AXIS: dict[str, Any] = {"range": [0, 10]}
 
@@ -97,8 +97,3 @@ def test_maps_and_parallel_coordinates_have_their_texts() -> None:
     assert {"10", "20", "★ winner"} <= set(page.texts["text"])
     lines = Page(static_plot(parallel(facts), "parallel").svg)
     assert {"tp", "pp", "tokens/s/device"} <= set(lines.texts["text"])
-
-
-def test_nothing_to_draw_has_its_sentence() -> None:
-    found = static_plot(PlotFigure(says=["No trial has ended yet."]), "history")
-    assert (found.svg, found.notes) == ("", ("No trial has ended yet.",))

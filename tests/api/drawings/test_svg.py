@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 
 from api.drawings.svg import join, tag
-from tests.api.report.page import Page
+from tests.kit.page import Page
 
 
 @given(st.text())
@@ -38,9 +38,3 @@ def test_what_cannot_be_shown_is_spelled_out(written: str, read: str) -> None:
 
 def test_markup_stays_and_all_else_is_escaped() -> None:
     assert join("<", None, Markup("<b>x</b>"), 3) == "&lt;<b>x</b>3"
-
-
-def test_attributes_that_are_none_are_left_out() -> None:
-    assert tag("rect", class_="a", aria_label=None, x=1.0, y=2.345) == (
-        '<rect class="a" x="1" y="2.35"></rect>'
-    )

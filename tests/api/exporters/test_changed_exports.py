@@ -69,7 +69,7 @@ def test_without_the_knob_the_files_are_those_of_the_plain_layout_and_say_so() -
     assert not any("not measured" in line for line in comments_of(plain))
 
 
-def test_what_the_trainer_does_instead_may_be_no_layout_at_all() -> None:
+def test_a_changed_job_without_a_layout_says_so() -> None:
     source = make_source()
     changed = source.changed(source.job, "without recompute: it recomputes whatever it wants")
     assert changed.head[2:] == (
@@ -79,7 +79,7 @@ def test_what_the_trainer_does_instead_may_be_no_layout_at_all() -> None:
 
 
 @pytest.mark.parametrize("knob", ["tp", "vpp", "colour"])
-def test_accepting_what_is_not_lacking_is_refused(knob: str) -> None:
+def test_dropping_a_supported_knob_is_refused(knob: str) -> None:
     source = make_source(replace(INTERLEAVED, vpp=1))
     with pytest.raises(ExportImpossibleError, match=rf"without={knob} is not a knob .*lacks none"):
         export("megatron-deepspeed", source, without=[knob])

@@ -29,8 +29,8 @@ from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.trainers.base import TrainerJob
 from search_spaces.trainers.parameters import parameters_of
-from tests.hostile_texts import hostile_texts
-from tests.results_db.factories import make_environment, make_measurement
+from tests.kit.hostile_texts import hostile_texts
+from tests.kit.store import make_environment, make_measurement
 from tests.search_spaces.campaigns.test_campaign_spec import read as campaign
 
 LAYOUT: Final = Layout(num_nodes=2, dp=4, num_microbatches=4, precision="bf16")
@@ -187,6 +187,7 @@ def test_a_text_is_a_value_of_toml_as_it_is(text: str) -> None:
     assert tomllib.loads(content.encode().decode()) == {"section": {"key": whole}}
 
 
+@settings(max_examples=30)
 @given(value=hostile_texts.filter(str.isprintable) | st.integers() | st.sampled_from(["5", "true"]))
 def test_a_parameter_of_a_probe_is_the_same_when_its_command_is_run_again(value: int | str) -> None:
     given = {"rate": value}

@@ -89,22 +89,6 @@ def test_a_baseline_that_ran_out_of_memory_is_marked_at_the_capacity() -> None:
     assert named(estimated_memory(facts, [*TRIALS, out]).traces, "baseline")["x"] == [16.0]
 
 
-def test_memory_without_a_capacity_leaves_out_what_is_not_known() -> None:
-    out = make_predicted(5, None, 0.1, state="INFEASIBLE")
-    facts = make_facts([make_point(1, 5.0)], device_memory_bytes=None)
-    assert {t["name"] for t in estimated_memory(facts, [*TRIALS, out]).traces} == {
-        "estimate = measurement",
-        "measured",
-        "winner",
-    }
-
-
-def test_campaigns_without_predictions_say_so() -> None:
-    for draw in (estimated_time, estimated_memory):
-        assert "No estimates are stored" in draw(FACTS, []).says[0]
-        assert draw(FACTS, [TRIALS[3]]).says == ["No trial with an estimate has been measured yet."]
-
-
 GIB = 1 << 30
 
 
@@ -117,14 +101,6 @@ def test_memory_of_stages_stands_beside_the_estimate_below_the_capacity() -> Non
     assert axis["ticktext"][0] == "stage 0: 6 GiB measured, 5 GiB estimated"
     bottom, top = axis["range"]
     assert bottom > top  # the first stage is at the top
-
-
-def test_the_scale_reaches_what_exceeds_the_capacity() -> None:
-    figure = memory_by_stage([], [12.0 * GIB], capacity_bytes=8 * GIB)
-    assert 12 < figure.layout["xaxis"]["range"][1] < 13
-    assert "Nothing was measured" in figure.says[0]
-    wider = memory_by_stage([], [12.0 * GIB], capacity_bytes=None, top_bytes=20 * GIB)
-    assert 20 < wider.layout["xaxis"]["range"][1] < 21
 
 
 def test_many_stages_are_folded() -> None:

@@ -34,13 +34,6 @@ def test_the_winner_is_on_the_axis_however_far_out_it_is() -> None:
     assert ends.high > 5000
 
 
-@pytest.mark.parametrize("values", [[], [3.0], [3.0, 3.0, 3.0, 3.0, 3.0], [0.0]], ids=str)
-def test_an_axis_of_equal_values_has_a_length(values: list[float]) -> None:
-    ends = axis_range(values)
-    assert ends.low < ends.high
-    assert all(0.0 < ends.part(value) < 1.0 for value in values)
-
-
 def test_hidden_values_are_told_with_their_number_and_range() -> None:
     ends = axis_range([*NEAR, 5000.0, 7000.0])
     (sentence,) = hidden_words(axis_range([*NEAR, 5000.0]), "tokens_per_s")

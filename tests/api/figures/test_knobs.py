@@ -45,18 +45,6 @@ def test_every_layout_is_a_line_in_the_colour_of_its_value() -> None:
     assert winner[0]["y"][0] == pytest.approx(1.0, abs=0.06)
 
 
-def test_equal_layouts_have_nothing_to_compare() -> None:
-    assert parallel(make_facts([make_point(1, 3.0)])).says == [
-        "All layouts so far have the same knobs."
-    ]
-    assert parallel(make_facts([])).says == ["No layout has been tried yet."]
-
-
-def test_a_campaign_of_failures_has_lines_too() -> None:
-    figure = parallel(make_facts([make_point(1, tp=1), make_point(2, tp=2)]))
-    assert named(figure.traces, "not ranked")["x"] == [0, 1, None, 0, 1]
-
-
 CELLS = [KnobCell((1,), 7, 12.0), KnobCell((2,), 1, 20.0), KnobCell((4,), 5, 40.0)]
 
 

@@ -74,18 +74,6 @@ def test_trials_that_do_not_count_have_a_marker_of_their_own() -> None:
     assert named(figure.traces, "not ranked")["y"] == [25]
 
 
-def test_a_campaign_of_failures_has_no_best() -> None:
-    figure = history(make_facts([make_point(1)]), make_history(None, None))
-    assert named(figure.traces, "failed")["x"] == [1, 2]
-    assert "there is no best yet" in " ".join(figure.says)
-
-
-def test_a_campaign_without_trials_has_nothing_to_draw() -> None:
-    figure = history(make_facts([]), make_history())
-    assert figure.traces == ()
-    assert figure.says == ["No trial has ended yet."]
-
-
 def test_a_sample_says_how_many_trials_are_left_out() -> None:
     figure = history(make_facts([make_point(1, 10)]), make_history(10, left_out=98_000))
     assert any("98,000 trials are left out" in sentence for sentence in figure.says)

@@ -9,7 +9,7 @@ from api.figures.figure import PlotFigure
 from api.figures.step_times import iterations, time_parts
 from search_spaces.protocol.measurement import Breakdown, Iteration
 from tests.api.figures.layout_points import named
-from tests.results_db.factories import make_breakdown
+from tests.kit.store import make_breakdown
 
 
 def make_step(step_time_s: float = 0.1, *, rank: int = 1, parts: Breakdown | None = None) -> Any:
@@ -76,14 +76,6 @@ def test_estimates_and_marks_are_at_their_bars() -> None:
     labels = ["1. trial 7 ★ winner", "2. trial 8 ◆ baseline"]
     assert figure.layout["yaxis"]["ticktext"] == [row[0] for row in figure.rows] == labels
     assert estimate["customdata"] == [108]
-
-
-def test_layouts_without_parts_have_no_bar() -> None:
-    bare = make_step(rank=2)
-    bare.trial.measurement.breakdown = None
-    assert len(draw(make_step(), bare).rows) == 1
-    assert draw(bare).traces == ()
-    assert "No ranked layout has the parts" in draw(bare).says[0]
 
 
 def test_iterations_are_in_order_with_their_median() -> None:

@@ -9,7 +9,7 @@ from api.figures.figure import PlotFigure
 from api.figures.timeline import MOST_ROWS_DRAWN, timeline
 from results_db.campaigns.charts import CampaignTimeline, TimelineAttempt
 from tests.api.figures.layout_points import named
-from tests.results_db.factories import START
+from tests.kit.store import START
 
 
 def make_attempt(
@@ -101,19 +101,6 @@ def test_attempts_beyond_the_rows_and_older_ones_are_counted() -> None:
     assert figure.hides
 
 
-@pytest.mark.parametrize(
-    ("changes", "kind", "words"),
-    [
-        ({"state": "FAILED", "reason": "crashed"}, "failed", "FAILED (crashed)"),
-        ({"ending": "lost", "state": "RUNNING"}, "lost", "LOST"),
-        ({"ending": "superseded"}, "lost", "SUPERSEDED"),
-    ],
-)
-def test_states_have_a_word(changes: dict[str, object], kind: str, words: str) -> None:
-    bars = kinds(draw(make_attempt(1, 0, 50, **changes)))
-    assert bars[kind]["text"] == [f"1 {words}"]
-
-
 def test_no_kind_of_bar_has_a_colour_alone() -> None:
     states = ("COMPLETED", "FAILED", "INFEASIBLE", "CANCELLED")
     attempts = [make_attempt(n, n, n + 1, state=state) for n, state in enumerate(states)]
@@ -126,8 +113,3 @@ def test_no_kind_of_bar_has_a_colour_alone() -> None:
         for bars in found.values()
     ]
     assert len(set(looks)) == 6
-
-
-def test_a_campaign_without_attempts_has_no_timeline() -> None:
-    assert draw().traces == ()
-    assert draw().says == ["No worker has leased a trial of this campaign."]

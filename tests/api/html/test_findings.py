@@ -9,7 +9,7 @@ from api.html.findings import CampaignFinding, gain_over_median, ratio_interval
 from results_db.leaderboard.leaderboard_records import RankedLayout, RankedSummary
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import make_campaign
+from tests.kit.store import make_campaign
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from api.app import create_app
 from api.settings import Settings
 from results_db.actor import TOKEN_ROLES
 from results_db.store import Store
-from tests.api.populated_service import Populated, populated_service
-from tests.postgres import upgraded
+from tests.kit.populated import Populated, populated_service
+from tests.kit.postgres import upgraded
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

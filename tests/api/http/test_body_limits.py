@@ -21,9 +21,9 @@ from results_db.store import Store
 from search_spaces.protocol.measurement import MAX_MEASURED_ITERATIONS
 from search_spaces.protocol.outcome import MAX_LOG_LENGTH
 from search_spaces.protocol.worker_messages import MAX_NODES
-from tests.api.local_api import INTRODUCTION, TOKEN, Api
-from tests.api.request_bodies import OUTCOME
-from tests.waiting import wait_until
+from tests.kit.api import INTRODUCTION, TOKEN, Api
+from tests.kit.bodies import OUTCOME
+from tests.kit.waiting import wait_until
 
 JSON = {"Content-Type": "application/json"}
 YAML = {"Content-Type": "application/yaml"}

@@ -21,11 +21,11 @@ import trustme
 from api.http.connection_limits import ConnectionLimits
 from api.settings import Settings
 from results_db.store import Store
-from tests.api.local_api import HEADERS, TOKEN
-from tests.api.streams import PATIENCE_S, Live, Watcher, live_server
-from tests.postgres import upgraded
-from tests.results_db.factories import make_campaign
-from tests.waiting import wait_until
+from tests.kit.api import HEADERS, TOKEN
+from tests.kit.live import PATIENCE_S, Live, Watcher, live_server
+from tests.kit.postgres import upgraded
+from tests.kit.store import make_campaign
+from tests.kit.waiting import wait_until
 
 HEALTH = b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\n"
 BEARER = f"Authorization: Bearer {TOKEN}\r\n".encode()

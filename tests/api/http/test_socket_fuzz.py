@@ -14,10 +14,10 @@ from typing import Final
 import httpx
 import pytest
 
-from tests.api.populated_service import Populated, populated_service
-from tests.api.request_bodies import BODIES as BODIES_OF_ROUTES
-from tests.odd_values import DEPTHS, ODD_NUMBERS, ODD_TEXTS, nested, places, planted
-from tests.postgres import upgraded
+from tests.kit.bodies import BODIES as BODIES_OF_ROUTES
+from tests.kit.odd_values import DEPTHS, ODD_NUMBERS, ODD_TEXTS, nested, places, planted
+from tests.kit.populated import Populated, populated_service
+from tests.kit.postgres import upgraded
 
 SEED: Final = 20
 FEW: Final = 400

@@ -14,10 +14,10 @@ from api.client import Client
 from api.errors import ServiceError
 from api.settings import Settings
 from results_db.store import Store
-from tests.api.local_api import TOKEN
-from tests.api.serve_process import run_command
-from tests.api.streams import PATIENCE_S, live_server
-from tests.postgres import upgraded
+from tests.kit.api import TOKEN
+from tests.kit.live import PATIENCE_S, live_server
+from tests.kit.postgres import upgraded
+from tests.kit.services import run_here
 from workers.errors import WorkerError
 from workers.service.http import ServiceHttp
 
@@ -120,8 +120,8 @@ def test_commands_say_it_in_one_line(tls_address: str, tmp_path: Path) -> None:
     token.write_text(TOKEN)
     options = ("--url", f"http://{tls_address}", "--token-file", str(token))
     for command in (("campaign", "list"), ("allocation", "show")):
-        refused = run_command(*command, *options)
-        assert refused.returncode == 1
+        refused = run_here(*command, *options)
+        assert refused.exit_code == 1
         (line,) = refused.stderr.splitlines()
         assert "begins with https://, not http://" in line
 

@@ -55,13 +55,13 @@ async def settled(tasks: Sequence[asyncio.Task[int]]) -> list[int | BaseExceptio
         return await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_one_alone_does_not_wait_for_others() -> None:
+def test_a_single_call_is_not_delayed() -> None:
     work = Work()
     assert asyncio.run(Batcher(work, most=8).ask(3)) == 6
     assert work.batches == [[3]]
 
 
-def test_what_comes_meanwhile_makes_the_next_batches_in_order_and_none_too_large() -> None:
+def test_calls_during_a_batch_form_the_next_batches_in_order() -> None:
     async def run() -> Work:
         busy = Busy(most=3)
         tasks = [await busy.begin(), *await busy.ask(2, 3, 4, 5, 6)]
@@ -72,7 +72,7 @@ def test_what_comes_meanwhile_makes_the_next_batches_in_order_and_none_too_large
     assert asyncio.run(run()).batches == [[1], [2, 3, 4], [5, 6]]
 
 
-def test_who_is_refused_is_refused_alone() -> None:
+def test_a_refused_call_does_not_affect_its_batch() -> None:
     async def run() -> list[int | BaseException]:
         busy = Busy(most=8)
         tasks = [await busy.begin(), *await busy.ask(2, -3, 4)]
@@ -84,7 +84,7 @@ def test_who_is_refused_is_refused_alone() -> None:
     assert str(refused) == "no -3"
 
 
-def test_a_batch_that_breaks_is_everybodys_error_and_the_next_is_done() -> None:
+def test_an_exception_of_a_batch_reaches_all_its_calls() -> None:
     async def run() -> list[int | BaseException]:
         busy = Busy(most=2)
         tasks = [await busy.begin(), *await busy.ask(2, 0, 4)]
@@ -97,7 +97,7 @@ def test_a_batch_that_breaks_is_everybodys_error_and_the_next_is_done() -> None:
 
 
 @pytest.mark.parametrize("at_work", [True, False], ids=["at work", "waiting"])
-def test_who_goes_away_is_no_matter_to_the_others(at_work: bool) -> None:
+def test_a_cancelled_call_does_not_affect_its_batch(at_work: bool) -> None:
     async def run() -> list[int | BaseException]:
         busy = Busy(most=8)
         first = await busy.begin()
@@ -115,7 +115,7 @@ def test_who_goes_away_is_no_matter_to_the_others(at_work: bool) -> None:
     )
 
 
-def test_after_a_batch_of_several_the_next_gathers_what_comes_meanwhile() -> None:
+def test_a_batch_after_one_of_several_calls_gathers_more_calls() -> None:
     async def run() -> Work:
         work = Work()
         batcher = Batcher(work, most=8, gather_s=0.2)
@@ -139,24 +139,3 @@ def test_a_batch_that_is_full_gathers_no_more() -> None:
         return work
 
     assert asyncio.run(run()).batches == [[1, 2], [3, 4], [5, 6]]
-
-
-def test_who_comes_alone_is_not_made_to_wait_for_others() -> None:
-    async def run() -> Work:
-        work = Work()
-        batcher = Batcher(work, most=8, gather_s=3600.0)
-        for ask in (1, 2, 3):
-            assert await asyncio.wait_for(batcher.ask(ask), timeout=60) == 2 * ask
-        return work
-
-    assert asyncio.run(run()).batches == [[1], [2], [3]]
-
-
-def test_one_that_rested_works_again() -> None:
-    async def run() -> Work:
-        work = Work()
-        batcher = Batcher(work, most=8)
-        assert [await batcher.ask(1), await batcher.ask(2)] == [2, 4]
-        return work
-
-    assert asyncio.run(run()).batches == [[1], [2]]

@@ -12,8 +12,8 @@ from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
-from tests.api.local_api import CAMPAIGN, Api
-from tests.results_db.factories import completed
+from tests.kit.api import CAMPAIGN, Api
+from tests.kit.store import completed
 
 BEST = Layout(num_microbatches=8)
 OTHER = Layout(tp=2, num_microbatches=8)
@@ -29,7 +29,7 @@ def to_beat(api: Api, **campaign: Any) -> float | None:
     return seconds
 
 
-def test_the_first_probe_has_nothing_to_beat(api: Api) -> None:
+def test_the_first_probe_has_no_step_time_to_beat(api: Api) -> None:
     created = api.submit()
     api.store.add_trial(created["id"], BEST)
     assert api.lease(api.register())["request"]["stop_above_step_time_s"] is None
@@ -40,7 +40,7 @@ def test_a_probe_is_told_the_step_time_at_which_it_would_equal_the_best(api: Api
     assert to_beat(api) == pytest.approx(8 * 128 / 1024.0)
 
 
-def test_a_layout_on_more_devices_has_more_to_beat_a_device(api: Api) -> None:
+def test_a_layout_on_more_devices_must_beat_the_rate_per_device(api: Api) -> None:
     seconds = to_beat(api, objective="tokens_per_s_per_device")
     assert seconds == pytest.approx(8 * 128 / 2 / 1024.0)
 
@@ -100,7 +100,7 @@ def test_a_layout_must_be_worse_in_every_rate() -> None:
     ],
     ids=["told not to", "exhaustive", "too few iterations"],
 )
-def test_some_campaigns_stop_no_probe(api: Api, campaign: dict[str, Any]) -> None:
+def test_a_campaign_may_stop_no_probe_early(api: Api, campaign: dict[str, Any]) -> None:
     assert to_beat(api, **campaign) is None
 
 

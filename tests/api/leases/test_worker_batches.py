@@ -2,9 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -17,17 +14,10 @@ from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.errors import SearchSpaceError
 from search_spaces.protocol.worker_messages import LeaseRead, LeaseRequest
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import CAMPAIGN
-from tests.postgres import upgraded
-from tests.results_db.factories import make_campaign, make_worker
+from tests.kit.api import CAMPAIGN
+from tests.kit.store import make_campaign, make_worker
 
 LAYOUT = Layout(num_microbatches=8)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with closing(Store.open(upgraded(tmp_path / "data"))) as store:
-        yield store
 
 
 def submit(store: Store) -> int:
@@ -47,7 +37,7 @@ def lease_for_each(store: Store, *workers: WorkerRecord) -> list[list[LeaseRead]
     return asyncio.run(ask())
 
 
-def test_who_has_leased_a_trial_hears_of_it_though_what_is_to_be_beaten_cannot_be_read(
+def test_a_lease_is_answered_although_the_step_time_to_beat_is_unknown(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     trial = store.add_trial(submit(store), LAYOUT)
@@ -63,7 +53,7 @@ def test_who_has_leased_a_trial_hears_of_it_though_what_is_to_be_beaten_cannot_b
     assert "the server has gone" in caplog.text
 
 
-def test_a_campaign_that_cannot_be_read_is_no_matter_to_who_leases_another_beside_it(
+def test_an_unreadable_campaign_does_not_affect_leases_of_others(
     store: Store,
 ) -> None:
     broken = store.add_trial(make_campaign(store, "no-space"), LAYOUT)

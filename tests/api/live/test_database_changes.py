@@ -24,21 +24,9 @@ from results_db.database.change_mark import (
 from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.postgres import upgraded
-from tests.results_db.factories import completed, lease_one, make_campaign, make_worker
+from tests.kit.store import completed, lease_one, make_campaign, make_worker
 
 LAYOUT = Layout(num_microbatches=8)
-
-
-@pytest.fixture
-def data_dir(tmp_path: Path) -> DataDir:
-    return upgraded(tmp_path / "data")
-
-
-@pytest.fixture
-def store(data_dir: DataDir) -> Iterator[Store]:
-    with closing(Store.open(data_dir)) as store:
-        yield store
 
 
 @pytest.fixture

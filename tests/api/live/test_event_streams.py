@@ -2,8 +2,7 @@ import logging
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -11,11 +10,10 @@ import pytest
 from api.settings import Settings
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import HEADERS, TOKEN
-from tests.api.streams import Watcher, live_server, live_service
-from tests.postgres import upgraded
-from tests.results_db.factories import completed, lease_one, make_campaign, make_worker
-from tests.waiting import wait_until
+from tests.kit.api import HEADERS, TOKEN
+from tests.kit.live import Watcher, live_server, live_service
+from tests.kit.store import completed, lease_one, make_campaign, make_worker
+from tests.kit.waiting import wait_until
 
 LAYOUT = Layout(num_microbatches=8)
 
@@ -23,12 +21,6 @@ LAYOUT = Layout(num_microbatches=8)
 @pytest.fixture
 def settings() -> Settings:
     return Settings(token=TOKEN, event_poll_s=0.02, event_idle_poll_s=0.05)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with closing(Store.open(upgraded(tmp_path / "data"))) as store:
-        yield store
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from api.client import Client
 from api.live.live_events import MAX_LISTED, LiveEvent, first_events, live_events
 from api.settings import Settings
 from results_db.campaigns.plans import PlanOptions
@@ -27,10 +26,10 @@ from results_db.models.service_tables import WORKER_ALIVE_S
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import BeatBody, NodeStatusBody, StatusBody
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import TOKEN
-from tests.api.streams import Watcher, live_service
-from tests.postgres import upgraded
-from tests.results_db.factories import (
+from tests.kit.api import TOKEN
+from tests.kit.live import Watcher, live_service
+from tests.kit.postgres import upgraded
+from tests.kit.store import (
     START,
     TurnableClock,
     completed,
@@ -42,17 +41,6 @@ from tests.results_db.factories import (
 
 LAYOUT = Layout(num_microbatches=8)
 SETTINGS = {"token": TOKEN, "event_poll_s": 0.02, "event_idle_poll_s": 0.05, "live_event_s": 0.05}
-
-
-@pytest.fixture
-def data_dir(tmp_path: Path) -> DataDir:
-    return upgraded(tmp_path / "data")
-
-
-@pytest.fixture
-def store(data_dir: DataDir) -> Iterator[Store]:
-    with closing(Store.open(data_dir)) as store:
-        yield store
 
 
 @pytest.fixture
@@ -255,22 +243,6 @@ def test_two_services_on_postgresql_deliver_the_same_progress(postgres_url: str)
             there.opened()
             beat(first, worker, trial, 6)
             assert progress_at(here, 6)["data"] == progress_at(there, 6)["data"]
-
-
-def test_the_python_client_yields_live_events_and_resumes_after_stored_ones(
-    url: str, store: Store
-) -> None:
-    campaign = make_campaign(store)
-    running_trial(store, campaign)
-    with Client(url.removesuffix("/v1"), TOKEN) as client:
-        events = client.campaign_events("first", after=0)
-        heard = [next(events) for _ in range(4)]
-    assert [(event.kind, event.seq) for event in heard] == [
-        ("campaign.created", 1),
-        ("trial.added", 2),
-        ("trial.leased", 3),
-        ("campaign.progress", None),
-    ]
 
 
 def test_a_worker_that_is_lost_is_told_by_the_clock_alone(tmp_path: Path) -> None:

@@ -28,13 +28,13 @@ from results_db.actor import Actor
 from results_db.errors import DatabaseUnavailableError
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import HEADERS, TOKEN
 from tests.api.process.test_several_services import Serve
-from tests.api.security.signed_in import Person
-from tests.api.streams import PATIENCE_S, Watcher, live_server, live_service
-from tests.postgres import upgraded
-from tests.results_db.factories import make_campaign, make_worker
-from tests.waiting import wait_until
+from tests.kit.api import HEADERS, TOKEN
+from tests.kit.live import PATIENCE_S, Watcher, live_server, live_service
+from tests.kit.persons import Person
+from tests.kit.postgres import upgraded
+from tests.kit.store import make_campaign, make_worker
+from tests.kit.waiting import wait_until
 
 PROMISED_S = 3.0
 """Seconds from the answer to the revocation, sign-out or expiry until the stream ends."""

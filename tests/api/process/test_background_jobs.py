@@ -7,17 +7,16 @@ from typing import Any, cast
 
 import pytest
 
-from api.background_loops import in_background
-from api.process.background_jobs import Sweeper, prune, sweeping
+from api.process.background_jobs import Sweeper, in_background, prune, sweeping
 from results_db.allocations.leases import LEASE_S
 from results_db.errors import DatabaseUnavailableError
 from results_db.retention import Pruned, Retention
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import BeatBody
 from search_spaces.spec.layout import Layout
-from tests.api.serve_process import run_command
-from tests.postgres import upgraded
-from tests.results_db.factories import TurnableClock, lease_one, make_campaign, make_worker
+from tests.kit.postgres import upgraded
+from tests.kit.services import run_here
+from tests.kit.store import TurnableClock, lease_one, make_campaign, make_worker
 
 
 class Machine:
@@ -137,7 +136,7 @@ def test_a_clock_that_was_set_back_does_not_keep_the_trials_of_a_worker_that_is_
     assert [machine.store.trial(trial).state for trial in trials] == ["PENDING"] * 4
 
 
-def test_an_extension_that_failed_is_made_up_for(
+def test_a_failed_extension_of_leases_is_repeated(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.sweeper.sweep()
@@ -211,7 +210,7 @@ class FakeStore:
         return cast("Pruned", turn)
 
 
-def test_it_prunes_again_and_again_whatever_happens(caplog: pytest.LogCaptureFixture) -> None:
+def test_pruning_goes_on_after_errors(caplog: pytest.LogCaptureFixture) -> None:
     turns = [DatabaseUnavailableError("it is away"), ValueError("a bug"), Pruned(events=3)]
 
     async def run() -> list[Retention]:
@@ -230,9 +229,9 @@ def test_it_prunes_again_and_again_whatever_happens(caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.slow
-def test_a_service_that_is_told_nonsense_to_keep_does_not_start(tmp_path: Path) -> None:
-    refused = run_command("serve", "--data-dir", str(tmp_path / "data"), "--keep", "trials=3")
-    assert refused.returncode == 1
+def test_an_invalid_retention_keeps_the_service_from_starting(tmp_path: Path) -> None:
+    refused = run_here("serve", "--data-dir", str(tmp_path / "data"), "--keep", "trials=3")
+    assert refused.exit_code == 1
     assert refused.stderr == (
         "Error: 'trials=3' does not say what is kept: write KIND=DAYS, of logs, iterations, events, "
         "audit, requests\n"

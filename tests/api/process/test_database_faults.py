@@ -21,16 +21,9 @@ from results_db.database.data_dir import DataDir
 from results_db.migrations import migrate
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import CAMPAIGN, HEADERS, TOKEN, Api
-from tests.api.serve_process import ServeProcess
-from tests.postgres import upgraded
-from tests.results_db.factories import TimelyStore, completed
-from tests.waiting import wait_until
-
-
-@pytest.fixture
-def data_dir(tmp_path: Path) -> DataDir:
-    return upgraded(tmp_path / "data")
+from tests.kit.api import HEADERS, TOKEN, Api
+from tests.kit.store import TimelyStore, completed
+from tests.kit.waiting import wait_until
 
 
 def serving(store: Store) -> TestClient:
@@ -133,44 +126,6 @@ def test_a_locked_database_refuses_changes_in_words_and_is_read_meanwhile(
             assert api.get("/campaigns/first")["state"] == "RUNNING"
             assert http.get("/v1/ready").status_code == 200
         assert api.post("/campaigns/first/pause")["state"] == "PAUSED"
-
-
-@pytest.mark.nightly
-def test_a_minute_without_the_database_costs_nothing_but_the_minute(tmp_path: Path) -> None:
-    service = ServeProcess(tmp_path)
-    try:
-        service.post("/campaigns", CAMPAIGN)
-        worker = service.post(
-            "/workers",
-            {
-                "name": "w",
-                "host": "h",
-                "cluster": "local-cpu",
-                "num_nodes": 1,
-                "devices_per_node": 4,
-                "device": "CPU core",
-            },
-        )["worker_id"]
-        with closing(TimelyStore(DataDir(tmp_path).database_url)) as store:
-            trial = store.add_trial(1, Layout())
-        ask = {"max_trials": 1, "wait_s": 0}
-        (lease,) = service.post(f"/workers/{worker}/leases", ask)["leases"]
-        path, body = f"/trials/{trial.id}/outcome", outcome_body(worker, lease)
-        with closing(sqlite3.connect(tmp_path / "results.sqlite3")) as other:
-            other.execute("BEGIN EXCLUSIVE")
-            refusals = [service.http.post(path, json=body, timeout=60) for _ in range(4)]
-            assert {answer.status_code for answer in refusals} == {503}, "each waited for 15 s"
-            assert service.get("/campaigns/first")["state"] == "RUNNING"
-        # The lease has run out by the clock meanwhile, and what was measured still counts.
-        answer = wait_until(
-            "the outcome is taken",
-            lambda: (taken := service.http.post(path, json=body)).is_success and taken.json(),
-        )
-        assert answer["accepted"]
-        assert service.get(f"/trials/{trial.id}")["state"] == "COMPLETED"
-    finally:
-        assert service.end() == 0
-    assert check_database(DataDir(tmp_path).database_url).findings == ()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ class Node:
         self.itself = self
 
 
-def test_collection_goes_on_after_the_block_where_it_did_before() -> None:
+def test_garbage_collection_resumes_after_the_block() -> None:
     with nothing_collected():
         assert not gc.isenabled()
         with nothing_collected():
@@ -19,7 +19,7 @@ def test_collection_goes_on_after_the_block_where_it_did_before() -> None:
     assert gc.isenabled()
 
 
-def test_what_was_there_is_not_looked_through_and_what_comes_later_is() -> None:
+def test_objects_of_the_start_are_not_collected_again() -> None:
     kept, threshold = Node(), gc.get_threshold()
     try:
         keep_for_good()

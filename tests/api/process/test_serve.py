@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -18,9 +17,9 @@ import pytest
 from api.http.bind_address import Endpoint, listening
 from results_db.database.data_dir import DataDir
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import CAMPAIGN
-from tests.api.serve_process import ServeProcess, run_command
-from tests.results_db.factories import TimelyStore, completed
+from tests.kit.api import CAMPAIGN
+from tests.kit.services import ServeProcess, run_here
+from tests.kit.store import TimelyStore, completed
 
 WORKER = {
     "name": "w1",
@@ -33,9 +32,9 @@ WORKER = {
 LAYOUT = Layout(num_microbatches=8)
 
 
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[ServeProcess]:
-    service = ServeProcess(tmp_path / "data")
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    service = ServeProcess(tmp_path_factory.mktemp("service") / "data")
     yield service
     service.end()
 
@@ -46,11 +45,16 @@ def test_a_service_says_where_it_is_and_answers_at_once(service: ServeProcess) -
     assert service.get("/campaigns") == {"campaigns": [], "next_cursor": None}
 
 
-def test_the_token_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
-    service = ServeProcess(tmp_path)
+def test_files_are_their_owners_alone_whatever_the_umask_and_the_token_is_made_once(
+    tmp_path: Path,
+) -> None:
+    tmp_path.chmod(0o755)
+    service = ServeProcess(tmp_path, umask=0)
     token = (tmp_path / "token").read_text()
-    assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
     assert len(token.strip()) >= 32
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"service.json", "serve.lock", "token", "logs"} <= names
+    assert [path for path in tmp_path.rglob("*") if path.stat().st_mode & 0o077] == []
     service.end()
     service.start()
     assert (tmp_path / "token").read_text() == token
@@ -60,8 +64,8 @@ def test_the_token_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path) -
 def test_a_token_that_others_can_read_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("known to all\n")
     (tmp_path / "token").chmod(0o644)
-    refused = run_command("serve", "--port", "0", "--data-dir", str(tmp_path))
-    assert refused.returncode == 1
+    refused = run_here("serve", "--port", "0", "--data-dir", str(tmp_path))
+    assert refused.exit_code == 1
     assert "can be read by others (mode 644)" in refused.stderr
 
 
@@ -70,8 +74,8 @@ def test_a_token_that_others_can_read_is_not_used(tmp_path: Path) -> None:
 def test_a_file_that_holds_no_token_is_one_clear_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "token").write_text(content)
     (tmp_path / "token").chmod(0o600)
-    refused = run_command("serve", "--port", "0", "--data-dir", str(tmp_path))
-    assert refused.returncode == 1
+    refused = run_here("serve", "--port", "0", "--data-dir", str(tmp_path))
+    assert refused.exit_code == 1
     (line,) = refused.stderr.splitlines()
     assert "holds no token" in line
     assert (tmp_path / "token").read_text() == content
@@ -107,7 +111,8 @@ def test_a_signal_ends_the_service_in_order_from_when_it_says_where_it_is(
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_service_in_order(service: ServeProcess, number: int) -> None:
+def test_a_signal_ends_the_service_in_order(tmp_path: Path, number: int) -> None:
+    service = ServeProcess(tmp_path)
     service.http.timeout = 60.0  # the wait is recorded as a sign of life after 5 s
     worker = service.post("/workers", WORKER)["worker_id"]
     answers: list[Any] = []
@@ -123,59 +128,24 @@ def test_a_signal_ends_the_service_in_order(service: ServeProcess, number: int) 
     waiting.join(15)
     assert answers == [{"leases": []}]
     assert service.process.wait(15) == 0
+    service.end()
     assert not (service.data_dir / "service.json").exists()
 
 
-@pytest.mark.slow
-def test_a_port_in_use_is_one_clear_error(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        refused = run_command("serve", "--port", str(port), "--data-dir", str(tmp_path / "data"))
-    assert refused.returncode == 1
-    (line,) = refused.stderr.splitlines()
-    assert line.startswith(f"Error: port {port} of 127.0.0.1 is in use")
-    assert "--port" in line
-    assert not (tmp_path / "data" / "service.json").exists()
-    assert not (tmp_path / "data" / "token").exists()
-
-
 def test_an_address_that_is_not_ours_is_one_clear_error(tmp_path: Path) -> None:
-    refused = run_command("serve", "--host", "192.0.2.1", "--data-dir", str(tmp_path))
-    assert refused.returncode == 1
+    refused = run_here("serve", "--host", "192.0.2.1", "--data-dir", str(tmp_path))
+    assert refused.exit_code == 1
     assert len(refused.stderr.splitlines()) == 1
     assert "192.0.2.1" in refused.stderr
 
 
 @pytest.mark.slow
 def test_two_services_do_not_share_a_data_directory(service: ServeProcess) -> None:
-    refused = run_command("serve", "--port", "0", "--data-dir", str(service.data_dir))
-    assert refused.returncode == 1
+    refused = run_here("serve", "--port", "0", "--data-dir", str(service.data_dir))
+    assert refused.exit_code == 1
     assert len(refused.stderr.splitlines()) == 1
     assert str(service.data_dir) in refused.stderr
     assert service.get("/health")["database"]
-
-
-def files_in(data_dir: Path) -> set[str]:
-    """What is in a data directory, lock files aside."""
-    return {file.name for file in data_dir.iterdir() if file.suffix != ".lock"}
-
-
-def test_a_data_directory_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    TimelyStore.open(DataDir(tmp_path)).close()
-    database = tmp_path / "results.sqlite3"
-    with sqlite3.connect(database) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    connection.close()
-    before = database.read_bytes()
-    listing = files_in(tmp_path)
-    refused = run_command("serve", "--port", "0", "--data-dir", str(tmp_path))
-    assert refused.returncode == 1
-    (line,) = refused.stderr.splitlines()
-    assert "newer version of layout-tuner" in line
-    assert database.read_bytes() == before
-    assert files_in(tmp_path) == listing
 
 
 def test_a_completed_outcome_survives_kill_9(service: ServeProcess) -> None:
@@ -239,21 +209,3 @@ def test_answers_leave_at_once_without_waiting_for_the_clients_acknowledgement()
     asyncio.run(accept_one())
     (no_delay,) = seen
     assert no_delay
-
-
-def test_files_of_a_service_are_its_users_alone_whatever_the_umask(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "api.cli", "serve", "--port=0", f"--data-dir={tmp_path}"],
-        stdout=subprocess.PIPE,
-        text=True,
-        umask=0,
-    )
-    assert process.stdout is not None
-    process.stdout.readline()  # it says where it is
-    open_to_others = [path.name for path in tmp_path.rglob("*") if path.stat().st_mode & 0o077]
-    names = {path.name for path in tmp_path.iterdir()}
-    process.terminate()
-    process.communicate(timeout=60)
-    assert {"service.json", "serve.lock", "token", "logs"} <= names
-    assert open_to_others == []

@@ -12,9 +12,9 @@ import pytest
 from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import CAMPAIGN, measured_as_asked
-from tests.api.serve_process import ServeProcess
-from tests.results_db.factories import TimelyStore
+from tests.kit.api import CAMPAIGN, measured_as_asked
+from tests.kit.services import ServeProcess
+from tests.kit.store import TimelyStore
 
 NODES = [{"name": f"n{number}", "num_devices": 4} for number in range(4)]
 

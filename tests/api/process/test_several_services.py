@@ -21,11 +21,11 @@ from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.connection.running_service import find_service
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import CAMPAIGN
-from tests.api.security.signed_in import Person
-from tests.api.serve_process import run_command
-from tests.results_db.factories import TurnableClock, lease_one, make_campaign, make_worker
-from tests.waiting import wait_until
+from tests.kit.api import CAMPAIGN
+from tests.kit.persons import Person
+from tests.kit.services import run_command, run_here
+from tests.kit.store import TurnableClock, lease_one, make_campaign, make_worker
+from tests.kit.waiting import wait_until
 
 
 class Serve:
@@ -76,7 +76,7 @@ def services(postgres_url: str, tmp_path: Path) -> Iterator[list[Serve]]:
 
 
 @pytest.mark.slow
-def test_what_one_service_was_told_the_other_knows(services: list[Serve], tmp_path: Path) -> None:
+def test_two_services_share_campaigns_and_workers(services: list[Serve], tmp_path: Path) -> None:
     first, second = services
     created = first.request("POST", "/campaigns", CAMPAIGN)
     assert second.request("GET", "/campaigns/first")["id"] == created["id"]
@@ -102,8 +102,8 @@ def test_what_one_service_was_told_the_other_knows(services: list[Serve], tmp_pa
 def test_a_data_directory_s_own_database_is_not_shared(
     services: list[Serve], tmp_path: Path
 ) -> None:
-    refused = run_command("serve", "--port", "0", "--data-dir", str(tmp_path / "data"))
-    assert refused.returncode == 1
+    refused = run_here("serve", "--port", "0", "--data-dir", str(tmp_path / "data"))
+    assert refused.exit_code == 1
     assert "on the data directory" in refused.stderr
     assert "already, at http://" in refused.stderr
 
@@ -116,8 +116,8 @@ def test_a_database_that_refuses_is_one_clear_line_without_the_password(
     url = postgres_server.url("postgres", user="nobody:open-sesame")
     port = () if command == "driver" else ("--port", "0")
     where = ("--data-dir", str(tmp_path / "data"))
-    refused = run_command(command, *where, *port, LAYOUT_TUNER_DATABASE_URL=url)
-    assert refused.returncode == 1
+    refused = run_here(command, *where, *port, LAYOUT_TUNER_DATABASE_URL=url)
+    assert refused.exit_code == 1
     (line,) = refused.stderr.splitlines()
     assert line.startswith("Error: the database postgresql://nobody@")
     assert 'role "nobody" does not exist' in line

@@ -15,7 +15,7 @@ import pytest
 from api.errors import ServiceStartError, ServiceUnstableError
 from api.process import supervisor
 from api.process.supervisor import MAX_RESTARTS, Child, start_and_wait, until_signalled, watch
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from tests.workers.process_checks import is_alive
 
 STAYS = "import time; print('here', flush=True); time.sleep(600)"

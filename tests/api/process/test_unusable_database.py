@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from results_db.migrations import migrate
-from tests.api.serve_process import run_command
+from tests.kit.services import run_here
 from tests.results_db.first_weeks import write_first_weeks
 from tests.results_db.sealed import sealed
 
@@ -15,7 +15,9 @@ from tests.results_db.sealed import sealed
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("command", ["serve", "driver", "up"])
 @pytest.mark.parametrize("how", ["garbage", "directory"])
-def test_a_database_that_is_none_is_one_clear_error(tmp_path: Path, how: str, command: str) -> None:
+def test_a_file_that_is_no_database_is_one_clear_error(
+    tmp_path: Path, how: str, command: str
+) -> None:
     database = tmp_path / "results.sqlite3"
     garbage = b"no database, but long enough to be taken for one. " * 100
     if how == "garbage":
@@ -23,8 +25,8 @@ def test_a_database_that_is_none_is_one_clear_error(tmp_path: Path, how: str, co
     else:
         database.mkdir()
     port = () if command == "driver" else ("--port", "0")
-    refused = run_command(command, "--data-dir", str(tmp_path), *port)
-    assert refused.returncode == 1
+    refused = run_here(command, "--data-dir", str(tmp_path), *port)
+    assert refused.exit_code == 1
     (line,) = refused.stderr.splitlines()
     assert line.startswith(f"Error: the database {database} cannot be used: ")
     if how == "garbage":
@@ -58,8 +60,8 @@ def test_a_database_of_another_version_is_one_clear_error(
         sealed(database)
     before = database.read_bytes()
     words = [word.replace("FOLDER", str(tmp_path)) for word in command]
-    refused = run_command(*words, "--data-dir", str(tmp_path / "data"))
-    assert refused.returncode == 1
+    refused = run_here(*words, "--data-dir", str(tmp_path / "data"))
+    assert refused.exit_code == 1
     (line,) = refused.stderr.splitlines()
     assert line == (
         f"Error: the database is at revision r999, which this version ({migrate.head()}) does not "

@@ -23,11 +23,11 @@ from search_spaces.protocol.worker_messages import AllocationBody, WorkerCreate
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables import read_table
-from tests.api.cheap_campaign import add_cheap_campaign
 from tests.api.dashboard.plotted_campaign import plotted_store
-from tests.api.local_api import CAMPAIGN, CLUSTER, Api
-from tests.api.report.page import Page
-from tests.results_db.factories import (
+from tests.kit.api import CAMPAIGN, CLUSTER, Api
+from tests.kit.cheap_campaign import add_cheap_campaign
+from tests.kit.page import Page
+from tests.kit.store import (
     START,
     TINY,
     TimelyStore,
@@ -111,7 +111,7 @@ def num_told(page: Page, words: str) -> int:
     return sum(words in title for title in page.texts["title"])
 
 
-def test_it_names_the_winner_with_its_interval_and_who_is_as_good(store: Store) -> None:
+def test_a_report_names_the_winner_with_its_interval_and_ties(store: Store) -> None:
     campaign = make(store)
     for layout, speed in zip(LAYOUTS, (2000.0, 1998.0, 1000.0, 1500.0), strict=True):
         run(store, campaign, measured(layout, speed), layout)
@@ -135,7 +135,7 @@ def test_it_names_the_winner_with_its_interval_and_who_is_as_good(store: Store) 
     assert "compute 50.0%" in page.text
 
 
-def test_it_says_so_where_all_others_are_slower(store: Store) -> None:
+def test_a_report_says_that_all_others_are_slower(store: Store) -> None:
     campaign = make(store)
     for layout, speed in zip(LAYOUTS, (2000.0, 1500.0, 1000.0, 900.0), strict=True):
         run(store, campaign, measured(layout, speed), layout)
@@ -145,20 +145,7 @@ def test_it_says_so_where_all_others_are_slower(store: Store) -> None:
     assert "As good as the winner" not in page.text
 
 
-def test_the_median_leaves_out_layouts_that_were_stopped_early(store: Store) -> None:
-    campaign = make(store)
-    for layout, speed in zip(LAYOUTS, (2000.0, 1600.0, 1000.0), strict=False):
-        run(store, campaign, measured(layout, speed), layout)
-    short = completed(LAYOUTS[3], tokens_per_s=900.0, shortened=True, iterations_asked=10)
-    run(store, campaign, short, LAYOUTS[3])
-    page = page_of(store, campaign)
-    assert (
-        "1.25 times the median of the 3 layouts that were measured to the end. 1 more layout was "
-        "stopped early, since it was slower than the best of the time."
-    ) in page.text
-
-
-def test_failures_stand_by_reason_with_their_nodes_and_the_end_of_a_log(store: Store) -> None:
+def test_a_report_groups_failures_by_reason_with_nodes_and_log(store: Store) -> None:
     campaign = make(store)
     log = "\n".join(f"line {number}" for number in range(100))
     outcomes = [
@@ -180,7 +167,7 @@ def test_failures_stand_by_reason_with_their_nodes_and_the_end_of_a_log(store: S
     assert "line 50" not in page.text
 
 
-def test_the_log_of_the_youngest_failure_of_a_reason_is_shown_by_its_end(store: Store) -> None:
+def test_a_report_shows_the_end_of_the_latest_log_of_a_reason(store: Store) -> None:
     campaign = make(store)
     log = "\n".join(f"line {number}" for number in range(100))
     run(store, campaign, dataclasses.replace(failed("crashed"), log_tail=log), LAYOUTS[0])
@@ -190,7 +177,7 @@ def test_the_log_of_the_youngest_failure_of_a_reason_is_shown_by_its_end(store: 
     assert "line 85" not in page.text
 
 
-def test_cost_environment_and_workers_are_told(store: Store) -> None:
+def test_a_report_has_cost_environment_and_workers(store: Store) -> None:
     campaign = make(store)
     run(store, campaign, measured(LAYOUTS[0], 1000.0, duration_s=36.0), LAYOUTS[0])
     page = page_of(store, campaign)
@@ -202,7 +189,7 @@ def test_cost_environment_and_workers_are_told(store: Store) -> None:
         assert word in page.text
 
 
-def test_the_analysis_is_drawn(store: Store) -> None:
+def test_a_report_draws_the_analysis(store: Store) -> None:
     campaign = make(store)
     winner = run(store, campaign, measured(LAYOUTS[0], 1000.0), LAYOUTS[0])
     steps = [
@@ -344,7 +331,7 @@ def hostile_campaign(store: Store) -> int:
     return campaign
 
 
-def test_what_others_wrote_is_text_and_never_markup(store: Store) -> None:
+def test_hostile_text_in_a_report_is_escaped(store: Store) -> None:
     page = page_of(store, hostile_campaign(store))
     assert page.tags <= ALLOWED
     assert page.text.count(HOSTILE) >= 15
@@ -352,7 +339,7 @@ def test_what_others_wrote_is_text_and_never_markup(store: Store) -> None:
     assert not any(character in page.text for character in "\x07\x1b\u202e")
 
 
-def test_nothing_is_loaded_and_nothing_runs(store: Store) -> None:
+def test_a_report_loads_and_runs_nothing(store: Store) -> None:
     campaign = hostile_campaign(store)
     html = report(store, store.campaign(campaign), START)
     page = Page(html)
@@ -372,7 +359,7 @@ def test_nothing_is_loaded_and_nothing_runs(store: Store) -> None:
     assert "@import" not in style
 
 
-def test_the_file_in_it_makes_the_campaign_again(store: Store) -> None:
+def test_the_campaign_file_in_a_report_can_be_submitted(store: Store) -> None:
     campaign = make(store, cluster={**CLUSTER, "source": "a: b # c"})
     record = store.campaign(campaign)
     page = page_of(store, campaign)

@@ -8,9 +8,9 @@ from api.client import Client
 from api.errors import ServiceError
 from results_db.models.service_tables import WorkerRow
 from search_spaces.spec.layout import Layout
-from tests.api.allocation import ALLOCATION, NODES, beat, node, register
-from tests.api.local_api import TOKEN, Api
-from tests.results_db.factories import completed
+from tests.kit.allocation import ALLOCATION, NODES, beat, node, register
+from tests.kit.api import Api
+from tests.kit.store import completed
 
 LAYOUT = Layout(num_microbatches=8)
 
@@ -18,11 +18,6 @@ LAYOUT = Layout(num_microbatches=8)
 @pytest.fixture
 def campaign_id(api: Api) -> int:
     return int(api.submit()["id"])
-
-
-@pytest.fixture
-def client(api: Api) -> Client:
-    return Client("http://testserver", TOKEN, transport=api.http._transport)
 
 
 def test_an_allocation_is_listed_with_what_its_worker_says_of_it(api: Api) -> None:
@@ -57,15 +52,6 @@ def test_an_allocation_is_listed_with_what_its_worker_says_of_it(api: Api) -> No
     assert 0 < read["seconds_left"] <= 60
 
 
-def test_a_worker_that_tells_nothing_has_an_allocation_of_which_less_is_known(api: Api) -> None:
-    worker = api.register()
-    api.post(f"/workers/{worker}/heartbeats", {"trials": []})
-    (read,) = api.get("/allocations")["allocations"]
-    assert (read["scheduler"], read["job_id"], read["launcher"]) == ("none", None, "")
-    assert (read["seconds_left"], read["nodes"], read["status_at"]) == (None, [], None)
-    assert (read["state"], read["num_nodes"], read["shares_nodes"]) == ("working", 1, False)
-
-
 def test_an_allocation_that_has_ended_is_listed_when_it_is_asked_for(api: Api) -> None:
     worker = register(api)
     api.http.delete(f"/v1/workers/{worker}")
@@ -90,7 +76,7 @@ def test_allocations_are_found_by_worker_job_or_session_however_many_came_after(
     assert found["id"] == others[1]
 
 
-def test_what_is_leased_runs_or_waits_in_the_worker_s_own_words(api: Api, campaign_id: int) -> None:
+def test_leased_trials_show_the_phase_that_the_worker_reports(api: Api, campaign_id: int) -> None:
     worker = register(api)
     for micro_batch_size in (1, 2):
         api.store.add_trial(campaign_id, Layout(micro_batch_size=micro_batch_size))
@@ -123,7 +109,7 @@ def test_what_is_leased_runs_or_waits_in_the_worker_s_own_words(api: Api, campai
     assert attempt["waiting_because"] == "2 devices are free, it needs 4"
 
 
-def test_a_campaign_whose_leased_trials_all_wait_says_for_what(api: Api, campaign_id: int) -> None:
+def test_a_campaign_whose_leased_trials_all_wait_says_why(api: Api, campaign_id: int) -> None:
     worker = register(api)
     api.store.add_trial(campaign_id, LAYOUT)
     trial = {"trial_id": api.lease(worker)["trial_id"], "attempt": 1, "iterations_done": 0}
@@ -134,9 +120,7 @@ def test_a_campaign_whose_leased_trials_all_wait_says_for_what(api: Api, campaig
     assert api.get("/campaigns/first")["progress"]["waiting_reason"] is None
 
 
-def test_a_trial_leased_ahead_is_not_said_to_wait_when_its_turn_has_just_come(
-    api: Api, campaign_id: int
-) -> None:
+def test_a_campaign_does_not_wait_right_after_an_outcome(api: Api, campaign_id: int) -> None:
     worker = register(api)
     for layout in (LAYOUT, Layout(tp=2, num_microbatches=8)):
         api.store.add_trial(campaign_id, layout)
@@ -182,7 +166,9 @@ def test_a_trial_that_an_allocation_will_not_lease_says_why(
         assert waits.startswith(f"trial 1 waits: no allocation may run it; w1: {why}")
 
 
-def test_a_trial_that_fits_waits_its_turn_or_for_its_campaign(api: Api, campaign_id: int) -> None:
+def test_a_trial_that_fits_waits_for_devices_or_for_its_campaign(
+    api: Api, campaign_id: int
+) -> None:
     worker = register(api)
     api.store.add_trial(campaign_id, LAYOUT)
     (waiting,) = api.get(f"/allocations/{worker}")["not_leased"]
@@ -195,7 +181,9 @@ def test_a_trial_that_fits_waits_its_turn_or_for_its_campaign(api: Api, campaign
     assert api.get(f"/allocations/{elsewhere}")["num_not_leased"] == 0
 
 
-def test_while_nodes_start_or_the_worker_is_silent_that_is_why(api: Api, campaign_id: int) -> None:
+def test_a_trial_waits_while_nodes_start_or_the_worker_is_silent(
+    api: Api, campaign_id: int
+) -> None:
     worker = register(api)
     api.store.add_trial(campaign_id, LAYOUT)
     beat(api, worker, status={"state": "starting"})
@@ -208,9 +196,7 @@ def test_while_nodes_start_or_the_worker_is_silent_that_is_why(api: Api, campaig
     assert read["not_leased"][0]["reason"] == "worker w1 was not heard of lately"
 
 
-def test_of_several_allocations_the_one_that_comes_nearest_says_why(
-    api: Api, campaign_id: int
-) -> None:
+def test_the_most_suitable_allocation_says_why_a_trial_waits(api: Api, campaign_id: int) -> None:
     api.store.add_trial(campaign_id, Layout(num_nodes=2, dp=8))
     register(api, "small", num_nodes=1, nodes=NODES[:1])
     large = register(api, "large")
@@ -221,9 +207,7 @@ def test_of_several_allocations_the_one_that_comes_nearest_says_why(
     assert api.get("/campaigns/first")["progress"]["waiting_reason"] is None
 
 
-def test_an_allocation_s_cost_has_the_probes_and_what_it_held_for_nobody(
-    api: Api, campaign_id: int
-) -> None:
+def test_the_cost_of_an_allocation_includes_its_idle_time(api: Api, campaign_id: int) -> None:
     worker = register(api)
     trial = api.store.add_trial(campaign_id, LAYOUT)
     lease = api.lease(worker)
@@ -250,7 +234,7 @@ def test_an_allocation_s_cost_has_the_probes_and_what_it_held_for_nobody(
     assert 'layout_tuner_node_seconds{part="idle"} 37.5' in metrics
 
 
-def test_a_node_that_a_worker_sets_aside_is_released_through_its_worker(api: Api) -> None:
+def test_a_node_that_a_worker_quarantined_is_released_through_its_worker(api: Api) -> None:
     worker = register(api)
     slow = node("n2", "quarantined", reason="two probes failed here and ran elsewhere")
     assert beat(api, worker, node("n1"), slow)["release"] == []
@@ -268,40 +252,6 @@ def test_a_node_that_a_worker_sets_aside_is_released_through_its_worker(api: Api
     assert (told["release"], told["quarantine"]) == ([], [])
 
 
-def test_a_node_that_a_user_sets_aside_is_told_until_its_worker_shows_it(api: Api) -> None:
-    worker = register(api)
-    beat(api, worker, node("n1"), node("n2"))
-    asked = api.post("/nodes/local-cpu/n1/quarantine", {"reason": "its fan is loud"})
-    assert asked["quarantine"]["requested_by_user"] is True
-    wish = [{"node": "n1", "reason": "its fan is loud"}]
-    for _ in range(2):
-        assert beat(api, worker, node("n1"), node("n2"))["quarantine"] == wish
-    shown = node("n1", "quarantined", reason="its fan is loud")
-    assert beat(api, worker, shown, node("n2"))["quarantine"] == []
-
-
-def test_a_quarantine_outlives_its_allocation(api: Api) -> None:
-    first = register(api)
-    beat(api, first, node("n1"), node("n2", "quarantined", reason="slow links"))
-    api.http.delete(f"/v1/workers/{first}")
-    (kept,) = api.get("/nodes")["nodes"]
-    assert (kept["name"], kept["allocation"], kept["node"]) == ("n2", None, None)
-    body = {
-        "name": "w2",
-        "host": "h",
-        "cluster": "local-cpu",
-        "num_nodes": 2,
-        "devices_per_node": 4,
-        "device": "d",
-    }
-    told = api.post("/workers", body, status=201)
-    assert told["quarantined"] == [{"node": "n2", "reason": "slow links"}]
-    other = api.post("/workers", {**body, "name": "w3", "cluster": "frontier"}, status=201)
-    assert other["quarantined"] == []
-    api.post("/nodes/local-cpu/n2/release")
-    assert api.post("/workers", body, status=201)["quarantined"] == []
-
-
 def test_a_node_that_is_not_in_quarantine_cannot_be_released(api: Api) -> None:
     register(api)
     problem = api.post("/nodes/local-cpu/n1/release", status=409)
@@ -316,7 +266,7 @@ def test_a_node_that_is_not_in_quarantine_cannot_be_released(api: Api) -> None:
     api.post("/nodes/local-cpu/n1/release", status=409)
 
 
-def test_the_client_reads_allocations_and_steers_nodes(api: Api, client: Client) -> None:
+def test_the_client_reads_allocations_and_quarantines_nodes(api: Api, client: Client) -> None:
     worker = register(api)
     (listed,) = client.allocations().allocations
     one = client.allocation(worker)
@@ -329,14 +279,3 @@ def test_the_client_reads_allocations_and_steers_nodes(api: Api, client: Client)
     assert released.released_at is not None
     with pytest.raises(ServiceError, match="is not in quarantine"):
         client.release_node("local-cpu", "n1")
-
-
-def test_the_description_lists_the_routes_of_allocations_and_nodes(api: Api) -> None:
-    paths = api.http.get("/openapi.json").json()["paths"]
-    assert {
-        "/v1/allocations",
-        "/v1/allocations/{allocation_id}",
-        "/v1/nodes",
-        "/v1/nodes/{cluster}/{node}/release",
-        "/v1/nodes/{cluster}/{node}/quarantine",
-    } <= set(paths)

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from click.testing import CliRunner
 
-from api.cli import main
-from api.client import Client
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import TOKEN, Api
-from tests.results_db.factories import failed
-
-Run = Callable[..., str]
+from tests.kit.api import Api, Command
+from tests.kit.store import failed
 
 BASELINE = {"tp": 2}
 SLOW = Layout(tp=2, num_microbatches=8)
@@ -31,38 +24,6 @@ def measured(api: Api) -> Api:
     for layout, speed in ((SLOW, 800.0), (FAST, 1000.0), (OTHER, 400.0)):
         api.complete(worker, "first", layout, tokens_per_s=speed)
     return api
-
-
-@pytest.fixture
-def run(api: Api, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command against the service; returns what it prints."""
-
-    def run_it(*arguments: str) -> str:
-        client = Client("http://testserver", TOKEN, transport=api.http._transport)
-        monkeypatch.setattr("api.commands.connection.connect", lambda *_: client)
-        # Wide enough that no column of a table is left out.
-        result = CliRunner().invoke(main, arguments, env={"COLUMNS": "220"})
-        assert result.exit_code == 0, result.output
-        return result.output
-
-    return run_it
-
-
-def test_an_illegal_one_is_refused_with_all_other_errors(api: Api) -> None:
-    body = {
-        "name": "first",
-        "model": "tiny",
-        "cluster": "local-cpu",
-        "space": {"global_batch_size": 8},
-        "baseline": {"tp": 3, "dp": 1},
-        "strategy": "best",
-        "budget": {"trials": 0},
-    }
-    told = api.post("/campaigns", body, status=422)
-    fields = {error["field"]: error["message"] for error in told["errors"]}
-    assert {"body.strategy", "body.budget.trials", "body.baseline"} <= fields.keys()
-    assert "num_heads=4 is not divisible by tp=3" in told["detail"]
-    assert api.get("/campaigns")["campaigns"] == []
 
 
 def test_a_campaign_reads_with_its_baseline(measured: Api) -> None:
@@ -82,11 +43,7 @@ def test_a_campaign_reads_with_its_baseline(measured: Api) -> None:
     }
 
 
-def test_a_campaign_without_one_says_so(api: Api) -> None:
-    assert api.submit()["baseline"] is None
-
-
-def test_its_trials_and_rows_are_marked(measured: Api) -> None:
+def test_trials_and_rows_of_the_baseline_are_marked(measured: Api) -> None:
     rows = measured.get("/campaigns/first/leaderboard")["trials"]
     assert [(row["number"], row["is_baseline"]) for row in rows] == [
         (2, False),
@@ -98,7 +55,7 @@ def test_its_trials_and_rows_are_marked(measured: Api) -> None:
     assert measured.get(f"/trials/{trials[0]['id']}")["is_baseline"]
 
 
-def test_a_clone_keeps_it_and_may_name_another_or_none(measured: Api) -> None:
+def test_a_clone_keeps_changes_or_drops_the_baseline(measured: Api) -> None:
     kept = measured.post("/campaigns/first/clone", {"name": "kept"}, status=201)
     assert kept["baseline"]["layout"] == SLOW.to_mapping()
     assert kept["baseline"]["trial_number"] is None
@@ -109,13 +66,13 @@ def test_a_clone_keeps_it_and_may_name_another_or_none(measured: Api) -> None:
     assert none["baseline"] is None
 
 
-def test_one_outside_of_the_space_is_a_trial_more_than_the_space_has(api: Api) -> None:
+def test_a_baseline_outside_the_space_adds_a_planned_trial(api: Api) -> None:
     created = api.submit(strategy="exhaustive", budget={}, baseline={"recompute": "full"})
     assert created["baseline"]["outside_space"]
     assert created["progress"]["trials_planned"] == created["num_legal_layouts"] + 1
 
 
-def test_its_probe_is_never_stopped_early(api: Api) -> None:
+def test_the_probe_of_the_baseline_is_never_stopped_early(api: Api) -> None:
     created = api.submit(baseline=BASELINE)
     worker = api.register()
     api.complete(worker, "first", FAST, tokens_per_s=1024.0)
@@ -137,41 +94,30 @@ def test_exports_say_what_the_layout_gains(measured: Api) -> None:
     assert itself["notes"][0] == "trial 1 is the baseline itself"
 
 
-def test_tables_are_as_without_a_baseline(measured: Api) -> None:
-    table = measured.http.get("/v1/campaigns/first/leaderboard?format=csv").text
-    assert "baseline" not in table
-
-
 @pytest.mark.usefixtures("measured")
-def test_show_and_leaderboard_say_what_the_winner_gains(run: Run) -> None:
+def test_show_and_leaderboard_say_what_the_winner_gains(command: Command) -> None:
     said = "trial 2 gives 1.25 times (95 %: 1.25 to 1.25) the tokens/s of the baseline, trial 1\n"
-    shown = run("campaign", "show", "first")
+    shown = command("campaign", "show", "first").output
     assert f"baseline      trial 1, COMPLETED, 800 tokens/s ±0.0%\n{'':14}{SLOW.key}\n" in shown
     assert f"gain          {said}" in shown
-    ranked = run("leaderboard", "first")
+    ranked = command("leaderboard", "first").output
     assert ranked.endswith(said)
     _title, heading, _line, *rows = ranked.splitlines()
     assert "baseline" in heading
     assert [number for number, row in enumerate(rows) if " * " in row] == [1], ranked
-    assert "layout        n1-tp2-pp1" in run("trial", "show", "first/1")
-    assert ", the baseline\n" in run("trial", "show", "first/1")
+    assert "layout        n1-tp2-pp1" in command("trial", "show", "first/1").output
+    assert ", the baseline\n" in command("trial", "show", "first/1").output
 
 
 @pytest.mark.usefixtures("measured")
-def test_a_list_of_trials_marks_it(run: Run) -> None:
-    heading, _line, *rows = run("trial", "list", "first").splitlines()
+def test_a_list_of_trials_marks_the_baseline(command: Command) -> None:
+    heading, _line, *rows = command("trial", "list", "first").output.splitlines()
     assert "baseline" in heading
     assert [number for number, row in enumerate(rows, 1) if " * " in row] == [1]
-    assert "baseline" not in run("trial", "list", "first", "--where", "tp=1")
+    assert "baseline" not in command("trial", "list", "first", "--where", "tp=1").output
 
 
-@pytest.mark.usefixtures("measured")
-def test_a_leaderboard_without_the_baseline_has_no_column_for_it(run: Run) -> None:
-    ranked = run("leaderboard", "first", "--where", "tp=1")
-    assert "baseline" not in ranked.split("trial 2 gives")[0]
-
-
-def test_one_that_failed_is_shown_with_its_reason(api: Api, run: Run) -> None:
+def test_a_failed_baseline_is_shown_with_its_reason(api: Api, command: Command) -> None:
     created = api.submit(baseline={"recompute": "full"})
     api.store.add_trial(created["id"], FOREIGN)
     worker = api.register()
@@ -179,17 +125,11 @@ def test_one_that_failed_is_shown_with_its_reason(api: Api, run: Run) -> None:
     said = (
         "trial 1, INFEASIBLE (out_of_memory) (outside of the space): rank 1 of 2: out_of_memory\n"
     )
-    assert f"baseline      {said}" in run("campaign", "show", "first")
-    assert f"baseline: {said}" in run("leaderboard", "first")
+    assert f"baseline      {said}" in command("campaign", "show", "first").output
+    assert f"baseline: {said}" in command("leaderboard", "first").output
 
 
-@pytest.mark.usefixtures("measured")
-def test_a_clone_names_it(run: Run) -> None:
-    told = run("campaign", "clone", "first", "--set", "baseline={tp: 1, recompute: full}")
-    assert f"baseline, measured first: {FOREIGN.key} (outside of the space)\n" in told
-
-
-def test_a_trial_reads_with_what_was_predicted(measured: Api, run: Run) -> None:
+def test_a_trial_shows_its_prediction(measured: Api, command: Command) -> None:
     prediction = Prediction(
         step_time_s=0.5,
         log_step_time_sd=0.1,
@@ -208,5 +148,5 @@ def test_a_trial_reads_with_what_was_predicted(measured: Api, run: Run) -> None:
         "source": "estimates",
     }
     assert measured.get("/trials/1")["prediction"] is None
-    shown = run("trial", "show", str(trial.id))
+    shown = command("trial", "show", str(trial.id)).output
     assert "predicted     0.5 s (±10.5%), 3 GiB, fits with 99.5%, by estimates alone\n" in shown

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import yaml
 from fastapi.testclient import TestClient
 
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import CAMPAIGN, Api
-from tests.results_db.factories import completed, failed
+from tests.kit.api import CAMPAIGN, Api
 
 LAYOUT = Layout(num_microbatches=8)
 
@@ -27,7 +24,7 @@ def names(api: Api, **query: Any) -> list[str]:
     return [campaign["name"] for campaign in api.get("/campaigns", **query)["campaigns"]]
 
 
-def test_a_request_that_is_sent_again_makes_no_second_campaign(http: TestClient, api: Api) -> None:
+def test_a_repeated_request_makes_one_campaign(http: TestClient, api: Api) -> None:
     first, again = send(http, "k"), send(http, "k")
     assert (first.status_code, again.status_code) == (201, 201)
     assert first.json()["id"] == again.json()["id"]
@@ -37,20 +34,13 @@ def test_a_request_that_is_sent_again_makes_no_second_campaign(http: TestClient,
     assert names(api) == ["first"]
 
 
-def test_a_replay_shows_the_campaign_as_it_stands(http: TestClient, api: Api) -> None:
+def test_a_repeated_request_shows_the_current_campaign(http: TestClient, api: Api) -> None:
     send(http, "k")
     api.post("/campaigns/first/pause")
     assert send(http, "k").json()["state"] == "PAUSED"
 
 
-def test_the_same_document_in_yaml_is_the_same_request(http: TestClient, api: Api) -> None:
-    send(http, "k")
-    headers = {"Idempotency-Key": "k", "Content-Type": "application/yaml"}
-    again = http.post("/v1/campaigns", content=yaml.safe_dump(CAMPAIGN), headers=headers)
-    assert again.headers["Idempotent-Replay"] == "true"
-
-
-def test_a_key_that_was_sent_with_another_document_is_refused(http: TestClient, api: Api) -> None:
+def test_a_reused_idempotency_key_is_refused(http: TestClient, api: Api) -> None:
     send(http, "k")
     refused = send(http, "k", body={**CAMPAIGN, "name": "second"})
     assert refused.status_code == 422
@@ -59,26 +49,16 @@ def test_a_key_that_was_sent_with_another_document_is_refused(http: TestClient, 
     assert names(api) == ["first"]
 
 
-def test_a_request_that_was_refused_is_judged_anew(http: TestClient, api: Api) -> None:
+def test_a_refused_request_may_be_sent_again(http: TestClient, api: Api) -> None:
     assert send(http, "k", body={**CAMPAIGN, "model": "gpt-0"}).status_code == 422
     assert send(http, "k").status_code == 201
 
 
-@pytest.mark.parametrize("key", ["", "a b", "x" * 256, "\t"])
-def test_a_key_that_is_none_is_refused(http: TestClient, key: str) -> None:
+@pytest.mark.parametrize("key", ["", "a b"])
+def test_an_invalid_idempotency_key_is_refused(http: TestClient, key: str) -> None:
     refused = send(http, key)
     assert refused.status_code == 422
     assert "idempotency-key" in refused.json()["detail"]
-
-
-def test_of_requests_that_arrive_at_once_one_makes_the_campaign(http: TestClient, api: Api) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: send(http, "k"), range(8)))
-    assert {answer.status_code for answer in answers} == {201}
-    assert len({answer.json()["id"] for answer in answers}) == 1
-    made = [answer for answer in answers if "Idempotent-Replay" not in answer.headers]
-    assert len(made) == 1
-    assert names(api) == ["first"]
 
 
 @pytest.fixture
@@ -96,54 +76,24 @@ def several(api: Api) -> Api:
         ({}, ["both", "Sweep-2", "sweep-1"]),
         ({"name_contains": "SWEEP"}, ["Sweep-2", "sweep-1"]),
         ({"strategy": "exhaustive"}, ["Sweep-2"]),
-        ({"strategy": "imported"}, []),
         ({"objective": "memory_headroom"}, ["both"]),
         ({"model": "tiny", "cluster": "local-cpu", "state": "PAUSED"}, ["both"]),
-        ({"model": "small"}, []),
-        ({"created_after": "2026-01-01T00:00:00Z"}, ["both", "Sweep-2", "sweep-1"]),
         ({"created_after": "2999-01-01T00:00:00+02:00"}, []),
-        ({"created_before": "2999-01-01T00:00:00Z"}, ["both", "Sweep-2", "sweep-1"]),
-        ({"created_before": "2001-01-01T00:00:00Z"}, []),
         ({"created_by": "nobody"}, []),
     ],
     ids=str,
 )
-def test_campaigns_are_found_by(several: Api, query: dict[str, Any], found: list[str]) -> None:
+def test_campaigns_are_filtered_by(several: Api, query: dict[str, Any], found: list[str]) -> None:
     assert names(several, **query) == found
-
-
-def test_campaigns_are_found_by_who_submitted_them(several: Api) -> None:
-    (by,) = {each["created_by"] for each in several.get("/campaigns")["campaigns"]}
-    assert by
-    assert names(several, created_by=by) == ["both", "Sweep-2", "sweep-1"]
 
 
 @pytest.mark.parametrize(
     "query",
-    [
-        {"strategy": "luck"},
-        {"objective": "speed"},
-        {"state": "DONE"},
-        {"model": ""},
-        {"model": "a\0b"},
-        {"name_contains": "x" * 201},
-        {"created_after": "yesterday"},
-        {"created_after": "2026-01-01T00:00:00"},
-        {"created_after": "0001-01-01T00:00:00+14:00"},
-        {"created_before": "9999-12-31T23:59:59-14:00"},
-    ],
+    [{"strategy": "luck"}, {"model": "a\0b"}, {"created_after": "2026-01-01T00:00:00"}],
     ids=str,
 )
-def test_a_filter_that_makes_no_sense_is_refused_by_name(api: Api, query: dict[str, str]) -> None:
+def test_an_invalid_filter_is_refused_by_name(api: Api, query: dict[str, str]) -> None:
     assert next(iter(query)) in api.get("/campaigns", status=422, **query)["detail"]
-
-
-def test_pages_hold_to_the_filter(several: Api) -> None:
-    first = several.get("/campaigns", name_contains="sweep", limit=1)
-    second = several.get("/campaigns", name_contains="sweep", limit=1, cursor=first["next_cursor"])
-    assert first["campaigns"][0]["name"] == "Sweep-2"
-    assert second["campaigns"][0]["name"] == "sweep-1"
-    assert second["next_cursor"] is None
 
 
 def patch(api: Api, body: Any, status: int = 200, campaign: str = "first") -> Any:
@@ -157,7 +107,7 @@ def patch(api: Api, body: Any, status: int = 200, campaign: str = "first") -> An
     return answer.json()
 
 
-def test_bounds_that_are_named_change_and_the_others_stay(api: Api) -> None:
+def test_only_the_named_bounds_of_a_budget_change(api: Api) -> None:
     api.submit(budget={"trials": 3, "wall_time": "10m"})
     changed = patch(api, {"budget": {"trials": 4, "wall_time": "1h"}})
     assert changed["spec"]["budget"] == {"trials": 4, "node_hours": None, "wall_time_s": 3600.0}
@@ -179,30 +129,21 @@ def test_notes_are_kept_as_they_are_written(api: Api) -> None:
     ("body", "named"),
     [
         ({"budget": {"trials": 0}}, "budget.trials"),
-        ({"budget": {"trials": 1 << 40}}, "budget.trials"),
-        ({"budget": {"trials": "5"}}, "budget.trials"),
-        ({"budget": {"wall_time": "soon"}}, "budget.wall_time"),
-        ({"budget": {"wall_time": "1h", "wall_time_s": 3.0}}, "not both"),
-        ({"budget": {"trials": None}}, "at least one bound"),
-        ({"budget": {"trails": 3}}, "trails"),
-        ({"budget": None}, "budget"),
         ({"notes": None}, "notes"),
-        ({"notes": "a\0b"}, "notes: "),
         ({"notes": "\ud800"}, "notes: "),
-        ({"notes": "x" * 10_001}, "notes"),
         ({"seed": 3}, "seed"),
         ([], "body"),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_change_that_cannot_be_is_refused_by_name(api: Api, body: Any, named: str) -> None:
+def test_an_invalid_change_is_refused_by_name(api: Api, body: Any, named: str) -> None:
     before = api.submit()
     assert named in patch(api, body, status=422)["detail"]
     after = api.get("/campaigns/first")
     assert (after["spec"], after["notes"]) == (before["spec"], "")
 
 
-def test_an_ended_campaign_keeps_its_budget_and_may_be_cloned_instead(api: Api) -> None:
+def test_the_budget_of_an_ended_campaign_cannot_change(api: Api) -> None:
     api.submit()
     api.post("/campaigns/first/cancel")
     refused = patch(api, {"budget": {"trials": 9}}, status=409)
@@ -213,7 +154,7 @@ def test_an_ended_campaign_keeps_its_budget_and_may_be_cloned_instead(api: Api) 
     assert clone["spec"]["budget"]["trials"] == 9
 
 
-def test_a_clone_differs_in_what_is_named_and_is_named_by_number(api: Api) -> None:
+def test_a_clone_has_the_named_changes_and_a_numbered_name(api: Api) -> None:
     original = api.submit()
     clone = api.post("/campaigns/first/clone", status=201)
     assert (clone["name"], clone["state"], clone["notes"]) == (
@@ -261,7 +202,7 @@ def test_a_clone_is_refused_as_a_campaign_is(api: Api) -> None:
     assert names(api) == ["first"]
 
 
-def test_a_clone_that_is_sent_again_is_one_clone(http: TestClient, api: Api) -> None:
+def test_a_repeated_clone_request_makes_one_clone(http: TestClient, api: Api) -> None:
     api.submit()
     path = "/v1/campaigns/first/clone"
     first, again = send(http, "k", path, {}), send(http, "k", path, {})
@@ -271,7 +212,7 @@ def test_a_clone_that_is_sent_again_is_one_clone(http: TestClient, api: Api) -> 
     assert send(http, "k").status_code == 422
 
 
-def test_an_imported_campaigns_clone_is_run_here(http: TestClient, api: Api) -> None:
+def test_a_clone_of_an_imported_campaign_runs(http: TestClient, api: Api) -> None:
     api.submit()
     figures = {"tokens_per_step": 1024, "tokens_per_s": 2000.0, "step_time_s": 0.512}
     api.complete(api.register(), "first", LAYOUT, **figures)
@@ -302,77 +243,13 @@ def test_a_deleted_campaign_is_gone_with_its_trials(api: Api) -> None:
     assert api.submit()["name"] == "first"
 
 
-def test_a_campaign_is_not_deleted_while_a_worker_stops_its_trial(api: Api) -> None:
-    api.submit()
-    worker = api.register()
-    api.store.add_trial(api.store.campaign_by_name("first").id, LAYOUT)
-    lease = api.lease(worker)
-    api.post("/campaigns/first/cancel")
-    assert "still stopping 1 trial of" in delete(api, 409)["detail"]
-    api.report(worker, lease, failed("cancelled"))
-    delete(api)
-
-
-def test_an_outcome_of_a_deleted_trial_is_not_taken_for_anothers(api: Api) -> None:
-    api.submit()
-    worker = api.register()
-    api.store.add_trial(api.store.campaign_by_name("first").id, LAYOUT)
-    lease = api.lease(worker)
-    api.report(worker, lease, completed(LAYOUT))
-    api.post("/campaigns/first/cancel")
-    delete(api)
-    body = {"worker_id": worker, "attempt": 1, "outcome": completed(LAYOUT).to_mapping()}
-    api.post(f"/trials/{lease['trial_id']}/outcome", body, status=404)
-
-
 def as_token(api: Api, name: str, role: str = "submitter") -> dict[str, str]:
     """The header of a new token in somebody's name."""
     token = api.post("/tokens", {"name": name, "role": role}, status=201)["token"]
     return {"Authorization": f"Bearer {token}"}
 
 
-def test_every_change_is_audited_with_who_made_it(http: TestClient, api: Api) -> None:
-    physics = as_token(api, "physics")
-    assert (
-        http.post("/v1/campaigns", json=CAMPAIGN, headers=physics).json()["created_by"] == "physics"
-    )
-    http.patch("/v1/campaigns/first", json={"budget": {"trials": 9}}, headers=physics)
-    http.post("/v1/campaigns/first/clone", headers=physics)
-    http.post("/v1/campaigns/first/cancel", headers=physics)
-    assert http.delete("/v1/campaigns/first", headers=physics).status_code == 204
-    http.put("/v1/models/mine", json={"preset": "tiny"}, headers=physics)
-    assert http.delete("/v1/models/mine", headers=physics).status_code == 204
-    entries = [each for each in api.get("/audit")["entries"] if each["actor"] == "physics"]
-    assert [each["action"] for each in reversed(entries)] == [
-        "campaign.create",
-        "campaign.update",
-        "campaign.create",
-        "campaign.cancel",
-        "campaign.delete",
-        "model.put",
-        "model.delete",
-    ]
-    update = entries[-2]
-    assert update["details"]["budget"]["to"]["trials"] == 9
-    assert {each["target"] for each in entries} == {"first", "first-2", "mine"}
-
-
-def test_a_submitter_changes_what_is_his_alone(http: TestClient, api: Api) -> None:
-    physics, chemistry = as_token(api, "physics"), as_token(api, "chemistry")
-    http.post("/v1/campaigns", json=CAMPAIGN, headers=physics)
-    http.put("/v1/models/mine", json={"preset": "tiny"}, headers=physics)
-    refused = [
-        http.patch("/v1/campaigns/first", json={"notes": "x"}, headers=chemistry),
-        http.delete("/v1/campaigns/first", headers=chemistry),
-        http.put("/v1/models/mine", json={"preset": "small"}, headers=chemistry),
-        http.delete("/v1/models/mine", headers=chemistry),
-    ]
-    assert [answer.status_code for answer in refused] == [403] * 4
-    clone = http.post("/v1/campaigns/first/clone", headers=chemistry)
-    assert (clone.status_code, clone.json()["created_by"]) == (201, "chemistry")
-
-
-def test_the_keys_of_two_senders_do_not_meet(http: TestClient, api: Api) -> None:
+def test_two_senders_may_use_the_same_idempotency_key(http: TestClient, api: Api) -> None:
     physics, chemistry = as_token(api, "physics"), as_token(api, "chemistry")
     send(http, "k", **physics)
     other = send(http, "k", body={**CAMPAIGN, "name": "second"}, **chemistry)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.api.local_api import CAMPAIGN, Api
+from tests.kit.api import CAMPAIGN, Api
 
 ON_GPUS: dict[str, Any] = {
     **CAMPAIGN,

@@ -6,8 +6,8 @@ import yaml
 from fastapi.testclient import TestClient
 
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import CAMPAIGN, CLUSTER, Api
-from tests.results_db.factories import completed, failed
+from tests.kit.api import CAMPAIGN, Api
+from tests.kit.store import completed, failed
 
 YAML = {"Content-Type": "application/yaml"}
 
@@ -32,7 +32,7 @@ def test_a_campaign_is_submitted_as_yaml(http: TestClient) -> None:
     assert answer.json()["spec"]["budget"]["trials"] == 5
 
 
-def test_what_a_campaign_was_resolved_to_can_be_submitted_again(api: Api) -> None:
+def test_a_resolved_campaign_can_be_submitted_again(api: Api) -> None:
     spec = api.submit()["spec"]
     again = api.post("/campaigns", {**spec, "name": "second"}, status=201)
     assert again["spec"] == {**spec, "name": "second"}
@@ -44,35 +44,8 @@ def test_a_guessed_cluster_comes_with_a_warning(api: Api) -> None:
     assert "mine" in warning
 
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"colour": "red"}, "colour"),
-    ({"name": "a b"}, "name"),
-    ({"name": "x" * 5000}, "name"),
-    ({"model": "gpt-0"}, "gpt-0"),
-    ({"model": {"name": "x"}}, "model"),
-    ({"cluster": {**CLUSTER, "num_nodes": 0}}, "num_nodes"),
-    ({"space": {**CAMPAIGN["space"], "tpp": [1]}}, "tpp"),
-    ({"space": {**CAMPAIGN["space"], "tp": []}}, "tp"),
-    ({"objective": "speed"}, "speed"),
-    ({"strategy": "luck"}, "luck"),
-    ({"budget": {}}, "budget"),
-    ({"budget": {"trials": 0}}, "trials"),
-    ({"budget": {"trials": 10**400}}, "trials"),
-    ({"seed": -1}, "seed"),
-]
-
-
-@pytest.mark.parametrize(("changes", "named"), REFUSED, ids=[named for _, named in REFUSED])
-def test_a_wrong_field_is_named_and_nothing_is_kept(
-    api: Api, changes: dict[str, Any], named: str
-) -> None:
-    problem = api.post("/campaigns", {**CAMPAIGN, **changes}, status=422)
-    assert named in problem["detail"]
-    assert api.get("/campaigns")["campaigns"] == []
-
-
-@pytest.mark.parametrize("document", [[], "text", 3, True])
-def test_a_document_that_is_no_mapping_is_refused(api: Api, document: Any) -> None:
+@pytest.mark.parametrize("document", [[], 3])
+def test_a_document_must_be_a_mapping(api: Api, document: Any) -> None:
     assert "not a mapping" in api.post("/campaigns", document, status=422)["detail"]
 
 
@@ -99,40 +72,11 @@ def test_a_taken_name_is_a_conflict(api: Api) -> None:
     assert len(api.get("/campaigns")["campaigns"]) == 1
 
 
-@pytest.mark.parametrize(
-    ("body", "where"),
-    [
-        ('{"name": "x",\n "model" "tiny"}', "line 2, column 10"),
-        ('{"name": "x", "name": "y"}', "'name' is there twice"),
-        ("", "line 1"),
-    ],
-    ids=["syntax", "twice", "empty"],
-)
-def test_malformed_json_is_a_400_that_says_where(http: TestClient, body: str, where: str) -> None:
-    headers = {"Content-Type": "application/json"}
-    answer = http.post("/v1/campaigns", content=body, headers=headers)
-    assert answer.status_code == 400, answer.text
-    assert where in answer.json()["detail"]
-    assert answer.json()["type"].endswith(":document-malformed")
-
-
-@pytest.mark.parametrize(
-    ("body", "where"),
-    [
-        (b"name: x\nmodel: [tiny\nspace: 1\n", "line 3"),
-        (b"name: x\n\tmodel: tiny\n", "line 2"),
-        (b"name: x\nname: y\n", "line 2, column 1: the key 'name' is there twice"),
-        (b"a: &a [1]\nb: *a\n", "aliases are not supported"),
-        (b"a: !!python/object/apply:os.system [true]\n", "line 1"),
-        (b"name: \xff\xfe\n", "not UTF-8 at line 1"),
-        (b"name: \x00", "malformed YAML"),
-    ],
-    ids=["flow", "tab", "twice", "alias", "tag", "utf8", "nul"],
-)
-def test_malformed_yaml_is_a_400_that_says_where(http: TestClient, body: bytes, where: str) -> None:
+def test_malformed_yaml_is_a_400_that_says_where(http: TestClient) -> None:
+    body = b"name: x\nmodel: [tiny\nspace: 1\n"
     answer = http.post("/v1/campaigns", content=body, headers=YAML)
     assert answer.status_code == 400, answer.text
-    assert where in answer.json()["detail"]
+    assert "line 3" in answer.json()["detail"]
 
 
 def test_another_content_type_is_refused(http: TestClient) -> None:
@@ -157,10 +101,8 @@ def test_campaigns_are_listed_in_pages(api: Api) -> None:
     assert api.get("/campaigns", limit=5)["next_cursor"] is None
 
 
-@pytest.mark.parametrize(
-    "cursor", ["!", "xx", "LTE", "\N{SNOWMAN}", "OTk5OTk5OTk5OTk5OTk5OTk5OTk5OTk"]
-)
-def test_a_cursor_that_is_not_ours_is_refused(api: Api, cursor: str) -> None:
+@pytest.mark.parametrize("cursor", ["!", "OTk5OTk5OTk5OTk5OTk5OTk5OTk5OTk"])
+def test_an_invalid_cursor_is_refused(api: Api, cursor: str) -> None:
     assert "cursor" in api.get("/campaigns", status=400, cursor=cursor)["detail"]
 
 
@@ -195,12 +137,12 @@ def test_progress_counts_trials_and_names_the_best(api: Api) -> None:
     assert progress["best_layout"].startswith("n1-tp2")
 
 
-def test_a_campaign_that_nobody_drives_says_so(api: Api) -> None:
+def test_a_campaign_without_a_driver_says_so(api: Api) -> None:
     api.submit()
     assert "no driver is at work" in api.get("/campaigns/first")["progress"]["waiting_reason"]
 
 
-def test_a_campaign_that_nobody_works_for_says_so(api: Api) -> None:
+def test_a_campaign_without_a_worker_of_its_cluster_says_so(api: Api) -> None:
     api.submit()
     api.store.acquire_driver_lease()
     api.register(cluster="elsewhere")
@@ -218,7 +160,7 @@ def test_a_campaign_whose_workers_are_too_small_says_so(api: Api) -> None:
     assert "(small) has 1 node of 1 device" in reason
 
 
-def test_a_campaign_that_moves_waits_for_nothing(api: Api) -> None:
+def test_a_campaign_with_running_trials_waits_for_nothing(api: Api) -> None:
     campaign = api.submit()
     api.store.acquire_driver_lease()
     worker = api.register()

@@ -20,7 +20,7 @@ from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.calibration_file import constants_file
-from tests.api.local_api import CAMPAIGN, CLUSTER, Api
+from tests.kit.api import CAMPAIGN, CLUSTER, Api
 
 HOSTILE = [
     "../../../../etc/passwd",
@@ -58,7 +58,7 @@ def text_fields(kind: Any, path: str) -> Iterator[str]:
         raise AssertionError(f"{path}: nobody says what {kind} may hold")
 
 
-def test_what_a_rank_is_asked_has_one_field_of_text() -> None:
+def test_a_probe_request_has_few_text_fields() -> None:
     """A field of text that is added here needs a reason, and a look at where ranks take it."""
     assert set(text_fields(ProbeRequest, "")) == {
         "model.name",
@@ -67,7 +67,7 @@ def test_what_a_rank_is_asked_has_one_field_of_text() -> None:
     }
 
 
-def test_a_campaign_has_these_fields_of_text() -> None:
+def test_a_campaign_has_few_text_fields() -> None:
     # Choices by name are Literals; the space's own reader checks the words of the knobs.
     found = {field for field in text_fields(CampaignSpec, "") if not field.startswith("space.")}
     assert found <= {
@@ -161,7 +161,7 @@ def test_hostile_text_in_a_planned_campaign_is_refused_or_stays_a_name(api: Api)
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
-def test_fields_that_nobody_knows_are_refused(api: Api, hostile: str) -> None:
+def test_unknown_fields_are_refused(api: Api, hostile: str) -> None:
     for place in ((), ("model",), ("cluster",), ("space",), ("budget",), ("probe",), ("stop",)):
         document = full_document()
         holder: Any = document
@@ -179,7 +179,7 @@ def test_a_clusters_constants_are_read_in_their_folder_whatever_its_name(tmp_pat
         assert file.resolve().parent == (tmp_path / "measured").resolve()
 
 
-def test_a_clusters_name_that_no_file_can_have_is_a_cluster_that_was_not_measured(
+def test_a_cluster_name_that_is_no_file_name_has_no_measured_constants(
     tmp_path: Path, http: TestClient, api: Api
 ) -> None:
     http.app.state.settings = dataclasses.replace(  # type: ignore[attr-defined]

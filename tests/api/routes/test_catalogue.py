@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import MODEL_PRESETS
-from tests.api.local_api import CAMPAIGN, CLUSTER, Api
+from tests.kit.api import CAMPAIGN, CLUSTER, Api
 
 KINDS = ["models", "clusters"]
 MODEL = {
@@ -82,7 +82,7 @@ def test_a_cluster_is_put_as_yaml_and_says_what_was_guessed(http: TestClient, ap
     assert api.get("/clusters/mine")["warning"] == made["warning"]
 
 
-def test_a_campaign_that_names_ones_own_has_them_written_out(api: Api) -> None:
+def test_a_campaign_stores_the_whole_description_of_a_user_model(api: Api) -> None:
     put(api, "/models/mine", MODEL)
     put(api, "/clusters/desk", {**MACHINE, "num_nodes": 2})
     spec = api.submit(model="mine", cluster="desk")["spec"]
@@ -95,7 +95,7 @@ def test_a_campaign_that_names_ones_own_has_them_written_out(api: Api) -> None:
     assert again["spec"] == {**spec, "name": "again"}
 
 
-def test_ones_own_can_be_started_from_as_presets_can(api: Api) -> None:
+def test_user_models_and_clusters_serve_as_presets(api: Api) -> None:
     put(api, "/models/mine", MODEL)
     put(api, "/clusters/desk", MACHINE)
     spec = api.submit(
@@ -114,13 +114,13 @@ def test_ones_own_can_be_started_from_as_presets_can(api: Api) -> None:
     assert put(api, "/models/alias", "mine")["description"]["hidden_size"] == 64
 
 
-def test_a_cluster_that_is_written_out_keeps_its_fields_whatever_ones_own_has(api: Api) -> None:
+def test_a_described_cluster_ignores_a_user_cluster_of_its_name(api: Api) -> None:
     put(api, "/clusters/desk", MACHINE)
     spec = api.submit(cluster={**CLUSTER, "name": "desk", "num_nodes": 7})["spec"]
     assert spec["cluster"]["num_nodes"] == 7
 
 
-def test_an_unknown_name_lists_ones_own_too(api: Api) -> None:
+def test_an_unknown_name_lists_user_models_too(api: Api) -> None:
     put(api, "/models/my-model", MODEL)
     problem = api.post("/campaigns", {**CAMPAIGN, "model": "my-modle"}, status=422)
     assert "did you mean 'my-model'" in problem["detail"]
@@ -130,7 +130,7 @@ def test_an_unknown_name_lists_ones_own_too(api: Api) -> None:
 
 
 @pytest.mark.parametrize(("kind", "preset"), [("models", "tiny"), ("clusters", "frontier")])
-def test_presets_stay_as_they_are(api: Api, kind: str, preset: str) -> None:
+def test_presets_cannot_be_changed(api: Api, kind: str, preset: str) -> None:
     body = MODEL if kind == "models" else MACHINE
     for problem in (
         put(api, f"/{kind}/{preset}", body, status=409),
@@ -142,22 +142,17 @@ def test_presets_stay_as_they_are(api: Api, kind: str, preset: str) -> None:
 
 REFUSED: list[tuple[str, str, Any, int, str]] = [
     ("models", "mine", {**MODEL, "num_heads": 3}, 422, "hidden_size=64"),
-    ("models", "mine", {**MODEL, "colour": 1}, 422, "colour"),
     ("models", "mine", {**MODEL, "name": "other"}, 422, "under which the model is put"),
     ("models", "mine", [], 422, "not a mapping"),
-    ("models", "mine", "nothing", 422, "nothing"),
     ("models", "123", MODEL, 422, "digits alone"),
-    ("models", "a b", MODEL, 422, "is not 1 to 64 characters"),
     ("clusters", "mine", {**MACHINE, "num_nodes": 0}, 422, "num_nodes"),
-    ("clusters", "mine", {**MACHINE, "name": "other"}, 422, "under which the cluster is put"),
     ("clusters", "mine", {"preset": "nothing"}, 422, "nothing"),
-    ("clusters", "mine", 3, 422, "not a mapping"),
     ("clusters", "..", MACHINE, 404, "nothing at"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "name", "body", "status", "says"), REFUSED)
-def test_what_cannot_be_is_refused_and_nothing_is_kept(
+def test_an_invalid_description_is_refused_and_not_stored(
     api: Api, kind: str, name: str, body: Any, status: int, says: str
 ) -> None:
     assert says in put(api, f"/{kind}/{name}", body, status=status)["detail"]
@@ -172,52 +167,3 @@ def test_a_description_of_another_type_or_size_is_refused(
     text = {"Content-Type": "text/plain"}
     assert http.put(path, content=b"tiny", headers=text).status_code == 415
     assert http.put(path, content=b"{", headers={}).status_code == 400
-
-
-def test_an_unknown_bare_name_of_a_cluster_is_refused_with_the_nearest(api: Api) -> None:
-    problem = api.post("/campaigns", {**CAMPAIGN, "cluster": "a100-sxm4"}, status=422)
-    assert "cluster: unknown cluster 'a100-sxm4' (did you mean 'a100-sxm-4'?)" in problem["detail"]
-    assert problem["errors"][0]["field"] == "body.cluster"
-    put(api, "/clusters/our-a100", MACHINE)
-    problem = api.post("/campaigns", {**CAMPAIGN, "cluster": "our-a10"}, status=422)
-    assert "did you mean 'our-a100'" in problem["detail"]
-    problem = put(api, "/clusters/mine", "our-a10", status=422)
-    assert "did you mean 'our-a100'" in problem["detail"]
-    named = api.submit(cluster={"name": "brand-new"})
-    assert named["spec"]["cluster"]["name"] == "brand-new"
-
-
-@pytest.mark.parametrize("value", [2**63, 1e-300, 1e308], ids=str)
-@pytest.mark.parametrize(
-    ("kind", "field", "says"),
-    [
-        ("clusters", "memory_bandwidth_bytes_per_s", "is not a number from 1000 to 1e+15 bytes/s"),
-        ("clusters", "inter_node_latency_s", "is not a number from 1e-15 to 10 s"),
-        (
-            "clusters",
-            "device_memory_bytes",
-            "is not a whole number from 1 to 1125899906842624 bytes",
-        ),
-        ("models", "num_layers", "is not a whole number from 1 to 16384"),
-    ],
-)
-def test_numbers_that_the_estimates_cannot_use_are_refused_with_the_allowed_range(
-    api: Api, kind: str, field: str, value: float, says: str
-) -> None:
-    body = {**(MODEL if kind == "models" else MACHINE), field: value}
-    assert f"{field}={value} {says}" in put(api, f"/{kind}/mine", body, status=422)["detail"]
-    described = (
-        {"model": {**MODEL, **body}} if kind == "models" else {"cluster": {**CLUSTER, **body}}
-    )
-    problem = api.post("/campaigns", {**CAMPAIGN, **described}, status=422)
-    assert says in problem["detail"]
-
-
-@pytest.mark.parametrize("value", [2**63, 1e-300, 1e308], ids=str)
-def test_budgets_that_cannot_be_counted_are_refused(api: Api, value: float) -> None:
-    document = {**CAMPAIGN, "budget": {"node_hours": value}}
-    problem = api.post("/campaigns", document, status=422)
-    assert "is not a number from 1e-06 to 1e+09 node-hours" in problem["detail"]
-    api.submit()
-    answer = api.http.patch("/v1/campaigns/first", json={"budget": {"node_hours": value}})
-    assert answer.status_code == 422, answer.text

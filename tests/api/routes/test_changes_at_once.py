@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from api.app import create_app
 from api.settings import Settings
 from results_db.store import Store
-from tests.api.local_api import CAMPAIGN, CLUSTER, HEADERS, TOKEN
+from tests.kit.api import CAMPAIGN, CLUSTER, HEADERS, TOKEN
 
 AT_ONCE = 16
 MODEL = {

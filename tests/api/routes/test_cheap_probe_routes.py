@@ -6,15 +6,14 @@ import pytest
 
 from search_spaces.estimates.time import step_time_s
 from search_spaces.spec.cluster import Cluster
-from tests.api.cheap_campaign import (
-    CHEAP_CAMPAIGN,
+from tests.kit.api import Api
+from tests.kit.cheap_campaign import (
     FEWER,
     FULL,
     MODEL,
     ONLY_CHEAP,
     add_cheap_campaign,
 )
-from tests.api.local_api import Api
 
 
 @pytest.fixture
@@ -22,7 +21,7 @@ def ids(api: Api) -> dict[int, int]:
     return add_cheap_campaign(api)
 
 
-def test_a_cheap_probe_says_for_which_layout_it_stands_and_what_follows(
+def test_a_cheap_probe_names_its_full_layout_and_the_extrapolated_step(
     api: Api, ids: dict[int, int]
 ) -> None:
     trial = api.get(f"/trials/{ids[1]}")
@@ -42,13 +41,6 @@ def test_a_cheap_probe_says_for_which_layout_it_stands_and_what_follows(
     assert step["expected_s"] == pytest.approx(measured_s * whole / part)
     assert step["low_s"] < step["expected_s"] < step["high_s"]
     assert step["low_s"] * step["high_s"] == pytest.approx(step["expected_s"] ** 2)
-
-
-def test_fewer_layers_say_nothing_of_the_memory(api: Api, ids: dict[int, int]) -> None:
-    probe = api.get(f"/trials/{ids[2]}")["cheap_probe"]
-    assert probe["runs"] == "8 of 64 micro-batches, 2 of 4 layers"
-    assert probe["num_layers"] == 2
-    assert not probe["measures_memory"]
 
 
 def test_lists_say_which_trials_are_cheap(api: Api, ids: dict[int, int]) -> None:
@@ -78,7 +70,7 @@ def test_a_campaign_counts_its_cheap_probes_and_what_they_took(
     assert api.get("/campaigns/first")["cheap_probes"] == 0
 
 
-def test_the_table_of_a_campaign_has_what_ran(api: Api, ids: dict[int, int]) -> None:
+def test_the_table_of_a_campaign_has_the_parts_that_ran(api: Api, ids: dict[int, int]) -> None:
     text = api.http.get("/v1/campaigns/large/table").text
     head, *rows = (line.split(",") for line in text.splitlines())
     columns = ("model", "num_layers", "num_microbatches", "global_batch_size")
@@ -88,12 +80,3 @@ def test_the_table_of_a_campaign_has_what_ran(api: Api, ids: dict[int, int]) -> 
         ("tiny-2-layers", "2", "8", "16"),
         ("tiny", "4", "64", "128"),
     ]
-
-
-def test_a_fidelity_that_does_not_exist_is_refused_with_the_choices(api: Api) -> None:
-    body = {**CHEAP_CAMPAIGN, "probe": {"fidelity": "maybe"}}
-    problem = api.post("/campaigns", body, status=422)
-    (error,) = problem["errors"]
-    assert error["field"].endswith("probe.fidelity")
-    assert "auto" in error["message"]
-    assert "full" in error["message"]

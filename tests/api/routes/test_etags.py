@@ -6,7 +6,7 @@ from httpx import Response
 
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import Api
+from tests.kit.api import Api
 
 TRIALS = "/v1/campaigns/first/trials"
 LEADERBOARD = "/v1/campaigns/first/leaderboard"

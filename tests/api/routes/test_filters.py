@@ -12,7 +12,7 @@ from results_db.trials.filter import LISTED_FIELDS, TrialFilter
 from search_spaces.protocol.metrics import METRICS
 from tests.api.client.samples import full_filter
 from tests.api.conftest import TestClient
-from tests.api.local_api import CAMPAIGN, Api
+from tests.kit.api import CAMPAIGN, Api
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_every_field_of_a_filter_goes_through_a_url_unchanged(echo: TestClient) 
     assert read_trial_filter(**echo.get("/", params=dict(query)).json()) == wanted
 
 
-def test_what_is_not_stated_is_not_in_the_url() -> None:
+def test_an_empty_filter_has_no_query() -> None:
     assert filter_query(TrialFilter()) == {}
     assert filter_query(TrialFilter(states=("FAILED",), min_mfu=0.0)) == {
         "state": ["FAILED"],
@@ -45,24 +45,9 @@ def test_what_is_not_stated_is_not_in_the_url() -> None:
 
 @pytest.mark.parametrize(
     "query",
-    [
-        "tp=x",
-        "tp=-1",
-        "tp=2147483648",
-        "tp=1&" * 101,
-        "precision=fp8",
-        "sequence_parallel=2",
-        "state=completed",
-        "node=%00",
-        "node=",
-        "reason=" + "x" * 41,
-        "min_mfu=nan",
-        "max_mfu=inf",
-        "min_peak_memory_bytes=1.5",
-        "max_peak_memory_bytes=9223372036854775808",
-    ],
+    ["tp=x", "tp=1&" * 101, "node=%00", "min_mfu=nan", "min_peak_memory_bytes=1.5"],
 )
-def test_a_value_that_the_field_cannot_have_is_refused(echo: TestClient, query: str) -> None:
+def test_an_invalid_value_of_a_filter_is_refused(echo: TestClient, query: str) -> None:
     assert echo.get(f"/?{query}").status_code == 422
 
 
@@ -71,12 +56,9 @@ def test_a_value_that_the_field_cannot_have_is_refused(echo: TestClient, query: 
     ("path", "field"),
     [
         ("/v1/campaigns?limit=1_0", "query.limit"),
-        ("/v1/campaigns/first/trials?limit=%205", "query.limit"),
         ("/v1/campaigns/first/trials?tp=1&tp=0_2", "query.tp"),
-        ("/v1/campaigns/first/leaderboard?max_step_time_s=1_0.5", "query.max_step_time_s"),
         ("/v1/events?after=1_0", "query.after"),
         ("/v1/trials/1_0", "path.trial_id"),
-        ("/v1/plans/1_0", "path.plan_id"),
     ],
 )
 def test_a_number_in_an_address_has_plain_digits(api: Api, path: str, field: str) -> None:

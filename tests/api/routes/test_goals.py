@@ -5,12 +5,9 @@ import io
 import json
 
 import pytest
-from click.testing import CliRunner, Result
 
-from api.cli import main
-from api.client import Client
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import Api
+from tests.kit.api import Api, Command
 
 GIB = 1 << 30
 OBJECTIVES = ["tokens_per_s", "memory_headroom"]
@@ -60,7 +57,7 @@ def test_the_front_is_listed_alone(measured: Api) -> None:
     assert len(list(csv.DictReader(io.StringIO(table)))) == 1
 
 
-def test_another_objective_may_rank(measured: Api) -> None:
+def test_the_leaderboard_ranks_by_another_objective(measured: Api) -> None:
     page = measured.get("/campaigns/first/leaderboard", objective="tokens_per_node_hour")
     assert page["objective"] == "tokens_per_node_hour"
     assert page["trials"][0]["objectives"]["tokens_per_node_hour"] == 2000.0 * 3600
@@ -68,38 +65,14 @@ def test_another_objective_may_rank(measured: Api) -> None:
     assert "objective" in problem["detail"]
 
 
-def test_the_best_that_is_exported_keeps_the_constraints(measured: Api) -> None:
+def test_the_exported_winner_keeps_the_constraints(measured: Api) -> None:
     assert measured.get("/campaigns/first/exports", format="trainer")["trial"] == 3
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"objective": ["memory_headroom"]}, "objective: 'memory_headroom' cannot rank alone"),
-        (
-            {"constraints": {"memory_headroom": 10}},
-            "constraints.memory_headroom: 10 is not a share",
-        ),
-    ],
-)
-def test_goals_that_cannot_be_are_refused(
-    api: Api, changes: dict[str, object], message: str
-) -> None:
-    with pytest.raises(AssertionError, match=message):
-        api.submit(**changes)
-    assert api.get("/campaigns")["campaigns"] == []
-
-
-def run(measured: Api, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Result:
-    client = Client("http://testserver", "lt_test_token", transport=measured.http._transport)
-    monkeypatch.setattr("api.commands.connection.connect", lambda *_: client)
-    return CliRunner().invoke(main, arguments)
-
-
 def test_the_command_shows_every_objective_and_how_many_were_left_out(
-    measured: Api, monkeypatch: pytest.MonkeyPatch
+    measured: Api, command: Command
 ) -> None:
-    shown = run(measured, monkeypatch, "leaderboard", "first").output.splitlines()
+    shown = command("leaderboard", "first").output.splitlines()
     assert shown[0] == "first: the best 2 of 2 by tokens_per_s"
     heads = shown[1].split()
     assert heads[heads.index("tokens/s") : heads.index("step")] == [
@@ -115,14 +88,10 @@ def test_the_command_shows_every_objective_and_how_many_were_left_out(
     assert shown[-1] == "not ranked, for they break the campaign's constraints: 1 completed trial"
 
 
-def test_the_command_lists_the_front_as_table_csv_and_json(
-    measured: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = run(measured, monkeypatch, "leaderboard", "first", "--front").output
+def test_the_command_lists_the_front_as_table_csv_and_json(measured: Api, command: Command) -> None:
+    table = command("leaderboard", "first", "--front").output
     assert table.startswith("first: of the front, the best 1 of 1 by tokens_per_s")
-    rows = run(measured, monkeypatch, "leaderboard", "first", "--front", "--csv").output
+    rows = command("leaderboard", "first", "--front", "--csv").output
     assert len(rows.splitlines()) == 2
-    page = json.loads(
-        run(measured, monkeypatch, "leaderboard", "first", "--front", "--json").output
-    )
+    page = json.loads(command("leaderboard", "first", "--front", "--json").output)
     assert [trial["number"] for trial in page["trials"]] == [3]

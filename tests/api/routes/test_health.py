@@ -17,8 +17,8 @@ from api.settings import Settings
 from results_db.errors import DatabaseUnavailableError
 from results_db.migrations import migrate
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import HEADERS, TOKEN, Api
-from tests.results_db.factories import TimelyStore
+from tests.kit.api import HEADERS, TOKEN, Api
+from tests.kit.store import TimelyStore
 from tests.results_db.next_version import NEXT, THIS, become_next_version
 
 
@@ -45,13 +45,13 @@ def gone(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(http.app.state.store, name, refuse)  # type: ignore[attr-defined]
 
 
-def test_a_service_that_can_work_says_so_without_a_token(http: TestClient) -> None:
+def test_readiness_needs_no_token(http: TestClient) -> None:
     answer = http.get("/v1/ready", headers={"Authorization": ""})
     assert (answer.status_code, answer.json()) == (200, {"is_ready": True, "reasons": []})
     assert http.get("/v1/health", headers={"Authorization": ""}).json()["status"] == "ok"
 
 
-def test_a_service_whose_database_does_not_answer_is_there_and_not_ready(
+def test_a_service_without_its_database_is_healthy_but_not_ready(
     http: TestClient, gone: None
 ) -> None:
     assert http.get("/v1/health").json()["database"] is False
@@ -63,9 +63,7 @@ def test_a_service_whose_database_does_not_answer_is_there_and_not_ready(
     )
 
 
-def test_a_service_that_ends_takes_no_more_requests_from_a_proxy(
-    http: TestClient, settings: Settings
-) -> None:
+def test_a_service_that_stops_is_not_ready(http: TestClient, settings: Settings) -> None:
     settings.stopping.set()
     answer = http.get("/v1/ready")
     assert (answer.status_code, answer.json()["reasons"]) == (503, ["the process ends"])
@@ -81,7 +79,7 @@ def served(database_url: str) -> Iterator[tuple[str, TestClient]]:
         yield database_url, client
 
 
-def test_a_database_of_another_schema_is_told_from_a_good_one(
+def test_a_database_of_another_schema_is_not_ready(
     served: tuple[str, TestClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, client = served
@@ -95,7 +93,7 @@ def test_a_database_of_another_schema_is_told_from_a_good_one(
     assert client.get("/v1/ready").status_code == 200
 
 
-def test_a_disk_that_is_nearly_full_is_told_before_an_outcome_is_lost(
+def test_a_nearly_full_disk_is_not_ready(
     settings: Settings, tmp_path: Path, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (
@@ -108,7 +106,7 @@ def test_a_disk_that_is_nearly_full_is_told_before_an_outcome_is_lost(
         assert reason.startswith("the data directory's disk is nearly full: ")
 
 
-def test_metrics_tell_how_the_service_stands(api: Api, http: TestClient) -> None:
+def test_metrics_count_campaigns_trials_and_workers(api: Api, http: TestClient) -> None:
     api.submit()
     worker = api.register()
     api.complete(worker, "first", Layout())
@@ -172,7 +170,3 @@ def test_the_database_is_not_asked_for_metrics_more_often_than_every_few_seconds
     now += 0.02 * READ_EVERY_S
     metrics(http)
     assert len(asked) == 2
-
-
-def test_metrics_want_a_token_that_may_read(http: TestClient) -> None:
-    assert http.get("/metrics", headers={"Authorization": ""}).status_code == 401

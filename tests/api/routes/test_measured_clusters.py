@@ -12,7 +12,7 @@ from search_spaces.spec.presets.calibration_file import (
     constants_file,
     write_constants,
 )
-from tests.api.local_api import CAMPAIGN, CLUSTER, TOKEN, Api
+from tests.kit.api import CAMPAIGN, CLUSTER, TOKEN, Api
 
 LATENCY_S = 4.2e-5
 
@@ -48,7 +48,7 @@ def test_a_cluster_that_is_written_out_stays_as_it_is(api: Api, tmp_path: Path) 
     assert cluster["intra_node_latency_s"] != LATENCY_S
 
 
-def test_nonsense_in_the_file_is_told_before_a_campaign_starts(api: Api, tmp_path: Path) -> None:
+def test_an_unreadable_file_of_constants_refuses_the_campaign(api: Api, tmp_path: Path) -> None:
     path = constants_file(tmp_path, "local-cpu")
     path.parent.mkdir()
     path.write_text("nonsense")

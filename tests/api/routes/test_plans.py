@@ -17,9 +17,9 @@ from search_spaces.belief.plan import make_plan
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
 from search_spaces.statistics.job_duration import TrainingJob
-from tests.api.local_api import CAMPAIGN, CLUSTER, Api
-from tests.api.report.page import Page
-from tests.waiting import wait_until
+from tests.kit.api import CAMPAIGN, CLUSTER, Api
+from tests.kit.page import Page
+from tests.kit.waiting import wait_until
 from tuner.driver.driver import Driver
 from tuner.estimate.plan_command import plan as plan_command
 
@@ -60,7 +60,7 @@ def test_yaml_is_read_too(http: TestClient, api: Api) -> None:
     assert answer.json() == api.post("/plans", CAMPAIGN)
 
 
-def test_what_the_service_has_measured_moves_the_plan_and_is_named(api: Api) -> None:
+def test_a_plan_uses_and_names_the_measurements_of_the_service(api: Api) -> None:
     before = api.post("/plans", CAMPAIGN)
     api.submit()
     worker = api.register()
@@ -91,12 +91,7 @@ def test_what_the_service_has_measured_moves_the_plan_and_is_named(api: Api) -> 
 
 @pytest.mark.parametrize(
     ("changes", "field"),
-    [
-        ({"model": "gpt-0"}, "body.model"),
-        ({"budget": {}}, "body.budget"),
-        ({"space": {**CAMPAIGN["space"], "tpp": [1]}}, "body.space.tpp"),
-        ({"start_from": ["nobody"]}, "body.start_from"),
-    ],
+    [({"model": "gpt-0"}, "body.model"), ({"start_from": ["nobody"]}, "body.start_from")],
 )
 def test_a_plan_is_refused_like_a_submission(api: Api, changes: dict[str, Any], field: str) -> None:
     planned = api.post("/plans", {**CAMPAIGN, **changes}, status=422)
@@ -115,22 +110,14 @@ def test_without_a_legal_layout_the_rules_are_counted_like_in_a_submission(api: 
 
 @pytest.mark.parametrize(
     ("query", "field"),
-    [
-        ("tokens=many", "query.tokens"),
-        ("nodes=4", "query.tokens"),
-        ("tokens=1B&mtbf_hours=0", "query.mtbf_hours"),
-        ("tokens=1B&restart_s=nan", "query.restart_s"),
-        ("top=0", "query.top"),
-        ("top=1001", "query.top"),
-        ("probe_start_s=-1", "query.probe_start_s"),
-    ],
+    [("tokens=many", "query.tokens"), ("nodes=4", "query.tokens"), ("top=0", "query.top")],
 )
 def test_wrong_parameters_are_refused_by_name(api: Api, query: str, field: str) -> None:
     refused = api.post(f"/plans?{query}", CAMPAIGN, status=422)
     assert [each["field"] for each in refused["errors"]] == [field]
 
 
-def test_the_driver_plans_a_space_that_is_too_large_to_wait_for(
+def test_the_driver_makes_the_plan_of_a_large_space(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = api.post("/plans?top=2&probe_start_s=5&tokens=1M", CAMPAIGN)
@@ -175,7 +162,7 @@ def test_no_more_than_eight_plans_wait_for_the_driver(
     assert "8 plans wait for the driver" in api.post("/plans", CAMPAIGN, status=409)["detail"]
 
 
-def test_a_users_own_cluster_is_planned_for(api: Api) -> None:
+def test_a_plan_may_name_a_cluster_of_the_user(api: Api) -> None:
     api.http.put("/v1/clusters/ours", json={**CLUSTER, "name": "ours"})
     assert api.post("/plans", {**CAMPAIGN, "cluster": "ours"})["cluster"] == "ours"
 

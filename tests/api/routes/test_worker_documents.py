@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from search_spaces.spec.layout import Layout
-from tests.api.allocation import NODES, node, register
-from tests.api.local_api import INTRODUCTION, Api
+from tests.kit.allocation import NODES, node, register
+from tests.kit.api import INTRODUCTION, Api
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def campaign_id(api: Api) -> int:
         ({"nodes": [node("n1", health=[1])]}, "nodes.0.health"),
     ],
 )
-def test_a_status_that_cannot_be_is_refused_with_its_field(
+def test_an_invalid_status_is_refused_with_its_field(
     api: Api, status: dict[str, Any], named: str
 ) -> None:
     worker = register(api)
@@ -51,7 +51,7 @@ def test_a_status_that_cannot_be_is_refused_with_its_field(
         ({"nodes": [NODES[0], NODES[0]]}, "nodes"),
     ],
 )
-def test_an_allocation_that_cannot_be_is_refused_with_its_field(
+def test_an_invalid_allocation_is_refused_with_its_field(
     api: Api, changes: dict[str, Any], named: str
 ) -> None:
     (error,) = api.post("/workers", {**INTRODUCTION, **changes}, status=422)["errors"]
@@ -68,7 +68,7 @@ def test_an_allocation_that_cannot_be_is_refused_with_its_field(
         ({"waiting_because": "x" * 2001}, "waiting_because"),
     ],
 )
-def test_a_beat_that_cannot_be_is_refused_with_its_field(
+def test_an_invalid_heartbeat_is_refused_with_its_field(
     api: Api, changes: dict[str, Any], named: str
 ) -> None:
     worker = register(api)
@@ -113,5 +113,5 @@ def test_a_worker_leases_what_its_room_and_its_time_allow_the_oldest_first(
         {"longest_s": "3"},
     ],
 )
-def test_a_lease_request_that_cannot_be_is_refused(api: Api, body: dict[str, Any]) -> None:
+def test_an_invalid_lease_request_is_refused(api: Api, body: dict[str, Any]) -> None:
     api.post(f"/workers/{register(api)}/leases", {"wait_s": 0, **body}, status=422)

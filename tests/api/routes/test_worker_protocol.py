@@ -24,9 +24,9 @@ from search_spaces.protocol.worker_messages import (
     WorkerCreate,
 )
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import CAMPAIGN
-from tests.api.serve_process import ServeProcess
-from tests.results_db.factories import TimelyStore, completed
+from tests.kit.api import CAMPAIGN
+from tests.kit.services import ServeProcess
+from tests.kit.store import TimelyStore, completed
 from workers.errors import RequestRefusedError, TokenRefusedError, WorkerUnknownError
 from workers.service.lease_client import EncodedOutcome, LeaseClient
 
@@ -95,7 +95,7 @@ def test_a_trial_goes_through_the_lease_client(service: ServeProcess, client: Le
     store.close()
 
 
-def test_the_lease_client_knows_a_refused_token(service: ServeProcess, tmp_path: Path) -> None:
+def test_the_lease_client_reports_a_refused_token(service: ServeProcess, tmp_path: Path) -> None:
     with (
         LeaseClient(service.service["url"], "wrong") as client,
         pytest.raises(TokenRefusedError, match="token"),
@@ -103,7 +103,7 @@ def test_the_lease_client_knows_a_refused_token(service: ServeProcess, tmp_path:
         client.register(IDENTITY)
 
 
-def test_all_that_a_worker_can_say_of_its_allocation_is_heard(
+def test_every_field_of_a_heartbeat_reaches_the_allocation(
     service: ServeProcess, client: LeaseClient
 ) -> None:
     nodes = [NodeBody(name=f"n-{s}", num_devices=4) for s in NODE_STATES]

@@ -11,10 +11,10 @@ import pytest
 from httpx import Response
 
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import CAMPAIGN, Api
 from tests.api.security.test_gate import GUARDED
+from tests.kit.api import CAMPAIGN, Api
+from tests.kit.store import completed, failed
 from tests.results_db.campaigns.test_imports import varied_rows
-from tests.results_db.factories import completed, failed
 from tests.search_spaces.tables.tables import make_text
 
 UNAUDITED = {

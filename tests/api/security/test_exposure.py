@@ -20,8 +20,8 @@ from api.errors import ServiceError
 from api.http.bind_address import Endpoint, listening
 from results_db.database.data_dir import DataDir
 from search_spaces.protocol.worker_messages import WorkerCreate
-from tests.api.serve_process import run_command
-from tests.waiting import wait_until
+from tests.kit.services import run_here
+from tests.kit.waiting import wait_until
 from workers.errors import ServiceUnreachableError
 from workers.service.lease_client import LeaseClient
 
@@ -76,8 +76,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def refusal(tmp_path: Path, *options: str) -> str:
     """The one line with which the service refuses to start; it has written nothing then."""
     data_dir = tmp_path / "data"
-    refused = run_command("serve", "--port", "0", "--data-dir", str(data_dir), *options)
-    assert refused.returncode == 1, refused.stdout
+    refused = run_here("serve", "--port", "0", "--data-dir", str(data_dir), *options)
+    assert refused.exit_code == 1, refused.stdout
     (line,) = refused.stderr.splitlines()
     assert not (data_dir / "token").exists()
     return line
@@ -85,7 +85,7 @@ def refusal(tmp_path: Path, *options: str) -> str:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
-def test_beyond_loopback_it_takes_tls_or_a_proxy(tmp_path: Path, host: str) -> None:
+def test_listening_beyond_loopback_needs_tls_or_a_proxy(tmp_path: Path, host: str) -> None:
     line = refusal(tmp_path, "--host", host)
     assert "over plain HTTP tokens can be read on the way" in line
     assert "--tls-certificate" in line
@@ -93,18 +93,9 @@ def test_beyond_loopback_it_takes_tls_or_a_proxy(tmp_path: Path, host: str) -> N
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.2", "::1", "[::1]"])
-def test_loopback_needs_neither(host: str) -> None:
+def test_listening_on_loopback_needs_no_tls(host: str) -> None:
     with listening(Endpoint(host=host, port=0)) as listener:
         assert listener.getsockname()[1] > 0
-
-
-def test_behind_a_proxy_it_listens_for_all(tmp_path: Path) -> None:
-    served = Served(tmp_path / "data", "--host", "0.0.0.0", "--behind-proxy")
-    try:
-        named = {**served.headers, "Host": "tuner.example", "Origin": "https://tuner.example"}
-        assert httpx.get(f"{served.url}/v1/whoami", headers=named).status_code == 200
-    finally:
-        served.end()
 
 
 def test_tls_is_served_to_commands_and_workers_that_trust_the_certificate(
@@ -209,7 +200,7 @@ def test_a_proxy_that_is_no_address_is_one_clear_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", ""]
 )
-def test_a_page_that_was_led_to_loopback_reads_nothing(served: Served, host: str) -> None:
+def test_a_foreign_host_header_is_refused_on_loopback(served: Served, host: str) -> None:
     for path in ("/v1/health", "/docs", "/v1/campaigns"):
         answer = httpx.get(f"{served.url}{path}", headers={**served.headers, "Host": host})
         assert answer.status_code == 421, answer.text
@@ -233,66 +224,12 @@ def test_pages_of_other_origins_are_refused(served: Served) -> None:
     assert "access-control-allow-origin" not in own.headers
 
 
-def test_answers_tell_browsers_to_take_them_for_what_they_are(served: Served) -> None:
+def test_answers_have_security_headers(served: Served) -> None:
     answer = httpx.get(f"{served.url}/v1/health")
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
     assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
     page = httpx.get(f"{served.url}/docs")
     assert "script-src 'self'" in page.headers["Content-Security-Policy"]
-
-
-def test_nobody_but_a_proxy_says_whose_request_it_is(tmp_path: Path) -> None:
-    """Guesses are counted by address: who could choose his address could guess for ever."""
-    for options, is_believed in (((), False), (("--behind-proxy",), True)):
-        served = Served(tmp_path / f"data-{is_believed}", *options)
-        try:
-            answers = [
-                httpx.post(
-                    f"{served.url}/sign-in",
-                    json={"code": "wrong"},
-                    headers={
-                        "Sec-Fetch-Site": "same-origin",
-                        "X-Forwarded-For": f"198.51.100.{number}",
-                    },
-                ).status_code
-                for number in range(12)
-            ]
-            assert (429 in answers) is not is_believed, answers
-        finally:
-            served.end()
-
-
-def test_no_token_is_in_the_log_whatever_is_asked(tmp_path: Path) -> None:
-    served = Served(tmp_path / "data")
-    try:
-        _ask_for_anything(served)
-    finally:
-        served.end()
-
-
-def _ask_for_anything(served: Served) -> None:
-    guess = "lt_guessed_token_of_somebody"
-    with httpx.Client(base_url=served.url) as http:
-        for path in ("/v1/campaigns", "/v1/nothing", f"/v1/campaigns/x?token={guess}", "/docs"):
-            for given in (served.token, guess, f"{guess}\t{guess}"):
-                http.get(path, headers={"Authorization": f"Bearer {given}"})
-                http.post(path, headers={"Authorization": f"Basic {given}"}, content=b"{")
-        made = http.post(
-            "/v1/tokens", headers=served.headers, json={"name": "ci", "role": "viewer"}
-        ).json()
-    with socket.create_connection(_address(served)) as raw:
-        raw.sendall(f"GET {guess} HTTP/9\r\nAuthorization: Bearer {guess}\r\n\r\n".encode())
-        raw.recv(1000)
-    log = served.log.read_text()
-    worker_token = served.data.worker_token_file.read_text().strip()
-    for secret in (served.token, worker_token, made["token"], guess):
-        assert secret not in log
-    database = served.data.path / "results.sqlite3"
-    kept = b"".join(
-        file.read_bytes() for file in database.parent.glob(f"{database.name}*") if file.is_file()
-    )
-    assert made["token"].encode() not in kept
-    assert served.token.encode() not in kept
 
 
 def test_the_worker_token_file_is_its_owners_alone(served: Served) -> None:
@@ -317,3 +254,67 @@ def test_a_stream_ends_with_the_token_that_opened_it(served: Served) -> None:
             assert b"event: stream.closed" in rest
             assert b"the token is not valid any more" in rest
     assert "ERROR" not in served.log.read_text()
+
+
+GUESS = "lt_guessed_token_of_somebody"
+
+
+def test_behind_a_proxy_the_service_listens_everywhere_and_counts_guesses_by_client(
+    tmp_path: Path,
+) -> None:
+    served = Served(tmp_path / "data", "--host", "0.0.0.0", "--behind-proxy")
+    try:
+        named = {**served.headers, "Host": "tuner.example", "Origin": "https://tuner.example"}
+        assert httpx.get(f"{served.url}/v1/whoami", headers=named).status_code == 200
+        assert 429 not in guesses_of_many_clients(served)
+    finally:
+        served.end()
+
+
+def guesses_of_many_clients(served: Served) -> list[int]:
+    """The answers to wrong codes that seem to come from many clients behind a proxy."""
+    return [
+        httpx.post(
+            f"{served.url}/sign-in",
+            json={"code": GUESS},
+            headers={
+                "Sec-Fetch-Site": "same-origin",
+                "X-Forwarded-For": f"198.51.100.{number}",
+            },
+        ).status_code
+        for number in range(12)
+    ]
+
+
+def test_without_a_proxy_a_client_cannot_claim_other_addresses_and_no_token_is_logged(
+    tmp_path: Path,
+) -> None:
+    served = Served(tmp_path / "data")
+    try:
+        made = httpx.post(
+            f"{served.url}/v1/tokens", headers=served.headers, json={"name": "ci", "role": "viewer"}
+        ).json()["token"]
+        assert 429 in guesses_of_many_clients(served)
+        _send_tokens_everywhere(served)
+        log = served.log.read_text()
+        worker_token = served.data.worker_token_file.read_text().strip()
+        for secret in (served.token, worker_token, made, GUESS):
+            assert secret not in log
+        database = served.data.path / "results.sqlite3"
+        files = database.parent.glob(f"{database.name}*")
+        kept = b"".join(file.read_bytes() for file in files if file.is_file())
+        assert made.encode() not in kept
+        assert served.token.encode() not in kept
+    finally:
+        served.end()
+
+
+def _send_tokens_everywhere(served: Served) -> None:
+    with httpx.Client(base_url=served.url) as http:
+        for path in ("/v1/campaigns", "/v1/nothing", f"/v1/campaigns/x?token={GUESS}", "/docs"):
+            for given in (served.token, GUESS, f"{GUESS}\t{GUESS}"):
+                http.get(path, headers={"Authorization": f"Bearer {given}"})
+                http.post(path, headers={"Authorization": f"Basic {given}"}, content=b"{")
+    with socket.create_connection(_address(served)) as raw:
+        raw.sendall(f"GET {GUESS} HTTP/9\r\nAuthorization: Bearer {GUESS}\r\n\r\n".encode())
+        raw.recv(1000)

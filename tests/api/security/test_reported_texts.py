@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from search_spaces.spec.layout import Layout
-from tests.api.local_api import Api
-from tests.hostile_texts import changed, text_places
-from tests.results_db.factories import completed, failed
+from tests.kit.api import Api
+from tests.kit.hostile_texts import changed, text_places
+from tests.kit.store import completed, failed
 
 LAYOUT = Layout(num_microbatches=8)
 HOSTILE = "CPU\ntouch me\r$(touch me)\u2028x = 1\u202e"

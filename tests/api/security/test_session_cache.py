@@ -16,8 +16,8 @@ from results_db.access.sign_ins import SESSION_IDLE_LIFE
 from results_db.access.tokens import hash_of_token
 from results_db.store import Store
 from tests.api.security.test_token_cache import Ticks
-from tests.postgres import upgraded
-from tests.results_db.factories import TurnableClock
+from tests.kit.postgres import upgraded
+from tests.kit.store import TurnableClock
 
 TOKEN = hash_of_token(b"lt_somebody")
 

@@ -20,19 +20,16 @@ from api.errors import AccessUndeclaredError
 from api.security.gate import refuse_unjudged
 from api.security.session_cookie import form_token, is_form_token
 from results_db.access.tokens import hash_of_token
-from tests.api.local_api import CAMPAIGN, TOKEN
-from tests.api.security.signed_in import NAVIGATION, Person, Signing, served
 from tests.api.security.test_gate import OPERATIONS, Operation
+from tests.kit.api import CAMPAIGN, TOKEN
+from tests.kit.persons import NAVIGATION, Person, Signing, served
 
 FOREIGN: list[dict[str, str]] = [
     {"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"},
     {"Origin": "http://evil.example"},
-    {"Origin": "null"},
     {"Origin": "http://127.0.0.1:1", "Sec-Fetch-Site": "same-site"},
     {"Sec-Fetch-Site": "cross-site"},
-    {"Sec-Fetch-Site": "same-site"},
     {"Sec-Fetch-Site": "none"},
-    {"Sec-Fetch-Site": ""},
     {"Origin": ""},
 ]
 """What browsers write into requests of pages that are not the service's; each takes the place of
@@ -227,13 +224,6 @@ def test_a_foreign_page_changes_nothing_even_with_the_form_token(
     assert put_notes(person, {**person.own, "X-CSRF-Token": token}).status_code == 200
 
 
-def test_either_header_of_the_browser_is_enough(signing: Signing) -> None:
-    person = signing.signed_in()
-    token = {"X-CSRF-Token": person.form_token()}
-    assert put_notes(person, {**token, "Origin": person.url}).status_code == 200
-    assert put_notes(person, {**token, "Sec-Fetch-Site": "same-origin"}).status_code == 200
-
-
 def test_a_form_token_is_of_one_session(signing: Signing) -> None:
     person, other = signing.signed_in(), signing.signed_in()
     token = other.form_token()
@@ -298,7 +288,7 @@ def test_a_form_token_is_masked_anew_in_each_page_and_cannot_be_changed() -> Non
         ({"Referer": "http://[::1/"}, 403, 200),
     ],
 )
-def test_what_a_cookie_may_read(
+def test_a_cookie_reads_according_to_the_headers_of_the_browser(
     signing: Signing, headers: dict[str, str], api_status: int, page_status: int
 ) -> None:
     person = signing.signed_in()
@@ -320,19 +310,6 @@ def test_a_token_in_the_header_wins_over_the_cookie(signing: Signing) -> None:
     refused = put_notes(person, {**headers, **person.own})
     assert refused.status_code == 403
     assert f"the token '{name}' has the role viewer" in refused.json()["detail"]
-
-
-@pytest.mark.parametrize("role", ["viewer", "submitter", "admin"])
-def test_a_session_has_the_role_of_its_token(signing: Signing, role: str) -> None:
-    _, person = of_role(signing, role)
-    token = {**person.own, "X-CSRF-Token": person.form_token()}
-    document = {**CAMPAIGN, "name": f"of-{role}"}
-    made = person.http.post("/v1/campaigns", json=document, headers=token)
-    assert made.status_code == (403 if role == "viewer" else 201)
-    listed = person.http.get("/v1/tokens", headers=person.own)
-    assert listed.status_code == (200 if role == "admin" else 403)
-    others = put_notes(person, token)  # of the admin `local`
-    assert others.status_code == (200 if role == "admin" else 403)
 
 
 def test_a_session_makes_no_codes_for_further_sessions(signing: Signing) -> None:
@@ -391,7 +368,7 @@ def test_behind_a_proxy_the_name_that_the_browser_sees_counts(tmp_path: Path) ->
             assert person.open("/", **sent).status_code == 303
 
 
-def test_without_a_proxy_nobody_states_another_host(signing: Signing) -> None:
+def test_without_a_proxy_a_forwarded_host_is_ignored(signing: Signing) -> None:
     person = signing.signed_in()
     headers = {"X-Forwarded-Host": "evil.example", "X-CSRF-Token": person.form_token()}
     refused = put_notes(person, {**headers, "Origin": "http://evil.example"})

@@ -13,8 +13,8 @@ import pytest
 from api.security.sign_in import local_target
 from results_db.access.sign_ins import CODE_LIFE, SESSION_IDLE_LIFE
 from results_db.access.tokens import hash_of_token
-from tests.api.local_api import TOKEN
-from tests.api.security.signed_in import Signing, served
+from tests.kit.api import TOKEN
+from tests.kit.persons import Signing, served
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_the_whole_address_of_a_code_may_be_pasted(signing: Signing) -> None:
     assert signing.person().sign_in_by_form(address).status_code == 303
 
 
-def test_a_workers_token_signs_nobody_in(signing: Signing) -> None:
+def test_a_worker_token_cannot_sign_in(signing: Signing) -> None:
     _, token = signing.store.create_token("frontier", "worker")
     for secret in (token, "lt_worker_of_this_directory"):
         headers = {"Authorization": f"Bearer {secret}"}
@@ -93,8 +93,8 @@ def test_a_workers_token_signs_nobody_in(signing: Signing) -> None:
     assert signing.person().sign_in_with_code(code).status_code == 403
 
 
-@pytest.mark.parametrize("secret", ["", "x", "ü" * 50, "\ud800", "a" * 400, "lt_\x00"])
-def test_what_is_no_code_is_refused_like_a_wrong_one(signing: Signing, secret: str) -> None:
+@pytest.mark.parametrize("secret", ["", "\ud800", "lt_\x00"])
+def test_an_invalid_code_is_refused_like_a_wrong_one(signing: Signing, secret: str) -> None:
     person = signing.person()
     document = b'{"code":"\\ud800"}' if secret == "\ud800" else None
     if document is not None:
@@ -112,12 +112,9 @@ def test_what_is_no_code_is_refused_like_a_wrong_one(signing: Signing, secret: s
     [
         (b"[]", "application/json", 401),
         (b"{", "application/json", 401),
-        (b"[" * 5000, "application/json", 401),
         (b'{"code": 7}', "application/json", 401),
         (b"secret=" + b"x" * 9000, "application/x-www-form-urlencoded", 413),
-        (b"&a=b" * 20, "application/x-www-form-urlencoded", 401),
         (b"\xff\xfe", "text/plain", 401),
-        (b"", "", 401),
     ],
 )
 def test_odd_bodies_are_refused(signing: Signing, body: bytes, kind: str, status: int) -> None:
@@ -128,16 +125,9 @@ def test_odd_bodies_are_refused(signing: Signing, body: bytes, kind: str, status
 
 @pytest.mark.parametrize(
     "headers",
-    [
-        {"Origin": "http://evil.example"},
-        {"Origin": "null"},
-        {"Origin": "http://127.0.0.1:1"},
-        {"Sec-Fetch-Site": "cross-site"},
-        {"Sec-Fetch-Site": "same-site"},
-        {"Sec-Fetch-Site": "none"},
-    ],
+    [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "same-site"}],
 )
-def test_another_sites_page_signs_nobody_in(signing: Signing, headers: dict[str, str]) -> None:
+def test_a_page_of_another_site_cannot_sign_in(signing: Signing, headers: dict[str, str]) -> None:
     person, code = signing.person(), signing.code()
     assert person.sign_in_with_code(code, **headers).status_code == 403
     assert person.sign_in_by_form(code, **headers).status_code == 403
@@ -173,24 +163,17 @@ def _guess(signing: Signing) -> None:
     "target",
     [
         "//evil.example",
-        "///evil.example",
         "/\\evil.example",
-        "\\\\evil.example",
         "https://evil.example",
-        "javascript:alert(1)",
-        "evil",
         "/\t/evil.example",
-        "/\n/evil.example",
         "/a\r\nSet-Cookie: x=y",
-        "/a b",
         '/"><script>',
-        "/ü",
         "/" + "x" * 3000,
         "/sign-in?next=/sign-in",
         "/sign-out",
     ],
 )
-def test_a_target_that_is_no_page_of_ours_becomes_the_first_page(
+def test_a_foreign_target_of_a_sign_in_becomes_the_first_page(
     signing: Signing, target: str
 ) -> None:
     assert local_target(target) == "/"
@@ -205,15 +188,8 @@ def test_a_target_that_is_no_page_of_ours_becomes_the_first_page(
     assert 'name="next" value="/"' in unknown.text
 
 
-def test_an_empty_target_is_the_first_page(signing: Signing) -> None:
-    assert local_target("") == "/"
-    person = signing.person()
-    assert person.sign_in_with_code(signing.code(), "").json() == {"next": "/"}
-    assert 'name="next" value="/"' in person.open("/sign-in?next=").text
-
-
 @pytest.mark.parametrize("target", ["/", "/campaigns/a?x=1&y=%2F%0d%0a#tab", "/sign-ins", "/.//a"])
-def test_a_page_of_ours_is_gone_on_to(target: str) -> None:
+def test_a_sign_in_leads_to_a_page_of_the_service(target: str) -> None:
     assert local_target(target) == target
 
 
@@ -258,7 +234,7 @@ def test_a_link_in_a_mail_arrives_with_the_session(signing: Signing) -> None:
     assert "One-time code or token" in stranger.open(found[1], **own).text
 
 
-def test_a_strange_link_with_a_code_signs_in_only_after_a_click(signing: Signing) -> None:
+def test_a_link_of_another_site_signs_in_only_after_a_click(signing: Signing) -> None:
     person = signing.person()
     assert "data-at-once" in person.open("/sign-in").text
     assert "data-at-once" not in person.open("/sign-in", **{"Sec-Fetch-Site": "cross-site"}).text

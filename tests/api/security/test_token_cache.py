@@ -1,10 +1,8 @@
 """How long tokens are cached: a second, and not after a revocation here."""
 
 import asyncio
-from collections.abc import Coroutine, Iterator
-from contextlib import closing
+from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -14,7 +12,6 @@ from api.security.token_cache import Holder, TokenBook, local_holders
 from results_db.access.tokens import TokenRecord, hash_of_token
 from results_db.errors import DatabaseUnavailableError
 from results_db.store import Store
-from tests.postgres import upgraded
 
 T = TypeVar("T")
 
@@ -42,12 +39,6 @@ class CountingStore:
         found = self.store.token_by_hash(hashed)
         self.in_between()
         return found
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with closing(Store.open(upgraded(tmp_path))) as store:
-        yield store
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from results_db.admin.restore import restore_into_data_dir
 from results_db.database.data_dir import DataDir
 from results_db.retention import Pruned, Retention
 from results_db.store import Store
-from tests.results_db.factories import TurnableClock
+from tests.kit.store import TurnableClock
 from tests.results_db.sealed import sealed
 
 pytestmark = pytest.mark.sqlite_is_enough

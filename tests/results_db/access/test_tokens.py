@@ -8,7 +8,7 @@ from results_db.access.tokens import hash_of_token
 from results_db.actor import Actor
 from results_db.errors import TokenDuplicateError, TokenInvalidError, TokenNotFoundError
 from results_db.store import Store
-from tests.results_db.factories import TurnableClock
+from tests.kit.store import TurnableClock
 
 pytestmark = pytest.mark.sqlite_is_enough
 

@@ -25,7 +25,7 @@ from results_db.errors import (
 from results_db.migrations import migrate
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import (
+from tests.kit.store import (
     TurnableClock,
     completed,
     lease_one,

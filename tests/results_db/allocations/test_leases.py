@@ -9,7 +9,7 @@ from results_db.models.service_tables import WORKER_ALIVE_S
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import BeatBody, HeartbeatReply, RoomBody
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import (
+from tests.kit.store import (
     TurnableClock,
     completed,
     failed,

@@ -13,7 +13,7 @@ from search_spaces.protocol.worker_messages import (
     StatusBody,
     WorkerCreate,
 )
-from tests.results_db.factories import TurnableClock, make_worker
+from tests.kit.store import TurnableClock, make_worker
 
 pytestmark = pytest.mark.sqlite_is_enough
 

@@ -17,9 +17,9 @@ from results_db.models.service_tables import WorkerRow
 from results_db.records import WorkerRecord
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import NodeStatusBody, StatusBody
-from tests.postgres import is_anybody_waiting
-from tests.results_db.factories import make_worker
-from tests.waiting import wait_until
+from tests.kit.postgres import is_anybody_waiting
+from tests.kit.store import make_worker
+from tests.kit.waiting import wait_until
 
 CLUSTER = "local-cpu"
 

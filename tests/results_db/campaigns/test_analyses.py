@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from results_db.records import Analysis, KnobStepRead
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import (
+from tests.kit.store import (
     START,
     TurnableClock,
     completed,

@@ -13,7 +13,7 @@ from results_db.records import Analysis, KnobStepRead
 from results_db.store import Store
 from search_spaces.errors import CampaignInvalidError
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import (
+from tests.kit.store import (
     completed,
     failed,
     lease_one,

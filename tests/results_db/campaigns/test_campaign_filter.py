@@ -8,7 +8,7 @@ import pytest
 from results_db.actor import Actor
 from results_db.campaigns.filter import CampaignFilter
 from results_db.store import Store
-from tests.results_db.factories import START, TurnableClock, make_spec
+from tests.kit.store import START, TurnableClock, make_spec
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from results_db.rows import MAX_CLOCK_GAP_S
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import HeartbeatReply
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import (
+from tests.kit.store import (
     TurnableClock,
     completed,
     lease_one,

@@ -12,7 +12,7 @@ from results_db.models.tables import Campaign
 from results_db.store import Store
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import (
+from tests.kit.store import (
     START,
     TurnableClock,
     completed,

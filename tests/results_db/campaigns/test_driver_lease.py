@@ -12,7 +12,7 @@ from results_db.campaigns.driver_lease import DRIVER_LEASE_S, DriverLease
 from results_db.errors import DriverLeaseLostError
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import TurnableClock, make_campaign
+from tests.kit.store import TurnableClock, make_campaign
 
 
 def acquired(store: Store) -> DriverLease:

@@ -12,7 +12,7 @@ from results_db.errors import (
     IdempotencyKeyReusedError,
 )
 from results_db.store import Store
-from tests.results_db.factories import make_spec
+from tests.kit.store import make_spec
 
 KEY = RequestKey(key="k", request_hash="a" * 64)
 

@@ -9,7 +9,7 @@ from results_db.campaigns.imports import NewImport
 from results_db.errors import CampaignDuplicateError, CampaignNotFoundError, CampaignStateError
 from results_db.store import Store
 from search_spaces.tables import MeasurementTable, TableCell, read_table, write_table
-from tests.results_db.factories import make_spec, make_worker
+from tests.kit.store import make_spec, make_worker
 from tests.search_spaces.tables.tables import layouts, make_row, make_text
 
 

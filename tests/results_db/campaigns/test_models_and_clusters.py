@@ -15,7 +15,7 @@ from results_db.errors import (
     DescriptionOwnedError,
 )
 from results_db.store import Store
-from tests.results_db.factories import TurnableClock
+from tests.kit.store import TurnableClock
 
 pytestmark = pytest.mark.sqlite_is_enough
 

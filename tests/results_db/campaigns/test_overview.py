@@ -3,7 +3,7 @@ from __future__ import annotations
 from results_db.campaigns.filter import CampaignFilter
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import completed, lease_one, make_campaign, make_spec, make_worker
+from tests.kit.store import completed, lease_one, make_campaign, make_spec, make_worker
 
 
 def measure(store: Store, campaign: int, speed: float, *, shortened: bool = False) -> None:

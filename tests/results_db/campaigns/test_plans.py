@@ -11,7 +11,7 @@ from results_db.store import Store
 from search_spaces.belief.plan import make_plan
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.statistics.job_duration import TrainingJob
-from tests.results_db.factories import TurnableClock, make_spec
+from tests.kit.store import TurnableClock, make_spec
 
 OPTIONS = PlanOptions(top=3, probe_start_s=5.0, job=TrainingJob(tokens=10**9, num_nodes=2))
 

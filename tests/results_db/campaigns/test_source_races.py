@@ -15,9 +15,9 @@ from results_db.errors import CampaignNotFoundError, CampaignStateError
 from results_db.records import CampaignRecord
 from results_db.store import Store
 from search_spaces.errors import CampaignInvalidError
-from tests.postgres import is_anybody_waiting
-from tests.results_db.factories import make_campaign, make_spec
-from tests.waiting import wait_until
+from tests.kit.postgres import is_anybody_waiting
+from tests.kit.store import make_campaign, make_spec
+from tests.kit.waiting import wait_until
 
 
 class Race:

@@ -9,7 +9,7 @@ from results_db.campaigns.start_from import MAX_KNOWN_TRIALS, PlannedCampaign, s
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import WorkerCreate
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import (
+from tests.kit.store import (
     TurnableClock,
     completed,
     failed,

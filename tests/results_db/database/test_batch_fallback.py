@@ -21,7 +21,7 @@ from results_db.errors import (
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import OutcomeReply, OutcomeReport
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import completed, lease_one, make_campaign, make_worker
+from tests.kit.store import completed, lease_one, make_campaign, make_worker
 from tests.results_db.legal_history import wrong_leaderboards
 
 NUM_REPORTS = 12

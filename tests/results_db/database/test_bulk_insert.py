@@ -19,7 +19,7 @@ from results_db.models.service_tables import EventRow
 from results_db.models.tables import Attempt, IterationRow
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import completed, lease_one, make_campaign, make_worker
+from tests.kit.store import completed, lease_one, make_campaign, make_worker
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 TEXTS = ["plain", "tab\tand\nline", "back\\slash \\N \\.", "", "quote \" and '", "ü 🚀"]

@@ -7,8 +7,8 @@ from pathlib import Path
 from results_db.errors import TrialDuplicateError
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.postgres import upgraded
-from tests.results_db.factories import completed, make_campaign, make_worker
+from tests.kit.postgres import upgraded
+from tests.kit.store import completed, make_campaign, make_worker
 
 LEASE_EVERYTHING = """
 import sys

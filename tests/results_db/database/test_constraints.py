@@ -14,8 +14,8 @@ from results_db.models.base import Base
 from results_db.records import TrialRecord
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.postgres import upgraded
-from tests.results_db.factories import (
+from tests.kit.postgres import upgraded
+from tests.kit.store import (
     TimelyStore,
     TurnableClock,
     completed,

@@ -8,7 +8,7 @@ import pytest
 from results_db.database.data_dir import DataDir
 from results_db.errors import DataDirInvalidError, DataDirLockedError
 from results_db.store import Store
-from tests.results_db.factories import make_campaign
+from tests.kit.store import make_campaign
 
 HOLD_THE_LOCK = """
 import sys

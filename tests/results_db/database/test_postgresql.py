@@ -16,7 +16,7 @@ from results_db.database import postgresql
 from results_db.database.retry import MOST_TRIES, retried
 from results_db.errors import DatabaseConflictError, DatabaseUnavailableError, ResultsDbError
 from results_db.store import Store
-from tests.results_db.factories import make_campaign
+from tests.kit.store import make_campaign
 
 PASSWORD = "open-sesame"
 

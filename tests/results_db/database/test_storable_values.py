@@ -11,8 +11,8 @@ from results_db.actor import Actor
 from results_db.errors import CampaignNotFoundError, DatabaseUnavailableError, ValueUnstorableError
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import NodeBody, WorkerCreate
-from tests.postgres import upgraded
-from tests.results_db.factories import make_campaign, make_spec, make_worker
+from tests.kit.postgres import upgraded
+from tests.kit.store import make_campaign, make_spec, make_worker
 
 INTRODUCTION: Final[dict[str, Any]] = {
     "name": "w",

@@ -8,7 +8,7 @@ from results_db.database.events import emit
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import BeatBody
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import (
+from tests.kit.store import (
     TurnableClock,
     completed,
     lease_one,

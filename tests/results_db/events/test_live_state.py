@@ -13,7 +13,7 @@ from search_spaces.protocol.worker_messages import (
     StatusBody,
 )
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import (
+from tests.kit.store import (
     TurnableClock,
     completed,
     lease_one,

@@ -13,7 +13,7 @@ from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol.outcome import Iteration, Outcome
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import completed, failed, lease_one, make_spec, make_worker
+from tests.kit.store import completed, failed, lease_one, make_spec, make_worker
 
 BASELINE = Layout(tp=2, num_microbatches=8)
 FASTER = Layout(num_microbatches=8)

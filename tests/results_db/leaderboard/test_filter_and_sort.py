@@ -17,10 +17,10 @@ from results_db.trials.filter import KNOB_FIELDS, TrialFilter
 from search_spaces.protocol.metrics import METRICS
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.objectives import OBJECTIVES
+from tests.kit.store import TurnableClock, completed, make_campaign
 from tests.results_db import leaderboard_oracle as oracle
 from tests.results_db.campaigns.test_imports import layouts as imported_layouts
 from tests.results_db.campaigns.test_imports import make_import, make_row
-from tests.results_db.factories import TurnableClock, completed, make_campaign
 from tests.results_db.leaderboard.test_rank_layouts import (
     PEAKS,
     STEP_TIMES_S,

@@ -8,7 +8,7 @@ import pytest
 from results_db.leaderboard.leaderboard_query import LeaderboardQuery
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import (
+from tests.kit.store import (
     completed,
     failed,
     lease_one,

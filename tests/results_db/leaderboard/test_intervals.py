@@ -16,7 +16,7 @@ from results_db.store import Store
 from search_spaces.protocol.outcome import Iteration
 from search_spaces.spec.layout import Layout
 from search_spaces.statistics.pooling import PooledRuns, Spread, spread_of_squares, squares_of_runs
-from tests.results_db.factories import completed, lease_one, make_campaign, make_worker
+from tests.kit.store import completed, lease_one, make_campaign, make_worker
 
 pytestmark = pytest.mark.sqlite_is_enough
 

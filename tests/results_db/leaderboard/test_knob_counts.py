@@ -3,7 +3,7 @@ from __future__ import annotations
 from results_db.leaderboard.knob_counts import KnobCell
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import completed, failed, lease_one, make_campaign, make_worker
+from tests.kit.store import completed, failed, lease_one, make_campaign, make_worker
 
 LAYOUTS = [
     (Layout(tp=1), 100.0),

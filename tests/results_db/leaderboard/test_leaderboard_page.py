@@ -11,7 +11,7 @@ from results_db.leaderboard.rank_layouts import Leaderboard
 from results_db.store import Store
 from results_db.trials.filter import TrialFilter
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import completed, lease_one, make_spec, make_worker
+from tests.kit.store import completed, lease_one, make_spec, make_worker
 
 LAYOUTS = [
     Layout(pp=pp, num_microbatches=8, micro_batch_size=size) for pp in (1, 2) for size in (1, 2)

@@ -22,16 +22,16 @@ from results_db.store import Store
 from search_spaces.protocol.outcome import Iteration, Outcome
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.objectives import OBJECTIVES
-from tests.results_db import leaderboard_oracle as oracle
-from tests.results_db.campaigns.test_imports import layouts as imported_layouts
-from tests.results_db.campaigns.test_imports import make_import, make_row
-from tests.results_db.factories import (
+from tests.kit.store import (
     TurnableClock,
     completed,
     failed,
     make_spec,
     make_worker,
 )
+from tests.results_db import leaderboard_oracle as oracle
+from tests.results_db.campaigns.test_imports import layouts as imported_layouts
+from tests.results_db.campaigns.test_imports import make_import, make_row
 
 MEMORY = 8 << 30
 LAYOUTS = (

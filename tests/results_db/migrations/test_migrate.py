@@ -25,8 +25,8 @@ from results_db.errors import (
 from results_db.migrations import migrate
 from results_db.models.tables import Base
 from results_db.store import Store
-from tests.postgres import is_anybody_waiting
-from tests.results_db.factories import make_campaign, make_worker
+from tests.kit.postgres import is_anybody_waiting
+from tests.kit.store import make_campaign, make_worker
 from tests.results_db.next_version import (
     NEXT,
     THIS,
@@ -203,7 +203,7 @@ def test_rows_that_refer_to_nothing_stop_an_upgrade_of_sqlite(
 UPGRADE = """
 import sys
 from pathlib import Path
-from results_db.admin import migrate
+from results_db.migrations import migrate
 
 migrate.VERSIONS = tuple(Path(folder) for folder in sys.argv[2:])
 refuse_orphans = migrate._refuse_orphans

@@ -16,7 +16,7 @@ from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.campaigns.fidelity import Fidelity, with_layers
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import (
+from tests.kit.store import (
     TurnableClock,
     completed,
     failed,

@@ -29,7 +29,7 @@ from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.statistics.step_times import quartiles
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
-from tests.results_db.factories import (
+from tests.kit.store import (
     TurnableClock,
     completed,
     lease_one,

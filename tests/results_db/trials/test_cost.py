@@ -9,7 +9,7 @@ from results_db.records import Cost
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import BeatBody, StatusBody
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import (
+from tests.kit.store import (
     TurnableClock,
     completed,
     failed,

@@ -14,7 +14,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from results_db.database.store_base import Clock
 from results_db.store import Store
-from tests.postgres import upgraded
+from tests.kit.postgres import upgraded
 from tests.results_db.history_machine import HistoryMachine
 
 ANY: Final = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)

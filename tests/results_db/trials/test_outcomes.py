@@ -16,7 +16,7 @@ from search_spaces.errors import OutcomeInvalidError
 from search_spaces.protocol.outcome import Iteration, IterationKind
 from search_spaces.protocol.worker_messages import BeatBody
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import (
+from tests.kit.store import (
     TurnableClock,
     completed,
     failed,

@@ -17,7 +17,7 @@ from results_db.records import LeaseRecord
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import BeatBody, NodeStatusBody, StatusBody
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import completed, failed, make_campaign, make_worker
+from tests.kit.store import completed, failed, make_campaign, make_worker
 from tests.results_db.legal_history import violations, wrong_leaderboards
 
 _LOG = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from search_spaces.errors import CampaignInvalidError
 from search_spaces.protocol.outcome import Iteration
 from search_spaces.protocol.worker_messages import WorkerCreate
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import (
+from tests.kit.store import (
     TurnableClock,
     completed,
     lease_one,

@@ -18,7 +18,7 @@ from results_db.records import TrialRecord
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import BeatBody
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import completed, failed, lease_one, make_campaign, make_worker
+from tests.kit.store import completed, failed, lease_one, make_campaign, make_worker
 
 pytestmark = pytest.mark.sqlite_is_enough
 

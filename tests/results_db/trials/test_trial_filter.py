@@ -13,7 +13,7 @@ from results_db.trials.filter import KNOB_FIELDS, TrialFilter
 from results_db.trials.filter_sql import conditions
 from search_spaces.protocol.metrics import METRICS
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
-from tests.results_db.factories import completed, failed, lease_one, make_campaign, make_worker
+from tests.kit.store import completed, failed, lease_one, make_campaign, make_worker
 
 ODD_ONE = Layout(
     num_nodes=2,

@@ -15,7 +15,7 @@ from results_db.trials.filter import TrialFilter
 from results_db.trials.sort_order import SORT_KEYS, PageEnd, SortKey, TrialOrder
 from search_spaces.protocol.metrics import METRICS
 from search_spaces.spec.layout import PRECISIONS, RECOMPUTE_MODES, Layout
-from tests.results_db.factories import completed, failed, lease_one, make_campaign, make_worker
+from tests.kit.store import completed, failed, lease_one, make_campaign, make_worker
 
 LAYOUTS = (
     Layout(),

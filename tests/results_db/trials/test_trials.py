@@ -17,7 +17,7 @@ from results_db.models.tables import Base, Campaign, Trial
 from results_db.store import Store
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
 from search_spaces.spec.objectives import OBJECTIVES
-from tests.results_db.factories import (
+from tests.kit.store import (
     completed,
     failed,
     lease_one,

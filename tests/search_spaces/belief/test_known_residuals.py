@@ -70,7 +70,7 @@ def test_residuals_of_other_software_say_nothing() -> None:
     assert expected(wavy(SMALL, LAYOUTS, software="another"), SMALL, software="another").any()
 
 
-def test_nothing_measured_expects_nothing() -> None:
+def test_without_measurements_the_residual_is_zero() -> None:
     assert not expected([], SMALL).any()
 
 

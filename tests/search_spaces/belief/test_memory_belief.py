@@ -102,12 +102,12 @@ def test_running_out_of_memory_raises_the_peak_and_running_lowers_it() -> None:
     assert moved(sample(nearest(80))) < 0.98
 
 
-def test_what_was_sure_beforehand_teaches_nothing() -> None:
+def test_an_expected_outcome_changes_no_belief() -> None:
     assert moved(sample(nearest(1000), state="infeasible")) == pytest.approx(1.0, abs=0.01)
     assert moved(sample(nearest(10))) == pytest.approx(1.0, abs=0.01)
 
 
-def test_a_failure_that_nobody_explains_counts_where_memory_was_short_and_nowhere_else() -> None:
+def test_an_unexplained_failure_counts_only_where_memory_was_short() -> None:
     assert moved(sample(nearest(72), state="failed")) > 1.01
     assert moved(sample(nearest(20), state="failed")) == pytest.approx(1.0, abs=0.001)
 

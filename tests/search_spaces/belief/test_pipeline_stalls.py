@@ -43,6 +43,6 @@ def test_each_measured_pipeline_tells_how_real_the_risk_is(stalls: PipelineStall
     np.testing.assert_allclose(stalled, [(2 / 34 + 1) / 2, 0.75])
 
 
-def test_what_is_not_exposed_tells_nothing(stalls: PipelineStalls) -> None:
+def test_layouts_without_risk_do_not_change_it(stalls: PipelineStalls) -> None:
     told = stalls.probability(np.array([MANY]), np.array([INSIDE, REPLICAS]), np.array([1.0, 1.0]))
     np.testing.assert_allclose(told, [0.5])

@@ -91,7 +91,7 @@ def test_a_wrong_form_is_learnt_by_the_residual() -> None:
     assert after < 0.5 * before
 
 
-def test_what_was_measured_is_believed() -> None:
+def test_predictions_agree_with_measurements() -> None:
     problem = make_search()
     truth_s = make_model(problem).terms.step_time_s() * 1.7
     rows = some_rows(12, len(truth_s))
@@ -126,7 +126,7 @@ def test_one_wild_measurement_does_not_break_the_fit() -> None:
     assert np.delete(off[rows], 4).max() < 0.1, "the other measurements are still believed"
 
 
-def test_alike_is_one_at_home_and_fades() -> None:
+def test_similarity_is_one_at_distance_zero_and_decreases() -> None:
     points = np.array([[0.0, 0.0], [1.0, 0.0], [9.0, 0.0]])
     alike = similarity(points, points, 2.0)
     np.testing.assert_allclose(np.diagonal(alike), 1.0)

@@ -124,7 +124,7 @@ def test_another_model_s_samples_are_worth_most_of_its_own() -> None:
     assert own < elsewhere
 
 
-def test_what_a_campaign_saw_counts_there_first() -> None:
+def test_a_campaign_weighs_its_own_samples_most() -> None:
     known = TimeCalibration.fit(Truth(factors={}).samples(SMALL, LAYOUTS[::6]))
     slow = Truth(factors=dict.fromkeys(TERM_NAMES, 1.3))
     told = known.told(slow.samples(SMALL, LAYOUTS[::6]), campaign="mine")
@@ -133,7 +133,7 @@ def test_what_a_campaign_saw_counts_there_first() -> None:
     assert here < 0.7 * there
 
 
-def test_one_run_on_a_sick_node_bends_little() -> None:
+def test_one_slow_run_changes_the_calibration_little() -> None:
     samples = SLOW_LINKS.samples(SMALL, LAYOUTS[::3])
     sick = replace(samples[4], step_time_s=30.0 * (samples[4].step_time_s or 0.0))
     healthy = TimeCalibration.fit(samples)
@@ -168,7 +168,7 @@ def test_telling_one_by_one_comes_to_the_same_as_telling_at_once() -> None:
         assert one == pytest.approx(other, abs=0.02)
 
 
-def test_what_did_not_complete_teaches_nothing_here() -> None:
+def test_failed_samples_do_not_change_the_calibration() -> None:
     failed = Sample(model=SMALL, cluster=A100, layout=LAYOUTS[0], state="infeasible")
     known = TimeCalibration.fit()
     assert known.told([failed], campaign="mine") is known

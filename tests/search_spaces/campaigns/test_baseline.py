@@ -125,7 +125,7 @@ def test_wrong_knobs_are_told_where_the_space_is_wrong_too() -> None:
 
 
 @pytest.mark.parametrize("written", ["n1-tp2", 7, [1, 2], {3: 4}])
-def test_what_is_no_mapping_is_refused(written: Any) -> None:
+def test_a_baseline_must_be_a_mapping(written: Any) -> None:
     with pytest.raises(CampaignInvalidError, match="baseline"):
         make_spec(written)
 

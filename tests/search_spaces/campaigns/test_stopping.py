@@ -45,12 +45,12 @@ def test_a_campaign_keeps_what_it_was_told_about_stopping() -> None:
         ([], "stop is \\[\\], not a mapping"),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused_by_its_name(stop: Any, words: str) -> None:
+def test_an_invalid_setting_is_refused_by_its_name(stop: Any, words: str) -> None:
     with pytest.raises(CampaignInvalidError, match=words):
         make_spec(stop=stop)
 
 
-def test_a_user_hears_that_nobody_can_tell_when_the_campaign_has_converged() -> None:
+def test_convergence_without_a_guided_search_is_warned_of() -> None:
     spec = make_spec(stop={"converged_within": 0.02}, strategy="random")
     (warning,) = spec.warnings
     assert warning.startswith("stop.converged_within has no effect with strategy random:")
@@ -58,7 +58,7 @@ def test_a_user_hears_that_nobody_can_tell_when_the_campaign_has_converged() -> 
     assert make_spec(strategy="random").warnings == ()
 
 
-def test_guided_heeds_convergence_and_nothing_is_warned_of() -> None:
+def test_convergence_with_a_guided_search_is_not_warned_of() -> None:
     for objective in ("tokens_per_s", ["tokens_per_s", "memory_headroom"]):
         spec = make_spec(strategy="guided", objective=objective, stop={"converged_within": 0.02})
         assert spec.warnings == ()

@@ -43,8 +43,8 @@ from search_spaces.spec.presets.calibration_file import MeasuredConstants
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.tables import read_table
 from search_spaces.trainers.program import read_trainers
-from tests.hostile_texts import changed, hostile_texts, mappings, text_places
-from tests.results_db.factories import completed, failed
+from tests.kit.hostile_texts import changed, hostile_texts, mappings, text_places
+from tests.kit.store import completed, failed
 from tests.search_spaces.campaigns.test_campaign_spec import read as campaign
 from tests.search_spaces.spec.test_calibration_file import make_constants
 from tests.search_spaces.tables.tables import make_row

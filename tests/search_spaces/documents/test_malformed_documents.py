@@ -22,7 +22,7 @@ from search_spaces.spec.presets.clusters import resolve_cluster
 from search_spaces.spec.presets.models import resolve_model
 from search_spaces.spec.presets.spaces import resolve_space
 from search_spaces.spec.space import SearchSpace
-from tests.odd_values import ODD_TEXTS, nested, odd_texts, one_of
+from tests.kit.odd_values import ODD_TEXTS, nested, odd_texts, one_of
 
 BAD_FAITH: list[Any] = [
     *(text for text in ODD_TEXTS if len(text) < 1000),

@@ -248,7 +248,7 @@ def test_an_outcome_whose_parts_contradict_each_other_is_refused(
         (["measurement", "iterations", 0, "grad_norm"], -1.0, "iterations.0.grad_norm: -1.0 is"),
     ],
 )
-def test_a_measurement_that_cannot_be_is_refused_with_the_field(
+def test_an_invalid_measurement_is_refused_with_the_field(
     path: list[str | int], value: Any, message: str
 ) -> None:
     with pytest.raises(OutcomeInvalidError) as caught:
@@ -257,7 +257,7 @@ def test_a_measurement_that_cannot_be_is_refused_with_the_field(
 
 
 @pytest.mark.parametrize("figure", [float("nan"), float("inf"), -1.0])
-def test_a_measurement_that_cannot_be_is_refused_at_construction_too(figure: float) -> None:
+def test_an_invalid_measurement_is_refused_at_construction(figure: float) -> None:
     with pytest.raises(OutcomeInvalidError, match="tokens_per_s"):
         make_measurement(tokens_per_s=figure)
     with pytest.raises(OutcomeInvalidError, match="duration_s"):

@@ -89,7 +89,7 @@ def test_a_cluster_that_is_described_smaller_is_taken_as_large_enough() -> None:
         ),
     ],
 )
-def test_what_does_not_divide_is_refused_with_the_numbers(
+def test_indivisible_layouts_are_refused_with_the_numbers(
     layout: Layout, num_nodes: int, why: str
 ) -> None:
     with pytest.raises(LayoutInvalidError, match=why):

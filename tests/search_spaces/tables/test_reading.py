@@ -66,7 +66,7 @@ def test_a_preset_cluster_keeps_its_constants_and_takes_the_tables_size() -> Non
     assert (cluster.num_nodes, cluster.devices_per_node) == (2, 4)
 
 
-def test_what_had_to_be_assumed_is_noted() -> None:
+def test_assumed_values_are_noted() -> None:
     row = make_row(sequence_parallel="", zero_stage="")
     table = read_table(make_text(row))
     notes = "\n".join(table.notes)
@@ -126,7 +126,7 @@ def test_repeats_of_a_layout_count_once_by_their_median() -> None:
     assert len(table.rows) == 3
 
 
-def test_a_repeat_that_crashed_is_forgotten_beside_one_that_completed() -> None:
+def test_a_completed_run_replaces_a_crashed_repeat() -> None:
     table = read_table(make_text(make_row(status="failed"), make_row()))
     assert [row.status for row in table.cells[0].merged] == ["completed"]
 

@@ -180,7 +180,7 @@ def refusal_of(text: str) -> str:
         (make_text().replace("source,", "source ,"), "spaces around 'source '"),
     ],
 )
-def test_what_is_no_table_is_refused(text: str, reason: str) -> None:
+def test_a_text_that_is_no_table_is_refused(text: str, reason: str) -> None:
     assert reason in refusal_of(text)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from search_spaces.terminal import live_output
 from search_spaces.terminal.live_output import LiveBlock, sparkline, work_line
-from tests.api.terminal import Screen, Terminal
+from tests.kit.terminal import Screen, Terminal
 
 
 @contextmanager

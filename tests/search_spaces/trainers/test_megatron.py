@@ -5,6 +5,7 @@ The lists of flags are those of the trainers' own parsers, at the revisions that
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,6 +59,39 @@ def test_every_flag_is_one_of_the_trainer_s_own(
     words = adapter.arguments(TrainerJob(model=model, layout=layout))
     unknown = {word for word in words if word.startswith("--")} - flags_of(adapter.name)
     assert not unknown
+
+
+@pytest.mark.parametrize(
+    ("layout", "said", "unsaid"),
+    [
+        (
+            EVERY_KNOB,
+            "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --micro-batch-size 2 "
+            "--global-batch-size 32 --num-virtual-stages-per-pipeline-rank 2 --sequence-parallel "
+            "--recompute-granularity full --recompute-method uniform --use-distributed-optimizer "
+            "--num-distributed-optimizer-instances 2 --num-query-groups 8 --swiglu --bf16 "
+            "--untie-embeddings-and-output-weights",
+            "",
+        ),
+        # Megatron-LM refuses a method together with selective granularity.
+        (
+            Layout(recompute="selective"),
+            "--recompute-granularity selective",
+            "--recompute-method --bf16",
+        ),
+        # Its optimizer shards fp32 parameters too (core/optimizer/__init__.py).
+        (
+            Layout(dp=2, zero_stage=1),
+            "--use-distributed-optimizer",
+            "--num-distributed-optimizer-instances",
+        ),
+    ],
+)
+def test_every_knob_of_the_layout_reaches_megatron(layout: Layout, said: str, unsaid: str) -> None:
+    words = MEGATRON_LM.arguments(TrainerJob(model=LLAMA, layout=layout))
+    flags = re.findall(r"--[a-z-]+(?: (?!--)\S+)?", said)
+    assert [flag for flag in flags if f" {flag} " not in f" {' '.join(words)} "] == []
+    assert not set(unsaid.split()) & set(words)
 
 
 def test_the_rotary_base_of_the_model_reaches_every_trainer() -> None:

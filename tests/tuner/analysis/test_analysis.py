@@ -17,8 +17,8 @@ from search_spaces.campaigns.fidelity import fidelities
 from search_spaces.estimates.time import step_time_s as estimated_step_time_s
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
-from tests.postgres import upgraded
-from tests.results_db.factories import TimelyStore, TurnableClock, completed, failed
+from tests.kit.postgres import upgraded
+from tests.kit.store import TimelyStore, TurnableClock, completed, failed
 from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
 from tuner.analysis.analysis import analyse, calibrated_step_time
 from tuner.analysis.importance import importances, knobs_of

@@ -13,7 +13,7 @@ from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import completed, failed
+from tests.kit.store import completed, failed
 from tests.tuner.factories import (
     FakeWorker,
     drive_until,

@@ -6,7 +6,7 @@ import pytest
 
 from results_db.records import CampaignRecord
 from results_db.store import Store
-from tests.results_db.factories import TurnableClock
+from tests.kit.store import TurnableClock
 from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
 from tuner.driver.driver import Driver
 

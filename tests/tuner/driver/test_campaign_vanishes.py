@@ -15,7 +15,7 @@ import pytest
 from results_db.database.data_dir import DataDir
 from results_db.errors import CampaignNotFoundError
 from results_db.store import Store
-from tests.postgres import upgraded
+from tests.kit.postgres import upgraded
 from tests.tuner.factories import FakeWorker, drive_until, make_spec, submit
 from tuner.driver.campaign_opening import BackgroundOpening, ImmediateOpening
 from tuner.driver.driver import Driver

@@ -13,7 +13,7 @@ from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.campaigns.fidelity import Fidelity, ProbeCosts, fidelities, fidelity_of
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import completed, failed
+from tests.kit.store import completed, failed
 from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
 from tuner.driver.budget_check import EndedTrial, Spent, closing_message, is_reserved
 from tuner.driver.campaign_search import CampaignSearch, full_probe_node_s

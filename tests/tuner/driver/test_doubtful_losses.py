@@ -13,8 +13,8 @@ from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
-from tests.postgres import upgraded
-from tests.results_db.factories import (
+from tests.kit.postgres import upgraded
+from tests.kit.store import (
     TimelyStore,
     TurnableClock,
     completed,

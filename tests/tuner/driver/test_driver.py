@@ -14,7 +14,7 @@ from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import TurnableClock, completed, failed
+from tests.kit.store import TurnableClock, completed, failed
 from tests.tuner.factories import (
     FakeWorker,
     drive_until,

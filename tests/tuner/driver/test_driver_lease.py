@@ -17,7 +17,7 @@ import pytest
 
 from results_db.errors import DatabaseUnavailableError
 from results_db.store import Store
-from tests.results_db.factories import TimelyStore
+from tests.kit.store import TimelyStore
 from tests.tuner.factories import FakeWorker, ended, layouts_of, make_spec, submit
 from tuner.driver.process import HeldLease, Standby
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from results_db.store import Store
-from tests.results_db.factories import make_worker
+from tests.kit.store import make_worker
 from tests.tuner.factories import FakeWorker, make_spec, submit
 from tuner.driver.driver import MAX_A_ROUND, Driver
 

@@ -8,7 +8,7 @@ from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.errors import CampaignInvalidError, SpaceInvalidError
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import completed, failed
+from tests.kit.store import completed, failed
 from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
 from tuner.driver.driver import Driver
 

@@ -11,9 +11,9 @@ from results_db.campaigns.plans import PlanOptions
 from results_db.store import Store
 from search_spaces.belief.plan import make_plan
 from search_spaces.campaigns.campaign import CampaignSpec
-from tests.postgres import upgraded
+from tests.kit.postgres import upgraded
+from tests.kit.waiting import wait_until
 from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
-from tests.waiting import wait_until
 from tuner.driver.driver import Driver
 
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from results_db.database.data_dir import DataDir
 from results_db.store import Store
-from tests.postgres import upgraded
+from tests.kit.postgres import upgraded
 from tests.tuner.factories import FakeWorker, ended, layouts_of, make_spec, submit
 from tuner.driver.commands import driver as driver_command
 

@@ -15,8 +15,8 @@ from results_db.store import Store
 from search_spaces.estimates.time import step_time_s
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
-from tests.postgres import upgraded
-from tests.results_db.factories import TimelyStore, TurnableClock, completed, make_measurement
+from tests.kit.postgres import upgraded
+from tests.kit.store import TimelyStore, TurnableClock, completed, make_measurement
 from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
 from tuner.driver.budget_check import Spent, is_reserved
 from tuner.driver.driver import Driver

@@ -8,7 +8,7 @@ import pytest
 from results_db.campaigns.start_from import knowledge_of
 from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec
-from tests.postgres import upgraded
+from tests.kit.postgres import upgraded
 from tests.tuner.factories import FakeWorker, drive_until, ended, layouts_of, make_spec, submit
 from tuner.driver.campaign_search import CampaignSearch
 from tuner.driver.driver import Driver

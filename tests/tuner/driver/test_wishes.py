@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from results_db.store import Store
-from tests.results_db.factories import failed, ranked_trials
+from tests.kit.store import failed, ranked_trials
 from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, measured, submit
 from tuner.driver.driver import Driver
 

@@ -19,7 +19,7 @@ from search_spaces.spec.presets.calibration_file import (
     constants_file,
     write_constants,
 )
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from tests.workers.process_checks import MARK, marked
 from workers.calibrate.command import calibrate
 from workers.calibrate.constants import constants_of

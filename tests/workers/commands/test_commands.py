@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from tests.workers.process_checks import MARK, make_decoys, marked
 from workers.commands.commands import probe, train, worker
 from workers.trainer.job.job import TrainJob

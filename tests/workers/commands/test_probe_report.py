@@ -7,7 +7,7 @@ from dataclasses import replace
 from search_spaces.protocol.outcome import Iteration, ProbeRequest
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
-from tests.results_db.factories import completed, make_iterations
+from tests.kit.store import completed, make_iterations
 from workers.commands.commands import probe_document, probe_text
 
 REQUEST = ProbeRequest(model=model_preset("tiny"), layout=Layout(tp=2))

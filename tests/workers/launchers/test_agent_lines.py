@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from workers.launchers import agent_lines
 from workers.launchers.agent_lines import AgentLines, Receiver
 from workers.ranks.json_lines import Document, JsonLines

@@ -18,7 +18,7 @@ from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from tests.workers.process_checks import is_alive, wait_until_gone
 from workers.commands.commands import probe_document
 from workers.launchers.group_launcher import GroupLauncher

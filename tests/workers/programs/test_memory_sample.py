@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from workers.launchers.base import Node
 from workers.launchers.placement import place
 from workers.programs.memory_sample import MemorySample

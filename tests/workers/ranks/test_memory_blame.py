@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from tests.workers.process_checks import RANK_PROGRAMS, run_group
 from workers.launchers.group import GroupEnd
 from workers.launchers.local import LocalNodes

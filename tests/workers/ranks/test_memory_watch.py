@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from tests.workers.process_checks import RANK_PROGRAMS
 from tests.workers.side_by_side import make_task
 from workers.errors import MemoryNotBackError

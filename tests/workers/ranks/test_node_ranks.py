@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from search_spaces.connection.service_address import PRIVATE_VARIABLES
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from tests.workers.process_checks import (
     MARK,
     RANK_PROGRAMS,

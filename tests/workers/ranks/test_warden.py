@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from tests.workers.process_checks import MARK, kill, marked
 from workers.ranks.warden import start_under_warden
 

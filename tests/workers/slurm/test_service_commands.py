@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.api.serve_process import ServeProcess
+from tests.kit.services import ServeProcess
 from workers.slurm.commands import allocation
 
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from search_spaces.connection.service_address import PRIVATE_VARIABLES
-from tests.api.serve_process import ServeProcess, run_command
+from tests.kit.services import ServeProcess, run_command
 from tests.workers.slurm.requests import make_request
 from workers.commands.commands import worker
 from workers.errors import (

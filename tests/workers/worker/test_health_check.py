@@ -12,7 +12,7 @@ from statistics import median
 import pytest
 
 from search_spaces.spec.cluster import Cluster
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from tests.workers.process_checks import wait_until_gone
 from tests.workers.several_local_nodes import SeveralLocalNodes
 from workers.launchers.group_launcher import GroupLauncher

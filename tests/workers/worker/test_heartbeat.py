@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.protocol.worker_messages import HeartbeatBody, HeartbeatReply, LeaseRead
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from tests.workers.worker.test_worker import REQUEST
 from workers.packing.request import Share
 from workers.service.lease_client import LeaseClient

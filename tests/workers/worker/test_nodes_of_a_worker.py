@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
-from tests.results_db.factories import completed
-from tests.waiting import wait_until
+from tests.kit.store import completed
+from tests.kit.waiting import wait_until
 from tests.workers.fake_launcher import FakeLauncher, make_node
 from tests.workers.fake_service import FakeService
 from tests.workers.service.test_lease_client import IDENTITY

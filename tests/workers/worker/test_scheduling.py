@@ -14,7 +14,7 @@ import pytest
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from tests.workers.fake_launcher import FakeLauncher
 from tests.workers.fake_service import FakeService
 from tests.workers.worker.test_worker import CANCELLED, FAILED, work

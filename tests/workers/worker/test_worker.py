@@ -18,7 +18,7 @@ from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from search_spaces.protocol.worker_messages import OutcomeReport
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from tests.workers.fake_launcher import FakeLauncher, Program
 from tests.workers.fake_service import TOKEN, FakeService
 from tests.workers.service.test_lease_client import IDENTITY

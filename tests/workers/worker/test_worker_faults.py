@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from tests.workers.fake_launcher import FakeLauncher
 from tests.workers.fake_service import FakeService
 from tests.workers.worker.test_scheduling import (

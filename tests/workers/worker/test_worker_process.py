@@ -18,7 +18,7 @@ from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.spec.cluster import detect_local_cpu
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from tests.workers.fake_service import TOKEN, FakeService
 from tests.workers.process_checks import MARK, command_line, kill, marked
 

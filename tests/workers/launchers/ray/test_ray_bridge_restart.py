@@ -7,7 +7,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from workers.launchers.agent import ADDRESS_VARIABLE, TOKEN_VARIABLE, greet
 from workers.launchers.ray.launcher import RayNodes
 from workers.ranks.json_lines import JsonLines

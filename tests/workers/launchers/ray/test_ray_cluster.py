@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from tests.workers.process_checks import MARK, marked
 from workers.errors import RayClusterFailedError
 from workers.launchers.ray.cluster import LocalRay

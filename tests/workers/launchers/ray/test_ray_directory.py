@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from tests.workers.process_checks import is_alive
 from workers.errors import RayClusterFailedError
 from workers.launchers.ray.cluster import LocalRay

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from search_spaces.spec.presets.clusters import resolve_cluster
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from tests.workers.grpc_call import call
 from tests.workers.process_checks import (
     MARK,

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from tests.workers.ray_nodes import PATIENCE_S, ROOT, make_nodes
 from workers.errors import RayClusterFailedError
 from workers.launchers.ray.cluster import HeadWatch, JoinedRay, resolved

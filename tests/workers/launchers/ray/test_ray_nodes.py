@@ -17,7 +17,7 @@ from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from tests.workers.process_checks import (
     RANK_PROGRAMS,
     command_line,

@@ -17,7 +17,7 @@ import pytest
 from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from tests.workers.fake_service import TOKEN, FakeService, serve
 from tests.workers.process_checks import MARK, kill, marked
 from tests.workers.ray_nodes import PATIENCE_S, RayNodeProcess, make_nodes

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.test_network_cut import Namespace, why_not
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 from tests.workers.process_checks import (
     MARK,
     RANK_PROGRAMS,

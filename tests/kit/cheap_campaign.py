@@ -8,7 +8,7 @@ from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
-from tests.api.local_api import CAMPAIGN, Api
+from tests.kit.api import CAMPAIGN, Api
 
 MODEL = model_preset("tiny")
 FULL = Layout(dp=2, num_microbatches=64)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.api.local_api import INTRODUCTION
-from tests.results_db.factories import completed
+from tests.kit.api import INTRODUCTION
+from tests.kit.store import completed
 
 
 class Body:

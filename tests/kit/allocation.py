@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.api.local_api import Api
+from tests.kit.api import Api
 
 NODES = [{"name": "n1", "num_devices": 4}, {"name": "n2", "num_devices": 4}]
 ALLOCATION = {

@@ -13,10 +13,10 @@ import httpx
 
 from api.settings import Settings
 from results_db.store import Store
-from tests.api.local_api import TOKEN
-from tests.api.streams import Live, live_server
-from tests.postgres import upgraded
-from tests.results_db.factories import TurnableClock
+from tests.kit.api import TOKEN
+from tests.kit.live import Live, live_server
+from tests.kit.postgres import upgraded
+from tests.kit.store import TurnableClock
 
 NAVIGATION = {
     "Accept": "text/html,application/xhtml+xml,*/*;q=0.8",

@@ -1,15 +1,19 @@
-"""What the tests of the API build by the dozen."""
+"""A service in this process, asked over HTTP, by the Python client and by commands."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from click.testing import Result
+
+from api.client import Client
 from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from search_spaces.spec.layout import Layout
-from tests.results_db.factories import completed
+from tests.kit.store import completed
 
 if TYPE_CHECKING:  # importing it warns, which tests/api/conftest.py ignores
     from fastapi.testclient import TestClient
@@ -51,6 +55,10 @@ def measured_as_asked(lease: dict[str, Any], layout: Layout, **changes: Any) -> 
     request = ProbeRequest.from_mapping(lease["request"])
     length = "iterations_asked" if changes.get("shortened") else "timed"
     return completed(layout, **{"model": request.model, length: request.iterations, **changes})
+
+
+Command = Callable[..., Result]
+"""Runs a command of the command line; see the fixtures `command` and `run`."""
 
 
 class Api:
@@ -123,3 +131,8 @@ class Api:
         trial = self.store.add_trial(campaign_id, layout, fidelity=fidelity, prediction=prediction)
         self.report_measured(worker_id, self.lease(worker_id), trial.layout, **changes)
         return int(trial.id)
+
+
+def client_of(api: Api) -> Client:
+    """The Python client, connected to a service in this process."""
+    return Client("http://testserver", TOKEN, transport=api.http._transport)

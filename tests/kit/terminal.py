@@ -17,7 +17,7 @@ from typing import Any, Self
 import pytest
 
 from api.cli import main
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 
 
 class Terminal:

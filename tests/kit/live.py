@@ -26,8 +26,8 @@ from api.http.protocol import LimitedProtocol
 from api.http.server import LimitedServer
 from api.settings import Settings
 from results_db.store import Store
-from tests.api.local_api import HEADERS
-from tests.waiting import wait_until
+from tests.kit.api import HEADERS
+from tests.kit.waiting import wait_until
 
 PATIENCE_S = 30.0
 DEFAULT_LIMITS = ConnectionLimits()

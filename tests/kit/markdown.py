@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).parents[1]
+ROOT: Final = Path(__file__).parents[2]
 
 NOT_RUN: Final = re.compile(r"<!-- not run: (.+) -->")
 """The line before a console block whose commands the test of documented commands leaves out."""

@@ -1,0 +1,25 @@
+"""What tests are made of: services, stores, clients, and hostile input. Look here first.
+
+    api             a service in this process (`Api`), its client (`client_of`), a campaign document
+    services        `layout-tuner serve` in a process of its own; commands in theirs, and in
+                    this one those that are refused before anything starts
+    live            a service on a socket in this process, and watchers of its events
+    populated       a service with something of everything in it
+    persons         persons at browsers, as far as HTTP shows them
+    store           campaigns, workers, leases, measurements and outcomes for a store; clocks
+    postgres        databases that tests borrow: `sqlite_url`, `postgres_url`, `database_url`
+    cheap_campaign  a campaign with cheap probes beside a full one
+    allocation      what a worker reports of its allocation
+    bodies          a valid body of each route that takes JSON
+    page            the elements and texts of an HTML page
+    terminal        a pseudo-terminal, and what it shows
+    waiting         waiting for another process or thread
+    odd_values      values that no reasonable client sends, for all fuzzers
+    hostile_texts   texts that would become code, or another text
+    markdown        the pages of the documentation
+
+Fixtures that the tests of several folders share are in the nearest `conftest.py`: `api`, `http`,
+`client` and `command` of a service in this process in tests/api, with `data_dir` and `store` for
+tests that start their own; `service`, `store` and `run` of a service in a process of its own in
+tests/api/commands; databases in tests/conftest.py.
+"""
