@@ -137,6 +137,8 @@ def pareto_front(values: Floats) -> NDArray[np.bool_]:
     """
     values = np.where(np.isnan(values), -np.inf, values)
     is_front = np.zeros(len(values), dtype=np.bool_)
+    if not len(values):
+        return is_front
     # The first row in descending order of the columns is dominated by none; it is on the front with
     # its equals. Rows that are not better than it in any column are left out.
     left = np.lexsort(tuple(-values[:, column] for column in reversed(range(values.shape[1]))))

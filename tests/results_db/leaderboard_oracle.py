@@ -23,7 +23,6 @@ from results_db.rows import WITH_MEASUREMENT, trial_record
 from search_spaces.spec.objectives import (
     OBJECTIVES,
     measured_objective,
-    pareto_front,
 )
 from search_spaces.statistics.confidence import Estimate, can_be_told_apart
 from search_spaces.statistics.pooling import MEDIAN_VARIANCE, Spread
@@ -94,8 +93,17 @@ def front(session: Session, campaign: CampaignRecord) -> frozenset[int]:
         runs[row.layout_key].append((row.step_time_s, values))
     is_rate = [name in OBJECTIVES for name in campaign.objectives]
     pooled = [_pooled(of_layout, is_rate) for of_layout in runs.values()]
-    is_front = pareto_front(np.array(pooled, dtype=np.float64))
-    return frozenset(id_ for id_, stands in zip(first_id.values(), is_front, strict=True) if stands)
+    values = np.array(pooled, dtype=np.float64)
+    known = np.where(np.isnan(values), -math.inf, values).tolist()
+    return frozenset(
+        id_
+        for id_, own in zip(first_id.values(), known, strict=True)
+        if not any(_dominates(other, own) for other in known)
+    )
+
+
+def _dominates(other: list[float], own: list[float]) -> bool:
+    return other != own and all(mine <= theirs for mine, theirs in zip(own, other, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
