@@ -79,8 +79,8 @@ def get_campaign(campaign: CampaignName, store: StoreDep) -> CampaignRecord:
 def campaign_named(reference: int | str, store: Store) -> CampaignRecord:
     """The campaign with an id (int) or a name (str)."""
     if isinstance(reference, int):
-        return store.campaign(reference)
-    return store.campaign_by_name(reference)
+        return store.campaigns.get(reference)
+    return store.campaigns.by_name(reference)
 
 
 CampaignDep = Annotated[CampaignRecord, Depends(get_campaign)]

@@ -200,7 +200,7 @@ def measure_outcomes(_: argparse.Namespace) -> list[Figure]:
         worker = service.post("/workers", _worker())["worker_id"]
         layouts = [Layout(micro_batch_size=1 + place) for place in range(OUTCOMES + 2)]
         for layout in layouts:
-            service.store.add_trial(campaign["id"], layout)
+            service.store.trials.add(campaign["id"], layout)
         visit = Visit(browser, service)
         _post_outcome(service, worker)
         _post_outcome(service, worker)

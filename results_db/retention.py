@@ -91,8 +91,8 @@ class Pruning(StoreSection):
         if "iterations" in before:
             gone["iterations"] = self._prune_iterations(before["iterations"])
         if "events" in before:
-            gone["events"] = EventLog(self._db, self._clock).prune_events(before["events"])
-        SignIns(self._db, self._clock).prune_sign_ins()
+            gone["events"] = EventLog(self._db, self._clock).prune(before["events"])
+        SignIns(self._db, self._clock).prune()
         pruned = Pruned(**gone)
         if pruned.total:
             with self._db.write() as session:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from datetime import datetime
 from typing import Self
 
 from results_db.access.sign_ins import SignIns
 from results_db.access.tokens import Access
+from results_db.actor import SYSTEM, Actor
 from results_db.allocations.allocations import Allocations
 from results_db.allocations.leases import Leases
 from results_db.allocations.workers import Workers
 from results_db.campaigns.campaigns import Campaigns
 from results_db.campaigns.charts import CampaignCharts
-from results_db.campaigns.driver_lease import DriverLeases
+from results_db.campaigns.driver_lease import DriverLeases, fenced
 from results_db.campaigns.imports import Imports
 from results_db.campaigns.models_and_clusters import Descriptions
 from results_db.campaigns.overview import Overviews
@@ -21,13 +23,14 @@ from results_db.campaigns.reports import Reports
 from results_db.database.change_mark import ChangeMark
 from results_db.database.data_dir import DataDir
 from results_db.database.database import Database
-from results_db.database.store_base import Clock, DatabaseClock, utc_now
+from results_db.database.store_base import Clock, DatabaseClock, StoreSection, utc_now
 from results_db.database.url import postgresql_url
 from results_db.events.event_log import EventLog
 from results_db.events.live_state import LiveStates
 from results_db.leaderboard.baselines import Baselines
 from results_db.leaderboard.knob_counts import KnobCounts
 from results_db.leaderboard.leaderboard import Leaderboards
+from results_db.leaderboard.leaderboard_memo import LeaderboardMemo
 from results_db.leaderboard.plot_points import PlotData
 from results_db.migrations import migrate
 from results_db.retention import Pruning
@@ -37,39 +40,11 @@ from results_db.trials.pages import TrialPages
 from results_db.trials.trials import Trials
 
 
-class Store(
-    # Campaigns, with imports, models and clusters, reports and events.
-    Campaigns,
-    Imports,
-    Plans,
-    Descriptions,
-    Reports,
-    Overviews,
-    CampaignCharts,
-    EventLog,
-    LiveStates,
-    # Trials, from the proposal to the leaderboard.
-    Trials,
-    TrialPages,
-    Leases,
-    Outcomes,
-    Leaderboards,
-    KnobCounts,
-    PlotData,
-    Baselines,
-    # Workers with their allocations, and drivers.
-    Workers,
-    Allocations,
-    DriverLeases,
-    # Administration.
-    Access,
-    SignIns,
-    Pruning,
-    Statistics,
-):
+class Store:
     """The database behind one object; safe to share between threads.
 
-    Every method is one transaction. What it returns is a frozen record of `results_db.records`.
+    It has one section for each kind of thing: `store.trials.add(...)`. Every method of a section
+    is one transaction. What it returns is a frozen record of `results_db.records`.
     """
 
     def __init__(self, url: str, *, clock: Clock | None = None) -> None:
@@ -87,7 +62,52 @@ class Store(
         self._database_clock = None
         if clock is None and database.is_shared:
             clock = self._database_clock = DatabaseClock(database)
-        super().__init__(database, clock or utc_now)
+        self._db = database
+        self._clock = clock or utc_now
+        self._actor = SYSTEM
+        parts = (database, self._clock)
+        self.campaigns = Campaigns(*parts)
+        self.imports = Imports(*parts)
+        self.plans = Plans(*parts)
+        self.catalogue = Descriptions(*parts)
+        self.reports = Reports(*parts)
+        self.overview = Overviews(*parts)
+        self.history = CampaignCharts(*parts)
+        self.trials = Trials(*parts)
+        self.trial_pages = TrialPages(*parts)
+        self.leases = Leases(*parts)
+        self.outcomes = Outcomes(*parts)
+        memo = LeaderboardMemo()
+        self.leaderboard = Leaderboards(*parts, memo)
+        self.knobs = KnobCounts(*parts, memo)
+        self.plot_data = PlotData(*parts, memo)
+        self.baselines = Baselines(*parts, memo)
+        self.workers = Workers(*parts)
+        self.allocations = Allocations(*parts)
+        self.driver = DriverLeases(*parts)
+        self.events = EventLog(*parts)
+        self.live = LiveStates(*parts)
+        self.access = Access(*parts)
+        self.sign_ins = SignIns(*parts)
+        self.retention = Pruning(*parts)
+        self.statistics = Statistics(*parts)
+
+    def by(self, actor: Actor) -> Self:
+        """The same store, whose changes are recorded for an actor."""
+        return self._copy(self._db, actor)
+
+    def as_driver(self, fence: int) -> Self:
+        """The same store, whose writes raise `DriverLeaseLostError` after a takeover."""
+        return self._copy(fenced(self._db, fence), self._actor)
+
+    def _copy(self, database: Database, actor: Actor) -> Self:
+        """The same store on another view of the database and for an actor."""
+        other = copy.copy(self)
+        other._db, other._actor = database, actor
+        for name, section in vars(self).items():
+            if isinstance(section, StoreSection):
+                setattr(other, name, section.bound_to(database, actor))
+        return other
 
     @classmethod
     def open(

@@ -68,7 +68,7 @@ def written_out(store: Store, kind: DescriptionKind, described: Any) -> Any:
     if not isinstance(named, str) or named in PRESET_NAMES[kind]:
         return described
     try:
-        own = store.description(kind, named).description
+        own = store.catalogue.get(kind, named).description
     except DescriptionNotFoundError:
         if not is_new:
             _refuse_unknown(store, kind, named)
@@ -85,7 +85,7 @@ def written_out(store: Store, kind: DescriptionKind, described: Any) -> Any:
 
 def _refuse_unknown(store: Store, kind: DescriptionKind, name: str) -> NoReturn:
     """The error lists the names of presets and of users' models or clusters."""
-    own = [record.name for record in store.descriptions(kind)]
+    own = [record.name for record in store.catalogue.find(kind)]
     if kind == "cluster":
         raise unknown_cluster(name, own=own).within(kind)
     known = [*PRESET_NAMES[kind], *own]

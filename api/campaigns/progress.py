@@ -42,7 +42,7 @@ def progress_of(
         now: the time of the store's clock.
     """
     ids = [campaign.id for campaign in campaigns]
-    counts, winners = store.count_trials_of(ids), store.winners(ids)
+    counts, winners = store.campaigns.count_trials_of(ids), store.leaderboard.winners(ids)
     helpers = _Helpers(store, now)
     return {
         campaign.id: _progress(
@@ -65,12 +65,12 @@ class _Helpers:
     @cached_property
     def driver_seen_at(self) -> datetime | None:
         """When a driver was active last."""
-        return self.store.driver_seen_at()
+        return self.store.driver.seen_at()
 
     @cached_property
     def workers(self) -> list[WorkerRecord]:
         """The workers that reported lately."""
-        return self.store.workers()
+        return self.store.workers.find()
 
 
 def _progress(
@@ -139,7 +139,7 @@ def _waiting_reason(
         return None
     store = helpers.store
     if counts["RUNNING"]:
-        return store.waiting_reason(campaign.id)
+        return store.allocations.waiting_reason(campaign.id)
     seen_at = helpers.driver_seen_at
     if not counts["PENDING"] and not driver_is_alive(seen_at, helpers.now):
         seen = f"the last was seen at {seen_at:%H:%M:%S} UTC" if seen_at else "none yet"
@@ -156,20 +156,20 @@ def _waiting_reason(
             f"no worker of cluster {campaign.cluster_name} lists the trainer {campaign.trainer!r}; "
             "start one with `layout-tuner worker --trainers FILE`, where FILE describes it"
         )
-    if counts["PENDING"] and store.count_too_large(campaign.id) >= counts["PENDING"]:
-        waiting = store.trials(campaign.id, states=("PENDING",), limit=TRIALS_LOOKED_AT)
+    if counts["PENDING"] and store.workers.count_too_large(campaign.id) >= counts["PENDING"]:
+        waiting = store.trials.find(campaign.id, states=("PENDING",), limit=TRIALS_LOOKED_AT)
         return _too_small(waiting, workers) if waiting else None
     return _nowhere(store, campaign, helpers.now)
 
 
 def _nowhere(store: Store, campaign: CampaignRecord, now: datetime) -> str | None:
     """Why no allocation in its current state will lease any of the first waiting trials."""
-    waiting = store.waiting_trials(
+    waiting = store.allocations.waiting_trials(
         campaign.cluster_name, campaign_id=campaign.id, limit=TRIALS_LOOKED_AT
     )
     if not waiting:
         return None
-    allocations = store.allocations(cluster=campaign.cluster_name)
+    allocations = store.allocations.find(cluster=campaign.cluster_name)
     first = why_nowhere(waiting[0], allocations, now)
     # The check of an allocation of 1,000 nodes is slow: it ends at the first trial that may run.
     if first is None or any(why_nowhere(other, allocations, now) is None for other in waiting[1:]):

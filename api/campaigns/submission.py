@@ -91,7 +91,7 @@ class Submission:
         return spec
 
     def _made_before(self, request: RequestKey | None) -> CampaignRecord | None:
-        return None if request is None else self._store.campaign_of_request(request)
+        return None if request is None else self._store.campaigns.of_request(request)
 
     def _keep_once(
         self,
@@ -118,7 +118,7 @@ class Submission:
         self.refuse_unknown_sources(spec)
         legal = spec.legal_set()
         spec.refuse_if_too_large(legal)
-        return self._store.create_campaign(
+        return self._store.campaigns.create(
             spec.to_mapping(),
             num_legal_layouts=len(legal),
             request=request,
@@ -133,7 +133,7 @@ class Submission:
             CampaignDuplicateError: a campaign has the name.
         """
         try:
-            self._store.campaign_by_name(name)
+            self._store.campaigns.by_name(name)
         except CampaignNotFoundError:
             return
         raise CampaignDuplicateError(
@@ -148,7 +148,7 @@ class Submission:
         """
         for name in spec.start_from:
             try:
-                self._store.campaign_by_name(name)
+                self._store.campaigns.by_name(name)
             except CampaignNotFoundError as error:
                 raise CampaignInvalidError(str(error), field="start_from") from error
 

@@ -49,7 +49,7 @@ def page_of_trials(
     def write(edge: PageEnd | None) -> str | None:
         return None if edge is None else write_trial_cursor(edge, campaign.id, order)
 
-    page = store.trial_page(
+    page = store.trial_pages.page(
         campaign.id,
         wanted=wanted,
         order=order,
@@ -57,7 +57,7 @@ def page_of_trials(
         before=read(before),
         limit=limit,
     )
-    total, is_exact = store.count_listed_trials(campaign.id, wanted=wanted)
+    total, is_exact = store.trial_pages.count(campaign.id, wanted=wanted)
     return ListedTrials(
         trials=page.trials,
         next_cursor=write(page.end),

@@ -56,7 +56,7 @@ def do_create_token(
             span = read_duration_s(expires_in.strip(), field="expires in")
             until = store.now() + timedelta(seconds=span)
         chosen: TokenRole = next(each for each in get_args(TokenRole) if each == known)
-        created, secret = store.create_token(name.strip(), chosen, expires_at=until)
+        created, secret = store.access.create_token(name.strip(), chosen, expires_at=until)
     except (SearchSpaceError, TokenInvalidError, TokenDuplicateError) as error:
         refusal = str(error)
     given = {} if created else {"name": name, "role": role, "expires_in": expires_in}
@@ -82,7 +82,7 @@ def _tokens(request: Request, store: Store, *, is_all: bool = False, **said: Any
     return render(
         request,
         "tokens.html",
-        tokens=store.tokens(revoked=is_all),
+        tokens=store.access.tokens(revoked=is_all),
         now=store.now(),
         is_all=is_all,
         roles=TOKEN_ROLES,

@@ -32,14 +32,14 @@ def show_allocations(
     all: Annotated[str, Query(max_length=4)] = "",  # noqa: A002 - the parameter's name in the URL
 ) -> HTMLResponse:
     """Allocations, the newest first, and all nodes."""
-    found = store.allocations(live=not all, limit=SHOWN)
+    found = store.allocations.find(live=not all, limit=SHOWN)
     reads = allocation_reads(store, found)
     return render(
         request,
         "allocations.html",
         allocations=reads,
         idle_shares={each.worker.id: _idle_share(each.cost) for each in found},
-        nodes=store.nodes(),
+        nodes=store.allocations.nodes(),
         names={each.id: each.name for each in reads},
         is_all=bool(all),
         shown=SHOWN,
@@ -53,7 +53,7 @@ def do_remove_allocation(
     request: Request, allocation_id: AllocationId, store: StoreDep
 ) -> Response:
     """Removes an allocation and what its worker reported."""
-    store.remove_allocation(allocation_id)
+    store.workers.remove_allocation(allocation_id)
     return go_to(request, "/allocations", done="removed")
 
 
@@ -66,14 +66,14 @@ def do_quarantine(
     reason: Annotated[Reason, Form()] = "",
 ) -> Response:
     """Puts a node into quarantine."""
-    store.quarantine_node(cluster, node, reason.strip() or "asked for by a user")
+    store.allocations.quarantine_node(cluster, node, reason.strip() or "asked for by a user")
     return go_to(request, "/allocations", done="quarantined")
 
 
 @router.post("/nodes/release")
 def do_release(request: Request, store: StoreDep, cluster: _Cluster, node: _Node) -> Response:
     """Releases a node from quarantine."""
-    store.release_node(cluster, node)
+    store.allocations.release_node(cluster, node)
     return go_to(request, "/allocations", done="released")
 
 

@@ -34,19 +34,19 @@ _BOUNDS: Final = ("trials", "node_hours", "wall_time_s")
 @router.post("/campaigns/{campaign}/pause")
 def do_pause_campaign(request: Request, campaign: OwnCampaignDep, store: StoreDep) -> Response:
     """Pauses a campaign."""
-    return _back(request, store.pause_campaign(campaign.id), "paused")
+    return _back(request, store.campaigns.pause(campaign.id), "paused")
 
 
 @router.post("/campaigns/{campaign}/resume")
 def do_resume_campaign(request: Request, campaign: OwnCampaignDep, store: StoreDep) -> Response:
     """Resumes a paused campaign."""
-    return _back(request, store.resume_campaign(campaign.id), "resumed")
+    return _back(request, store.campaigns.resume(campaign.id), "resumed")
 
 
 @router.post("/campaigns/{campaign}/cancel")
 def do_cancel_campaign(request: Request, campaign: OwnCampaignDep, store: StoreDep) -> Response:
     """Ends a campaign now."""
-    return _back(request, store.cancel_campaign(campaign.id), "cancelled")
+    return _back(request, store.campaigns.cancel(campaign.id), "cancelled")
 
 
 @router.post("/campaigns/{campaign}/clone")
@@ -86,7 +86,7 @@ def do_change_campaign(
     except ValidationError as error:
         raise RequestValidationError(error.errors()) from error
     budget = {name: getattr(change.budget, name) for name in _BOUNDS}
-    changed = store.update_campaign(
+    changed = store.campaigns.update(
         campaign.id, budget=None if campaign.ended_at else budget, notes=change.notes
     )
     return _back(request, changed, "changed")
@@ -102,15 +102,15 @@ def show_delete_campaign(
         store,
         campaign,
         "campaign_delete.html",
-        dependents=store.campaigns_from(campaign.name),
-        num_ranked=store.ranked_summary(campaign.id).num_ranked,
+        dependents=store.overview.campaigns_from(campaign.name),
+        num_ranked=store.leaderboard.ranked_summary(campaign.id).num_ranked,
     )
 
 
 @router.post("/campaigns/{campaign}/delete")
 def do_delete_campaign(request: Request, campaign: OwnCampaignDep, store: StoreDep) -> Response:
     """Deletes a campaign that has ended, with all of its measurements."""
-    store.delete_campaign(campaign.id)
+    store.campaigns.delete(campaign.id)
     return go_to(request, "/", done="deleted")
 
 
@@ -119,7 +119,7 @@ def do_requeue_trial(
     request: Request, trial_id: TrialPath, store: StoreDep, back: Back = "trials"
 ) -> Response:
     """Tries the layout of a trial without a result again."""
-    return _back_to(request, store, back, store.requeue_trial(trial_id), "trial-requeued")
+    return _back_to(request, store, back, store.trials.requeue(trial_id), "trial-requeued")
 
 
 @router.post("/trials/{trial_id}/repeat")
@@ -127,7 +127,7 @@ def do_repeat_trial(
     request: Request, trial_id: TrialPath, store: StoreDep, back: Back = "trials"
 ) -> Response:
     """Measures the layout of a completed trial once more."""
-    return _back_to(request, store, back, store.measure_again(trial_id)[0], "trial-repeated")
+    return _back_to(request, store, back, store.trials.measure_again(trial_id)[0], "trial-repeated")
 
 
 @router.post("/trials/{trial_id}/cancel")
@@ -135,7 +135,7 @@ def do_cancel_trial(
     request: Request, trial_id: TrialPath, store: StoreDep, back: Back = "trials"
 ) -> Response:
     """Cancels a trial that waits or runs."""
-    return _back_to(request, store, back, store.cancel_trial(trial_id), "trial-cancelled")
+    return _back_to(request, store, back, store.trials.cancel(trial_id), "trial-cancelled")
 
 
 def _number(text: str) -> int | float | str | None:
@@ -153,5 +153,5 @@ def _back(request: Request, campaign: CampaignRecord, done: str) -> Response:
 def _back_to(request: Request, store: Store, back: str, trial: TrialRecord, done: str) -> Response:
     if back == "trial":
         return go_to(request, f"/trials/{trial.id}", done=done)
-    path = campaign_path(store.campaign(trial.campaign_id))
+    path = campaign_path(store.campaigns.get(trial.campaign_id))
     return go_to(request, f"{path}/trials", done=done)

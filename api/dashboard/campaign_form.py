@@ -134,7 +134,7 @@ def like_campaign(store: Store, campaign: CampaignRecord, name: str) -> dict[str
 def _known(store: Store, kind: DescriptionKind, name: str) -> Mapping[str, Any] | None:
     if name in PRESET_NAMES[kind]:
         return preset_description(kind, name)
-    own = [record for record in store.descriptions(kind) if record.name == name]
+    own = [record for record in store.catalogue.find(kind) if record.name == name]
     return own[0].description if own else None
 
 

@@ -41,13 +41,13 @@ def show_campaigns(
         created_by=created_by,
         name_contains=name_contains,
     )
-    campaigns = store.campaigns(chosen=chosen, limit=PAGE, offset=offset)
+    campaigns = store.campaigns.find(chosen=chosen, limit=PAGE, offset=offset)
     return render(
         request,
         "campaigns.html",
         rows=_rows(store, campaigns),
-        total=store.count_campaigns(chosen),
-        choices=store.campaign_choices(),
+        total=store.overview.count_campaigns(chosen),
+        choices=store.overview.campaign_choices(),
         chosen=chosen,
         is_filtered=chosen != EVERY_CAMPAIGN,
         offset=offset,
@@ -57,8 +57,8 @@ def show_campaigns(
 
 def _rows(store: Store, campaigns: list[CampaignRecord]) -> list[dict[str, Any]]:
     ids = [campaign.id for campaign in campaigns]
-    counts, winners = store.count_trials_of(ids), store.winners(ids)
-    baselines = store.baselines(campaigns)
+    counts, winners = store.campaigns.count_trials_of(ids), store.leaderboard.winners(ids)
+    baselines = store.baselines.of_campaigns(campaigns)
     return [
         {
             "campaign": campaign,

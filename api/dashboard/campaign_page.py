@@ -78,7 +78,7 @@ def show_campaign(
         lead=lead(finding),
         table=table,
         objectives=OBJECTIVES,
-        cheap=store.ended_probes(campaign.id, cheap=True),
+        cheap=store.trials.ended_probes(campaign.id, cheap=True),
         csv=_table_address(request, campaign, "csv"),
         parquet=_table_address(request, campaign, "parquet"),
     )
@@ -96,8 +96,8 @@ def _to_trial(
     request: Request, store: Store, campaign: CampaignRecord, number: int, objective: str | None
 ) -> Response:
     """Goes to the page of the whole leaderboard that has a trial."""
-    trial = store.trial_by_number(campaign.id, number)
-    rank = store.rank_of(campaign.id, trial.id, objective)
+    trial = store.trials.by_number(campaign.id, number)
+    rank = store.leaderboard.rank_of(campaign.id, trial.id, objective)
     path = campaign_path(campaign)
     if rank is None:
         return go_to(request, path, done="unranked", objective=objective)

@@ -76,7 +76,7 @@ def show_trials(
         "campaign_trials.html",
         listed=listed,
         cheap_probes=cheap_probes(store, listed.trials),
-        phases=store.running_phases(campaign.id),
+        phases=store.overview.running_phases(campaign.id),
         wanted=wanted,
     )
 
@@ -117,7 +117,7 @@ def show_events(
 ) -> HTMLResponse:
     """What happened in the campaign, the newest first."""
     # One event more than the page shows whether there are older ones.
-    found = store.newest_events(campaign.id, before=before, limit=PAGE + 1)
+    found = store.events.newest(campaign.id, before=before, limit=PAGE + 1)
     return render_campaign(
         request,
         store,
@@ -132,12 +132,12 @@ def show_events(
 def _reasons(store: Store, campaign: CampaignRecord) -> list[FailureReason]:
     """The failures by reason, the most frequent first."""
     counts: dict[tuple[str, str], list[FailureCount]] = {}
-    for each in store.failures(campaign.id):
+    for each in store.history.failures(campaign.id):
         counts.setdefault((each.state, each.reason), []).append(each)
     found = []
     for (state, reason), of_nodes in counts.items():
         newest = max(each.last_number for each in of_nodes)
-        example = store.trial_detail(store.trial_by_number(campaign.id, newest).id)
+        example = store.trials.detail(store.trials.by_number(campaign.id, newest).id)
         nodes: Counter[str] = Counter()
         for each in of_nodes:
             nodes[each.node] += each.num_trials

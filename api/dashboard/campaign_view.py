@@ -35,7 +35,7 @@ def render_campaign(
         template: a file of `api/html/templates`.
         context: variables of the template, besides those of `render`.
     """
-    baselines = store.baselines([campaign])
+    baselines = store.baselines.of_campaigns([campaign])
     return render(
         request,
         template,

@@ -156,7 +156,7 @@ def _figures(trials: list[TrialFacts]) -> list[Row]:
 def _properties(store: Store, found: list[CampaignFinding]) -> list[Row]:
     """What the campaigns are, and what they have found."""
     campaigns = [each.campaign for each in found]
-    counts = store.count_trials_of([campaign.id for campaign in campaigns])
+    counts = store.campaigns.count_trials_of([campaign.id for campaign in campaigns])
     failed = [counts[each.id]["FAILED"] + counts[each.id]["INFEASIBLE"] for each in campaigns]
     return [
         Row("state", [state_words(each.state, each.reason) for each in campaigns]),

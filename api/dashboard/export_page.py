@@ -68,7 +68,7 @@ def show_export(
         refusal = str(error)
         if isinstance(error, KnobsLackingError):
             lacking = (*asked.without, *error.knobs)
-    best = store.winner(campaign.id, campaign.objective)
+    best = store.leaderboard.winner(campaign.id, campaign.objective)
     return render(
         request,
         "export.html",

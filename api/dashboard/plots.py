@@ -59,7 +59,7 @@ def show_timeline(
     request: Request, campaign: CampaignDep, store: StoreDep, choices: ChoicesDep
 ) -> HTMLResponse:
     """The attempts of a campaign against time, and its failures by reason and node."""
-    failures = store.failures(campaign.id)
+    failures = store.history.failures(campaign.id)
     return render_campaign(
         request,
         store,

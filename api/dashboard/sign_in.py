@@ -82,7 +82,7 @@ async def _end_session(request: Request, store: Store) -> None:
     secret = authentication.cookie.secret(request.scope)
     if secret is not None:
         hashed = hash_of_token(secret.encode())
-        await run_in_threadpool(store.end_session, hashed)
+        await run_in_threadpool(store.sign_ins.end_session, hashed)
         authentication.sessions.forget(hashed)
         request.app.state.hub.streams.check_soon()
 

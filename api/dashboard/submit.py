@@ -77,7 +77,8 @@ class SubmitPage:
         if check is None and is_checked:
             check = self.check()
         own = {
-            kind: [record.name for record in self.store.descriptions(kind)] for kind in PRESET_NAMES
+            kind: [record.name for record in self.store.catalogue.find(kind)]
+            for kind in PRESET_NAMES
         }
         return render(
             self.request,

@@ -85,16 +85,16 @@ class CampaignPlots:
         """A figure; `knob` is that of a slice."""
         facts, show_all = self.facts, self.choices.show_all
         if name == "history":
-            best = self.store.best_so_far(self.campaign.id)
+            best = self.store.history.best_so_far(self.campaign.id)
             return objectives.history(facts, best, show_all=show_all)
         if name == "parallel":
             return knobs.parallel(facts, show_all=show_all)
         if name == "slice":
             knob = knob or next(iter(facts.varying), "tp")
-            cells = self.store.knob_cells(self.campaign.id, knob)
+            cells = self.store.knobs.cells(self.campaign.id, knob)
             return knobs.slice_of(facts, knob, cells, show_all=show_all)
         if name == "two-knobs":
-            cells = self.store.knob_cells(self.campaign.id, *self.pair)
+            cells = self.store.knobs.cells(self.campaign.id, *self.pair)
             return knobs.two_knobs(facts, *self.pair, cells)
         if name == "pareto":
             return objectives.pareto(facts, *self.plane, show_all=show_all)
@@ -105,14 +105,14 @@ class CampaignPlots:
         if name == "time-parts":
             return self._time_parts()
         limit = MAX_TIMELINE if show_all else NEWEST_ATTEMPTS
-        found = self.store.timeline(self.campaign.id, limit=limit)
+        found = self.store.history.timeline(self.campaign.id, limit=limit)
         return timeline(found, self.store.now(), facts.mark_of)
 
     @cached_property
     def facts(self) -> PlotFacts:
         """The layouts, with the winner and the baseline."""
         spec = self.campaign.spec
-        found = self.store.plot_points(self.campaign.id)
+        found = self.store.plot_data.points(self.campaign.id)
         points = [_layout_point(point) for point in found.points]
         baseline = self._baseline(points)
         marks = {} if baseline is None else {"baseline": baseline}
@@ -126,7 +126,7 @@ class CampaignPlots:
             marks=marks,
             model=_model_of(spec),
             device_memory_bytes=spec["cluster"].get("device_memory_bytes"),
-            num_cheap=self.store.ended_probes(self.campaign.id, cheap=True).number,
+            num_cheap=self.store.trials.ended_probes(self.campaign.id, cheap=True).number,
         )
 
     def _baseline(self, points: Sequence[LayoutPoint]) -> LayoutPoint | None:
@@ -163,14 +163,14 @@ class CampaignPlots:
         return found[0] if found else None
 
     def _ranked(self, limit: int, listing: LeaderboardQuery = WHOLE) -> Sequence[RankedLayout]:
-        return self.store.ranked_layouts(
+        return self.store.leaderboard.ranked_layouts(
             self.campaign.id, self.campaign.objective, listing=listing, limit=limit
         )
 
     @cached_property
     def analysis(self) -> Analysis | None:
         """The importance of knobs; None while there is none."""
-        return self.store.analysis(self.campaign.id)
+        return self.store.reports.analysis(self.campaign.id)
 
     @property
     def plane(self) -> tuple[str, str]:
@@ -193,7 +193,7 @@ class CampaignPlots:
     @cached_property
     def estimated(self) -> list[PredictedTrial]:
         """What was predicted of the newest trials, with what they measured."""
-        return self.store.predictions(self.campaign.id)
+        return self.store.trials.predictions(self.campaign.id)
 
     def _time_parts(self) -> PlotFigure:
         best = list(self._ranked(MOST_BARS))

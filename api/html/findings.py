@@ -67,8 +67,8 @@ def finding_of(store: Store, campaign: CampaignRecord) -> CampaignFinding:
     """Reads the result of a campaign."""
     return CampaignFinding(
         campaign=campaign,
-        best=store.tied_layouts(campaign.id, campaign.objective, among=TIES_LOOKED_AT),
-        summary=store.ranked_summary(campaign.id),
+        best=store.leaderboard.tied_layouts(campaign.id, campaign.objective, among=TIES_LOOKED_AT),
+        summary=store.leaderboard.ranked_summary(campaign.id),
     )
 
 

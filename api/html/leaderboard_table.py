@@ -137,8 +137,10 @@ def leaderboard_table(
     for name in columns:
         if name not in COLUMNS:
             raise ColumnUnknownError(f"the column {shown(name)} is unknown{nearest(name, COLUMNS)}")
-    page = store.page_of_layouts(campaign.id, objective, listing=listing, limit=PAGE, offset=offset)
-    constant = store.constant_knobs(campaign.id, objective, listing=listing)
+    page = store.leaderboard.page_of_layouts(
+        campaign.id, objective, listing=listing, limit=PAGE, offset=offset
+    )
+    constant = store.knobs.constant(campaign.id, objective, listing=listing)
     names = [name for name in COLUMNS if name in columns] or [
         *(name for name in KNOB_FIELDS if name not in constant),
         *_SHOWN_METRICS,
@@ -194,13 +196,13 @@ def _column(name: str, listing: LeaderboardQuery) -> LeaderboardColumn:
 def _facets(
     store: Store, campaign: CampaignRecord, listing: LeaderboardQuery, opened: str | None
 ) -> list[KnobFacet]:
-    same = store.constant_knobs(campaign.id)
+    same = store.knobs.constant(campaign.id)
     chosen = {name: getattr(listing.wanted, name) for name in KNOB_FIELDS}
-    num_ranked = store.ranked_summary(campaign.id).num_ranked
+    num_ranked = store.leaderboard.ranked_summary(campaign.id).num_ranked
     names = [name for name in KNOB_FIELDS if chosen[name] or (num_ranked and name not in same)]
     # Of many layouts, the values of all knobs would take longer than the rest of the page.
     is_short = num_ranked <= _COUNTED_AT_ONCE
-    counted = store.knob_values(
+    counted = store.knobs.values(
         campaign.id, *(name for name in names if is_short or name == opened)
     )
     return [

@@ -66,15 +66,15 @@ class TrialFacts:
         Raises:
             TrialNotFoundError: there is no such trial.
         """
-        detail = store.trial_detail(trial_id)
-        campaign = store.campaign(detail.trial.campaign_id)
+        detail = store.trials.detail(trial_id)
+        campaign = store.campaigns.get(detail.trial.campaign_id)
         trial = detail.trial
         cheap = cheap_probes(store, [trial]).get(trial.id)
         found = _ranked(store, campaign, trial.stands_for)
         ranked = None if cheap else found
         around = {}
         if ranked is not None:
-            near = store.ranked_layouts(
+            near = store.leaderboard.ranked_layouts(
                 campaign.id, campaign.objective, limit=3, offset=max(ranked.rank - 2, 0)
             )
             around = {each.rank - ranked.rank: each for each in near}
@@ -168,7 +168,9 @@ def stages_drawn(
 def _ranked(store: Store, campaign: CampaignRecord, layout: Layout) -> RankedLayout | None:
     same = TrialFilter(**{name: (getattr(layout, name),) for name in KNOBS})
     listing = LeaderboardQuery(wanted=same)
-    found = store.ranked_layouts(campaign.id, campaign.objective, listing=listing, limit=1)
+    found = store.leaderboard.ranked_layouts(
+        campaign.id, campaign.objective, listing=listing, limit=1
+    )
     return found[0] if found else None
 
 

@@ -50,12 +50,14 @@ class WorkerBatches:
         def lease(
             asks: Sequence[LeaseAsk],
         ) -> Sequence[list[LeaseRead] | ResultsDbError | SearchSpaceError]:
-            return _readable(store, specs, store.lease_many(asks))
+            return _readable(store, specs, store.leases.lease_many(asks))
 
         return cls(
             leases=Batcher(lease, most=MOST_LEASES),
-            beats=Batcher(store.take_beats, most=MOST_BEATS),
-            outcomes=Batcher(store.post_outcomes, most=MOST_OUTCOMES, gather_s=OUTCOME_GATHER_S),
+            beats=Batcher(store.leases.take_beats, most=MOST_BEATS),
+            outcomes=Batcher(
+                store.outcomes.post_all, most=MOST_OUTCOMES, gather_s=OUTCOME_GATHER_S
+            ),
         )
 
 
@@ -110,8 +112,8 @@ def _to_beat(store: Store, specs: Mapping[int, CampaignSpec]) -> dict[int, ToBea
     """
     several = {id_ for id_, spec in specs.items() if len(spec.objectives) > 1}
     try:
-        values = store.values_to_beat(specs.keys() - several)
-        return {**values, **store.fronts_to_beat(several)}
+        values = store.leaderboard.values_to_beat(specs.keys() - several)
+        return {**values, **store.leaderboard.fronts_to_beat(several)}
     except DatabaseUnavailableError as error:
         _log.warning("leases are handed out without what is to be beaten: %s", error)
         return {}

@@ -132,14 +132,14 @@ class EventHub:
         """The number of the last distributed event; a new subscription continues after it."""
         async with self._starting:
             if not self._subscriptions:
-                self._handed_out = await run_in_threadpool(self._store.last_event_seq)
+                self._handed_out = await run_in_threadpool(self._store.events.last_seq)
             return self._handed_out
 
     async def live_state(self) -> LiveState:
         """The state with which the next live events are compared; for admitted watchers."""
         async with self._starting:
             if self._live_state is None:
-                self._live_state = await run_in_threadpool(self._store.live_state)
+                self._live_state = await run_in_threadpool(self._store.live.state)
                 self._live_state_at_s = time.monotonic()
             return self._live_state
 
@@ -198,7 +198,7 @@ class EventHub:
             for subscription in self._subscriptions:
                 subscription.close("the service ends")
         self._changes_read = self._changes.number
-        await run_in_threadpool(self._store.number_events)
+        await run_in_threadpool(self._store.events.number)
         while self._subscriptions:
             page = await run_in_threadpool(self._read)
             self._hand_out(page)
@@ -227,11 +227,11 @@ class EventHub:
                     subscription.put_live(event.content)
 
     def _read_live(self, before: LiveState) -> tuple[LiveState, list[LiveEvent]]:
-        now = self._store.live_state(before)
+        now = self._store.live.state(before)
         return now, live_events(before, now, self._store.now())
 
     def _read(self) -> Sequence[tuple[EventRecord, bytes]]:
-        events = self._store.events(after=self._handed_out, limit=PAGE)
+        events = self._store.events.find(after=self._handed_out, limit=PAGE)
         return [(event, event_bytes(event)) for event in events]
 
     def _hand_out(self, page: Sequence[tuple[EventRecord, bytes]]) -> None:

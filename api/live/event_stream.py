@@ -100,12 +100,12 @@ class EventStream(Response):
         if self._after is None:
             self._after = position
             return False
-        last = await run_in_threadpool(self._store.last_event_seq)
+        last = await run_in_threadpool(self._store.events.last_seq)
         if self._after > last:
             # The number is from another database, or from this one before a restore.
             self._after = last
             return True
-        return self._after < await run_in_threadpool(self._store.pruned_event_seq)
+        return self._after < await run_in_threadpool(self._store.events.pruned_seq)
 
     async def _close(self, send: Send, reason: str) -> None:
         """Sends the client the reason why its stream ends."""
@@ -136,7 +136,7 @@ class EventStream(Response):
         try:
             while after < (position := await self._hub.position()):
                 page = await run_in_threadpool(
-                    self._store.events, after=after, campaign_id=self._campaign_id, limit=PAGE
+                    self._store.events.find, after=after, campaign_id=self._campaign_id, limit=PAGE
                 )
                 if page:
                     yield b"".join(event_bytes(event) for event in page)

@@ -53,10 +53,10 @@ def plan_or_request(
     submission.refuse_unknown_sources(spec)
     legal = spec.legal_set()
     if len(legal) <= MAX_AT_ONCE:
-        return store.make_plan(spec, options, legal=legal)
+        return store.plans.make(spec, options, legal=legal)
     if is_stored:
         spec.refuse_if_too_large(legal)
-        return store.request_plan(spec.to_mapping(), options)
+        return store.plans.request(spec.to_mapping(), options)
     raise CampaignInvalidError(
         f"{len(legal):,} legal layouts are more than {MAX_AT_ONCE:,}, the most that this page plans; "
         "use `layout-tuner campaign submit FILE --dry-run` or `layout-tuner plan FILE`",

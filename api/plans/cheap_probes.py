@@ -19,7 +19,7 @@ def cheap_probes(store: Store, trials: Iterable[TrialRecord]) -> dict[int, Cheap
 
     @cache
     def spec_of(campaign_id: int) -> Mapping[str, Any]:
-        return store.campaign(campaign_id).spec
+        return store.campaigns.get(campaign_id).spec
 
     found = {}
     for trial in trials:

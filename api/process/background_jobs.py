@@ -73,21 +73,21 @@ class Sweeper:
         """
         self._store.agree_on_time()
         now = self._clock()
-        last_sweep = self._store.swept_at() if self._store.is_shared else self._last_sweep
+        last_sweep = self._store.leases.swept_at() if self._store.is_shared else self._last_sweep
         if self._was_away(last_sweep, now):
-            self._store.extend_leases()
+            self._store.leases.extend()
         elif last_sweep is not None and now < last_sweep:
             # The clock was set back: the lease of a lost worker would last too long.
-            self._store.cut_leases()
+            self._store.leases.cut()
         else:
-            for trial_id in self._store.expire_leases():
+            for trial_id in self._store.leases.expire():
                 _log.warning("the lease of trial %d has run out", trial_id)
         # After the sweep: if it failed, an extension is tried again.
         self._last_sweep = now
         if self._store.is_shared:
-            self._store.note_sweep(now)
+            self._store.leases.note_sweep(now)
         if self._is_time_to_share(now):
-            self._store.share_idle_time()
+            self._store.allocations.share_idle_time()
             self._shared_idle_time_at = now
 
     async def run(self) -> None:
@@ -145,7 +145,7 @@ async def prune(
     await asyncio.sleep(first_after_s)
     while True:
         try:
-            pruned = await run_in_threadpool(store.prune, retention)
+            pruned = await run_in_threadpool(store.retention.prune, retention)
         except Exception as error:
             # The next run deletes the rows; nothing depends on it.
             outage.failed("nothing was pruned", error)

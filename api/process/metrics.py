@@ -135,7 +135,7 @@ class _ServiceCollector(Collector):
         if now - self._read_at >= READ_EVERY_S:
             self._read_at = now
             try:
-                self._stats = self._store.service_stats()
+                self._stats = self._store.statistics.service_stats()
             except DatabaseUnavailableError:
                 self._stats = None
         return self._stats

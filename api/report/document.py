@@ -50,11 +50,11 @@ def report(
 ) -> str:
     """A campaign's report: HTML without scripts or external resources."""
     finding = finding_of(store, campaign)
-    winner, ended = finding.winner, store.ended_trials(campaign.id)
-    cheap = store.ended_probes(campaign.id, cheap=True)
-    page = store.page_of_layouts(campaign.id, limit=SHOWN)
+    winner, ended = finding.winner, store.reports.ended_trials(campaign.id)
+    cheap = store.trials.ended_probes(campaign.id, cheap=True)
+    page = store.leaderboard.page_of_layouts(campaign.id, limit=SHOWN)
     best = page.layouts
-    counts = store.count_trials(campaign.id)
+    counts = store.campaigns.count_trials(campaign.id)
     plots = CampaignPlots(store=store, campaign=campaign, choices=PlotChoices())
     return document(
         "report.html",
@@ -89,8 +89,8 @@ def report(
         if campaign.strategy == IMPORTED
         else _cost(store, campaign, counts, ended, cheap),
         steps=_steps(plots.analysis),
-        environments=store.environments(campaign.id),
-        workers=store.workers_of(campaign.id),
+        environments=store.reports.environments(campaign.id),
+        workers=store.reports.workers_of(campaign.id),
         commands="\n".join(commands(campaign, None if winner is None else winner.trial.layout)),
         file=write_yaml(dict(campaign.spec), default_flow_style=None, width=96),
         machine=machine,
@@ -186,8 +186,8 @@ def _cost(
             counts,
             ended,
             cheap,
-            store.ended_probes(campaign.id, cheap=False),
-            store.count_known_trials(campaign),
+            store.trials.ended_probes(campaign.id, cheap=False),
+            store.plans.count_known_trials(campaign),
         ),
     }
 

@@ -65,7 +65,7 @@ def failures(store: Store, ended: Sequence[TrialBrief]) -> list[Failure]:
         Failure(
             reason=reason,
             trials=trials,
-            log="\n".join(store.log_tail(trials[-1].trial_id).splitlines()[-LOG_LINES:]),
+            log="\n".join(store.reports.log_tail(trials[-1].trial_id).splitlines()[-LOG_LINES:]),
         )
         for (_state, reason), trials in by_reason.items()
     ]

@@ -50,7 +50,7 @@ def create_sign_in_code(credential: CredentialDep, store: StoreDep) -> SignInCod
         raise SignInCodeSourceError(
             "a session cannot make sign-in codes: use a token, as `layout-tuner login` does"
         )
-    code, expires_at = store.create_sign_in_code(credential.token_hash)
+    code, expires_at = store.sign_ins.create_code(credential.token_hash)
     return SignInCodeCreated(code=code, expires_at=expires_at)
 
 
@@ -60,7 +60,7 @@ def create_token(body: TokenCreate, store: StoreDep) -> TokenCreated:
 
     409 if the name already has a valid token.
     """
-    record, token = store.create_token(body.name, body.role, expires_at=body.expires_at)
+    record, token = store.access.create_token(body.name, body.role, expires_at=body.expires_at)
     return TokenCreated.of(record, is_valid=record.is_valid(store.now()), token=token)
 
 
@@ -70,7 +70,9 @@ def list_tokens(
     revoked: Annotated[bool, Query(description="Also revoked tokens.")] = False,
 ) -> TokenPage:
     """List tokens, the newest first, without those of the data directory."""
-    return TokenPage(tokens=[_token(store, record) for record in store.tokens(revoked=revoked)])
+    return TokenPage(
+        tokens=[_token(store, record) for record in store.access.tokens(revoked=revoked)]
+    )
 
 
 @router.delete("/tokens/{token_id}")
@@ -81,7 +83,7 @@ async def revoke_token(
 
     Repeating it is harmless.
     """
-    record = await run_in_threadpool(store.revoke_token, token_id)
+    record = await run_in_threadpool(store.access.revoke_token, token_id)
     book.forget(token_id)
     hub.streams.check_soon()
     return _token(store, record)
@@ -103,7 +105,7 @@ def list_audit(
 ) -> AuditPage:
     """List who changed what and when, the newest change first."""
     # One entry more than the page shows whether there is a next page.
-    found = store.audit(
+    found = store.access.audit(
         actor=actor,
         action=action,
         target_kind=target_kind,

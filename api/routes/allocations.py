@@ -43,7 +43,7 @@ def list_allocations(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> AllocationPage:
     """List allocations, the newest first: the status of each node, and why trials wait."""
-    found = store.allocations(live=not all, called=name, limit=limit)
+    found = store.allocations.find(live=not all, called=name, limit=limit)
     page = AllocationPage(allocations=allocation_reads(store, found))
     add_tag(page)
     return page
@@ -52,7 +52,7 @@ def list_allocations(
 @router.get("/allocations/{allocation_id}")
 def read_allocation(allocation_id: AllocationId, store: StoreDep) -> AllocationRead:
     """Read an allocation, by its worker's session id."""
-    (read,) = allocation_reads(store, [store.allocation(allocation_id)])
+    (read,) = allocation_reads(store, [store.allocations.get(allocation_id)])
     return read
 
 
@@ -63,7 +63,7 @@ def remove_allocation(allocation_id: AllocationId, store: StoreDep) -> None:
     A running worker loses its session, returns its trials, and registers again. An allocation that
     ran trials stays in the list, without its nodes and versions.
     """
-    store.remove_allocation(allocation_id)
+    store.workers.remove_allocation(allocation_id)
 
 
 @router.get("/nodes", responses=UNCHANGED)
@@ -75,7 +75,7 @@ def list_nodes(
     ] = None,
 ) -> NodePage:
     """List the nodes of allocations, and nodes in quarantine that no allocation has now."""
-    page = NodePage(nodes=[ClusterNodeRead.of(node) for node in store.nodes(cluster)])
+    page = NodePage(nodes=[ClusterNodeRead.of(node) for node in store.allocations.nodes(cluster)])
     add_tag(page)
     return page
 
@@ -93,7 +93,7 @@ def quarantine_node(
     when they register. 404 if no allocation of the cluster ever had such a node.
     """
     reason = (body or NodeQuarantineCreate()).reason
-    return ClusterNodeRead.of(store.quarantine_node(cluster, node, reason))
+    return ClusterNodeRead.of(store.allocations.quarantine_node(cluster, node, reason))
 
 
 @router.post("/nodes/{cluster}/{node}/release")
@@ -103,4 +103,4 @@ def release_node(cluster: ClusterName, node: NodeName, store: StoreDep) -> Clust
     Its worker gets the order with its next heartbeat, and checks the node. 409 if it is not in
     quarantine, 404 if no allocation of the cluster ever had such a node.
     """
-    return ClusterNodeRead.of(store.release_node(cluster, node))
+    return ClusterNodeRead.of(store.allocations.release_node(cluster, node))

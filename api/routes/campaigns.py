@@ -157,7 +157,7 @@ def list_campaigns(
         created_before=created_before,
     )
     # One campaign more than the page shows whether there is a next page.
-    found = store.campaigns(chosen=chosen, before_id=read_cursor(cursor), limit=limit + 1)
+    found = store.campaigns.find(chosen=chosen, before_id=read_cursor(cursor), limit=limit + 1)
     campaigns = found[:limit]
     page = CampaignPage(
         campaigns=campaigns_read(store, campaigns),
@@ -183,7 +183,7 @@ def update_campaign(
     it instead.
     """
     given = changes.model_dump(exclude_unset=True)
-    changed = store.update_campaign(
+    changed = store.campaigns.update(
         campaign.id, budget=given.get("budget"), notes=given.get("notes")
     )
     return campaign_detail(store, changed)
@@ -196,22 +196,22 @@ def delete_campaign(campaign: OwnCampaignDep, store: StoreDep) -> None:
     409 if it has not ended, while a worker still stops one of its trials, and while an open
     campaign names it in `start_from`.
     """
-    store.delete_campaign(campaign.id)
+    store.campaigns.delete(campaign.id)
 
 
 @router.post("/{campaign}/pause")
 def pause_campaign(campaign: OwnCampaignDep, store: StoreDep) -> CampaignDetail:
     """Pause a campaign: no more trials start, and running ones finish. 409 if it has ended."""
-    return campaign_detail(store, store.pause_campaign(campaign.id))
+    return campaign_detail(store, store.campaigns.pause(campaign.id))
 
 
 @router.post("/{campaign}/resume")
 def resume_campaign(campaign: OwnCampaignDep, store: StoreDep) -> CampaignDetail:
     """Resume a paused campaign. 409 if it has ended."""
-    return campaign_detail(store, store.resume_campaign(campaign.id))
+    return campaign_detail(store, store.campaigns.resume(campaign.id))
 
 
 @router.post("/{campaign}/cancel")
 def cancel_campaign(campaign: OwnCampaignDep, store: StoreDep) -> CampaignDetail:
     """End a campaign now. Waiting trials are cancelled; workers stop the running ones."""
-    return campaign_detail(store, store.cancel_campaign(campaign.id))
+    return campaign_detail(store, store.campaigns.cancel(campaign.id))

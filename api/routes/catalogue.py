@@ -58,7 +58,7 @@ def _put_answers(model: type[Document]) -> dict[int | str, dict[str, Any]]:
 def list_models(store: StoreDep) -> ModelPage:
     """List the models that campaign files can name."""
     presets = [_preset_model(name) for name in PRESET_NAMES["model"]]
-    own = [_own_model(record) for record in store.descriptions("model")]
+    own = [_own_model(record) for record in store.catalogue.find("model")]
     return ModelPage(models=[*presets, *own])
 
 
@@ -67,7 +67,7 @@ def read_model(name: Name, store: StoreDep) -> ModelRead:
     """Read a model: all fields of its shape."""
     if name in PRESET_NAMES["model"]:
         return _preset_model(name)
-    return _own_model(store.description("model", name))
+    return _own_model(store.catalogue.get("model", name))
 
 
 @router.put(
@@ -85,7 +85,7 @@ def put_model(
     submitted with the old one do not change. 409 if a preset has the name.
     """
     shape = resolved_model(store, name, description)
-    record, is_new = store.put_description("model", name, shape)
+    record, is_new = store.catalogue.put("model", name, shape)
     response.status_code = HTTPStatus.CREATED if is_new else HTTPStatus.OK
     return _own_model(record)
 
@@ -94,14 +94,14 @@ def put_model(
 def delete_model(name: Name, store: StoreDep) -> None:
     """Delete a user's model; campaigns that were submitted with it do not change."""
     refuse_preset("model", name)
-    store.delete_description("model", name)
+    store.catalogue.delete("model", name)
 
 
 @router.get("/clusters")
 def list_clusters(store: StoreDep) -> ClusterPage:
     """List the clusters that campaign files can name."""
     presets = [_preset_cluster(name) for name in PRESET_NAMES["cluster"]]
-    own = [_own_cluster(record) for record in store.descriptions("cluster")]
+    own = [_own_cluster(record) for record in store.catalogue.find("cluster")]
     return ClusterPage(clusters=[*presets, *own])
 
 
@@ -110,7 +110,7 @@ def read_cluster(name: Name, store: StoreDep) -> ClusterRead:
     """Read a cluster: its limits and its constants."""
     if name in PRESET_NAMES["cluster"]:
         return _preset_cluster(name)
-    return _own_cluster(store.description("cluster", name))
+    return _own_cluster(store.catalogue.get("cluster", name))
 
 
 @router.put(
@@ -132,7 +132,7 @@ def put_cluster(
     if there are any. It replaces a user's cluster of that name. 409 if a preset has the name.
     """
     cluster, guessed = resolved_cluster(store, name, description, settings.data_dir)
-    record, is_new = store.put_description("cluster", name, cluster, notes=guessed)
+    record, is_new = store.catalogue.put("cluster", name, cluster, notes=guessed)
     response.status_code = HTTPStatus.CREATED if is_new else HTTPStatus.OK
     return _own_cluster(record)
 
@@ -141,7 +141,7 @@ def put_cluster(
 def delete_cluster(name: Name, store: StoreDep) -> None:
     """Delete a user's cluster; campaigns that were submitted with it do not change."""
     refuse_preset("cluster", name)
-    store.delete_description("cluster", name)
+    store.catalogue.delete("cluster", name)
 
 
 def _preset_model(name: str) -> ModelRead:

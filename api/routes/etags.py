@@ -1,8 +1,9 @@
 """Entity tags: a poll of a page that has not changed is answered 304.
 
-The tag of a campaign's pages is computed from their version (`Store.page_version`) before the page
-is read: an unchanged page is not computed, and after a change in between, the page is newer than
-its tag, and the next poll reads it again. The tag of a list is computed from the list itself.
+The tag of a campaign's pages is computed from their version (`store.events.page_version`) before
+the page is read: an unchanged page is not computed, and after a change in between, the page is
+newer than its tag, and the next poll reads it again. The tag of a list is computed from the list
+itself.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def live_campaign_tag(
     Raises:
         PageUnchanged: the client has this page.
     """
-    mark = store.page_version(campaign.id, beats=True)
+    mark = store.events.page_version(campaign.id, beats=True)
     response.headers.update(tag_headers(tag_of(request, mark, if_none_match)))
 
 

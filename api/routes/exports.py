@@ -111,12 +111,12 @@ def export_of(
 def _comments(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> Iterator[str]:
     """Where the layout comes from, what it gains over the baseline, and what was measured."""
     if campaign.strategy == IMPORTED:
-        source = store.import_source(campaign.id) or "a table that does not say where"
+        source = store.imports.source(campaign.id) or "a table that does not say where"
         yield f"the layout was not measured here: it is imported, from {source}"
     if gain := _gain(store, campaign, trial):
         yield gain
     if trial.measurement is not None:
-        environment = store.trial_detail(trial.id).environment
+        environment = store.trials.detail(trial.id).environment
         sentence = measured_sentence(trial.measurement, environment)
         probe = cheap_probes(store, [trial]).get(trial.id)
         yield from [sentence] if probe is None else _cheap_comments(probe, sentence)
@@ -157,7 +157,7 @@ def _on_nodes(
 
 
 def _best(store: Store, campaign: CampaignRecord) -> TrialRecord:
-    best = store.winner(campaign.id, campaign.objective)
+    best = store.leaderboard.winner(campaign.id, campaign.objective)
     if best is not None:
         return best.trial
     raise ExportUnavailableError(
@@ -166,7 +166,7 @@ def _best(store: Store, campaign: CampaignRecord) -> TrialRecord:
 
 
 def _completed(store: Store, campaign: CampaignRecord, number: int) -> TrialRecord:
-    trial = store.trial_by_number(campaign.id, number)
+    trial = store.trials.by_number(campaign.id, number)
     if trial.state == "COMPLETED":
         return trial
     why = f" ({trial.reason})" if trial.reason else ""
@@ -194,8 +194,8 @@ def _refuse_illegal(campaign: CampaignRecord, trial: TrialRecord) -> None:
 
 def _gain(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> str:
     """What the trial's layout gains over the campaign's baseline; empty: unknown."""
-    baseline = store.baselines([campaign]).get(campaign.id)
-    gain = store.gain_over_baseline(campaign, trial.layout_key)
+    baseline = store.baselines.of_campaigns([campaign]).get(campaign.id)
+    gain = store.baselines.gain(campaign, trial.layout_key)
     if baseline is None or gain is None:
         return ""
     return gain_sentence(gain, baseline, campaign.objective)

@@ -33,7 +33,7 @@ NOT_LEASED_SHOWN: Final = 20
 
 def campaigns_read(store: Store, campaigns: Sequence[CampaignRecord]) -> list[CampaignRead]:
     """Campaigns as lists show them."""
-    baselines = store.baselines(campaigns)
+    baselines = store.baselines.of_campaigns(campaigns)
     progress = progress_of(store, campaigns, baselines, store.now())
     return [
         CampaignRead.of(
@@ -46,13 +46,13 @@ def campaigns_read(store: Store, campaigns: Sequence[CampaignRecord]) -> list[Ca
 
 def campaign_detail(store: Store, campaign: CampaignRecord) -> CampaignDetail:
     """A campaign with its description."""
-    baselines = store.baselines([campaign])
+    baselines = store.baselines.of_campaigns([campaign])
     progress = progress_of(store, [campaign], baselines, store.now())
-    cheap = store.ended_probes(campaign.id, cheap=True)
+    cheap = store.trials.ended_probes(campaign.id, cheap=True)
     return CampaignDetail.of(
         campaign,
         **_campaign_fields(campaign, progress[campaign.id], baselines.get(campaign.id)),
-        starts_from=store.count_known_trials(campaign),
+        starts_from=store.plans.count_known_trials(campaign),
         cheap_probes=cheap.number,
         cheap_probe_node_seconds=cheap.node_seconds,
     )
@@ -173,8 +173,8 @@ def allocation_reads(store: Store, allocations: Iterable[AllocationRecord]) -> l
     for allocation in allocations:
         cluster = allocation.worker.cluster
         if cluster not in by_cluster:
-            waiting = store.waiting_trials(cluster, limit=NOT_LEASED_SHOWN)
-            by_cluster[cluster] = waiting, store.count_waiting_trials(cluster)
+            waiting = store.allocations.waiting_trials(cluster, limit=NOT_LEASED_SHOWN)
+            by_cluster[cluster] = waiting, store.allocations.count_waiting_trials(cluster)
         reads.append(_allocation_read(allocation, *by_cluster[cluster], now))
     return reads
 

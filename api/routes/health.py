@@ -30,7 +30,7 @@ metrics_router = APIRouter(tags=["health"])
 def read_health(store: StoreDep, response: Response) -> Health:
     """Say whether the database answers, and whether a driver and workers are running."""
     try:
-        driver_seen_at, workers = store.driver_seen_at(), len(store.workers())
+        driver_seen_at, workers = store.driver.seen_at(), len(store.workers.find())
         database = True
     except DatabaseUnavailableError:
         response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
@@ -68,7 +68,7 @@ def _why_not_ready(store: Store, settings: Settings) -> Iterator[str]:
     if settings.stopping.is_set():
         yield "the process ends"
     try:
-        for reason in store.why_not_usable():
+        for reason in store.statistics.why_not_usable():
             yield f"the database cannot be worked on: {reason}"
     except DatabaseUnavailableError:
         # The message may name hosts and paths, and /ready needs no token; the log has it.

@@ -59,7 +59,7 @@ def import_campaigns(
     is taken. Either all of it is imported, or nothing.
     """
     imports, notes = read_import(body, name=name, cells=cell or ())
-    campaigns = store.import_campaigns(imports)
+    campaigns = store.imports.add(imports)
     return ImportRead(campaigns=campaigns_read(store, campaigns), notes=list(notes))
 
 
@@ -74,9 +74,9 @@ def read_table_of_campaign(campaign: CampaignDep, store: StoreDep) -> Response:
     For an imported campaign this is the imported table.
     """
     if campaign.strategy == IMPORTED:
-        text = write_table(store.imported_table(campaign.id))
+        text = write_table(store.imports.table(campaign.id))
     else:
-        ended = store.trials(campaign.id, states=("COMPLETED", "INFEASIBLE", "FAILED"))
+        ended = store.trials.find(campaign.id, states=("COMPLETED", "INFEASIBLE", "FAILED"))
         # Measurements of ranks that shared devices are left out.
         shown = [t for t in ended if t.measurement is None or not t.measurement.oversubscribed]
         text = trial_table(campaign, shown)

@@ -98,12 +98,14 @@ def read_leaderboard(
     """
     # FastAPI would run each of these in a thread if it were a dependency.
     record = campaign_named(campaign_reference(campaign), store)
-    tag = tag_of(request, store.page_version(record.id), if_none_match)
+    tag = tag_of(request, store.events.page_version(record.id), if_none_match)
     ranked_by = objective or record.objective
     listing = LeaderboardQuery(
         front=front, wanted=wanted, within_percent=within, sort=sort, descending=order == "desc"
     )
-    page = store.page_of_layouts(record.id, ranked_by, listing=listing, limit=limit, offset=offset)
+    page = store.leaderboard.page_of_layouts(
+        record.id, ranked_by, listing=listing, limit=limit, offset=offset
+    )
     headers = tag_headers(tag)
     if format == "json":
         document = leaderboard_page(record, page, listing, ranked_by=ranked_by, offset=offset)

@@ -76,4 +76,4 @@ def read_plan(
     plan_id: Annotated[int, Path(ge=1, le=MAX_ID, description="The plan's id.")], store: StoreDep
 ) -> PlanRead:
     """Read a plan that the driver makes or has made. It is kept for a day."""
-    return PlanRead.of_record(store.plan(plan_id))
+    return PlanRead.of_record(store.plans.get(plan_id))

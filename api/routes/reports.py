@@ -38,7 +38,7 @@ def read_analysis(campaign: CampaignDep, store: StoreDep) -> AnalysisRead:
     The driver computes the analysis when the campaign ends, and every minute or so while it runs.
     404 while there is none.
     """
-    analysis = store.analysis(campaign.id)
+    analysis = store.reports.analysis(campaign.id)
     if analysis is None and campaign.strategy == IMPORTED:
         raise AnalysisUnavailableError(
             f"campaign {campaign.name!r} is imported, and has no analysis: what was chosen elsewhere, "
@@ -49,7 +49,7 @@ def read_analysis(campaign: CampaignDep, store: StoreDep) -> AnalysisRead:
             f"campaign {campaign.name!r} ({campaign.state}) has no analysis yet: it is made when the "
             "campaign ends, and every minute or so while trials complete"
         )
-    winner = store.trial(analysis.winner_id)
+    winner = store.trials.get(analysis.winner_id)
     return AnalysisRead.of(
         analysis,
         campaign=campaign.name,

@@ -86,13 +86,13 @@ def list_trials(
 @router.get("/trials/{trial_id}")
 def read_trial(trial_id: TrialPath, store: StoreDep) -> TrialDetailRead:
     """Read a trial with its iterations, environment, log tail and attempts."""
-    return trial_detail_read(store, store.trial_detail(trial_id))
+    return trial_detail_read(store, store.trials.detail(trial_id))
 
 
 @router.get("/trials/{trial_id}/log", response_class=PlainTextResponse)
 def read_trial_log(trial_id: TrialPath, store: StoreDep) -> PlainTextResponse:
     """Read the last lines of output of a trial's ranks. 404 if none are stored."""
-    return PlainTextResponse(store.trial_log(trial_id), headers=NOT_TO_BE_SNIFFED)
+    return PlainTextResponse(store.trials.log(trial_id), headers=NOT_TO_BE_SNIFFED)
 
 
 @router.post("/trials/{trial_id}/repeat", status_code=HTTPStatus.CREATED)
@@ -105,7 +105,7 @@ def repeat_trial(
     ended.
     """
     times = (body or TrialRepeat()).times
-    added = store.measure_again(trial_id, times=times)
+    added = store.trials.measure_again(trial_id, times=times)
     return TrialsAdded(trials=trials_read(store, added))
 
 
@@ -116,7 +116,7 @@ def requeue_trial(trial_id: TrialPath, store: StoreDep) -> TrialRead:
     409 if the trial is in another state, if its layout already waits or runs, or if its campaign
     has ended.
     """
-    return trial_read(store, store.requeue_trial(trial_id))
+    return trial_read(store, store.trials.requeue(trial_id))
 
 
 @router.post("/trials/{trial_id}/cancel")
@@ -126,4 +126,4 @@ def cancel_trial(trial_id: TrialPath, store: StoreDep) -> TrialRead:
     A waiting trial is CANCELLED at once; a running one stays RUNNING until its worker has stopped
     it after its next heartbeat. 409 if it has ended in another way.
     """
-    return trial_read(store, store.cancel_trial(trial_id))
+    return trial_read(store, store.trials.cancel(trial_id))

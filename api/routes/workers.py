@@ -48,25 +48,25 @@ def register_worker(body: WorkerCreate, store: StoreDep) -> WorkerCreated:
     An earlier session with the same name ends, and its running trials become PENDING at once. 403
     if that session is live and another token registered it.
     """
-    worker = store.register_worker(body)
+    worker = store.workers.register(body)
     return WorkerCreated(
         worker_id=worker.id,
         heartbeat_interval_s=HEARTBEAT_INTERVAL_S,
         lease_s=LEASE_S,
-        quarantined=tuple(store.quarantined_nodes(worker.cluster)),
+        quarantined=tuple(store.workers.quarantined_nodes(worker.cluster)),
     )
 
 
 @router.get("/workers")
 def list_workers(store: StoreDep) -> WorkerPage:
     """List the workers with a recent heartbeat."""
-    return WorkerPage(workers=store.workers())
+    return WorkerPage(workers=store.workers.find())
 
 
 @router.delete("/workers/{worker_id}", status_code=HTTPStatus.NO_CONTENT)
 def drain_worker(worker_id: WorkerId, store: StoreDep) -> None:
     """End a worker's session: its leases are returned, and no attempt counts as lost."""
-    store.drain_worker(worker_id)
+    store.workers.drain(worker_id)
 
 
 @router.post("/workers/{worker_id}/leases")

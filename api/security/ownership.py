@@ -27,10 +27,10 @@ class Owners:
         self._parameter_and_owner: Mapping[Owned, tuple[str, Callable[[str], str | None]]] = {
             "campaign": ("campaign", self._of_campaign),
             "trial": ("trial_id", self._of_trial),
-            "model": ("name", store.owner_of_model),
-            "cluster": ("name", store.owner_of_cluster),
+            "model": ("name", store.access.owner_of_model),
+            "cluster": ("name", store.access.owner_of_cluster),
             # A session's owner never changes, and workers ask every second.
-            "worker": ("worker_id", lru_cache(MOST_WORKERS)(store.owner_of_worker)),
+            "worker": ("worker_id", lru_cache(MOST_WORKERS)(store.workers.owner_of)),
         }
 
     async def why_not(self, owned: Owned, named: Mapping[str, str], asker: str) -> str | None:
@@ -46,8 +46,8 @@ class Owners:
     def _of_campaign(self, named: str) -> str | None:
         reference = campaign_reference(named)
         if isinstance(reference, int):
-            return self._store.owner_of_campaign(reference)
-        return self._store.owner_of_campaign_named(reference)
+            return self._store.access.owner_of_campaign(reference)
+        return self._store.access.owner_of_campaign_named(reference)
 
     def _of_trial(self, named: str) -> str | None:
         """None also if it is not a number: the route refuses it."""
@@ -55,7 +55,7 @@ class Owners:
             trial_id = _TRIAL_ID.validate_python(named)
         except ValidationError:
             return None
-        return self._store.owner_of_trial(trial_id)
+        return self._store.access.owner_of_trial(trial_id)
 
 
 def whose(owned: Owned, name: str, owner: str, asker: str) -> str:

@@ -29,7 +29,7 @@ class SessionBook:
         """
         self._store = store
         self._cache: BriefCache[BrowserSession] = BriefCache(
-            lambda hashed: store.session_by_hash(hashed), ticks=ticks
+            lambda hashed: store.sign_ins.session_by_hash(hashed), ticks=ticks
         )
         self._used: set[str] = set()
 
@@ -49,7 +49,9 @@ class SessionBook:
 
     async def valid_ones(self, hashes: set[str]) -> set[str]:
         """Those of the hashes whose session is valid now; the database is asked once for all."""
-        return set(await run_in_threadpool(self._store.sessions_by_hash, hashes) if hashes else ())
+        return set(
+            await run_in_threadpool(self._store.sign_ins.sessions_by_hash, hashes) if hashes else ()
+        )
 
     def forget(self, secret_hash: str) -> None:
         """Removes a session from the cache, because it was ended."""

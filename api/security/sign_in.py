@@ -86,7 +86,7 @@ async def _exchanged(
     codes_only: bool,
 ) -> str | None:
     """The secret of a new session; None: this is neither a code nor a token that is valid."""
-    of_code = await run_in_threadpool(store.token_of_code, hashed)
+    of_code = await run_in_threadpool(store.sign_ins.token_of_code, hashed)
     token_hash = of_code or (None if codes_only else hashed)
     holder = None if token_hash is None else await authentication.book.find(token_hash)
     if token_hash is None or holder is None:
@@ -100,5 +100,5 @@ async def _exchanged(
         Actor(name=holder.name, role=holder.role, token_id=holder.token_id, address=address[:64])
     )
     if of_code is not None:
-        return await run_in_threadpool(own.exchange_code, hashed)
-    return await run_in_threadpool(own.create_session, token_hash)
+        return await run_in_threadpool(own.sign_ins.exchange_code, hashed)
+    return await run_in_threadpool(own.sign_ins.create_session, token_hash)

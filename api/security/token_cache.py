@@ -76,7 +76,9 @@ class TokenBook:
             ticks: monotonic seconds.
         """
         self._store, self._local = store, local
-        self._cache = BriefCache(lambda hashed: _holder(store.token_by_hash(hashed)), ticks=ticks)
+        self._cache = BriefCache(
+            lambda hashed: _holder(store.access.token_by_hash(hashed)), ticks=ticks
+        )
         self._used: set[int] = set()
 
     async def find(self, hashed: str) -> Holder | None:
@@ -90,7 +92,7 @@ class TokenBook:
     async def valid_ones(self, hashes: set[str]) -> set[str]:
         """Those of the hashes whose token is valid now; the database is asked once for all."""
         asked = hashes - self._local.keys()
-        found = await run_in_threadpool(self._store.tokens_by_hash, asked) if asked else {}
+        found = await run_in_threadpool(self._store.access.tokens_by_hash, asked) if asked else {}
         valid = {hashed for hashed, each in found.items() if self._unexpired(_holder(each))}
         return valid | (hashes - asked)
 
@@ -127,9 +129,9 @@ async def noting_uses(book: TokenBook, sessions: SessionBook, store: Store) -> A
 
     def write(used: set[int], used_sessions: set[str]) -> None:
         if used:
-            store.note_tokens_used(used)
+            store.access.note_tokens_used(used)
         if used_sessions:
-            store.renew_sessions(used_sessions)
+            store.sign_ins.renew_sessions(used_sessions)
 
     async def note() -> None:
         used, used_sessions = book.take_uses(), sessions.take_uses()

@@ -55,7 +55,7 @@ _SERVER: Final = {**FAST, "shared_buffers": "512MB"}
 
 LARGE_LEADERBOARD_NOTES: Final = f"""\
 - One campaign; besides its ranked layouts, one trial in {_FAILED_ONE_IN} ran out of memory. Pages of {LIMIT} layouts with their total, by \
-`Store.page_of_layouts`; medians of {ROUNDS} calls in this process, without HTTP
+`store.leaderboard.page_of_layouts`; medians of {ROUNDS} calls in this process, without HTTP
 - First the leaderboard is computed anew, as at the first call after an outcome. Then: the same call again"""
 
 
@@ -90,7 +90,9 @@ def _calls(store: Store, layouts: int) -> Mapping[str, tuple[bool, Callable[[], 
 
     def page(offset: int = 0, **listing: Any) -> tuple[bool, Callable[[], object]]:
         query = LeaderboardQuery(**listing)
-        return True, lambda: store.page_of_layouts(1, listing=query, limit=LIMIT, offset=offset)
+        return True, lambda: store.leaderboard.page_of_layouts(
+            1, listing=query, limit=LIMIT, offset=offset
+        )
 
     some = TrialFilter(pp=(2,), recompute=("selective",))
     fast = TrialFilter(max_step_time_s=1.2, min_mfu=0.2)
@@ -115,31 +117,31 @@ def _calls(store: Store, layouts: int) -> Mapping[str, tuple[bool, Callable[[], 
         "within 5 %": page(within_percent=5.0),
         "by another objective": (
             True,
-            lambda: store.page_of_layouts(1, "tokens_per_s", limit=LIMIT, offset=1_000),
+            lambda: store.leaderboard.page_of_layouts(1, "tokens_per_s", limit=LIMIT, offset=1_000),
         ),
-        "rank of a trial": (True, lambda: store.rank_of(1, layouts * 4 // 5)),
-        "values of a knob": (True, lambda: store.knob_values(1, "tp")),
-        "knobs of one value": (True, lambda: store.constant_knobs(1)),
+        "rank of a trial": (True, lambda: store.leaderboard.rank_of(1, layouts * 4 // 5)),
+        "values of a knob": (True, lambda: store.knobs.values(1, "tp")),
+        "knobs of one value": (True, lambda: store.knobs.constant(1)),
         "knobs of one value, filtered": (
             True,
-            lambda: store.constant_knobs(1, listing=LeaderboardQuery(wanted=some)),
+            lambda: store.knobs.constant(1, listing=LeaderboardQuery(wanted=some)),
         ),
-        "points of a plot": (False, lambda: store.plot_points(1)),
-        "history of the best": (False, lambda: store.best_so_far(1)),
-        "failures": (False, lambda: store.failures(1)),
-        "timeline": (False, lambda: store.timeline(1)),
+        "points of a plot": (False, lambda: store.plot_data.points(1)),
+        "history of the best": (False, lambda: store.history.best_so_far(1)),
+        "failures": (False, lambda: store.history.failures(1)),
+        "timeline": (False, lambda: store.history.timeline(1)),
         "trials, with total": (
             True,
             lambda: (
-                store.trial_page(1, order=by_number, limit=LIMIT),
-                store.count_listed_trials(1),
+                store.trial_pages.page(1, order=by_number, limit=LIMIT),
+                store.trial_pages.count(1),
             ),
         ),
         "trials that few pass": (
             False,
             lambda: (
-                store.trial_page(1, wanted=rare, limit=LIMIT),
-                store.count_listed_trials(1, wanted=rare),
+                store.trial_pages.page(1, wanted=rare, limit=LIMIT),
+                store.trial_pages.count(1, wanted=rare),
             ),
         ),
     }
@@ -160,8 +162,8 @@ def _seconds_of(store: Store, call: Callable[[], object]) -> tuple[float, float]
 
 def fill_campaign(store: Store, layouts: int) -> None:
     """Fills an empty database with one campaign of so many measured layouts."""
-    campaign = store.create_campaign(campaign_spec(), num_legal_layouts=layouts)
-    worker = store.register_worker(
+    campaign = store.campaigns.create(campaign_spec(), num_legal_layouts=layouts)
+    worker = store.workers.register(
         WorkerCreate(
             name="w1",
             host="node-1",

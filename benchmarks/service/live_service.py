@@ -276,11 +276,11 @@ class LiveService:
     def add(self, layout: Layout, **changes: Any) -> int:
         """A campaign of one trial of this layout, which waits; where no driver runs. Its id."""
         campaign = self.submit(**changes)
-        return self.store.add_trial(campaign["id"], layout).id
+        return self.store.trials.add(campaign["id"], layout).id
 
     def trial(self, trial_id: int) -> TrialDetail:
         """All that is known of a trial."""
-        return self.store.trial_detail(trial_id)
+        return self.store.trials.detail(trial_id)
 
     def wait_for_end(self, trial_ids: Sequence[int], patience_s: float = 300.0) -> None:
         """Waits until trials have ended, however they did.
@@ -291,7 +291,7 @@ class LiveService:
         left = set(trial_ids)
 
         def none_left() -> bool:
-            left.difference_update(i for i in [*left] if self.store.trial(i).state in _ENDED)
+            left.difference_update(i for i in [*left] if self.store.trials.get(i).state in _ENDED)
             return not left
 
         wait_until(f"trials {trial_ids} have ended", none_left, patience_s)

@@ -148,8 +148,8 @@ def _value(name: str) -> str:
 
 
 def _make_template(store: Store, trials: int) -> None:
-    campaign = store.create_campaign(campaign_spec(), num_legal_layouts=100_000)
-    worker = store.register_worker(
+    campaign = store.campaigns.create(campaign_spec(), num_legal_layouts=100_000)
+    worker = store.workers.register(
         WorkerCreate(
             name="w1",
             host="node-1",
@@ -163,15 +163,15 @@ def _make_template(store: Store, trials: int) -> None:
     repeats = 2 * REPEATED
     layouts = list(islice(_layouts(), trials - repeats))
     for layout in layouts:
-        store.add_trial(campaign.id, layout)
+        store.trials.add(campaign.id, layout)
     _measure_all(store, worker.id)
     for number in range(repeats):
-        store.repeat_trial(1 + number % REPEATED)
+        store.trials.repeat(1 + number % REPEATED)
     _measure_all(store, worker.id)
 
 
 def _measure_all(store: Store, worker_id: str) -> None:
-    while leases := store.lease(worker_id, _AT_ONCE):
+    while leases := store.leases.lease(worker_id, _AT_ONCE):
         reports = [
             OutcomeReport(
                 trial_id=lease.trial_id,
@@ -182,7 +182,7 @@ def _measure_all(store: Store, worker_id: str) -> None:
             for lease in leases
         ]
         refused = [
-            answer for answer in store.post_outcomes(reports) if isinstance(answer, Exception)
+            answer for answer in store.outcomes.post_all(reports) if isinstance(answer, Exception)
         ]
         assert not refused, refused
 

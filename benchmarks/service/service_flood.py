@@ -114,7 +114,7 @@ def measure_flood(folder: Path, scale: int) -> list[Figure]:
         suffered = {
             name: _flooded(api, scene, bodies, FLOOD_S * scale) for name, bodies in floods.items()
         }
-        held = [store.trial(trial) for trial in scene.trials]
+        held = [store.trials.get(trial) for trial in scene.trials]
         lost = sum((trial.state, trial.attempt) != ("RUNNING", 1) for trial in held)
         return _figures(suffered.pop("none"), suffered, lost, len(held))
 
@@ -130,7 +130,7 @@ def _prepare(api: ApiProcess, store: Store) -> tuple[Scene, list[Route]]:
         headers = {"Authorization": f"Bearer {tokens[name]}"}
         made = api.http.post("/campaigns", json={**SMALL, "name": name}, headers=headers)
         campaign = made.raise_for_status().json()["id"]
-        added[name] = [store.add_trial(campaign, legal.layout(i)).id for i in range(NUM_LEASES)]
+        added[name] = [store.trials.add(campaign, legal.layout(i)).id for i in range(NUM_LEASES)]
     headers = {"Authorization": f"Bearer {tokens['w']}"}
     devices = {"num_nodes": 8, "devices_per_node": 8, "device": "MI250X GCD"}
     worker = {"name": "w", "host": "h", "cluster": "frontier", **devices}

@@ -145,7 +145,7 @@ def _submit(api: ApiProcess, store: Store, num_campaigns: int, trials_each: int)
     layouts = [legal.layout(i) for i in range(trials_each)]
     with ThreadPoolExecutor(4) as pool:
         for layout in layouts:
-            list(pool.map(lambda campaign: store.add_trial(campaign, layout), campaigns))  # noqa: B023
+            list(pool.map(lambda campaign: store.trials.add(campaign, layout), campaigns))  # noqa: B023
     # Else watchers would hear some of the making too, late by as long as they took to start.
     _wait_for_numbers(store)
     return campaigns
@@ -220,13 +220,15 @@ def _last_seqs(store: Store, campaigns: Sequence[int]) -> dict[int, int]:
     """The last number of each campaign's events, once all of them have one."""
     _wait_for_numbers(store)
     return {
-        campaign: store.events(after=0, campaign_id=campaign, limit=1 << 20)[-1].seq
+        campaign: store.events.find(after=0, campaign_id=campaign, limit=1 << 20)[-1].seq
         for campaign in campaigns
     }
 
 
 def _wait_for_numbers(store: Store) -> None:
-    wait_until("every event has its number", lambda: not store.service_stats().unnumbered_events)
+    wait_until(
+        "every event has its number", lambda: not store.statistics.service_stats().unnumbered_events
+    )
 
 
 def load_figures(load: Load) -> list[Figure]:

@@ -81,7 +81,7 @@ def missed_events(store: Store, heard: Sequence[Heard]) -> int:
     """Events that a watcher did not hear as the database holds them, in their order."""
     missed = 0
     for one in heard:
-        held = store.events(after=one.after, campaign_id=one.campaign, limit=1 << 20)
+        held = store.events.find(after=one.after, campaign_id=one.campaign, limit=1 << 20)
         expected = [event.seq for event in held]
         if one.after < 0 or one.seqs != expected:
             missed += max(len(set(expected) ^ set(one.seqs)), 1)

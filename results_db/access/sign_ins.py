@@ -52,7 +52,7 @@ class BrowserSession:
 class SignIns(StoreSection):
     """The store's methods for codes and sessions."""
 
-    def create_sign_in_code(self, token_hash: str) -> tuple[str, datetime]:
+    def create_code(self, token_hash: str) -> tuple[str, datetime]:
         """Creates a code for the holder of a token; returns it and when it expires."""
         now = self._clock()
         with self._db.write() as session:
@@ -139,7 +139,7 @@ class SignIns(StoreSection):
             if _deleted(session, _row(secret_hash)):
                 self._audit(session, "session.end", "session", self._actor.name)
 
-    def prune_sign_ins(self) -> int:
+    def prune(self) -> int:
         """Deletes codes and sessions that have expired; returns how many there were."""
         expired = delete(BrowserSignIn).where(BrowserSignIn.expires_at <= self._clock())
         with self._db.write() as session:

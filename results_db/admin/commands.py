@@ -196,7 +196,7 @@ def prune(settings: tuple[str, ...], data_dir: Path | None, database: str | None
         url = _url(data_dir, database)
         migrate.check(url)
         with closing(Store(url)) as store:
-            pruned = store.prune(retention)
+            pruned = store.retention.prune(retention)
     for kind in KINDS:
         days = getattr(retention, kind)
         kept = (

@@ -86,7 +86,7 @@ class AllocationRecord:
 class Allocations(StoreSection):
     """The store's methods for allocations and nodes."""
 
-    def allocations(
+    def find(
         self,
         *,
         live: bool = True,
@@ -116,7 +116,7 @@ class Allocations(StoreSection):
         with self._db.read() as session:
             return self._records(session, query)
 
-    def allocation(self, worker_id: str) -> AllocationRecord:
+    def get(self, worker_id: str) -> AllocationRecord:
         """One allocation, ended or not.
 
         Raises:

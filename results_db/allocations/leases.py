@@ -361,7 +361,7 @@ class Leases(StoreSection):
         with self._db.write() as session:
             return take_beats(session, beats, now, now + timedelta(seconds=lease_s))
 
-    def expire_leases(self) -> list[int]:
+    def expire(self) -> list[int]:
         """Ends the leases that have expired; each is a lost attempt.
 
         Returns:
@@ -394,12 +394,12 @@ class Leases(StoreSection):
                 lose_attempt(campaign, trial, attempt, now, why, host=worker.host)
             return [trial.id for trial in trials]
 
-    def extend_leases(self, *, lease_s: float = LEASE_S) -> None:
+    def extend(self, *, lease_s: float = LEASE_S) -> None:
         """Extends every lease to its full time from now, after the service was down."""
         until = self._clock() + timedelta(seconds=lease_s)
         self._set_leases(until, Trial.lease_expires_at < until)
 
-    def cut_leases(self, *, lease_s: float = LEASE_S) -> None:
+    def cut(self, *, lease_s: float = LEASE_S) -> None:
         """Shortens every lease to its full time from now, after the clock was set back."""
         until = self._clock() + timedelta(seconds=lease_s)
         self._set_leases(until, Trial.lease_expires_at > until)

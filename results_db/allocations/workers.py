@@ -160,7 +160,7 @@ class Workers(StoreSection):
     """The store's methods for workers' sessions."""
 
     @retried
-    def register_worker(self, worker: WorkerCreate) -> WorkerRecord:
+    def register(self, worker: WorkerCreate) -> WorkerRecord:
         """Starts a session of a worker.
 
         An earlier session of the same name ends, and its running trials return to PENDING at once
@@ -214,12 +214,12 @@ class Workers(StoreSection):
                 f"{self._actor.name!r}: end it and wait {WORKER_ALIVE_S:.0f} s, or use another --name"
             )
 
-    def owner_of_worker(self, worker_id: str) -> str | None:
+    def owner_of(self, worker_id: str) -> str | None:
         """The name of the token that registered a session; None: there is no such session."""
         return self._scalar(select(WorkerRow.registered_by).where(WorkerRow.id == worker_id))
 
     @retried
-    def drain_worker(self, worker_id: str) -> None:
+    def drain(self, worker_id: str) -> None:
         """Ends a session: its leases are returned, and no attempt counts as lost.
 
         Raises:
@@ -264,7 +264,7 @@ class Workers(StoreSection):
         with self._db.read() as session:
             return active_quarantines(session, cluster)
 
-    def workers(self, *, live: bool = True, cluster: str | None = None) -> list[WorkerRecord]:
+    def find(self, *, live: bool = True, cluster: str | None = None) -> list[WorkerRecord]:
         """Worker sessions, the newest first.
 
         Args:

@@ -113,7 +113,7 @@ class Campaigns(StoreSection):
     """The store's methods for campaigns."""
 
     @retried
-    def create_campaign(
+    def create(
         self,
         spec: Mapping[str, Any],
         *,
@@ -189,7 +189,7 @@ class Campaigns(StoreSection):
             self._audit(session, "campaign.create", "campaign", row.name)
             return campaign_record(row, now)
 
-    def campaign(self, campaign_id: int) -> CampaignRecord:
+    def get(self, campaign_id: int) -> CampaignRecord:
         """One campaign.
 
         Raises:
@@ -198,7 +198,7 @@ class Campaigns(StoreSection):
         with self._db.read() as session:
             return campaign_record(by_id(session, campaign_id), self._clock())
 
-    def campaign_of_request(self, request: RequestKey) -> CampaignRecord | None:
+    def of_request(self, request: RequestKey) -> CampaignRecord | None:
         """The campaign that an earlier request of this sender and key created; None: there is none.
 
         Raises:
@@ -208,7 +208,7 @@ class Campaigns(StoreSection):
             row = campaign_of_key(session, self._actor.name, request)
             return None if row is None else campaign_record(row, self._clock())
 
-    def campaign_by_name(self, name: str) -> CampaignRecord:
+    def by_name(self, name: str) -> CampaignRecord:
         """One campaign by its name.
 
         Raises:
@@ -220,7 +220,7 @@ class Campaigns(StoreSection):
                 raise campaign_not_found(name)
             return campaign_record(row, self._clock())
 
-    def campaigns(
+    def find(
         self,
         *,
         chosen: CampaignFilter = EVERY_CAMPAIGN,
@@ -240,7 +240,7 @@ class Campaigns(StoreSection):
         with self._db.read() as session:
             return [campaign_record(row, now) for row in session.scalars(query)]
 
-    def campaigns_to_drive(self) -> list[CampaignRecord]:
+    def to_drive(self) -> list[CampaignRecord]:
         """The RUNNING campaigns, the oldest first."""
         query = select(Campaign).where(Campaign.state == "RUNNING").order_by(Campaign.id)
         now = self._clock()
@@ -265,7 +265,7 @@ class Campaigns(StoreSection):
         return counts
 
     @retried
-    def pause_campaign(self, campaign_id: int) -> CampaignRecord:
+    def pause(self, campaign_id: int) -> CampaignRecord:
         """Stops leasing the campaign's trials; running ones finish. Repeating it changes nothing.
 
         Raises:
@@ -282,7 +282,7 @@ class Campaigns(StoreSection):
             return campaign_record(campaign, now)
 
     @retried
-    def resume_campaign(self, campaign_id: int) -> CampaignRecord:
+    def resume(self, campaign_id: int) -> CampaignRecord:
         """Resumes a paused campaign. Repeating it changes nothing.
 
         Raises:
@@ -299,7 +299,7 @@ class Campaigns(StoreSection):
             return campaign_record(campaign, now)
 
     @retried
-    def cancel_campaign(self, campaign_id: int) -> CampaignRecord:
+    def cancel(self, campaign_id: int) -> CampaignRecord:
         """Ends a campaign: waiting trials are cancelled at once, running ones by their workers.
 
         Repeating it changes nothing.
@@ -318,7 +318,7 @@ class Campaigns(StoreSection):
             return campaign_record(campaign, now)
 
     @retried
-    def end_campaign(
+    def end(
         self,
         campaign_id: int,
         state: CampaignState,
@@ -374,7 +374,7 @@ class Campaigns(StoreSection):
             return len(waiting)
 
     @retried
-    def update_campaign(
+    def update(
         self,
         campaign_id: int,
         *,
@@ -411,7 +411,7 @@ class Campaigns(StoreSection):
             return campaign_record(campaign, now)
 
     @retried
-    def delete_campaign(self, campaign_id: int) -> None:
+    def delete(self, campaign_id: int) -> None:
         """Deletes a campaign that has ended, with all of its measurements.
 
         Raises:

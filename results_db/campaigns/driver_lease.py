@@ -12,11 +12,12 @@ import socket
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from sqlalchemy import Select, func, select, update
 from sqlalchemy.orm import Session
 
+from results_db.database.database import Database
 from results_db.database.locks import lock_campaigns
 from results_db.database.retry import retried
 from results_db.database.store_base import StoreSection
@@ -56,17 +57,17 @@ class DriverLease:
 class DriverLeases(StoreSection):
     """The store's methods for the driver's lease."""
 
-    def driver_lease(self) -> DriverLease:
+    def lease(self) -> DriverLease:
         """The current lease, or the last one."""
         with self._db.read() as session:
             return record_of(DriverLease, session.scalars(_row()).one())
 
-    def driver_seen_at(self) -> datetime | None:
+    def seen_at(self) -> datetime | None:
         """When a driver last renewed its lease; None: never."""
-        return self.driver_lease().seen_at
+        return self.lease().seen_at
 
     @retried
-    def acquire_driver_lease(self, *, unchanged: DriverLease | None = None) -> DriverLease | None:
+    def acquire(self, *, unchanged: DriverLease | None = None) -> DriverLease | None:
         """Makes this process the active driver; None while another is.
 
         Args:
@@ -89,7 +90,7 @@ class DriverLeases(StoreSection):
             session.flush()
             return record_of(DriverLease, row)
 
-    def renew_driver_lease(self, fence: int) -> None:
+    def renew(self, fence: int) -> None:
         """Renews the lease of the active driver.
 
         Raises:
@@ -97,19 +98,13 @@ class DriverLeases(StoreSection):
         """
         self._change_lease(fence, seen_at=self._clock())
 
-    def release_driver_lease(self, fence: int) -> None:
+    def release(self, fence: int) -> None:
         """Releases the lease: another driver can take over at once.
 
         Raises:
             DriverLeaseLostError: another has taken over already.
         """
         self._change_lease(fence, released_at=self._clock())
-
-    def as_driver(self, fence: int) -> Self:
-        """The same store, whose writes raise `DriverLeaseLostError` after a takeover."""
-        other = self.by(self._actor)
-        other._db = self._db.beginning_with(partial(_check_fence, fence))
-        return other
 
     @retried
     def move_clocks(self) -> None:
@@ -130,6 +125,11 @@ class DriverLeases(StoreSection):
             )
             if changed.scalar() is None:
                 raise _lost(fence)
+
+
+def fenced(database: Database, fence: int) -> Database:
+    """The database of a driver, whose writing transactions check the driver's fence first."""
+    return database.beginning_with(partial(_check_fence, fence))
 
 
 def _check_fence(fence: int, session: Session) -> None:

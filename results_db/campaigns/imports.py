@@ -63,7 +63,7 @@ class NewImport:
 class Imports(StoreSection):
     """The store's methods for imports."""
 
-    def import_campaigns(self, imports: Sequence[NewImport]) -> list[CampaignRecord]:
+    def add(self, imports: Sequence[NewImport]) -> list[CampaignRecord]:
         """Stores each cell as a campaign that has ended; all of them or none.
 
         Raises:
@@ -76,13 +76,13 @@ class Imports(StoreSection):
                 self._audit(session, "campaign.import", "campaign", campaign.name)
             return campaigns
 
-    def import_source(self, campaign_id: int) -> str | None:
+    def source(self, campaign_id: int) -> str | None:
         """Where the rows of an imported campaign come from; None: it ran here."""
         with self._db.read() as session:
             row = session.get(Import, campaign_id)
             return None if row is None else row.source
 
-    def imported_table(self, campaign_id: int) -> MeasurementTable:
+    def table(self, campaign_id: int) -> MeasurementTable:
         """The table of an imported campaign: one cell.
 
         Raises:

@@ -51,7 +51,7 @@ class DescriptionRecord:
 class Descriptions(StoreSection):
     """The store's methods for models and clusters of users."""
 
-    def descriptions(self, kind: DescriptionKind) -> list[DescriptionRecord]:
+    def find(self, kind: DescriptionKind) -> list[DescriptionRecord]:
         """All models or all clusters, by name."""
         table = _TABLES[kind]
         with self._db.read() as session:
@@ -60,7 +60,7 @@ class Descriptions(StoreSection):
                 for row in session.scalars(select(table).order_by(table.name))
             ]
 
-    def description(self, kind: DescriptionKind, name: str) -> DescriptionRecord:
+    def get(self, kind: DescriptionKind, name: str) -> DescriptionRecord:
         """One model or cluster.
 
         Raises:
@@ -70,7 +70,7 @@ class Descriptions(StoreSection):
             return record_of(DescriptionRecord, _row(session, kind, name))
 
     @retried
-    def put_description(
+    def put(
         self, kind: DescriptionKind, name: str, description: Mapping[str, Any], *, notes: str = ""
     ) -> tuple[DescriptionRecord, bool]:
         """Stores one under its name, replacing an earlier one; returns whether it is new.
@@ -95,7 +95,7 @@ class Descriptions(StoreSection):
             return record_of(DescriptionRecord, row), is_new
 
     @retried
-    def delete_description(self, kind: DescriptionKind, name: str) -> None:
+    def delete(self, kind: DescriptionKind, name: str) -> None:
         """Deletes one; campaigns contain copies of their models and clusters.
 
         Raises:

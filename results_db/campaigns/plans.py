@@ -48,7 +48,7 @@ class PlanOptions:
 class Plans(EarlierTrials):
     """The store's methods for plans."""
 
-    def make_plan(
+    def make(
         self,
         spec: CampaignSpec,
         options: PlanOptions,
@@ -83,7 +83,7 @@ class Plans(EarlierTrials):
         )
 
     @retried
-    def request_plan(self, spec: Mapping[str, Any], options: PlanOptions) -> PlanRecord:
+    def request(self, spec: Mapping[str, Any], options: PlanOptions) -> PlanRecord:
         """Stores a campaign for the driver to plan; plans of yesterday are deleted.
 
         Raises:
@@ -111,7 +111,7 @@ class Plans(EarlierTrials):
             session.flush()
             return record_of(PlanRecord, row)
 
-    def plan(self, plan_id: int) -> PlanRecord:
+    def get(self, plan_id: int) -> PlanRecord:
         """One plan.
 
         Raises:
@@ -125,7 +125,7 @@ class Plans(EarlierTrials):
                 )
             return record_of(PlanRecord, row)
 
-    def next_plan(self) -> PlanRecord | None:
+    def next_open(self) -> PlanRecord | None:
         """The plan that has waited longest; None: none waits."""
         query = select(PlanRow).where(PlanRow.state == "WAITING").order_by(PlanRow.id).limit(1)
         with self._db.read() as session:
@@ -133,7 +133,7 @@ class Plans(EarlierTrials):
             return None if row is None else record_of(PlanRecord, row)
 
     @retried
-    def end_plan(self, plan_id: int, result: Plan | str) -> None:
+    def end(self, plan_id: int, result: Plan | str) -> None:
         """Stores a plan, or why it could not be made; a plan that was deleted is left so."""
         with self._db.write() as session:
             row = session.get(PlanRow, plan_id, with_for_update=True)

@@ -66,10 +66,10 @@ class StoreSection:
         self._clock = clock
         self._actor = actor
 
-    def by(self, actor: Actor) -> Self:
-        """The same store, whose changes are recorded for an actor."""
+    def bound_to(self, database: Database, actor: Actor) -> Self:
+        """The same section, with its caches, on a database and for an actor."""
         other = copy.copy(self)
-        other._actor = actor
+        other._db, other._actor = database, actor
         return other
 
     def _scalar(self, query: Select[T]) -> T | None:

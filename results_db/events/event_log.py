@@ -67,9 +67,7 @@ _LEASED_UNTIL: Final = DriverStatement(
 class EventLog(StoreSection):
     """The store's methods for events."""
 
-    def events(
-        self, *, after: int, campaign_id: int | None = None, limit: int
-    ) -> list[EventRecord]:
+    def find(self, *, after: int, campaign_id: int | None = None, limit: int) -> list[EventRecord]:
         """Numbered events after a number, in order.
 
         Args:
@@ -83,7 +81,7 @@ class EventLog(StoreSection):
         with self._db.read() as session:
             return [record_of(EventRecord, row) for row in session.execute(query)]
 
-    def newest_events(
+    def newest(
         self, campaign_id: int, *, before: int | None = None, limit: int
     ) -> list[EventRecord]:
         """Numbered events of a campaign, the newest first.
@@ -104,19 +102,19 @@ class EventLog(StoreSection):
         with self._db.read() as session:
             return [record_of(EventRecord, row) for row in session.execute(query)]
 
-    def last_event_seq(self) -> int:
+    def last_seq(self) -> int:
         """The last number that was assigned; 0: none."""
         query = select(EventCounter.last_seq).where(EventCounter.id == COUNTER_ID)
         with self._db.read() as session:
             return session.scalars(query).one()
 
-    def pruned_event_seq(self) -> int:
+    def pruned_seq(self) -> int:
         """The last number that was deleted; readers that are further behind may miss events."""
         query = select(EventCounter.pruned_seq).where(EventCounter.id == COUNTER_ID)
         with self._db.read() as session:
             return session.scalars(query).one()
 
-    def prune_events(self, before: datetime) -> int:
+    def prune(self, before: datetime) -> int:
         """Deletes events from before a point in time, and returns their number.
 
         The newest event of each campaign stays: versions of pages depend on it.
@@ -138,7 +136,7 @@ class EventLog(StoreSection):
                 total += cast("CursorResult[Any]", gone).rowcount
         return total
 
-    def number_events(self) -> int:
+    def number(self) -> int:
         """Numbers the events that were committed since the last call, and returns how many.
 
         Any number of processes may call it at once: one does the work, the others find nothing to

@@ -152,7 +152,7 @@ _QUARANTINES: Final = DriverStatement(
 class LiveStates(StoreSection):
     """The store's method for live events."""
 
-    def live_state(self, before: LiveState | None = None) -> LiveState:
+    def state(self, before: LiveState | None = None) -> LiveState:
         """The state now, in one view of the database.
 
         Args:

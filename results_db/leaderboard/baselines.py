@@ -28,7 +28,7 @@ Run = Any
 class Baselines(LeaderboardSection):
     """The store's methods for baselines."""
 
-    def baselines(self, campaigns: Sequence[CampaignRecord]) -> dict[int, BaselineRead]:
+    def of_campaigns(self, campaigns: Sequence[CampaignRecord]) -> dict[int, BaselineRead]:
         """The baselines of campaigns and what the winners gain, by the ids of those with one."""
         layouts = _layouts(campaigns)
         if not layouts:
@@ -54,7 +54,7 @@ class Baselines(LeaderboardSection):
             if campaign.id in boards
         }
 
-    def gain_over_baseline(self, campaign: CampaignRecord, layout_key: str) -> GainRead | None:
+    def gain(self, campaign: CampaignRecord, layout_key: str) -> GainRead | None:
         """What a layout gains over the campaign's baseline; None where either is not ranked."""
         layout = baseline_of(campaign.spec)
         if layout is None:

@@ -30,7 +30,7 @@ class KnobCell(NamedTuple):
 class KnobCounts(LeaderboardSection):
     """The store's methods for knobs of ranked layouts."""
 
-    def knob_values(self, campaign_id: int, *knobs: str) -> KnobValues:
+    def values(self, campaign_id: int, *knobs: str) -> KnobValues:
         """The values of some knobs among all ranked layouts, with the numbers of layouts.
 
         Numbers are ascending; words are in the order of the memory that they save.
@@ -46,7 +46,7 @@ class KnobCounts(LeaderboardSection):
             runs = [each.first for each in self._board(session, campaign_id).layouts]
         return {name: _counted(name, runs) for name in knobs}
 
-    def constant_knobs(
+    def constant(
         self,
         campaign_id: int,
         objective: str | None = None,
@@ -70,7 +70,7 @@ class KnobCounts(LeaderboardSection):
         values = {name: set(map(attrgetter(name), runs)) for name in KNOB_FIELDS}
         return {name: found.pop() for name, found in values.items() if len(found) == 1}
 
-    def knob_cells(self, campaign_id: int, *knobs: str) -> list[KnobCell]:
+    def cells(self, campaign_id: int, *knobs: str) -> list[KnobCell]:
         """All ranked layouts of a campaign by the values of knobs, however many there are.
 
         Args:

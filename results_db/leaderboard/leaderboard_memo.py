@@ -10,7 +10,6 @@ from typing import Final
 from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
-from results_db.actor import SYSTEM, Actor
 from results_db.database.database import Database
 from results_db.database.store_base import Clock, StoreSection
 from results_db.errors import ObjectiveUnknownError, campaign_not_found
@@ -64,9 +63,9 @@ class LeaderboardMemo:
 class LeaderboardSection(StoreSection):
     """The base of sections of the store that read leaderboards."""
 
-    def __init__(self, database: Database, clock: Clock, actor: Actor = SYSTEM) -> None:
-        super().__init__(database, clock, actor)
-        self._memo = LeaderboardMemo()
+    def __init__(self, database: Database, clock: Clock, memo: LeaderboardMemo) -> None:
+        super().__init__(database, clock)
+        self._memo = memo
 
     def _board(
         self, session: Session, campaign_id: int, objective: str | None = None

@@ -65,7 +65,7 @@ class PlotPoints:
 class PlotData(LeaderboardSection):
     """The store's method for points of plots."""
 
-    def plot_points(self, campaign_id: int, *, limit: int = MAX_POINTS) -> PlotPoints:
+    def points(self, campaign_id: int, *, limit: int = MAX_POINTS) -> PlotPoints:
         """Layouts for plots: all of a campaign, or a sample that has the front and the best.
 
         The sample has up to a quarter of trials whose layout is not ranked (not runnable, failed,

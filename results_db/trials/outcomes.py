@@ -301,7 +301,7 @@ class Outcomes(StoreSection):
         super().__init__(database, clock, actor)
         self._parsed = ParsedSpecs()
 
-    def post_outcome(
+    def post(
         self,
         trial_id: int,
         attempt: int,
@@ -325,11 +325,9 @@ class Outcomes(StoreSection):
             nodes_held=nodes_held,
             iterations_s=iterations_s,
         )
-        return only_answer(self.post_outcomes([report]))
+        return only_answer(self.post_all([report]))
 
-    def post_outcomes(
-        self, reports: Sequence[OutcomeReport]
-    ) -> list[OutcomeReply | ResultsDbError]:
+    def post_all(self, reports: Sequence[OutcomeReport]) -> list[OutcomeReply | ResultsDbError]:
         """Processes outcomes of attempts in one transaction. Posting one again changes nothing.
 
         An outcome that arrives after its lease expired still counts if the trial has not ended. Two

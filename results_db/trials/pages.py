@@ -42,7 +42,7 @@ _Keyed = tuple[int, float | None]
 class TrialPages(StoreSection):
     """The store's methods for pages of trials."""
 
-    def trial_page(
+    def page(
         self,
         campaign_id: int,
         *,
@@ -90,9 +90,7 @@ class TrialPages(StoreSection):
             start=edge_at(0) if page and has_previous else None,
         )
 
-    def count_listed_trials(
-        self, campaign_id: int, *, wanted: TrialFilter = EVERY_TRIAL
-    ) -> tuple[int, bool]:
+    def count(self, campaign_id: int, *, wanted: TrialFilter = EVERY_TRIAL) -> tuple[int, bool]:
         """The number of the campaign's trials that pass a filter, and whether it is exact.
 
         Counting stops at `MAX_COUNTED`: if the number is not exact, there are more.

@@ -79,7 +79,7 @@ class Trials(StoreSection):
     """The store's methods for trials."""
 
     @retried
-    def add_trial(
+    def add(
         self,
         campaign_id: int,
         layout: Layout,
@@ -122,7 +122,7 @@ class Trials(StoreSection):
                 f"campaign {campaign_id} has a trial of {layout.key}{part} already"
             ) from error
 
-    def trial(self, trial_id: int) -> TrialRecord:
+    def get(self, trial_id: int) -> TrialRecord:
         """One trial.
 
         Raises:
@@ -131,7 +131,7 @@ class Trials(StoreSection):
         with self._db.read() as session:
             return trial_record(by_id(session, trial_id))
 
-    def trial_by_number(self, campaign_id: int, number: int) -> TrialRecord:
+    def by_number(self, campaign_id: int, number: int) -> TrialRecord:
         """One trial by its number in its campaign.
 
         Raises:
@@ -144,7 +144,7 @@ class Trials(StoreSection):
                 raise TrialNotFoundError(f"campaign {campaign_id} has no trial number {number}")
             return trial_record(trial)
 
-    def trial_detail(self, trial_id: int) -> TrialDetail:
+    def detail(self, trial_id: int) -> TrialDetail:
         """One trial with its iterations, environment, log and attempts.
 
         Raises:
@@ -224,7 +224,7 @@ class Trials(StoreSection):
             ]
         return newest_first[::-1]
 
-    def trial_log(self, trial_id: int) -> str:
+    def log(self, trial_id: int) -> str:
         """The last lines that a trial's ranks printed.
 
         Raises:
@@ -245,7 +245,7 @@ class Trials(StoreSection):
             why = "it comes with the outcome"
         raise TrialLogNotFoundError(f"{what} is {state} and has no log: {why}")
 
-    def trials(
+    def find(
         self,
         campaign_id: int,
         *,
@@ -267,7 +267,7 @@ class Trials(StoreSection):
         with self._db.read() as session:
             return [trial_record(row) for row in session.scalars(query)]
 
-    def trials_ended_since(self, campaign_id: int, after: int) -> list[TrialRecord]:
+    def ended_since(self, campaign_id: int, after: int) -> list[TrialRecord]:
         """The campaign's ended trials with an `ended_seq` above `after`, in that order."""
         query = (
             select(Trial)
@@ -278,7 +278,7 @@ class Trials(StoreSection):
         with self._db.read() as session:
             return [trial_record(row) for row in session.scalars(query)]
 
-    def trials_in_doubt(self, campaign_id: int) -> list[int]:
+    def in_doubt(self, campaign_id: int) -> list[int]:
         """Ids of trials to repeat, because it is undecided which of several losses are right."""
         with self._db.read() as session:
             return trials_in_doubt(session, campaign_id)
@@ -311,14 +311,14 @@ class Trials(StoreSection):
             number, node_seconds = session.execute(query).one()
         return ProbeCount(number=number, node_seconds=node_seconds)
 
-    def count_open_trials(self, campaign_id: int) -> int:
+    def count_open(self, campaign_id: int) -> int:
         """The number of trials that wait or run."""
         query = select(func.count()).where(
             Trial.campaign_id == campaign_id, Trial.state.in_(("PENDING", "RUNNING"))
         )
         return self._scalar(query) or 0
 
-    def open_trial_sizes(self, campaign_id: int) -> list[TrialSize]:
+    def open_sizes(self, campaign_id: int) -> list[TrialSize]:
         """The resources that waiting and running trials need, the oldest first."""
         query = (
             select(Trial.num_nodes, Trial.num_devices, Trial.state)
@@ -332,7 +332,7 @@ class Trials(StoreSection):
             ]
 
     @retried
-    def repeat_trial(self, trial_id: int) -> TrialRecord:
+    def repeat(self, trial_id: int) -> TrialRecord:
         """Adds a trial of the same layout as one that has ended, for the driver.
 
         Raises:
@@ -372,7 +372,7 @@ class Trials(StoreSection):
             return [trial_record(each) for each in added]
 
     @retried
-    def requeue_trial(self, trial_id: int) -> TrialRecord:
+    def requeue(self, trial_id: int) -> TrialRecord:
         """Adds a trial of the layout of one that ended without a measurement that counts.
 
         Raises:
@@ -394,7 +394,7 @@ class Trials(StoreSection):
             return trial_record(added)
 
     @retried
-    def cancel_trial(self, trial_id: int) -> TrialRecord:
+    def cancel(self, trial_id: int) -> TrialRecord:
         """Cancels a trial: at once if it waits, through its worker if it runs; it can be repeated.
 
         Raises:

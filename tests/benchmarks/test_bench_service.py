@@ -66,10 +66,10 @@ def test_a_load_that_lost_or_missed_anything_misses_what_is_asked() -> None:
 def test_an_outcome_that_is_not_in_the_database_as_it_was_posted_is_lost(tmp_path: Path) -> None:
     with closing(Store.open(upgraded(tmp_path))) as store:
         campaign = make_campaign(store)
-        trial = store.add_trial(campaign, LAYOUT)
+        trial = store.trials.add(campaign, LAYOUT)
         lease_one(store, make_worker(store).id)
         document = completed_outcome(REQUEST, random.Random(1))
-        store.post_outcome(trial.id, 1, Outcome.from_mapping(document))
+        store.outcomes.post(trial.id, 1, Outcome.from_mapping(document))
         posted = document["measurement"]["tokens_per_s"]
         assert check_outcomes(store, {trial.id: posted}) == OutcomeFaults(lost=0, twice=0)
         assert check_outcomes(store, {trial.id: posted + 1}).lost == 1
@@ -82,8 +82,8 @@ def test_a_watcher_that_did_not_hear_each_event_once_and_in_order_missed_some(
 ) -> None:
     with closing(Store.open(upgraded(tmp_path))) as store:
         campaign = make_campaign(store)
-        store.pause_campaign(campaign)
-        store.resume_campaign(campaign)
+        store.campaigns.pause(campaign)
+        store.campaigns.resume(campaign)
 
         def missed(after: int, seqs: list[int]) -> int:
             return missed_events(store, [Heard(campaign=campaign, after=after, seqs=seqs)])

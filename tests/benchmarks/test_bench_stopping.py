@@ -54,11 +54,11 @@ def test_the_step_time_to_beat_is_what_the_service_tells_a_worker(tmp_path: Path
     )
     store = Store.open(upgraded(tmp_path / "data"))
     number, worker = make_campaign(store), make_worker(store)
-    first = store.add_trial(number, layout)
+    first = store.trials.add(number, layout)
     figures = {"tokens_per_s": 1024 / (sum(middle) / 2), "iterations": iterations}
-    store.post_outcome(first.id, lease_one(store, worker.id).attempt, completed(layout, **figures))
-    store.add_trial(number, Layout(tp=2, num_microbatches=8))
-    best = store.values_to_beat([number])[number]
+    store.outcomes.post(first.id, lease_one(store, worker.id).attempt, completed(layout, **figures))
+    store.trials.add(number, Layout(tp=2, num_microbatches=8))
+    best = store.leaderboard.values_to_beat([number])[number]
     told_s = stop_above_s(best, spec, lease_one(store, worker.id).layout)
     store.close()
     assert told_s == pytest.approx(to_beat_s(timed))

@@ -18,8 +18,11 @@ def test_a_filled_campaign_is_ranked_and_every_call_of_the_benchmark_answers(
     monkeypatch.setattr(large_leaderboard, "_AT_ONCE", 30)
     with closing(Store(database_url)) as store:
         fill_campaign(store, 50)
-        assert store.count_trials(1) | {"COMPLETED": 50, "INFEASIBLE": 2} == store.count_trials(1)
-        page = store.page_of_layouts(1, limit=1)
+        assert store.campaigns.count_trials(1) | {
+            "COMPLETED": 50,
+            "INFEASIBLE": 2,
+        } == store.campaigns.count_trials(1)
+        page = store.leaderboard.page_of_layouts(1, limit=1)
         assert page.total == 50
         for name, (_, call) in _calls(store, 50).items():
             assert call() is not None, name

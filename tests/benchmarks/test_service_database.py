@@ -17,13 +17,16 @@ def test_a_filled_database_is_one_that_campaigns_could_have_left(database_url: s
     with closing(Store(database_url)) as store:
         fill(store, campaigns=KINDS + 4, trials=TRIALS)
         names = {f"campaign-{number}" for number in range(1, KINDS + 5)}
-        assert {campaign.name for campaign in store.campaigns()} == names
-        for campaign in store.campaigns():
-            assert store.count_trials(campaign.id)["COMPLETED"] == TRIALS
-            repeats = [s.num_runs for s in store.ranked_layouts(campaign.id, campaign.objective)]
+        assert {campaign.name for campaign in store.campaigns.find()} == names
+        for campaign in store.campaigns.find():
+            assert store.campaigns.count_trials(campaign.id)["COMPLETED"] == TRIALS
+            repeats = [
+                s.num_runs
+                for s in store.leaderboard.ranked_layouts(campaign.id, campaign.objective)
+            ]
             assert sorted(repeats) == [3] * 10
         first, second, again = (
-            [s.value for s in store.ranked_layouts(id_, "tokens_per_s")]
+            [s.value for s in store.leaderboard.ranked_layouts(id_, "tokens_per_s")]
             for id_ in (2, 3, 2 + KINDS)
         )
         assert first == again

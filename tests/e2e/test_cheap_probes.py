@@ -30,10 +30,10 @@ def test_outcomes_of_parts_are_those_of_what_ran_and_a_whole_layout_is_ranked(
 
         def has_ended() -> bool:
             driver.step()
-            return store.campaign(created["id"]).ended_at is not None
+            return store.campaigns.get(created["id"]).ended_at is not None
 
         wait_until("the campaign has ended", has_ended, 150.0)
-        campaign, trials = store.campaign(created["id"]), store.trials(created["id"])
+        campaign, trials = store.campaigns.get(created["id"]), store.trials.find(created["id"])
         assert len(proposers) == 1
         assert [trial.state for trial in trials] == ["COMPLETED"] * (NUM_CHEAP + 1), trials
         sequence = campaign.spec["model"]["seq_length"]
@@ -49,10 +49,10 @@ def test_outcomes_of_parts_are_those_of_what_ran_and_a_whole_layout_is_ranked(
             assert part.layout.global_batch_size < part.full_layout.global_batch_size == 64
         assert whole.layout in [part.full_layout for part in parts]
         assert whole.layout.global_batch_size == 64
-        (first,) = store.ranked_layouts(campaign.id, campaign.objective)
+        (first,) = store.leaderboard.ranked_layouts(campaign.id, campaign.objective)
         assert first.trial.id == whole.id
         # Half of the layers have less to keep, and an untrained model's loss is about the same.
-        losses = [store.trial_detail(each.id).iterations[0].loss for each in (parts[0], whole)]
+        losses = [store.trials.detail(each.id).iterations[0].loss for each in (parts[0], whole)]
         assert losses[0] == pytest.approx(losses[1], rel=0.1)
         of_whole = parts[[part.full_layout for part in parts].index(whole.layout)]
         assert _peak(of_whole) < _peak(whole)

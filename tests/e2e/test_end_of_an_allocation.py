@@ -32,7 +32,7 @@ def test_a_campaign_outlives_its_allocation(tmp_path: Path) -> None:
         driver.start()
 
         def completed() -> int:
-            return len(service.store.trials(campaign["id"], states=["COMPLETED"]))
+            return len(service.store.trials.find(campaign["id"], states=["COMPLETED"]))
 
         first = service.worker(
             "w1", rank_entry=RANK_ENTRY, options=["--time-left", str(TIME_LEFT_S)]
@@ -43,13 +43,13 @@ def test_a_campaign_outlives_its_allocation(tmp_path: Path) -> None:
         so_far = completed()
         assert so_far > 0, first.said()
         assert service.get(f"/campaigns/{campaign['id']}")["state"] == "RUNNING"
-        running = service.store.trials(campaign["id"], states=["RUNNING"])
+        running = service.store.trials.find(campaign["id"], states=["RUNNING"])
         assert running == [], "its leases were returned"
 
         second = service.worker("w2", rank_entry=RANK_ENTRY)
         second.start()
         wait_until("the next one goes on", lambda: completed() >= so_far + 3, PATIENCE_S)
-        trials = service.store.trials(campaign["id"])
+        trials = service.store.trials.find(campaign["id"])
         assert [trial.lost_attempts for trial in trials] == [0] * len(trials)
         service.post(f"/campaigns/{campaign['id']}/cancel")
         assert driver.stop() == 0, driver.said()

@@ -123,7 +123,7 @@ class Storm:
     def is_at_work(self) -> bool:
         """Whether there was anything of each process that a kill could break off."""
         store = self.service.store
-        return store.driver_seen_at() is not None and len(store.workers()) == len(WORKERS)
+        return store.driver.seen_at() is not None and len(store.workers.find()) == len(WORKERS)
 
     def was_one(self) -> bool:
         """Whether each process was killed as often as it is to be at least."""
@@ -140,7 +140,7 @@ class Storm:
         self.kills[victim] += 1
 
     def has_ended(self) -> bool:
-        campaigns = self.service.store.campaigns()
+        campaigns = self.service.store.campaigns.find()
         return len(campaigns) == self.num_campaigns and all(
             c.state in ENDED_CAMPAIGN_STATES for c in campaigns
         )
@@ -219,12 +219,12 @@ def test_many_campaigns_outlive_kills_of_every_process(storm: Storm) -> None:
 def assert_campaigns_are_whole(storm: Storm) -> None:
     """Each is there once, ended as its budget says, and tried as many different layouts."""
     store = storm.service.store
-    campaigns = store.campaigns()
+    campaigns = store.campaigns.find()
     names = [f"storm-{number}" for number in range(storm.num_campaigns)]
     assert sorted(c.name for c in campaigns) == sorted(names)
     for campaign in campaigns:
         assert (campaign.state, campaign.reason) == ("COMPLETED", "budget"), campaign
-        trials = store.trials(campaign.id)
+        trials = store.trials.find(campaign.id)
         assert len(trials) == NUM_TRIALS, campaign.name
         firsts = [trial.layout_key for trial in trials if trial.repeat_of is None]
         assert len(firsts) == len(set(firsts))
@@ -233,7 +233,7 @@ def assert_campaigns_are_whole(storm: Storm) -> None:
 def assert_every_outcome_is_there_once(storm: Storm) -> None:
     """What the service took is in the database, and nothing is there that nobody measured."""
     store = storm.service.store
-    trials = [t for c in store.campaigns() for t in store.trials(c.id)]
+    trials = [t for c in store.campaigns.find() for t in store.trials.find(c.id)]
     measured = {t.id: t.measurement.tokens_per_s for t in trials if t.measurement is not None}
     lines = [line for journal in storm.journals.values() for line in read_journal(journal)]
     made = Counter(line["rate"] for line in lines if line["what"] == "made")

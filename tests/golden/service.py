@@ -178,7 +178,7 @@ def protocol_samples(url: str, http: httpx.Client, store: Store) -> list[str]:
         room = RoomBody(nodes=1, devices=2)
         client.lease(worker, LeaseRequest(wait_s=0, room=room, longest_s=30.0))
         for layout in (*LOSSES_AGREE, LOSS_DIFFERS):
-            store.add_trial(campaign, layout)
+            store.trials.add(campaign, layout)
             lease = client.lease(worker, LeaseRequest(wait_s=0))
             assert lease is not None
             heartbeat(client, worker, lease)
@@ -196,7 +196,7 @@ def protocol_samples(url: str, http: httpx.Client, store: Store) -> list[str]:
         with_error(client.post_outcome, EncodedOutcome.of(replace(report, attempt=9)))
         body = {**asdict(report), "outcome": {"state": "x"}}
         send(address, f"/v1/trials/{body.pop('trial_id')}/outcome", body)
-        store.add_trial(campaign, Layout(dp=2, num_microbatches=4))
+        store.trials.add(campaign, Layout(dp=2, num_microbatches=4))
         lost = client.lease(worker, LeaseRequest(wait_s=0))
         assert lost is not None
         given_back = replace(report, trial_id=lost.trial_id, outcome=failed(), iterations_s=0.5)
@@ -272,7 +272,7 @@ def exports(http: httpx.Client, store: Store) -> list[str]:
     worker = http.post("/workers", json=identity).json()["worker_id"]
     lines = []
     for number, (name, layout) in enumerate(LAYOUTS.items(), 1):
-        trial = store.add_trial(campaign, layout).id
+        trial = store.trials.add(campaign, layout).id
         http.post(f"/workers/{worker}/leases", json={"max_trials": 1, "wait_s": 0})
         measured = completed(
             layout, model=MODEL_PRESETS["gpt-22b"], tokens_per_s=1e6, peak_memory_bytes=500 << 30
@@ -340,10 +340,10 @@ def tables(http: httpx.Client) -> list[str]:
 def events(http: httpx.Client, store: Store) -> list[str]:
     """The names of all events that this service has written, and the types in their documents."""
     first = http.get("/campaigns/first").json()["id"]
-    store.keep_analysis(first, make_analysis(http.get("/trials/1").json()["id"]))
+    store.reports.keep_analysis(first, make_analysis(http.get("/trials/1").json()["id"]))
     http.patch("/campaigns/first", json={"notes": "seen"})
     worker = http.post("/workers", json={**IDENTITY, "name": "returns"}).json()["worker_id"]
-    store.add_trial(first, Layout(dp=4, num_microbatches=2))
+    store.trials.add(first, Layout(dp=4, num_microbatches=2))
     http.post(f"/workers/{worker}/leases", json={"max_trials": 1, "wait_s": 0})
     http.delete(f"/workers/{worker}")
     for action in ("pause", "resume", "cancel"):
@@ -358,10 +358,10 @@ def events(http: httpx.Client, store: Store) -> list[str]:
 
 def live_events(store: Store) -> str:
     """A stream that begins while a trial runs, and in which a worker registers with a node."""
-    trial = store.add_trial(make_campaign(store, "live"), Layout(num_microbatches=8))
-    worker = store.register_worker(WorkerCreate(**{**IDENTITY, "name": "runs"}))
-    assert [lease.trial_id for lease in store.lease(worker.id, 1)] == [trial.id]
-    store.heartbeat(worker.id, [BeatBody(trial_id=trial.id, attempt=1, iterations_done=2)])
+    trial = store.trials.add(make_campaign(store, "live"), Layout(num_microbatches=8))
+    worker = store.workers.register(WorkerCreate(**{**IDENTITY, "name": "runs"}))
+    assert [lease.trial_id for lease in store.leases.lease(worker.id, 1)] == [trial.id]
+    store.leases.heartbeat(worker.id, [BeatBody(trial_id=trial.id, attempt=1, iterations_done=2)])
     node = NodeBody(name="n0", num_devices=4)
     joins = WorkerCreate(**{**IDENTITY, "name": "joins", "nodes": [node]})
     wanted = ["campaign.progress", "worker.changed", "nodes.changed"]
@@ -375,7 +375,7 @@ def live_events(store: Store) -> str:
             if wanted and line == f"event: {wanted[0]}":
                 wanted.pop(0)
                 if len(wanted) == 2:
-                    store.register_worker(joins)
+                    store.workers.register(joins)
             elif line.startswith("data:") and not wanted:
                 break
     return "\n".join(read)

@@ -127,8 +127,8 @@ class Api:
         **changes: Any,
     ) -> int:
         """Adds a trial as the driver would, runs it as a worker would; returns its id."""
-        campaign_id = self.store.campaign_by_name(campaign).id
-        trial = self.store.add_trial(campaign_id, layout, fidelity=fidelity, prediction=prediction)
+        campaign_id = self.store.campaigns.by_name(campaign).id
+        trial = self.store.trials.add(campaign_id, layout, fidelity=fidelity, prediction=prediction)
         self.report_measured(worker_id, self.lease(worker_id), trial.layout, **changes)
         return int(trial.id)
 

@@ -98,7 +98,7 @@ def _populate(http: httpx.Client, store: Store, url: str) -> Populated:
         failed("out_of_memory"),
         None,
     ]
-    trials = [store.add_trial(first["id"], layout).id for layout in LAYOUTS]
+    trials = [store.trials.add(first["id"], layout).id for layout in LAYOUTS]
     for outcome in outcomes:
         lease = post(f"/workers/{worker}/leases", {"max_trials": 1, "wait_s": 0})["leases"][0]
         if outcome is not None:
@@ -107,7 +107,7 @@ def _populate(http: httpx.Client, store: Store, url: str) -> Populated:
                 outcome = completed(layout)
             body = {"worker_id": worker, "attempt": 1, "outcome": dataclasses.asdict(outcome)}
             post(f"/trials/{lease['trial_id']}/outcome", body)
-    trials.append(store.add_trial(first["id"], Layout(tp=1, micro_batch_size=2)).id)
+    trials.append(store.trials.add(first["id"], Layout(tp=1, micro_batch_size=2)).id)
     post("/campaigns/ended/cancel")
     post("/nodes/local-cpu/n0/quarantine", {"reason": "loud"})
     return Populated(

@@ -10,10 +10,12 @@ from typing import Any
 
 from sqlalchemy import update
 
+from results_db.database.store_base import Clock
 from results_db.errors import ResultsDbError
 from results_db.models.tables import Attempt
 from results_db.records import LeaseRecord, TrialRecord, WorkerRecord
 from results_db.store import Store
+from results_db.trials.outcomes import Outcomes
 from search_spaces.protocol.outcome import Breakdown, Environment, Iteration, Measurement, Outcome
 from search_spaces.protocol.worker_messages import (
     AllocationBody,
@@ -44,20 +46,26 @@ class TurnableClock:
         self.now += timedelta(seconds=seconds)
 
 
-class TimelyStore(Store):
-    """A store in which attempts began as long ago as their probes took, when outcomes come."""
+class TimelyOutcomes(Outcomes):
+    """Outcomes whose attempts began as long ago as their probes took."""
 
-    def post_outcomes(
-        self, reports: Sequence[OutcomeReport]
-    ) -> list[OutcomeReply | ResultsDbError]:
+    def post_all(self, reports: Sequence[OutcomeReport]) -> list[OutcomeReply | ResultsDbError]:
         with self._db.write() as session:
             for report in reports:
-                began = self.now() - timedelta(seconds=report.outcome.duration_s)
+                began = self._clock() - timedelta(seconds=report.outcome.duration_s)
                 which = (Attempt.trial_id == report.trial_id) & (Attempt.attempt == report.attempt)
                 is_open = Attempt.ending.is_distinct_from("reported")
                 late = update(Attempt).where(which, is_open, Attempt.started_at > began)
                 session.execute(late.values(started_at=began))
-        return super().post_outcomes(reports)
+        return super().post_all(reports)
+
+
+class TimelyStore(Store):
+    """A store in which attempts began as long ago as their probes took, when outcomes come."""
+
+    def __init__(self, url: str, *, clock: Clock | None = None) -> None:
+        super().__init__(url, clock=clock)
+        self.outcomes = TimelyOutcomes(self._db, self._clock)
 
 
 def make_spec(name: str = "first", *, cluster: str = "local-cpu", **changes: Any) -> dict[str, Any]:
@@ -74,7 +82,7 @@ def make_spec(name: str = "first", *, cluster: str = "local-cpu", **changes: Any
 
 
 def make_campaign(store: Store, name: str = "first", *, cluster: str = "local-cpu") -> int:
-    return store.create_campaign(make_spec(name, cluster=cluster), num_legal_layouts=100).id
+    return store.campaigns.create(make_spec(name, cluster=cluster), num_legal_layouts=100).id
 
 
 def make_worker(
@@ -87,7 +95,7 @@ def make_worker(
     shares_nodes: bool = False,
     trainers: dict[str, str] | None = None,
 ) -> WorkerRecord:
-    return store.register_worker(
+    return store.workers.register(
         WorkerCreate(
             name=name,
             host="node-1",
@@ -231,10 +239,10 @@ def failed(reason: str = "crashed", *, duration_s: float = 4.0) -> Outcome:
 
 
 def lease_one(store: Store, worker_id: str) -> LeaseRecord:
-    (lease,) = store.lease(worker_id, 1)
+    (lease,) = store.leases.lease(worker_id, 1)
     return lease
 
 
 def ranked_trials(store: Store, campaign: int, objective: str, **how: Any) -> list[TrialRecord]:
     """The first trial of each layout, in the order of the leaderboard."""
-    return [each.trial for each in store.ranked_layouts(campaign, objective, **how)]
+    return [each.trial for each in store.leaderboard.ranked_layouts(campaign, objective, **how)]

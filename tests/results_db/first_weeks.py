@@ -108,22 +108,22 @@ class _Writer:
         legal = spec.legal_set()
         layouts = [legal.layout(place) for place in range(len(legal))]
         self.clock.forward(60)
-        created = self.store.create_campaign(spec.to_mapping(), num_legal_layouts=len(legal))
+        created = self.store.campaigns.create(spec.to_mapping(), num_legal_layouts=len(legal))
         return created.id, layouts
 
     def lease(self) -> LeaseRecord:
         self.clock.forward(1)
-        (lease,) = self.store.lease(self.worker.id, 1)
+        (lease,) = self.store.leases.lease(self.worker.id, 1)
         return lease
 
     def probe(self, campaign: int, layout: Layout, outcome: Outcome) -> TrialRecord:
-        return self.run(self.store.add_trial(campaign, layout), outcome)
+        return self.run(self.store.trials.add(campaign, layout), outcome)
 
     def run(self, trial: TrialRecord, outcome: Outcome) -> TrialRecord:
         lease = self.lease()
         assert lease.trial_id == trial.id
         self.clock.forward(outcome.duration_s)
-        assert self.store.post_outcome(trial.id, lease.attempt, outcome).accepted
+        assert self.store.outcomes.post(trial.id, lease.attempt, outcome).accepted
         return trial
 
     def ended(self) -> None:
@@ -132,38 +132,38 @@ class _Writer:
         for place, layout in enumerate(layouts[:8]):
             rate = 1000.0 + 70 * ((place * 5) % 8)
             first = self.probe(campaign, layout, completed(layout, tokens_per_s=rate))
-        again = self.store.repeat_trial(first.id)
+        again = self.store.trials.repeat(first.id)
         self.run(again, completed(layouts[7], tokens_per_s=1111.0))
         self.probe(campaign, layouts[8], failed("out_of_memory"))
         self.probe(campaign, layouts[9], failed("crashed"))
-        self.store.add_trial(campaign, layouts[10])
+        self.store.trials.add(campaign, layouts[10])
         self.lease()
         self.clock.forward(100)
-        self.store.expire_leases()
+        self.store.leases.expire()
         lease = self.lease()
         self.clock.forward(3)
-        self.store.post_outcome(lease.trial_id, lease.attempt, completed(layouts[10]))
-        self.store.end_campaign(campaign, "COMPLETED", "budget", "40 of 40 trials done")
+        self.store.outcomes.post(lease.trial_id, lease.attempt, completed(layouts[10]))
+        self.store.campaigns.end(campaign, "COMPLETED", "budget", "40 of 40 trials done")
 
     def stopped(self) -> None:
         """One that a user cancelled while a probe ran, and one that is paused."""
         campaign, layouts = self.campaign("given-up")
-        self.store.add_trial(campaign, layouts[0])
-        self.store.add_trial(campaign, layouts[1])
+        self.store.trials.add(campaign, layouts[0])
+        self.store.trials.add(campaign, layouts[1])
         lease = self.lease()
-        self.store.cancel_campaign(campaign)
-        self.store.post_outcome(lease.trial_id, lease.attempt, failed("cancelled"))
+        self.store.campaigns.cancel(campaign)
+        self.store.outcomes.post(lease.trial_id, lease.attempt, failed("cancelled"))
         campaign, layouts = self.campaign("on-hold")
         self.probe(campaign, layouts[3], completed(layouts[3]))
-        self.store.add_trial(campaign, layouts[4])
-        self.store.pause_campaign(campaign)
+        self.store.trials.add(campaign, layouts[4])
+        self.store.campaigns.pause(campaign)
 
     def running(self) -> None:
         """One in the middle: measured, running and waiting."""
         campaign, layouts = self.campaign("at-work", seed=8)
         for place, layout in enumerate(layouts[:4]):
             self.probe(campaign, layout, completed(layout, tokens_per_s=900.0 + 11 * place))
-        self.store.add_trial(campaign, layouts[5])
+        self.store.trials.add(campaign, layouts[5])
         lease = self.lease()
         beat = BeatBody(
             trial_id=lease.trial_id,
@@ -173,8 +173,8 @@ class _Writer:
             held_s=4.0,
             nodes_held=0.5,
         )
-        self.store.heartbeat(self.worker.id, [beat])
-        self.store.add_trial(campaign, layouts[6])
+        self.store.leases.heartbeat(self.worker.id, [beat])
+        self.store.trials.add(campaign, layouts[6])
 
     def compared(self) -> None:
         """One whose second layout has losses that are off the others'."""
@@ -187,7 +187,7 @@ class _Writer:
                 wild = tuple(replace(each, loss=each.loss + 3) for each in measured.iterations)
                 outcome = replace(outcome, measurement=replace(measured, iterations=wild))
             self.probe(campaign, layouts[place], outcome)
-        self.store.end_campaign(campaign, "COMPLETED", "exhausted", "all 3 layouts were tried")
+        self.store.campaigns.end(campaign, "COMPLETED", "exhausted", "all 3 layouts were tried")
 
     def analysed(self) -> None:
         """One of two objectives with a constraint, a shortened probe and an analysis."""
@@ -198,17 +198,17 @@ class _Writer:
         )
         trial = self.probe(campaign, layouts[0], completed(layouts[0]))
         self.probe(campaign, layouts[1], completed(layouts[1], shortened=True))
-        self.store.keep_analysis(campaign, make_analysis(trial.id))
+        self.store.reports.keep_analysis(campaign, make_analysis(trial.id))
 
     def imported(self) -> None:
         """A table that was imported."""
-        self.store.import_campaigns([make_import("theirs", *varied_rows())])
+        self.store.imports.add([make_import("theirs", *varied_rows())])
 
     def allocated(self) -> None:
         """An allocation with nodes: one of them in quarantine, one released again."""
         nodes = [NodeBody(name=f"n{number}", num_devices=DEVICES) for number in range(3)]
         facts = AllocationBody(scheduler="slurm", job_id="77", launcher="srun", ends_in_s=7200.0)
-        self.store.register_worker(
+        self.store.workers.register(
             WorkerCreate(
                 name="job-77",
                 host="login",
@@ -221,6 +221,6 @@ class _Writer:
                 nodes=nodes,
             )
         )
-        self.store.quarantine_node("box", "n1", "its memory is not free")
-        self.store.quarantine_node("box", "n2", "slow")
-        self.store.release_node("box", "n2")
+        self.store.allocations.quarantine_node("box", "n1", "its memory is not free")
+        self.store.allocations.quarantine_node("box", "n2", "slow")
+        self.store.allocations.release_node("box", "n2")

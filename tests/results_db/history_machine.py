@@ -62,7 +62,7 @@ NONSENSE: list[tuple[dict[str, Any], dict[str, float]]] = [
 def make_campaign(store: Store, name: str, *, cluster: str = CLUSTERS[0]) -> int:
     spec = make_spec(name, probe={"iterations": TIMED}).to_mapping()
     spec["cluster"]["name"] = cluster
-    return store.create_campaign(spec, num_legal_layouts=100).id
+    return store.campaigns.create(spec, num_legal_layouts=100).id
 
 
 def _losses(offset: float, step_time_s: float) -> tuple[Iteration, ...]:
@@ -92,8 +92,8 @@ class HistoryMachine(RuleBasedStateMachine):
         self.campaigns = [make_campaign(self.store, f"c{n}", cluster=CLUSTERS[0]) for n in (0, 1)]
         self.sessions = [make_worker(self.store, NAMES[0]).id]
         for size in (1, 2, 3):
-            self.store.add_trial(self.campaigns[0], Layout(micro_batch_size=size))
-        self.leases = self.store.lease(self.sessions[0], 2)
+            self.store.trials.add(self.campaigns[0], Layout(micro_batch_size=size))
+        self.leases = self.store.leases.lease(self.sessions[0], 2)
         self.serial = 0
         self.kept: dict[int, float] = {}
         """By trial, the rate of the measurement that the store took."""
@@ -155,26 +155,30 @@ class HistoryMachine(RuleBasedStateMachine):
     @rule(campaign=INDEX, size=st.integers(1, 5), tp=st.sampled_from([1, 1, 2]))
     def propose(self, campaign: int, size: int, tp: int) -> None:
         layout = Layout(micro_batch_size=size, tp=tp)
-        self.act(lambda: self.store.add_trial(self.pick(self.campaigns, campaign), layout))
+        self.act(lambda: self.store.trials.add(self.pick(self.campaigns, campaign), layout))
 
     @precondition(lambda self: self.states)
     @rule(trial=INDEX)
     def repeat(self, trial: int) -> None:
-        self.act(lambda: self.store.repeat_trial(self.pick(self.trial_ids(), trial)))
+        self.act(lambda: self.store.trials.repeat(self.pick(self.trial_ids(), trial)))
 
     @rule(campaign=INDEX)
     def cancel_what_waits(self, campaign: int) -> None:
-        self.act(lambda: self.store.cancel_pending(self.pick(self.campaigns, campaign), "budget"))
+        self.act(
+            lambda: self.store.campaigns.cancel_pending(
+                self.pick(self.campaigns, campaign), "budget"
+            )
+        )
 
     @rule(campaign=INDEX, state=st.sampled_from(["COMPLETED", "FAILED"]), really=st.integers(0, 3))
     def end_campaign(self, campaign: int, state: Any, really: int) -> None:
         if really == 0:
             chosen = self.pick(self.campaigns, campaign)
-            self.act(lambda: self.store.end_campaign(chosen, state, "budget", "all done"))
+            self.act(lambda: self.store.campaigns.end(chosen, state, "budget", "all done"))
 
     @rule()
     def driver_beats(self) -> None:
-        self.act(lambda: self.store.move_clocks())
+        self.act(lambda: self.store.driver.move_clocks())
 
     # The user
 
@@ -185,37 +189,41 @@ class HistoryMachine(RuleBasedStateMachine):
             name = f"c{len(self.campaigns)}"
             self.campaigns.append(make_campaign(self.store, name, cluster=cluster))
 
-    @rule(campaign=INDEX, action=st.sampled_from(["pause_campaign", "resume_campaign"]))
+    @rule(campaign=INDEX, action=st.sampled_from(["pause", "resume"]))
     def pause_or_resume(self, campaign: int, action: str) -> None:
         chosen = self.pick(self.campaigns, campaign)
-        self.act(lambda: getattr(self.store, action)(chosen), twice=True)
+        self.act(lambda: getattr(self.store.campaigns, action)(chosen), twice=True)
 
     @rule(campaign=INDEX, really=st.integers(0, 3))
     def cancel_campaign(self, campaign: int, really: int) -> None:
         if really == 0:
             chosen = self.pick(self.campaigns, campaign)
-            self.act(lambda: self.store.cancel_campaign(chosen), twice=True)
+            self.act(lambda: self.store.campaigns.cancel(chosen), twice=True)
 
     @precondition(lambda self: self.states)
     @rule(trial=INDEX, times=st.integers(1, 2))
     def measure_again(self, trial: int, times: int) -> None:
-        self.act(lambda: self.store.measure_again(self.pick(self.trial_ids(), trial), times=times))
+        self.act(
+            lambda: self.store.trials.measure_again(self.pick(self.trial_ids(), trial), times=times)
+        )
 
     @precondition(lambda self: self.states)
     @rule(trial=INDEX)
     def queue_again(self, trial: int) -> None:
-        self.act(lambda: self.store.requeue_trial(self.pick(self.trial_ids(), trial)))
+        self.act(lambda: self.store.trials.requeue(self.pick(self.trial_ids(), trial)))
 
     @precondition(lambda self: self.states)
     @rule(trial=INDEX)
     def cancel_trial(self, trial: int) -> None:
         chosen = self.pick(self.trial_ids(), trial)
-        self.act(lambda: self.store.cancel_trial(chosen), twice=True)
+        self.act(lambda: self.store.trials.cancel(chosen), twice=True)
 
     @rule(campaign=INDEX, notes=st.sampled_from(["", "for the paper"]), trials=st.integers(1, 9))
     def change_campaign(self, campaign: int, notes: str, trials: int) -> None:
         chosen, budget = self.pick(self.campaigns, campaign), {"trials": trials}
-        self.act(lambda: self.store.update_campaign(chosen, budget=budget, notes=notes), twice=True)
+        self.act(
+            lambda: self.store.campaigns.update(chosen, budget=budget, notes=notes), twice=True
+        )
 
     @rule(campaign=INDEX)
     def delete_campaign(self, campaign: int) -> None:
@@ -223,7 +231,7 @@ class HistoryMachine(RuleBasedStateMachine):
         of_it = {t["id"] for t in self.table("trials") if t["campaign_id"] == chosen}
 
         def delete() -> bool:
-            self.store.delete_campaign(chosen)
+            self.store.campaigns.delete(chosen)
             return True
 
         if self.act(delete):
@@ -242,7 +250,7 @@ class HistoryMachine(RuleBasedStateMachine):
 
     @rule(session=INDEX)
     def drain(self, session: int) -> None:
-        self.act(lambda: self.store.drain_worker(self.pick(self.sessions, session)))
+        self.act(lambda: self.store.workers.drain(self.pick(self.sessions, session)))
 
     @rule(
         session=INDEX,
@@ -255,7 +263,9 @@ class HistoryMachine(RuleBasedStateMachine):
     ) -> None:
         room = None if devices is None else RoomBody(nodes=0, devices=devices)
         chosen = self.pick(self.sessions, session)
-        leases = self.act(lambda: self.store.lease(chosen, number, room=room, longest_s=longest_s))
+        leases = self.act(
+            lambda: self.store.leases.lease(chosen, number, room=room, longest_s=longest_s)
+        )
         for lease in leases or ():
             assert lease.layout.num_devices <= (devices or 2)
             self.leases.append(lease)
@@ -286,14 +296,14 @@ class HistoryMachine(RuleBasedStateMachine):
             nodes_held=nodes_held,
         )
         chosen = self.pick(self.sessions, session)
-        self.act(lambda: self.store.heartbeat(chosen, [beat]), twice=True)
+        self.act(lambda: self.store.leases.heartbeat(chosen, [beat]), twice=True)
 
     @rule(session=INDEX, idle_node_s=st.integers(0, 50), state=st.sampled_from(["idle", "lost"]))
     def tell_status(self, session: int, idle_node_s: int, state: Any) -> None:
         node = NodeStatusBody(name="n0", state=state, reason="loud" if state == "lost" else "")
         status = StatusBody(idle_node_s=float(idle_node_s), nodes=[node])
         chosen = self.pick(self.sessions, session)
-        self.act(lambda: self.store.heartbeat(chosen, [], status=status), twice=True)
+        self.act(lambda: self.store.leases.heartbeat(chosen, [], status=status), twice=True)
 
     # Outcomes: early, late, twice, of anybody
 
@@ -327,7 +337,7 @@ class HistoryMachine(RuleBasedStateMachine):
         """Posts it, twice; whether the store took it, for the first time."""
         key = (held.trial_id, held.attempt)
         receipt = self.act(
-            lambda: self.store.post_outcome(*key, outcome, iterations_s=iterations_s), twice=True
+            lambda: self.store.outcomes.post(*key, outcome, iterations_s=iterations_s), twice=True
         )
         if held.trial_id in self.deleted:
             assert receipt is None
@@ -361,7 +371,7 @@ class HistoryMachine(RuleBasedStateMachine):
             return
         outcome, iterations_s = self.reported[key]
         receipt = self.act(
-            lambda: self.store.post_outcome(*key, outcome, iterations_s=iterations_s)
+            lambda: self.store.outcomes.post(*key, outcome, iterations_s=iterations_s)
         )
         assert receipt is not None
         assert receipt.accepted, "what was taken once is taken for ever"
@@ -375,13 +385,13 @@ class HistoryMachine(RuleBasedStateMachine):
         held = self.pick(self.leases, lease)
         key, (changes, said) = (held.trial_id, held.attempt), nonsense
         outcome = completed(held.layout, **{"timed": TIMED, "duration_s": 4.0, **changes})
-        receipt = self.act(lambda: self.store.post_outcome(*key, outcome, **said))
+        receipt = self.act(lambda: self.store.outcomes.post(*key, outcome, **said))
         assert receipt is None or (key in self.reported and not receipt.accepted)
         assert self.read_rows() == self.rows, "nonsense changed something"
 
     @rule(trial=st.integers(0, 50), attempt=st.integers(4, 9))
     def report_what_never_was(self, trial: int, attempt: int) -> None:
-        assert self.act(lambda: self.store.post_outcome(trial, attempt, failed())) is None
+        assert self.act(lambda: self.store.outcomes.post(trial, attempt, failed())) is None
 
     # Time, and who watches it
 
@@ -391,17 +401,17 @@ class HistoryMachine(RuleBasedStateMachine):
 
     @rule()
     def sweep(self) -> None:
-        self.act(lambda: self.store.expire_leases())
+        self.act(lambda: self.store.leases.expire())
 
     @rule(seconds=st.sampled_from([1.0, 3600.0]))
     def set_the_clock_back(self, seconds: float) -> None:
         self.clock.forward(-seconds)
-        self.act(lambda: self.store.cut_leases())
+        self.act(lambda: self.store.leases.cut())
 
     @rule()
     def be_away(self) -> None:
         self.clock.forward(3600.0)
-        self.act(lambda: self.store.extend_leases())
+        self.act(lambda: self.store.leases.extend())
 
     # Readers
 
@@ -411,18 +421,18 @@ class HistoryMachine(RuleBasedStateMachine):
         assert report.findings == ()
         assert wrong_leaderboards(self.store) == []
         for campaign in self.campaigns:
-            record = self.store.campaign(campaign)
-            trials = self.store.trials(campaign)
-            details = [self.store.trial_detail(trial.id) for trial in trials]
+            record = self.store.campaigns.get(campaign)
+            trials = self.store.trials.find(campaign)
+            details = [self.store.trials.detail(trial.id) for trial in trials]
             for row in (record, *trials, *(a for d in details for a in d.attempts)):
                 assert min(dataclasses.astuple(row.cost)) >= 0
-            told = self.store.trials_ended_since(campaign, 0)
+            told = self.store.trials.ended_since(campaign, 0)
             assert [t.id for t in told] == [
                 t.id
                 for t in sorted(trials, key=lambda t: t.ended_seq or 0)
                 if t.ended_seq is not None
             ]
-            standings = self.store.ranked_layouts(campaign, record.objective)
+            standings = self.store.leaderboard.ranked_layouts(campaign, record.objective)
             counted = {run for standing in standings for run in standing.trial_ids}
             assert counted == {t.id for t in trials if t.state == "COMPLETED"}
 

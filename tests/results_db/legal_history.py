@@ -6,11 +6,11 @@ agree with itself.
 
 from __future__ import annotations
 
-import copy
 from typing import Final
 
 from sqlalchemy import text
 
+from results_db.leaderboard.leaderboard import Leaderboards
 from results_db.leaderboard.leaderboard_memo import LeaderboardMemo
 from results_db.store import Store
 
@@ -113,10 +113,9 @@ def violations(store: Store) -> list[str]:
 
 def wrong_leaderboards(store: Store) -> list[str]:
     """Names of campaigns whose leaderboard is kept, and is not the one that is computed anew."""
-    fresh = copy.copy(store)
-    fresh._memo = LeaderboardMemo()
+    fresh = Leaderboards(store._db, store.now, LeaderboardMemo())
     return [
         campaign.name
-        for campaign in store.campaigns()
-        if store.ranked_layouts(campaign.id) != fresh.ranked_layouts(campaign.id)
+        for campaign in store.campaigns.find()
+        if store.leaderboard.ranked_layouts(campaign.id) != fresh.ranked_layouts(campaign.id)
     ]

@@ -28,8 +28,8 @@ DAY_S = 86_400.0
 
 def measure(store: Store, campaign: int, size: int) -> int:
     worker = make_worker(store)
-    trial = store.add_trial(campaign, Layout(micro_batch_size=size))
-    store.post_outcome(trial.id, lease_one(store, worker.id).attempt, completed())
+    trial = store.trials.add(campaign, Layout(micro_batch_size=size))
+    store.outcomes.post(trial.id, lease_one(store, worker.id).attempt, completed())
     return trial.id
 
 
@@ -45,23 +45,23 @@ def campaigns(store: Store, clock: TurnableClock) -> tuple[int, int]:
     measure(store, old, 1)
     measure(store, old, 2)
     measure(store, going, 1)
-    store.end_campaign(old, "COMPLETED", "budget", "")
+    store.campaigns.end(old, "COMPLETED", "budget", "")
     clock.forward(10 * DAY_S)
     measure(store, going, 2)
-    store.number_events()
+    store.events.number()
     return old, going
 
 
 def test_nothing_goes_that_is_kept_for_ever(store: Store, campaigns: tuple[int, int]) -> None:
-    assert store.prune(KEEP_ALL) == Pruned()
+    assert store.retention.prune(KEEP_ALL) == Pruned()
     assert count(store, "trial_logs") == 4
 
 
 def test_logs_of_trials_that_ended_long_ago_go_and_their_trials_stay(
     store: Store, campaigns: tuple[int, int]
 ) -> None:
-    assert store.prune(Retention(logs=5, events=None)) == Pruned(logs=3)
-    details = [store.trial_detail(trial) for trial in (1, 2, 3, 4)]
+    assert store.retention.prune(Retention(logs=5, events=None)) == Pruned(logs=3)
+    details = [store.trials.detail(trial) for trial in (1, 2, 3, 4)]
     assert [bool(detail.log_tail) for detail in details] == [False, False, False, True]
     assert all(detail.trial.measurement is not None for detail in details)
     assert all(detail.iterations for detail in details)
@@ -70,22 +70,22 @@ def test_logs_of_trials_that_ended_long_ago_go_and_their_trials_stay(
 def test_iterations_go_with_campaigns_that_have_ended_and_never_with_one_that_goes_on(
     store: Store, campaigns: tuple[int, int], database_url: str
 ) -> None:
-    before = store.trial(1).measurement
-    assert store.prune(Retention(iterations=5, events=None)) == Pruned(iterations=24)
+    before = store.trials.get(1).measurement
+    assert store.retention.prune(Retention(iterations=5, events=None)) == Pruned(iterations=24)
     # The losses of a campaign that goes on are still compared with those that come.
-    assert [len(store.trial_detail(trial).iterations) for trial in (1, 2, 3, 4)] == [0, 0, 12, 12]
-    assert store.trial(1).measurement == before
-    assert len(store.ranked_layouts(campaigns[0], "tokens_per_s")) == 2
+    assert [len(store.trials.detail(trial).iterations) for trial in (1, 2, 3, 4)] == [0, 0, 12, 12]
+    assert store.trials.get(1).measurement == before
+    assert len(store.leaderboard.ranked_layouts(campaigns[0], "tokens_per_s")) == 2
     assert check_database(database_url).findings == ()
-    assert store.prune(Retention(iterations=5, events=None)) == Pruned()
+    assert store.retention.prune(Retention(iterations=5, events=None)) == Pruned()
 
 
 def test_events_go_but_for_the_newest_of_each_campaign(
     store: Store, campaigns: tuple[int, int]
 ) -> None:
-    before = store.events(after=0, limit=99)
-    pruned = store.prune(Retention(events=5))
-    left = store.events(after=0, limit=99)
+    before = store.events.find(after=0, limit=99)
+    pruned = store.retention.prune(Retention(events=5))
+    left = store.events.find(after=0, limit=99)
     assert pruned.events == len(before) - len(left) > 0
     assert {event.campaign_id for event in left} == set(campaigns)
     assert left[-1] == before[-1]
@@ -96,8 +96,8 @@ def test_the_audit_goes_only_when_that_is_said_and_says_so_itself(
 ) -> None:
     someone = store.by(Actor(name="physics", role="admin"))
     number = count(store, "audit")
-    assert store.prune(Retention(events=None)).audit == 0
-    pruned = someone.prune(Retention(audit=5, events=None))
+    assert store.retention.prune(Retention(events=None)).audit == 0
+    pruned = someone.retention.prune(Retention(audit=5, events=None))
     assert pruned.audit > 0
     assert count(store, "audit") == number - pruned.audit + 1
     with store._db.read() as session:
@@ -120,18 +120,18 @@ def test_keys_of_requests_go_and_their_campaigns_stay(store: Store, clock: Turna
     keep("old", "one")
     clock.forward(10 * DAY_S)
     keep("young", "two")
-    assert store.prune(Retention(events=None)).requests == 1
-    assert len(store.campaigns()) == 2
+    assert store.retention.prune(Retention(events=None)).requests == 1
+    assert len(store.campaigns.find()) == 2
     physics = store.by(Actor(name="physics", role="submitter"))
-    assert physics.campaign_of_request(RequestKey(key="old", request_hash="h")) is None
-    assert physics.campaign_of_request(RequestKey(key="young", request_hash="h")) is not None
+    assert physics.campaigns.of_request(RequestKey(key="old", request_hash="h")) is None
+    assert physics.campaigns.of_request(RequestKey(key="young", request_hash="h")) is not None
 
 
 def test_more_rows_than_a_transaction_takes_all_go(
     store: Store, campaigns: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("results_db.retention.ROWS_AT_ONCE", 1)
-    assert store.prune(Retention(logs=0, events=None)).logs == 3, (
+    assert store.retention.prune(Retention(logs=0, events=None)).logs == 3, (
         "the youngest ended this very moment"
     )
 
@@ -153,10 +153,10 @@ def test_a_setting_that_is_none_is_refused_with_what_to_write(setting: str) -> N
 def test_a_store_that_is_reopened_has_lost_nothing_else(
     store: Store, campaigns: tuple[int, int], database_url: str, clock: TurnableClock
 ) -> None:
-    before: list[Any] = [store.trials(campaign) for campaign in campaigns]
-    store.prune(Retention(logs=0, iterations=0, events=0, audit=0, requests=0))
+    before: list[Any] = [store.trials.find(campaign) for campaign in campaigns]
+    store.retention.prune(Retention(logs=0, iterations=0, events=0, audit=0, requests=0))
     with closing(Store(database_url, clock=clock)) as again:
-        assert [again.trials(campaign) for campaign in campaigns] == before
-        assert [campaign.spec for campaign in again.campaigns()] == [
+        assert [again.trials.find(campaign) for campaign in campaigns] == before
+        assert [campaign.spec for campaign in again.campaigns.find()] == [
             make_spec(name) for name in ("going", "old")
         ]

@@ -115,26 +115,26 @@ def store(written: str) -> Iterator[Store]:
 
 
 def test_its_campaigns_read_as_they_stood_and_its_winner_is_the_same(store: Store) -> None:
-    found = {campaign.name: campaign.state for campaign in store.campaigns()}
+    found = {campaign.name: campaign.state for campaign in store.campaigns.find()}
     assert found == CAMPAIGNS
-    pilot = store.campaign_by_name("pilot")
-    (first, *_) = store.ranked_layouts(pilot.id, "tokens_per_s", limit=1)
+    pilot = store.campaigns.by_name("pilot")
+    (first, *_) = store.leaderboard.ranked_layouts(pilot.id, "tokens_per_s", limit=1)
     assert first.trial.measurement is not None
     assert first.trial.measurement.tokens_per_s == 1000.0 + 70 * 7
-    states = store.count_trials(pilot.id)
+    states = store.campaigns.count_trials(pilot.id)
     assert (states["COMPLETED"], states["INFEASIBLE"], states["FAILED"]) == (10, 1, 1)
 
 
 def test_work_that_was_under_way_goes_on_where_it_was(store: Store) -> None:
-    campaign = store.campaign_by_name("at-work")
-    (running,) = store.trials(campaign.id, states=["RUNNING"])
+    campaign = store.campaigns.by_name("at-work")
+    (running,) = store.trials.find(campaign.id, states=["RUNNING"])
     assert running.worker_id is not None
     beat = BeatBody(trial_id=running.id, attempt=running.attempt, iterations_done=3)
-    assert store.heartbeat(running.worker_id, [beat]).stop == ()
-    assert store.post_outcome(running.id, 1, completed(running.layout)).state == "COMPLETED"
-    (lease,) = store.lease(running.worker_id, 9)
+    assert store.leases.heartbeat(running.worker_id, [beat]).stop == ()
+    assert store.outcomes.post(running.id, 1, completed(running.layout)).state == "COMPLETED"
+    (lease,) = store.leases.lease(running.worker_id, 9)
     assert lease.campaign_name == "at-work"
-    assert store.post_outcome(lease.trial_id, 1, completed(lease.layout)).accepted
-    assert store.resume_campaign(store.campaign_by_name("on-hold").id).state == "RUNNING"
-    (lease,) = store.lease(running.worker_id, 9)
+    assert store.outcomes.post(lease.trial_id, 1, completed(lease.layout)).accepted
+    assert store.campaigns.resume(store.campaigns.by_name("on-hold").id).state == "RUNNING"
+    (lease,) = store.leases.lease(running.worker_id, 9)
     assert lease.campaign_name == "on-hold"

@@ -44,7 +44,7 @@ def make_spec(name: str = "first", **changes: Any) -> CampaignSpec:
 
 
 def submit(store: Store, spec: CampaignSpec) -> CampaignRecord:
-    return store.create_campaign(spec.to_mapping(), num_legal_layouts=len(spec.legal_set()))
+    return store.campaigns.create(spec.to_mapping(), num_legal_layouts=len(spec.legal_set()))
 
 
 def measured(layout: Layout) -> Outcome:
@@ -71,12 +71,12 @@ class FakeWorker:
 
     def run_one(self) -> bool:
         # As the service does: a look first, that does not queue for the lock of the writers.
-        leases = self.store.lease(self.id, 1)
+        leases = self.store.leases.lease(self.id, 1)
         for lease in leases:
             outcome = self.judge(lease.layout)
             if lease.num_layers is not None and outcome.measurement is not None:
                 outcome = of_part(lease, outcome.measurement.tokens_per_s)
-            self.store.post_outcome(lease.trial_id, lease.attempt, outcome)
+            self.store.outcomes.post(lease.trial_id, lease.attempt, outcome)
         return bool(leases)
 
 
@@ -90,7 +90,7 @@ def of_part(lease: LeaseRecord, tokens_per_s: float) -> Outcome:
 
 
 def ended(store: Store, campaign: CampaignRecord) -> bool:
-    return store.campaign(campaign.id).ended_at is not None
+    return store.campaigns.get(campaign.id).ended_at is not None
 
 
 def drive_until(

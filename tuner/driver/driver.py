@@ -129,7 +129,7 @@ class Driver:
             return True
         self._beat()
         self._plans.step()
-        campaigns = self._store.campaigns_to_drive()
+        campaigns = self._store.campaigns.to_drive()
         self._found_some = bool(campaigns)
         self._drop_others({campaign.id for campaign in campaigns})
         results = [self._step_campaign(campaign) for campaign in campaigns]
@@ -155,7 +155,7 @@ class Driver:
         now = time.monotonic()
         if now - self._beat_at >= HEARTBEAT_INTERVAL_S:
             self._store.agree_on_time()
-            self._store.move_clocks()
+            self._store.driver.move_clocks()
             self._beat_at = now
 
     def _drop_others(self, running: set[int]) -> None:
@@ -183,7 +183,7 @@ class Driver:
     def _is_gone(self, campaign: CampaignRecord) -> bool:
         """Whether the campaign was deleted meanwhile; its failure then needs no handling."""
         try:
-            self._store.campaign(campaign.id)
+            self._store.campaigns.get(campaign.id)
         except CampaignNotFoundError:
             self._forget(campaign)
             _log.info("campaign %r was deleted", campaign.name)
@@ -241,11 +241,11 @@ class Driver:
         search = self._search(campaign)
         if search is None:
             return False
-        counts = self._store.count_trials(campaign.id)
-        there = self._store.workers(cluster=campaign.cluster_name)
+        counts = self._store.campaigns.count_trials(campaign.id)
+        there = self._store.workers.find(cluster=campaign.cluster_name)
         workers = [worker for worker in there if worker.runs(campaign.trainer)]
-        target = OpenTrialTarget(workers, self._store.open_trial_sizes(campaign.id))
-        for trial in self._store.trials_ended_since(campaign.id, search.last_ended_seq):
+        target = OpenTrialTarget(workers, self._store.trials.open_sizes(campaign.id))
+        for trial in self._store.trials.ended_since(campaign.id, search.last_ended_seq):
             search.tell(trial)
             _log_ending(campaign, search, trial)
         spent = Spent(
@@ -254,7 +254,7 @@ class Driver:
             wall_time_s=campaign.wall_time_s,
         )
         if search.spec.uses_cheap_probes:
-            full = self._store.ended_probes(campaign.id, cheap=False)
+            full = self._store.trials.ended_probes(campaign.id, cheap=False)
             spent = replace(spent, full_trials=full.number, full_node_seconds=full.node_seconds)
         if self._analysis_is_due(campaign, search):
             self._analyse(campaign)
@@ -269,9 +269,9 @@ class Driver:
     def _wind_up(self, campaign: CampaignRecord, ending: str) -> None:
         """Cancels waiting trials, lets running ones finish, and then ends the campaign."""
         budget = campaign.spec["budget"]
-        num_cancelled = self._store.cancel_pending(campaign.id, ending, budget=budget)
+        num_cancelled = self._store.campaigns.cancel_pending(campaign.id, ending, budget=budget)
         # Counted after the cancellation: a worker may have leased a trial just before.
-        num_running = self._store.count_open_trials(campaign.id)
+        num_running = self._store.trials.count_open(campaign.id)
         if num_running == 0:
             self._complete(campaign, "budget", ending)
         elif num_cancelled:
@@ -319,7 +319,7 @@ class Driver:
         share = search.spec.stop.converged_within
         if share is None:
             return None
-        num_completed = self._store.count_trials(campaign.id)["COMPLETED"]
+        num_completed = self._store.campaigns.count_trials(campaign.id)["COMPLETED"]
         if num_completed < LEAST_COMPLETED or not search.has_measured:
             return None
         possible = search.possible_improvement()
@@ -338,15 +338,15 @@ class Driver:
         """Adds a round of repeats of all measured layouts, up to the campaign's runs of each."""
         if search.spec.runs == 1 or left == 0:
             return 0
-        measured = self._store.ranked_layouts(campaign.id, campaign.objective)
-        repeats = self._store.count_repeats(campaign.id)
+        measured = self._store.leaderboard.ranked_layouts(campaign.id, campaign.objective)
+        repeats = self._store.trials.count_repeats(campaign.id)
         done = min((repeats.get(each.trial.layout_key, 0) for each in measured), default=0)
         if done + 1 >= search.spec.runs:
             return 0
         lacking = [each for each in measured if repeats.get(each.trial.layout_key, 0) == done]
         again = sorted(lacking, key=lambda each: each.trial.id)[:left]
         for each in again:
-            self._store.repeat_trial(each.trial.id)
+            self._store.trials.repeat(each.trial.id)
         return len(again)
 
     def _remeasure(self, campaign: CampaignRecord, search: CampaignSearch, left: int | None) -> int:
@@ -358,11 +358,13 @@ class Driver:
         num_layouts = search.spec.stop.remeasure
         if not num_layouts or left == 0:
             return 0
-        best = self._store.ranked_layouts(campaign.id, campaign.objective, limit=num_layouts)
-        repeats = self._store.count_repeats(campaign.id)
+        best = self._store.leaderboard.ranked_layouts(
+            campaign.id, campaign.objective, limit=num_layouts
+        )
+        repeats = self._store.trials.count_repeats(campaign.id)
         again = round_of_repeats(best, repeats, left=left)
         for standing in again:
-            trial = self._store.repeat_trial(standing.trial.id)
+            trial = self._store.trials.repeat(standing.trial.id)
             _log.info(
                 "campaign %r: trial %d measures %s again, one of %d that may be the best",
                 campaign.name,
@@ -388,8 +390,8 @@ class Driver:
 
     def _open(self, campaign: CampaignRecord) -> CampaignSearch:
         """Builds a campaign's search from the database; it only reads, maybe on another thread."""
-        trials = self._store.trials(campaign.id)
-        known = self._store.known_trials(campaign)
+        trials = self._store.trials.find(campaign.id)
+        known = self._store.plans.known_trials(campaign)
         search = CampaignSearch.rebuild(campaign, trials, known)
         _log.info(
             "campaign %r is open: strategy %s, %d legal layouts, %d trials so far, calibrated on "
@@ -406,12 +408,12 @@ class Driver:
         self, campaign: CampaignRecord, search: CampaignSearch, target: OpenTrialTarget, most: int
     ) -> int:
         """Repeats trials whose losses contradict each other; returns how many."""
-        doubtful = self._store.trials_in_doubt(campaign.id) if target.is_short else []
+        doubtful = self._store.trials.in_doubt(campaign.id) if target.is_short else []
         repeated = 0
         for trial_id in doubtful[:most]:
             if not target.is_short:
                 break
-            trial = self._store.repeat_trial(trial_id)
+            trial = self._store.trials.repeat(trial_id)
             search.resume(trial)
             target.add(_size(trial))
             repeated += 1
@@ -450,11 +452,11 @@ class Driver:
         what = ""
         if measured is None:
             said, fidelity = search.predict(layout), search.fidelity(layout)
-            trial = self._store.add_trial(campaign.id, layout, fidelity=fidelity, prediction=said)
+            trial = self._store.trials.add(campaign.id, layout, fidelity=fidelity, prediction=said)
             if fidelity is not None:
                 what = f", a cheap probe: {fidelity.words(layout, search.spec.model)}"
         else:
-            trial = self._store.repeat_trial(measured)
+            trial = self._store.trials.repeat(measured)
             what = ", again: its measurement is doubted"
         what = ", the baseline" + what if trial.is_baseline else what
         _log.info("campaign %r: trial %d is %s%s", campaign.name, trial.number, layout.key, what)
@@ -468,10 +470,10 @@ class Driver:
     def _analyse(self, campaign: CampaignRecord) -> None:
         """Stores an analysis of the knobs; where that fails, the campaign goes on without it."""
         try:
-            standings = self._store.ranked_layouts(campaign.id, campaign.objective)
-            analysis = analyse(campaign, standings, self._store.trials(campaign.id))
+            standings = self._store.leaderboard.ranked_layouts(campaign.id, campaign.objective)
+            analysis = analyse(campaign, standings, self._store.trials.find(campaign.id))
             if analysis is not None:
-                self._store.keep_analysis(campaign.id, analysis)
+                self._store.reports.keep_analysis(campaign.id, analysis)
         except DriverLeaseLostError:
             raise
         except Exception as error:
@@ -485,7 +487,7 @@ class Driver:
 
     def _complete(self, campaign: CampaignRecord, reason: str, ending: str) -> None:
         self._analyse(campaign)
-        trials = self._store.trials(campaign.id)
+        trials = self._store.trials.find(campaign.id)
         ended = [
             EndedTrial(state=trial.state, reason=trial.reason, is_cheap=trial.is_cheap)
             for trial in trials
@@ -505,7 +507,7 @@ class Driver:
         *,
         budget: Mapping[str, Any] | None = None,
     ) -> None:
-        self._store.end_campaign(campaign.id, state, reason, message, budget=budget)
+        self._store.campaigns.end(campaign.id, state, reason, message, budget=budget)
         self._searches.pop(campaign.id, None)
         self._analysed.pop(campaign.id, None)
         _log.info("campaign %r is %s (%s): %s", campaign.name, state, reason, message)

@@ -34,7 +34,7 @@ class PlanMaker:
                 return
             made, self._making = self._making, None
             self._end(made)
-        waiting = self._store.next_plan()
+        waiting = self._store.plans.next_open()
         if waiting is not None:
             self._making = _Making(self._store, waiting)
 
@@ -42,14 +42,14 @@ class PlanMaker:
         if isinstance(made.result, DatabaseUnavailableError):
             return  # it still waits, and is made again
         if isinstance(made.result, SearchSpaceError):
-            self._store.end_plan(made.record.id, str(made.result))
+            self._store.plans.end(made.record.id, str(made.result))
         elif isinstance(made.result, Exception):
             # One plan must not stop the campaigns.
             _log.error("plan %d cannot be made", made.record.id, exc_info=made.result)
             said = f"the driver cannot make it: {type(made.result).__name__}: {made.result}"
-            self._store.end_plan(made.record.id, said)
+            self._store.plans.end(made.record.id, said)
         else:
-            self._store.end_plan(made.record.id, made.result)
+            self._store.plans.end(made.record.id, made.result)
             _log.info("plan %d is made", made.record.id)
 
 
@@ -63,7 +63,7 @@ class _Making(threading.Thread):
 
     def run(self) -> None:
         try:
-            self.result = self._store.make_plan(
+            self.result = self._store.plans.make(
                 CampaignSpec.from_mapping(self.record.spec),
                 PlanOptions.from_mapping(self.record.options),
                 at=self.record.created_at,

@@ -144,15 +144,15 @@ class Standby:
         lease has not changed for as long by this process's monotonic clock: the other clock may
         have been set back.
         """
-        lease = self._store.driver_lease()
+        lease = self._store.driver.lease()
         if lease != self._seen:
             if self._seen is None and not lease.is_free(self._store.now()):
                 _log.info("standing by: the driver %d on %s is active", lease.pid, lease.host)
             self._seen, self._seen_at = lease, time.monotonic()
         if lease.is_free(self._store.now()):
-            return self._store.acquire_driver_lease()
+            return self._store.driver.acquire()
         if time.monotonic() - self._seen_at > DRIVER_LEASE_S:
-            return self._store.acquire_driver_lease(unchanged=lease)
+            return self._store.driver.acquire(unchanged=lease)
         return None
 
 
@@ -184,7 +184,7 @@ class HeldLease:
         if self._is_lost:
             return
         try:
-            self._store.release_driver_lease(self._fence)
+            self._store.driver.release(self._fence)
         except ResultsDbError as refusal:
             _log.warning("driver lease %d was not released, and runs out: %s", self._fence, refusal)
 
@@ -201,7 +201,7 @@ class HeldLease:
                 self._is_lost = True
                 return
             try:
-                self._store.renew_driver_lease(self._fence)
+                self._store.driver.renew(self._fence)
             except DriverLeaseLostError as error:
                 _log.warning("%s", error)
                 self._is_lost = True

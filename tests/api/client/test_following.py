@@ -28,8 +28,8 @@ def url(store: Store) -> Iterator[str]:
 
 def pause_and_resume(store: Store, campaign: int) -> None:
     for _ in range(ROUNDS):
-        store.pause_campaign(campaign)
-        store.resume_campaign(campaign)
+        store.campaigns.pause(campaign)
+        store.campaigns.resume(campaign)
 
 
 def test_a_client_hears_each_event_once_over_many_streams(url: str, store: Store) -> None:
@@ -47,9 +47,9 @@ def test_a_client_hears_each_event_once_over_many_streams(url: str, store: Store
 
 def test_a_client_reports_pruned_events(url: str, store: Store) -> None:
     campaign = make_campaign(store)
-    store.pause_campaign(campaign)
-    store.resume_campaign(campaign)
-    store.prune_events(store._clock())
+    store.campaigns.pause(campaign)
+    store.campaigns.resume(campaign)
+    store.events.prune(store._clock())
     with Client(url, TOKEN) as client, pytest.raises(EventsMissedError, match="no longer stored"):
         next(client.campaign_events("first", after=1))
 

@@ -19,7 +19,7 @@ def analysed(api: Api) -> Api:
     worker = api.register()
     api.complete(worker, "first", Layout(tp=2, num_microbatches=8), tokens_per_s=50.0)
     winner = api.complete(worker, "first", BEST, tokens_per_s=100.0)
-    api.store.keep_analysis(campaign["id"], make_analysis(winner))
+    api.store.reports.keep_analysis(campaign["id"], make_analysis(winner))
     return api
 
 

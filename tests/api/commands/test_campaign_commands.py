@@ -146,7 +146,7 @@ def test_a_clone_that_the_service_refuses_is_a_failure(run: Command, name: str) 
 
 
 def test_a_campaign_is_deleted_after_confirmation(run: Command, name: str, store: Store) -> None:
-    store.add_trial(store.campaign_by_name(name).id, LAYOUT)
+    store.trials.add(store.campaigns.by_name(name).id, LAYOUT)
     assert run("campaign", "delete", name, answer="n\n").exit_code == 1
     refused = run("campaign", "delete", name, "--yes")
     assert refused.exit_code == 1
@@ -159,9 +159,9 @@ def test_a_campaign_is_deleted_after_confirmation(run: Command, name: str, store
 def test_deletion_waits_for_the_worker_that_stops_a_trial(
     run: Command, name: str, store: Store
 ) -> None:
-    found = store.campaign_by_name(name)
+    found = store.campaigns.by_name(name)
     worker = make_worker(store, name, devices_per_node=4)
-    trial = store.add_trial(found.id, LAYOUT)
+    trial = store.trials.add(found.id, LAYOUT)
     lease = lease_one(store, worker.id)
     results: list[Result] = []
     waiting = threading.Thread(
@@ -170,13 +170,13 @@ def test_deletion_waits_for_the_worker_that_stops_a_trial(
     waiting.start()
     cancelled = threading.Event()
     for _ in range(600):
-        if store.campaign(found.id).state == "CANCELLED":
+        if store.campaigns.get(found.id).state == "CANCELLED":
             cancelled.set()
             break
         cancelled.wait(0.1)
     assert cancelled.is_set()
     assert results == []
-    store.post_outcome(trial.id, lease.attempt, failed("cancelled"))
+    store.outcomes.post(trial.id, lease.attempt, failed("cancelled"))
     waiting.join(60)
     assert "deleted, with 1 trial" in done(results[0])
 
@@ -185,8 +185,8 @@ def test_a_report_is_written_to_a_file_or_printed(
     run: Command, name: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = make_worker(store, name, devices_per_node=4)
-    trial = store.add_trial(store.campaign_by_name(name).id, LAYOUT)
-    store.post_outcome(trial.id, lease_one(store, worker.id).attempt, completed(LAYOUT))
+    trial = store.trials.add(store.campaigns.by_name(name).id, LAYOUT)
+    store.outcomes.post(trial.id, lease_one(store, worker.id).attempt, completed(LAYOUT))
     monkeypatch.chdir(tmp_path)
     assert done(run("report", name)) == f"report of {name}: {name}.html\n"
     written = (tmp_path / f"{name}.html").read_text()

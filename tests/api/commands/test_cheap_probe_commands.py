@@ -71,8 +71,8 @@ def test_the_leaderboard_says_how_many_probes_are_not_ranked(run: Run, api: Api)
 def test_watching_names_the_layout_that_a_cheap_probe_stands_for(
     run: Run, client: Client, api: Api
 ) -> None:
-    api.store.add_trial(api.store.campaign_by_name("large").id, ONLY_CHEAP, fidelity=FEWER)
-    api.lease(api.store.workers()[0].id)
+    api.store.trials.add(api.store.campaigns.by_name("large").id, ONLY_CHEAP, fidelity=FEWER)
+    api.lease(api.store.workers.find()[0].id)
     campaign = client.campaign("large")
     assert "3 trials done (2 cheap probes), 1 running" in progress_line(campaign)
     view = CampaignView(client, "large")

@@ -50,14 +50,14 @@ def submit(
 ) -> int:
     """A campaign with some completed trials, each faster than the one before."""
     service.post("/campaigns", {**CAMPAIGN, "name": name, **changes})
-    campaign = store.campaign_by_name(name).id
+    campaign = store.campaigns.by_name(name).id
     worker = make_worker(store, "w1", devices_per_node=4)
     for number, layout in enumerate(layouts[:trials], 1):
-        trial = store.add_trial(campaign, layout)
+        trial = store.trials.add(campaign, layout)
         lease = lease_one(store, worker.id)
         assert lease.trial_id == trial.id
         outcome = completed(layout, tokens_per_s=1000.0 * number, duration_s=16.0)
-        store.post_outcome(trial.id, 1, outcome)
+        store.outcomes.post(trial.id, 1, outcome)
     return campaign
 
 
@@ -125,7 +125,7 @@ def test_pause_resume_and_cancel_change_the_state(run, service, store, name: str
     for action, state in [("pause", "PAUSED"), ("resume", "RUNNING"), ("cancel", "CANCELLED")]:
         done = run("campaign", action, name, "--json")
         assert done.exit_code == 0, done.output
-        assert json.loads(done.stdout)["state"] == state == store.campaign_by_name(name).state
+        assert json.loads(done.stdout)["state"] == state == store.campaigns.by_name(name).state
     refused = run("campaign", "resume", name)
     assert refused.exit_code == 1
     assert "CANCELLED and cannot be resumed" in refused.output
@@ -137,10 +137,10 @@ def test_watch_follows_a_campaign_to_its_end(run, service, store, name: str) -> 
     watching = threading.Thread(target=lambda: results.append(run("campaign", "watch", name)))
     watching.start()
     worker = make_worker(store, "w2", devices_per_node=4)
-    trial = store.add_trial(campaign, LAYOUTS[3])
+    trial = store.trials.add(campaign, LAYOUTS[3])
     lease_one(store, worker.id)
-    store.post_outcome(trial.id, 1, completed(LAYOUTS[3], tokens_per_s=5000.0))
-    store.end_campaign(campaign, "COMPLETED", "budget", "2 trials ended")
+    store.outcomes.post(trial.id, 1, completed(LAYOUTS[3], tokens_per_s=5000.0))
+    store.campaigns.end(campaign, "COMPLETED", "budget", "2 trials ended")
     watching.join(20)
     (result,) = results
     assert result.exit_code == 0, result.output
@@ -152,7 +152,7 @@ def test_watch_follows_a_campaign_to_its_end(run, service, store, name: str) -> 
 
 def test_watching_a_failed_campaign_fails(run, service, store, name: str) -> None:
     campaign = submit(service, store, name)
-    store.end_campaign(campaign, "FAILED", "driver", "the strategy is broken")
+    store.campaigns.end(campaign, "FAILED", "driver", "the strategy is broken")
     done = run("campaign", "watch", name)
     assert done.exit_code == 1
     assert "the strategy is broken" in done.output
@@ -161,9 +161,9 @@ def test_watching_a_failed_campaign_fails(run, service, store, name: str) -> Non
 def test_the_leaderboard_is_a_table_csv_or_json(run, service, store, name: str) -> None:
     campaign = submit(service, store, name, trials=3)
     worker = make_worker(store, "w1", devices_per_node=4)
-    trial = store.add_trial(campaign, LAYOUTS[3])
+    trial = store.trials.add(campaign, LAYOUTS[3])
     lease_one(store, worker.id)
-    store.post_outcome(trial.id, 1, failed())
+    store.outcomes.post(trial.id, 1, failed())
     table = run("leaderboard", name).output.splitlines()
     assert "the best 3 of 3 by tokens_per_s" in table[0]
     ranks = [line.split()[:2] for line in table if line.strip() and line.split()[0].isdigit()]
@@ -321,7 +321,7 @@ def test_the_commands_that_an_export_prints_name_its_files_from_here(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     campaign = "exported-commands"
-    if not [each for each in store.campaigns() if each.name == campaign]:
+    if not [each for each in store.campaigns.find() if each.name == campaign]:
         submit(service, store, campaign, trials=1, layouts=[ANYWHERE], model="tiny-llama")
     folder = tmp_path / "absolute" if out == "/" else Path(out)
     done = run("export", campaign, "--format", format_name, f"--out={folder}")
@@ -478,7 +478,7 @@ def test_watch_survives_a_service_that_is_started_again(tmp_path: Path) -> None:
     assert watching.stdout is not None
     assert "RUNNING" in watching.stdout.readline()
     service.end()
-    store.end_campaign(1, "COMPLETED", "budget", "done")
+    store.campaigns.end(1, "COMPLETED", "budget", "done")
     store.close()
     service.start(port=port)
     rest, _ = watching.communicate(timeout=40)

@@ -28,12 +28,12 @@ def measured(
     """A campaign on two nodes with some completed trials; its id."""
     cluster = {**CAMPAIGN["cluster"], "num_nodes": 2}
     service.post("/campaigns", {**CAMPAIGN, "name": name, "cluster": cluster})
-    campaign = store.campaign_by_name(name).id
+    campaign = store.campaigns.by_name(name).id
     worker = make_worker(store, "w1", devices_per_node=4)
     for number, layout in enumerate(layouts, 1):
-        trial = store.add_trial(campaign, layout)
+        trial = store.trials.add(campaign, layout)
         lease_one(store, worker.id)
-        store.post_outcome(trial.id, 1, completed(layout, tokens_per_s=1000.0 * number))
+        store.outcomes.post(trial.id, 1, completed(layout, tokens_per_s=1000.0 * number))
     return campaign
 
 
@@ -66,7 +66,7 @@ def test_the_leaderboard_has_the_days_of_a_training_job_by_measured_step_times(
 def test_a_dry_run_prints_the_services_plan_and_submits_nothing(
     run: Command, service: ServeProcess, store: Store, tmp_path: Path
 ) -> None:
-    store.end_campaign(measured(service, store, "before"), "COMPLETED", "budget", "")
+    store.campaigns.end(measured(service, store, "before"), "COMPLETED", "budget", "")
     file = tmp_path / "c.yaml"
     document = {**CAMPAIGN, "name": "later", "start_from": ["before"]}
     file.write_text(yaml.safe_dump(document))

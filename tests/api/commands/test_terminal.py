@@ -91,11 +91,11 @@ def _measure(store: Store) -> None:
         (NAME, [completed(layout, tokens_per_s=9e6 + at) for at, layout in enumerate(LAYOUTS)]),
         ("hostile", [completed(LAYOUTS[0]), failed(), failed("out_of_memory")]),
     ):
-        id_ = store.campaign_by_name(campaign).id
+        id_ = store.campaigns.by_name(campaign).id
         for layout, outcome in zip(LAYOUTS, outcomes, strict=False):
-            store.add_trial(id_, layout)
+            store.trials.add(id_, layout)
             lease = lease_one(store, worker)
-            store.post_outcome(lease.trial_id, lease.attempt, outcome)
+            store.outcomes.post(lease.trial_id, lease.attempt, outcome)
 
 
 def _make_hostile(database: Path) -> None:
@@ -279,8 +279,8 @@ def test_a_watched_campaign_is_redrawn_in_place_at_any_width(served: Served, col
         first = Screen(columns).after(terminal.so_far())
         before = len(terminal.so_far())
         with closing(TimelyStore(DataDir(served.data_dir).database_url)) as store:
-            campaign = store.campaign_by_name("hostile").id
-            (store.pause_campaign if columns == 20 else store.resume_campaign)(campaign)
+            campaign = store.campaigns.by_name("hostile").id
+            (store.campaigns.pause if columns == 20 else store.campaigns.resume)(campaign)
             wait_until("it has changed", lambda: len(terminal.so_far()) > before)
         wait_until("it is whole", lambda: Screen(columns).after(terminal.so_far())[-1] != "")
         shown = Screen(columns).after(terminal.so_far())

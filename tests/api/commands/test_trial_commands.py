@@ -19,9 +19,9 @@ def run(api: Api, command: Command) -> Command:
     campaign = api.submit()
     worker = api.register()
     api.complete(worker, "first", Layout(num_microbatches=8), tokens_per_s=100.0)
-    api.store.add_trial(campaign["id"], Layout(tp=2, num_microbatches=8))
+    api.store.trials.add(campaign["id"], Layout(tp=2, num_microbatches=8))
     api.report(worker, api.lease(worker), failed("crashed"))
-    api.store.add_trial(campaign["id"], Layout(pp=2, num_microbatches=8))
+    api.store.trials.add(campaign["id"], Layout(pp=2, num_microbatches=8))
     return lambda *arguments: command("trial", *arguments)
 
 

@@ -22,13 +22,13 @@ OURS = dict(zip(LAYOUTS, (4000.0, 3000.0, 2000.0, 1000.0), strict=True))
 
 def measured_by_us(service: ServeProcess, store: Store, name: str) -> None:
     service.post("/campaigns", {**CAMPAIGN, "name": name})
-    campaign = store.campaign_by_name(name).id
+    campaign = store.campaigns.by_name(name).id
     worker = make_worker(store, f"{name}-ours", devices_per_node=4)
     for layout, speed in OURS.items():
-        trial = store.add_trial(campaign, layout)
+        trial = store.trials.add(campaign, layout)
         assert lease_one(store, worker.id).trial_id == trial.id
-        store.post_outcome(trial.id, 1, completed(layout, tokens_per_s=speed))
-    store.end_campaign(campaign, "COMPLETED", "budget", "")
+        store.outcomes.post(trial.id, 1, completed(layout, tokens_per_s=speed))
+    store.campaigns.end(campaign, "COMPLETED", "budget", "")
 
 
 class OtherTrainer(threading.Thread):
@@ -42,10 +42,10 @@ class OtherTrainer(threading.Thread):
         store = self._store
         wait_until(
             "the second campaign is there",
-            lambda: any(c.name == self._name for c in store.campaigns()),
+            lambda: any(c.name == self._name for c in store.campaigns.find()),
         )
-        campaign = store.campaign_by_name(self._name)
-        worker = store.register_worker(
+        campaign = store.campaigns.by_name(self._name)
+        worker = store.workers.register(
             WorkerCreate(
                 name=f"{self._name}-theirs",
                 host="h",
@@ -58,12 +58,12 @@ class OtherTrainer(threading.Thread):
         )
         spec = CampaignSpec.from_mapping(campaign.spec)
         for layout in spec.layouts:
-            first = store.add_trial(campaign.id, layout)
+            first = store.trials.add(campaign.id, layout)
             self._end(worker.id, first.id, layout)
             for _ in range(spec.runs - 1 if self._speeds[layout] else 0):
-                again = store.repeat_trial(first.id)
+                again = store.trials.repeat(first.id)
                 self._end(worker.id, again.id, layout)
-        store.end_campaign(campaign.id, "COMPLETED", "exhausted", "")
+        store.campaigns.end(campaign.id, "COMPLETED", "exhausted", "")
 
     def _end(self, worker_id: str, trial_id: int, layout: Layout) -> None:
         speed = self._speeds[layout]
@@ -73,7 +73,7 @@ class OtherTrainer(threading.Thread):
             if speed is None
             else completed(layout, tokens_per_s=speed, trainer="theirs", trainer_version="7")
         )
-        self._store.post_outcome(trial_id, 1, outcome)
+        self._store.outcomes.post(trial_id, 1, outcome)
 
 
 def test_the_two_orders_are_compared(run: Command, service: ServeProcess, store: Store) -> None:

@@ -42,10 +42,10 @@ def client(store: Store) -> Iterator[Client]:
 
 def add_ended(store: Store, end: Outcome | float, number: int) -> None:
     """Ends the next trial with an outcome, or measures so many tokens a second."""
-    store.add_trial(store.campaign_by_name("watched").id, Layout(num_microbatches=number))
-    lease = lease_one(store, store.workers()[0].id)
+    store.trials.add(store.campaigns.by_name("watched").id, Layout(num_microbatches=number))
+    lease = lease_one(store, store.workers.find()[0].id)
     outcome = end if isinstance(end, Outcome) else completed(lease.layout, tokens_per_s=end)
-    store.post_outcome(lease.trial_id, lease.attempt, outcome)
+    store.outcomes.post(lease.trial_id, lease.attempt, outcome)
 
 
 def lines_of(view: CampaignView, client: Client, width: int = 120) -> list[str]:
@@ -76,13 +76,13 @@ def test_a_view_grows_with_its_campaign(store: Store, client: Client) -> None:
 
 
 def test_the_running_trial_is_shown_with_its_iterations(store: Store, client: Client) -> None:
-    campaign = store.campaign_by_name("watched")
+    campaign = store.campaigns.by_name("watched")
     for number in (1, 2):
-        store.add_trial(campaign.id, Layout(num_microbatches=number))
+        store.trials.add(campaign.id, Layout(num_microbatches=number))
     worker = make_worker(store).id
-    leases = store.lease(worker, 2)
+    leases = store.leases.lease(worker, 2)
     beat = [BeatBody(trial_id=each.trial_id, attempt=1, iterations_done=3) for each in leases]
-    store.heartbeat(worker, beat)
+    store.leases.heartbeat(worker, beat)
     probe = campaign.spec["probe"]
     planned = probe["warmup"] + probe["iterations"]
     view = CampaignView(client, "watched")
@@ -122,7 +122,7 @@ def test_watching_reads_newly_ended_trials_only(
 def test_no_line_is_wider_than_the_terminal(store: Store, client: Client, width: int) -> None:
     make_worker(store)
     for number in range(1, 200):
-        store.add_trial(store.campaign_by_name("watched").id, Layout(num_microbatches=number))
+        store.trials.add(store.campaigns.by_name("watched").id, Layout(num_microbatches=number))
     add_ended(store, 1000.0, 200)
     add_ended(store, failed(), 201)
     lines = lines_of(CampaignView(client, "watched"), client, width)

@@ -80,11 +80,11 @@ class Explored:
 
     def run(self, campaign: int, layout: Layout, outcome: Outcome | None) -> int:
         """Proposes a layout and ends it with an outcome; None: it goes on. Returns its id."""
-        trial = self.store.add_trial(campaign, layout).id
-        (lease,) = self.store.lease(self.worker, 1)
+        trial = self.store.trials.add(campaign, layout).id
+        (lease,) = self.store.leases.lease(self.worker, 1)
         assert lease.trial_id == trial, "another trial waited"
         if outcome is not None:
-            self.store.post_outcome(trial, lease.attempt, outcome)
+            self.store.outcomes.post(trial, lease.attempt, outcome)
         return trial
 
     def measure(self, campaign: int, place: int, **changes: Any) -> int:

@@ -87,10 +87,10 @@ class Plotted:
 
     def run_one(self, layout: Layout, outcome: Outcome, *, worker: int = 0) -> int:
         """Proposes, leases and ends a trial; returns its number."""
-        trial = self.store.add_trial(self.campaign_id, layout, prediction=prediction_of(layout))
+        trial = self.store.trials.add(self.campaign_id, layout, prediction=prediction_of(layout))
         lease = lease_one(self.store, self.workers[worker])
         self.clock.forward(outcome.duration_s)
-        assert self.store.post_outcome(trial.id, lease.attempt, outcome).accepted
+        assert self.store.outcomes.post(trial.id, lease.attempt, outcome).accepted
         return trial.number
 
 
@@ -175,7 +175,7 @@ def outcome_of(layout: Layout, number: int) -> Outcome:
 def plotted_store(store: Store, clock: TurnableClock, url: str, *, trials: int) -> Plotted:
     """Fills a store with one campaign."""
     spec = CampaignSpec.from_mapping(DOCUMENT).to_mapping()
-    campaign_id = store.create_campaign(spec, num_legal_layouts=500).id
+    campaign_id = store.campaigns.create(spec, num_legal_layouts=500).id
     workers = [make_worker(store, name, num_nodes=1).id for name in ("w1", "w2")]
     plotted = Plotted(url=url, store=store, campaign_id=campaign_id, clock=clock, workers=workers)
     for number, layout in enumerate(itertools.islice(layouts(), trials)):
@@ -186,9 +186,9 @@ def plotted_store(store: Store, clock: TurnableClock, url: str, *, trials: int) 
 
 def add_analysis(plotted: Plotted) -> None:
     """Stores importances, as the driver does."""
-    winner = plotted.store.winner(plotted.campaign_id, "tokens_per_s_per_device")
+    winner = plotted.store.leaderboard.winner(plotted.campaign_id, "tokens_per_s_per_device")
     assert winner is not None
-    plotted.store.keep_analysis(
+    plotted.store.reports.keep_analysis(
         plotted.campaign_id,
         Analysis(
             winner_id=winner.trial.id,
@@ -213,7 +213,7 @@ def plotted_service(database_url: str, *, trials: int = 44) -> Iterator[Plotted]
         plotted = plotted_store(store, clock, url.removesuffix("/v1"), trials=trials)
         if trials:
             add_analysis(plotted)
-            store.add_trial(plotted.campaign_id, Layout(tp=8, num_microbatches=16))
+            store.trials.add(plotted.campaign_id, Layout(tp=8, num_microbatches=16))
             lease_one(store, plotted.workers[1])
             clock.forward(timedelta(seconds=12).total_seconds())
         yield plotted

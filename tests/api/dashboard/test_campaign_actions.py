@@ -35,7 +35,7 @@ def test_a_campaign_is_paused_resumed_cancelled_and_deleted(
         assert_accessible(page)
         page.keyboard.press("Escape")
         expect(page.get_by_role("dialog")).to_have_count(0)
-        assert explored.store.campaign(campaign).state == "RUNNING"
+        assert explored.store.campaigns.get(campaign).state == "RUNNING"
         confirm(page, "Cancel campaign", "cannot be resumed")
         expect(page.get_by_text("Workers stop its running trials.")).to_be_visible()
         page.get_by_role("link", name="Delete").click()
@@ -63,7 +63,7 @@ def test_a_campaign_is_cloned_and_its_notes_and_budget_change(
         page.get_by_label("Trials", exact=True).fill("7")
         page.get_by_role("button", name="Save").click()
         expect(page.get_by_text("The campaign was changed.")).to_be_visible()
-        changed = explored.store.campaign_by_name("to-clone")
+        changed = explored.store.campaigns.by_name("to-clone")
         assert (changed.notes, changed.spec["budget"]["trials"]) == ("two\nlines <b>", 7)
         expect(page.locator(".notes")).to_have_text("two\nlines <b>")
         page.get_by_text("Clone, notes and budget").click()
@@ -133,4 +133,4 @@ def test_viewers_and_other_submitters_have_no_buttons_and_may_not_post(
             )
             assert answer.status_code == 403
             assert "You may not do this" in answer.text
-    assert explored.store.campaign_by_name("first").state == "RUNNING"
+    assert explored.store.campaigns.by_name("first").state == "RUNNING"

@@ -194,8 +194,10 @@ def test_the_keyboard_is_enough_for_the_leaderboard(browser: Browser, explored: 
 
 def test_names_with_markup_are_shown_as_text(browser: Browser, explored: Explored) -> None:
     spec = make_spec(ODD, cluster=ODD)
-    campaign = explored.store.create_campaign({**spec, "model": {"name": ODD}}, num_legal_layouts=4)
-    explored.store.update_campaign(campaign.id, notes=f"line 1\n{ODD}")
+    campaign = explored.store.campaigns.create(
+        {**spec, "model": {"name": ODD}}, num_legal_layouts=4
+    )
+    explored.store.campaigns.update(campaign.id, notes=f"line 1\n{ODD}")
     with explored.visitor(browser) as visitor:
         page = visitor.open("/")
         page.get_by_role("link", name="<script>").click()
@@ -206,8 +208,8 @@ def test_names_with_markup_are_shown_as_text(browser: Browser, explored: Explore
             expect(heading).to_contain_text("<script>window.hacked = 1</script>\"'&")
             expect(heading).to_contain_text("\\u202eabc\\u0007")
             assert page.evaluate("() => window.hacked") is None
-    explored.store.cancel_campaign(campaign.id)
-    explored.store.delete_campaign(campaign.id)
+    explored.store.campaigns.cancel(campaign.id)
+    explored.store.campaigns.delete(campaign.id)
 
 
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
@@ -246,7 +248,7 @@ def test_the_winner_is_compared_with_the_baseline(browser: Browser, explored: Ex
         expect(page.locator("#rank-2")).to_contain_text("baseline")
         visitor.open("/campaigns/has-a-baseline/trials")
         expect(page.get_by_role("row").filter(has_text="baseline")).to_have_count(1)
-        one, two = (explored.store.trial_by_number(campaign, number).id for number in (1, 2))
+        one, two = (explored.store.trials.by_number(campaign, number).id for number in (1, 2))
         for trial, number in ((one, 0), (two, 1)):
             visitor.open(f"/trials/{trial}")
             expect(page.locator("h1 .mark")).to_have_count(number)

@@ -39,7 +39,7 @@ def page(api: Api, path: str, **query: object) -> str:
 
 
 def plots(api: Api) -> CampaignPlots:
-    campaign = api.store.campaign_by_name("large")
+    campaign = api.store.campaigns.by_name("large")
     return CampaignPlots(store=api.store, campaign=campaign, choices=PlotChoices())
 
 
@@ -125,12 +125,12 @@ def test_pages_with_cheap_probes_fit_a_phone_and_are_accessible(
 ) -> None:
     campaign = explored.post("/campaigns", CHEAP_CAMPAIGN)["id"]
     for fidelity in (FEWER, None):
-        trial = explored.store.add_trial(campaign, FULL, fidelity=fidelity)
+        trial = explored.store.trials.add(campaign, FULL, fidelity=fidelity)
         ask = {"max_trials": 1, "wait_s": 0}
         (lease,) = explored.post(f"/workers/{explored.worker}/leases", ask)["leases"]
         outcome = measured_as_asked(lease, trial.layout)
-        explored.store.post_outcome(trial.id, lease["attempt"], outcome)
-    first = explored.store.trial_by_number(campaign, 1).id
+        explored.store.outcomes.post(trial.id, lease["attempt"], outcome)
+    first = explored.store.trials.by_number(campaign, 1).id
     with explored.visitor(browser, "viewer") as visitor:
         for path in ("/campaigns/large", "/campaigns/large/trials", f"/trials/{first}"):
             page = visitor.open(path)

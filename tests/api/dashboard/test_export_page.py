@@ -34,7 +34,7 @@ def interleaved(sqlite_url: str) -> Iterator[str]:
         campaign = http.post("/campaigns", json={**CAMPAIGN, "space": space}).json()["id"]
         about = {**INTRODUCTION, "cluster": "local-cpu", "devices_per_node": 4}
         worker = http.post("/workers", json=about).json()["worker_id"]
-        trial = store.add_trial(campaign, INTERLEAVED).id
+        trial = store.trials.add(campaign, INTERLEAVED).id
         http.post(f"/workers/{worker}/leases", json={"max_trials": 1, "wait_s": 0})
         outcome = dataclasses.asdict(completed(INTERLEAVED))
         body = {"worker_id": worker, "attempt": 1, "outcome": outcome}

@@ -61,9 +61,9 @@ def test_running_trials_and_other_windows_follow_too(browser: Browser, explored:
         expect(one.get_by_text("The trial is cancelled.")).to_be_visible()
         other.close()
         # The stream outlives the window that opened it.
-        explored.store.cancel_campaign(campaign)
+        explored.store.campaigns.cancel(campaign)
         expect(one.get_by_role("heading", level=1)).to_contain_text("CANCELLED")
-        assert explored.store.trial(trial).campaign_id == campaign
+        assert explored.store.trials.get(trial).campaign_id == campaign
 
 
 @pytest.mark.slow
@@ -114,10 +114,10 @@ def test_a_page_says_that_the_service_is_gone_and_recovers(
             service.end(signal.SIGKILL)
             expect(page.locator("#connection")).to_have_text("connection lost; trying again")
             # While nobody serves, somebody else's outcome reaches the database.
-            trial = store.add_trial(campaign, LAYOUTS[0])
-            (lease,) = store.lease(worker, 1)
+            trial = store.trials.add(campaign, LAYOUTS[0])
+            (lease,) = store.leases.lease(worker, 1)
             outcome = completed(LAYOUTS[0], tokens_per_s=3000.0)
-            store.post_outcome(trial.id, lease.attempt, outcome)
+            store.outcomes.post(trial.id, lease.attempt, outcome)
             service.start(url.rpartition(":")[2])
             expect_live(page)
             expect(page.locator("#rank-1")).to_contain_text("3,000")

@@ -243,7 +243,7 @@ def page_of(plotted: Plotted, path: str) -> str:
 
 def test_early_campaigns_have_pages_that_say_what_is_missing(plotted: Plotted) -> None:
     store = plotted.store
-    campaign = store.create_campaign(make_spec("early", cluster="other"), num_legal_layouts=9).id
+    campaign = store.campaigns.create(make_spec("early", cluster="other"), num_legal_layouts=9).id
     none = page_of(plotted, "/campaigns/early/plots")
     for words in ("No trial has ended yet.", "No layout has been tried yet.", "no analysis yet"):
         assert words in none

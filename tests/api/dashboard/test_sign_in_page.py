@@ -62,7 +62,7 @@ def test_the_address_of_a_code_signs_in_and_is_not_in_the_history(
 
 
 def test_a_token_signs_in_without_scripts(browser: Browser, signing: Signing) -> None:
-    record, token = signing.store.create_token("ana", "viewer")
+    record, token = signing.store.access.create_token("ana", "viewer")
     with visiting(browser, signing.url) as visitor:
         context = visitor.page.context.browser
         assert context is not None
@@ -81,7 +81,7 @@ def test_a_token_signs_in_without_scripts(browser: Browser, signing: Signing) ->
         expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
         plain.close()
         visitor.open("/")
-    signing.store.revoke_token(record.id)
+    signing.store.access.revoke_token(record.id)
 
 
 @contextmanager
@@ -137,11 +137,11 @@ def test_a_link_in_a_web_mail_works(browser: Browser, signing: Signing, tmp_path
 
 @pytest.mark.slow
 def test_a_page_whose_session_ends_leads_to_the_sign_in(browser: Browser, signing: Signing) -> None:
-    record, token = signing.store.create_token("bob", "submitter")
+    record, token = signing.store.access.create_token("bob", "submitter")
     with visiting(browser, signing.url) as visitor:
         page = visitor.open(f"/sign-in#code={signing.code(token)}")
         expect(page.locator("#connection")).to_have_text("live")
-        signing.store.revoke_token(record.id)
+        signing.store.access.revoke_token(record.id)
         page.wait_for_timeout(1100)  # the service believes the database for a second
         page.get_by_role("link", name="Campaigns").click()
         expect(page.get_by_role("heading", name="Sign in")).to_be_visible()

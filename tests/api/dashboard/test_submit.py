@@ -290,4 +290,4 @@ def test_a_person_who_is_signed_in_submits_a_file(browser: Browser, tmp_path: Pa
         expect(page.locator("#check")).to_contain_text("Nothing is wrong")
         submit(page)
         page.wait_for_url("**/campaigns/mine")
-        assert signing.store.campaign_by_name("mine").spec["seed"] == 1
+        assert signing.store.campaigns.by_name("mine").spec["seed"] == 1

@@ -18,7 +18,7 @@ MARKUP = "<img src=x onerror=alert(1)>"
 
 
 def trial(explored: Explored, number: int, campaign: str = "first") -> int:
-    return explored.store.trial_by_number(explored.store.campaign_by_name(campaign).id, number).id
+    return explored.store.trials.by_number(explored.store.campaigns.by_name(campaign).id, number).id
 
 
 def assert_accessible_in_both_themes(page: Page) -> None:
@@ -149,8 +149,8 @@ def test_a_running_trial_updates_and_fits_a_phone(browser: Browser, explored: Ex
 
 
 def test_trials_stand_side_by_side_with_what_differs(browser: Browser, explored: Explored) -> None:
-    campaign = explored.store.campaign_by_name("first").id
-    one, other, lost = (explored.store.trial_by_number(campaign, n).id for n in (1, 4, 5))
+    campaign = explored.store.campaigns.by_name("first").id
+    one, other, lost = (explored.store.trials.by_number(campaign, n).id for n in (1, 4, 5))
     phone = {"width": 380, "height": 800}
     with explored.visitor(browser, "viewer", viewport=phone) as visitor:
         page = visitor.open("/compare")

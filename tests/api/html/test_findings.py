@@ -15,7 +15,7 @@ from tests.kit.store import make_campaign
 @pytest.fixture
 def ranked(sqlite_url: str) -> RankedLayout:
     store = Store(sqlite_url)
-    trial = store.add_trial(make_campaign(store), Layout())
+    trial = store.trials.add(make_campaign(store), Layout())
     store.close()
     return RankedLayout(
         trial=trial,
@@ -49,7 +49,7 @@ def test_the_gain_names_the_layouts_that_it_leaves_out(
     ranked: RankedLayout, sqlite_url: str
 ) -> None:
     store = Store(sqlite_url)
-    campaign = store.campaigns()[0]
+    campaign = store.campaigns.find()[0]
     store.close()
 
     def gain(ranked_layouts: int, shortened: int) -> str:

@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 from api import errors as api_errors
 from api.http.problems import STATUS_OF
 from results_db import errors as db_errors
-from results_db.store import Store
+from results_db.campaigns.campaigns import Campaigns
 from search_spaces import errors as space_errors
 from tests.kit.api import CAMPAIGN, Api
 
@@ -53,10 +53,10 @@ def test_malformed_json_of_any_route_says_where(http: TestClient) -> None:
 def test_a_fault_of_ours_shows_nothing_of_its_inside(
     http: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: Store, **_: object) -> list[object]:
+    def broken(self: Campaigns, **_: object) -> list[object]:
         raise RuntimeError("secret path /home/somebody")
 
-    monkeypatch.setattr(Store, "campaigns", broken)
+    monkeypatch.setattr(Campaigns, "find", broken)
     answer = http.get("/v1/campaigns")
     assert answer.status_code == 500
     assert answer.headers["Content-Type"] == "application/problem+json"

@@ -24,14 +24,14 @@ def to_beat(api: Api, **campaign: Any) -> float | None:
     created = api.submit(**campaign)
     worker = api.register()
     api.complete(worker, "first", BEST, tokens_per_s=1024.0)
-    api.store.add_trial(created["id"], OTHER)
+    api.store.trials.add(created["id"], OTHER)
     seconds: float | None = api.lease(worker)["request"]["stop_above_step_time_s"]
     return seconds
 
 
 def test_the_first_probe_has_no_step_time_to_beat(api: Api) -> None:
     created = api.submit()
-    api.store.add_trial(created["id"], BEST)
+    api.store.trials.add(created["id"], BEST)
     assert api.lease(api.register())["request"]["stop_above_step_time_s"] is None
 
 
@@ -58,10 +58,10 @@ def test_with_two_objectives_a_probe_must_beat_a_layout_that_surely_needs_less_m
 ) -> None:
     created = api.submit(objective=TWO)
     worker = api.register()
-    api.store.add_trial(created["id"], OTHER)
+    api.store.trials.add(created["id"], OTHER)
     outcome = completed(OTHER, tokens_per_s=1024.0, peak_memory_bytes=peak_bytes)
     api.report(worker, api.lease(worker), outcome)
-    api.store.add_trial(created["id"], BEST)
+    api.store.trials.add(created["id"], BEST)
     seconds = api.lease(worker)["request"]["stop_above_step_time_s"]
     # Two runs may differ by 3 %.
     assert seconds == (pytest.approx(8 * 128 / (0.97 * 1024.0)) if is_told else None)
@@ -109,7 +109,7 @@ def test_a_cheap_probe_is_never_stopped_and_trains_the_layers_of_its_part(api: A
     worker = api.register()
     api.complete(worker, "first", BEST, tokens_per_s=1024.0)
     part = Fidelity(num_microbatches=4, dp=1, num_layers=2)
-    api.store.add_trial(created["id"], OTHER, fidelity=part)
+    api.store.trials.add(created["id"], OTHER, fidelity=part)
     request = api.lease(worker)["request"]
     assert request["stop_above_step_time_s"] is None
     assert request["layout"] == part.reduced(OTHER).to_mapping()
@@ -121,7 +121,7 @@ def test_a_repeat_is_never_stopped(api: Api) -> None:
     worker = api.register()
     slow = api.complete(worker, "first", OTHER, tokens_per_s=10.0)
     api.complete(worker, "first", BEST, tokens_per_s=1024.0)
-    api.store.repeat_trial(slow)
+    api.store.trials.repeat(slow)
     assert api.lease(worker)["request"]["stop_above_step_time_s"] is None
 
 
@@ -129,8 +129,8 @@ def test_the_best_is_taken_at_the_low_end_of_its_interval(api: Api) -> None:
     created = api.submit()
     worker = api.register()
     first = api.complete(worker, "first", BEST, tokens_per_s=1024.0)
-    again = api.store.repeat_trial(first)
+    again = api.store.trials.repeat(first)
     api.report(worker, api.lease(worker), completed(again.layout, tokens_per_s=1000.0))
-    api.store.add_trial(created["id"], OTHER)
+    api.store.trials.add(created["id"], OTHER)
     seconds = api.lease(worker)["request"]["stop_above_step_time_s"]
     assert seconds > 1.05 * 8 * 128 / 1000.0, "two runs say little about how far apart runs lie"

@@ -23,7 +23,7 @@ LAYOUT = Layout(num_microbatches=8)
 def submit(store: Store) -> int:
     """A campaign on the cluster of the factories' workers."""
     spec = CampaignSpec.from_mapping(CAMPAIGN)
-    return store.create_campaign(spec.to_mapping(), num_legal_layouts=4).id
+    return store.campaigns.create(spec.to_mapping(), num_legal_layouts=4).id
 
 
 def lease_for_each(store: Store, *workers: WorkerRecord) -> list[list[LeaseRead] | BaseException]:
@@ -40,12 +40,12 @@ def lease_for_each(store: Store, *workers: WorkerRecord) -> list[list[LeaseRead]
 def test_a_lease_is_answered_although_the_step_time_to_beat_is_unknown(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trial = store.add_trial(submit(store), LAYOUT)
+    trial = store.trials.add(submit(store), LAYOUT)
 
     def gone(_campaign_ids: object) -> None:
         raise DatabaseUnavailableError("the server has gone")
 
-    monkeypatch.setattr(store, "values_to_beat", gone)
+    monkeypatch.setattr(store.leaderboard, "values_to_beat", gone)
     with caplog.at_level(logging.WARNING):
         (leases,) = lease_for_each(store, make_worker(store))
     assert isinstance(leases, list)
@@ -56,10 +56,10 @@ def test_a_lease_is_answered_although_the_step_time_to_beat_is_unknown(
 def test_an_unreadable_campaign_does_not_affect_leases_of_others(
     store: Store,
 ) -> None:
-    broken = store.add_trial(make_campaign(store, "no-space"), LAYOUT)
-    sound = store.add_trial(submit(store), LAYOUT)
+    broken = store.trials.add(make_campaign(store, "no-space"), LAYOUT)
+    sound = store.trials.add(submit(store), LAYOUT)
     answers = lease_for_each(store, make_worker(store, "w1"), make_worker(store, "w2"))
-    assert store.trial(broken.id).state == "RUNNING"
+    assert store.trials.get(broken.id).state == "RUNNING"
     (refused,) = (answer for answer in answers if isinstance(answer, SearchSpaceError))
     assert "space" in str(refused)
     (leases,) = (answer for answer in answers if isinstance(answer, list))

@@ -43,9 +43,9 @@ def test_a_mark_sees_each_commit_once_and_no_reading(store: Store, mark: ChangeM
     campaign = make_campaign(store)
     assert mark.has_changed()
     assert not mark.has_changed()
-    store.campaign(campaign)
+    store.campaigns.get(campaign)
     assert not mark.has_changed()
-    store.pause_campaign(campaign)
+    store.campaigns.pause(campaign)
     assert mark.has_changed()
 
 
@@ -69,18 +69,18 @@ def test_a_mark_finds_work_and_says_yes_where_it_cannot_look(
     assert work() == [False, False, False]
     campaign = make_campaign(store)
     assert work() == [True, False, False]
-    trial = store.add_trial(campaign, LAYOUT)
+    trial = store.trials.add(campaign, LAYOUT)
     assert work() == [True, True, False]
-    store.pause_campaign(campaign)
+    store.campaigns.pause(campaign)
     assert work() == [False, False, False]
-    store.resume_campaign(campaign)
+    store.campaigns.resume(campaign)
     worker = make_worker(store).id
     lease_one(store, worker)
     assert work() == [True, False, True]
-    store.post_outcome(trial.id, 1, completed(LAYOUT))
+    store.outcomes.post(trial.id, 1, completed(LAYOUT))
     assert work() == [True, False, False]
     assert mark.finds(OPEN_SESSION, worker)
-    store.drain_worker(worker)
+    store.workers.drain(worker)
     assert not mark.finds(OPEN_SESSION, worker)
     lost = ChangeMark(tmp_path / "nowhere.sqlite3")
     assert lost.has_changed()

@@ -39,11 +39,11 @@ def test_a_watcher_hears_what_happens_to_its_campaign_and_to_no_other(
     mine, other = make_campaign(store, "mine"), make_campaign(store, "other")
     with Watcher(campaign_url(url, mine)) as watcher:
         assert watcher.opened() == {"after": 2, "missed": False}
-        trial = store.add_trial(mine, LAYOUT)
-        store.pause_campaign(other)
+        trial = store.trials.add(mine, LAYOUT)
+        store.campaigns.pause(other)
         worker = make_worker(store)
         lease_one(store, worker.id)
-        store.post_outcome(trial.id, 1, completed(LAYOUT))
+        store.outcomes.post(trial.id, 1, completed(LAYOUT))
         heard = [watcher.next() for _ in range(3)]
     assert [kind for kind, _ in heard] == ["trial.added", "trial.leased", "trial.ended"]
     _, ended = heard[-1]
@@ -65,15 +65,15 @@ def test_a_watcher_that_lost_the_stream_hears_what_it_missed_once(url: str, stor
     campaign = make_campaign(store)
     with Watcher(campaign_url(url, campaign)) as watcher:
         watcher.opened()
-        store.pause_campaign(campaign)
+        store.campaigns.pause(campaign)
         watcher.kinds(1)
-    store.resume_campaign(campaign)
+    store.campaigns.resume(campaign)
     make_campaign(store, "other")
-    store.pause_campaign(campaign)
+    store.campaigns.pause(campaign)
     with Watcher(campaign_url(url, campaign), last_event_id=watcher.last_id) as again:
         assert again.opened() == {"after": 2, "missed": False}
         assert again.kinds(2) == ["campaign.resumed", "campaign.paused"]
-        store.cancel_campaign(campaign)
+        store.campaigns.cancel(campaign)
         assert again.kinds(1) == ["campaign.ended"]
 
 
@@ -84,18 +84,18 @@ def test_a_long_past_is_heard_page_by_page_and_runs_into_the_present(
     monkeypatch.setattr("api.live.event_hub.PAGE", 3)
     campaign = make_campaign(store)
     for _ in range(4):
-        store.pause_campaign(campaign)
-        store.resume_campaign(campaign)
+        store.campaigns.pause(campaign)
+        store.campaigns.resume(campaign)
     with Watcher(f"{campaign_url(url, campaign)}?after=0") as watcher:
         watcher.opened()
         past = [watcher.next()[1]["seq"] for _ in range(9)]
-        store.cancel_campaign(campaign)
+        store.campaigns.cancel(campaign)
         assert [*past, watcher.next()[1]["seq"]] == list(range(1, 11))
 
 
 def test_the_header_goes_before_the_address_which_is_older(url: str, store: Store) -> None:
     campaign = make_campaign(store)
-    store.pause_campaign(campaign)
+    store.campaigns.pause(campaign)
     with Watcher(f"{campaign_url(url, campaign)}?after=0", last_event_id=1) as watcher:
         assert watcher.opened()["after"] == 1
         assert watcher.kinds(1) == ["campaign.paused"]
@@ -103,9 +103,9 @@ def test_the_header_goes_before_the_address_which_is_older(url: str, store: Stor
 
 def test_a_watcher_is_told_that_what_it_missed_is_kept_no_more(url: str, store: Store) -> None:
     campaign = make_campaign(store)
-    store.pause_campaign(campaign)
-    store.resume_campaign(campaign)
-    store.prune_events(store._clock())
+    store.campaigns.pause(campaign)
+    store.campaigns.resume(campaign)
+    store.events.prune(store._clock())
     with Watcher(campaign_url(url, campaign), last_event_id=1) as watcher:
         assert watcher.opened() == {"after": 1, "missed": True}
         assert watcher.kinds(1) == ["campaign.resumed"]
@@ -117,7 +117,7 @@ def test_a_number_of_another_database_begins_anew_and_says_so(url: str, store: S
     campaign = make_campaign(store)
     with Watcher(campaign_url(url, campaign), last_event_id=900) as watcher:
         assert watcher.opened() == {"after": 1, "missed": True}
-        store.pause_campaign(campaign)
+        store.campaigns.pause(campaign)
         assert watcher.kinds(1) == ["campaign.paused"]
 
 
@@ -266,8 +266,8 @@ def test_a_stream_outlives_a_database_that_is_gone_for_a_while(
     with Watcher(campaign_url(url, campaign)) as watcher, caplog.at_level(logging.WARNING):
         watcher.opened()
         with monkeypatch.context() as patch:
-            patch.setattr(store, "events", gone)
-            store.pause_campaign(campaign)
+            patch.setattr(store.events, "find", gone)
+            store.campaigns.pause(campaign)
             wait_until("it was looked for in vain", lambda: len(failed) > 1)
         assert watcher.kinds(1) == ["campaign.paused"]
     assert "no live event was read: the disk is full" in caplog.text

@@ -51,14 +51,14 @@ def url(store: Store) -> Iterator[str]:
 
 def running_trial(store: Store, campaign: int, name: str = "w1") -> tuple[str, int]:
     """A worker and the trial that it has leased."""
-    trial = store.add_trial(campaign, LAYOUT)
+    trial = store.trials.add(campaign, LAYOUT)
     worker = make_worker(store, name).id
     lease_one(store, worker)
     return worker, trial.id
 
 
 def beat(store: Store, worker: str, trial: int, done: int) -> None:
-    store.heartbeat(worker, [BeatBody(trial_id=trial, attempt=1, iterations_done=done)])
+    store.leases.heartbeat(worker, [BeatBody(trial_id=trial, attempt=1, iterations_done=done)])
 
 
 def next_of(watcher: Watcher, kind: str) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def test_progress_within_a_probe_reaches_the_watchers_of_its_campaign_alone(
             ],
         }
         assert progress_at(all_of_them, 3)["campaign_id"] == mine
-        store.pause_campaign(other)
+        store.campaigns.pause(other)
         assert others.kinds(1) == ["campaign.paused"]
 
 
@@ -118,10 +118,10 @@ def test_the_end_of_a_trial_is_followed_by_the_cost(url: str, store: Store) -> N
         worker, trial = running_trial(store, campaign)
         beat(store, worker, trial, 5)
         progress_at(watcher, 5)
-        store.post_outcome(trial, 1, completed(LAYOUT))
+        store.outcomes.post(trial, 1, completed(LAYOUT))
         data = next_of(watcher, "campaign.progress")["data"]
         assert (data["num_running"], data["trials"]) == (0, [])
-        assert data["node_hours"] == store.campaign(campaign).node_seconds / 3600
+        assert data["node_hours"] == store.campaigns.get(campaign).node_seconds / 3600
 
 
 def test_live_events_neither_move_the_place_of_a_watcher_nor_are_stored(
@@ -129,14 +129,14 @@ def test_live_events_neither_move_the_place_of_a_watcher_nor_are_stored(
 ) -> None:
     campaign = make_campaign(store)
     worker, trial = running_trial(store, campaign)
-    version, last = store.page_version(campaign), store.last_event_seq()
+    version, last = store.events.page_version(campaign), store.events.last_seq()
     with Watcher(f"{url}/campaigns/{campaign}/events") as watcher:
         assert watcher.opened() == {"after": last, "missed": False}
         beat(store, worker, trial, 2)
         progress_at(watcher, 2)
         assert watcher.last_id == str(last)
-    assert store.page_version(campaign) == version
-    assert store.last_event_seq() == last
+    assert store.events.page_version(campaign) == version
+    assert store.events.last_seq() == last
     with Watcher(f"{url}/campaigns/{campaign}/events", last_event_id=watcher.last_id) as again:
         assert again.opened() == {"after": last, "missed": False}
         # What it may have missed of the running trials comes at once.
@@ -153,7 +153,7 @@ def test_nothing_is_sent_while_nothing_changes(url: str, store: Store) -> None:
             beat(store, worker, trial, 1)  # the same again and again: only the lease is extended
         progress_at(watcher, 1)
         beat(store, worker, trial, 1)
-        store.pause_campaign(campaign)
+        store.campaigns.pause(campaign)
         assert watcher.kinds(1) == ["campaign.paused"]
 
 
@@ -175,28 +175,28 @@ def test_workers_and_nodes_are_told_to_watchers_of_everything(url: str, store: S
         }
         assert (event["seq"], event["campaign_id"], event["trial_id"]) == (None, None, None)
         nodes = [NodeStatusBody(name="n0", state="idle")]
-        store.heartbeat(worker, [], status=StatusBody(state="draining", nodes=nodes))
+        store.leases.heartbeat(worker, [], status=StatusBody(state="draining", nodes=nodes))
         assert next_of(watcher, "worker.changed")["data"]["state"] == "draining"
         assert next_of(watcher, "nodes.changed")["data"] == {
             "cluster": "local-cpu",
             "num_changed": 1,
             "nodes": [{"name": "n0", "state": "idle", "quarantine": None}],
         }
-        store.quarantine_node("local-cpu", "n0", "loud")
+        store.allocations.quarantine_node("local-cpu", "n0", "loud")
         assert next_of(watcher, "nodes.changed")["data"]["nodes"] == [
             {"name": "n0", "state": "idle", "quarantine": "loud"}
         ]
-        store.drain_worker(worker)
+        store.workers.drain(worker)
         assert next_of(watcher, "worker.changed")["data"]["state"] == "ended"
-        store.pause_campaign(campaign)
+        store.campaigns.pause(campaign)
         assert of_campaign.kinds(1) == ["campaign.paused"]
 
 
 def test_the_end_of_a_plan_is_told_to_watchers_of_everything(url: str, store: Store) -> None:
-    plan = store.request_plan(make_spec("planned"), PlanOptions())
+    plan = store.plans.request(make_spec("planned"), PlanOptions())
     with Watcher(f"{url}/events") as watcher:
         watcher.opened()
-        store.end_plan(plan.id, "no layout is legal")
+        store.plans.end(plan.id, "no layout is legal")
         told = next_of(watcher, "plan.ended")
     assert told["data"] == {"plan_id": plan.id, "state": "FAILED"}
     assert (told["campaign_id"], told["seq"]) == (None, None)

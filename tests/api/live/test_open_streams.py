@@ -35,6 +35,7 @@ from tests.kit.persons import Person
 from tests.kit.postgres import upgraded
 from tests.kit.store import make_campaign, make_worker
 from tests.kit.waiting import wait_until
+from tests.results_db.intercepted_store import InterceptedStore
 
 PROMISED_S = 3.0
 """Seconds from the answer to the revocation, sign-out or expiry until the stream ends."""
@@ -95,7 +96,7 @@ def test_a_full_service_has_room_for_another_token_and_says_who_must_wait(tmp_pa
         live_service(settings, store) as url,
         ExitStack() as stack,
     ):
-        viewer = bearer(store.create_token("many", "viewer")[1])
+        viewer = bearer(store.access.create_token("many", "viewer")[1])
         first, *_ = viewers = [
             stack.enter_context(Watcher(f"{url}/events", headers=viewer)) for _ in range(3)
         ]
@@ -116,27 +117,27 @@ def test_a_full_service_has_room_for_another_token_and_says_who_must_wait(tmp_pa
             assert "campaign.created" in each.kinds(1)
 
 
-class CountingStore:
+class CountingStore(InterceptedStore):
     """A store whose questions about tokens and sessions are counted, and may fail."""
 
     def __init__(self, store: Store) -> None:
-        self._store, self.asked, self.is_away = store, 0, False
+        super().__init__(store, self._count)
+        self.asked, self.is_away = 0, False
 
-    def __getattr__(self, name: str) -> Any:
-        if name in ("tokens_by_hash", "sessions_by_hash"):
+    def _count(self, call: str) -> None:
+        if call in ("access.tokens_by_hash", "sign_ins.sessions_by_hash"):
             self.asked += 1
             if self.is_away:
                 raise DatabaseUnavailableError("away")
-        return getattr(self._store, name)
 
 
 def test_two_questions_check_any_number_of_streams_and_an_outage_ends_none(tmp_path: Path) -> None:
     async def check(store: Store) -> None:
         counted = CountingStore(store)
         streams = OpenStreams(authentication(counted), 1000)
-        made = [store.create_token(f"t{number}", "viewer") for number in range(20)]
+        made = [store.access.create_token(f"t{number}", "viewer") for number in range(20)]
         hashes = [hash_of_token(secret.encode()) for _, secret in made]
-        secrets = [store.create_session(each) for each in hashes[:10]]
+        secrets = [store.sign_ins.create_session(each) for each in hashes[:10]]
         with ExitStack() as stack:
             opened = [
                 stack.enter_context(streams.admitted(credential(each, session)))
@@ -146,8 +147,8 @@ def test_two_questions_check_any_number_of_streams_and_an_outage_ends_none(tmp_p
             await streams._check()
             assert counted.asked == 2
             counted.is_away = True
-            store.revoke_token(made[-1][0].id)
-            store.end_session(hash_of_token(secrets[0].encode()))
+            store.access.revoke_token(made[-1][0].id)
+            store.sign_ins.end_session(hash_of_token(secrets[0].encode()))
             task = asyncio.create_task(streams.run())
             await until(lambda: counted.asked > 2)
             assert not any(ended.done() for ended in opened)
@@ -229,7 +230,7 @@ def test_a_waiting_worker_gets_no_trial_after_its_token_was_revoked(tmp_path: Pa
         ThreadPoolExecutor(1) as pool,
     ):
         url = f"{live.url}/v1"
-        record, secret = store.create_token("w", "worker")
+        record, secret = store.access.create_token("w", "worker")
         worker = make_worker(store.by(Actor(name="w", role="worker")))
         campaign = make_campaign(store)
         asking = pool.submit(
@@ -242,5 +243,5 @@ def test_a_waiting_worker_gets_no_trial_after_its_token_was_revoked(tmp_path: Pa
         metrics = live.server.config.app.state.metrics  # type: ignore[union-attr]
         wait_until("it waits", lambda: metrics.in_flight._value.get() == 1)
         httpx.delete(f"{url}/tokens/{record.id}", headers=HEADERS).raise_for_status()
-        store.add_trial(campaign, Layout(num_microbatches=8))
+        store.trials.add(campaign, Layout(num_microbatches=8))
         assert asking.result(PATIENCE_S).json() == {"leases": []}

@@ -46,7 +46,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def lease_a_trial(machine: Machine) -> int:
-    trial = machine.store.add_trial(make_campaign(machine.store), Layout())
+    trial = machine.store.trials.add(make_campaign(machine.store), Layout())
     lease_one(machine.store, make_worker(machine.store).id)
     return trial.id
 
@@ -55,9 +55,9 @@ def test_a_lease_that_ran_out_is_taken_back(machine: Machine) -> None:
     machine.sweeper.sweep()
     trial = lease_a_trial(machine)
     machine.sweep_for(int(LEASE_S) - 1)
-    assert machine.store.trial(trial).state == "RUNNING"
+    assert machine.store.trials.get(trial).state == "RUNNING"
     machine.sweep_for(2)
-    assert machine.store.trial(trial).state == "PENDING"
+    assert machine.store.trials.get(trial).state == "PENDING"
 
 
 def test_a_service_that_was_down_gives_every_lease_its_time_again(machine: Machine) -> None:
@@ -66,9 +66,9 @@ def test_a_service_that_was_down_gives_every_lease_its_time_again(machine: Machi
     machine.sweeper = machine.start()
     machine.sweeper.sweep()
     machine.sweep_for(int(LEASE_S) - 1)
-    assert machine.store.trial(trial).state == "RUNNING"
+    assert machine.store.trials.get(trial).state == "RUNNING"
     machine.sweep_for(2)
-    assert machine.store.trial(trial).state == "PENDING"
+    assert machine.store.trials.get(trial).state == "PENDING"
 
 
 def test_a_service_that_was_asleep_gives_every_lease_its_time_again(machine: Machine) -> None:
@@ -77,7 +77,7 @@ def test_a_service_that_was_asleep_gives_every_lease_its_time_again(machine: Mac
     machine.forward(60)
     machine.sweeper.sweep()
     machine.sweep_for(5)
-    assert machine.store.trial(trial).state == "RUNNING"
+    assert machine.store.trials.get(trial).state == "RUNNING"
 
 
 def test_a_machine_that_was_suspended_or_set_its_clock_forward_gives_every_lease_its_time_again(
@@ -88,9 +88,9 @@ def test_a_machine_that_was_suspended_or_set_its_clock_forward_gives_every_lease
     machine.forward(3600)
     machine.sweeper.sweep()
     machine.sweep_for(int(LEASE_S) - 1)
-    assert machine.store.trial(trial).state == "RUNNING"
+    assert machine.store.trials.get(trial).state == "RUNNING"
     machine.sweep_for(2)
-    assert machine.store.trial(trial).state == "PENDING"
+    assert machine.store.trials.get(trial).state == "PENDING"
 
 
 def lease_trials(machine: Machine, number: int) -> list[int]:
@@ -98,7 +98,7 @@ def lease_trials(machine: Machine, number: int) -> list[int]:
     campaign = make_campaign(machine.store)
     workers = [make_worker(machine.store, name).id for name in ("w1", "w2")]
     trials = [
-        machine.store.add_trial(campaign, Layout(micro_batch_size=size)).id
+        machine.store.trials.add(campaign, Layout(micro_batch_size=size)).id
         for size in range(1, number + 1)
     ]
     for place in range(number):
@@ -113,15 +113,15 @@ def test_a_clock_that_jumps_costs_no_worker_its_trials(machine: Machine, jump_s:
     machine.forward(jump_s)
     machine.sweeper.sweep()
     machine.sweep_for(int(LEASE_S) - 1)
-    states = [machine.store.trial(trial).state for trial in trials]
+    states = [machine.store.trials.get(trial).state for trial in trials]
     assert states == ["RUNNING"] * 6
-    first, second = machine.store.workers(live=False)
+    first, second = machine.store.workers.find(live=False)
     for worker in (first, second):
-        held = [t for t in trials if machine.store.trial(t).worker_id == worker.id]
+        held = [t for t in trials if machine.store.trials.get(t).worker_id == worker.id]
         beats = [BeatBody(trial_id=t, attempt=1, iterations_done=2) for t in held]
-        assert machine.store.heartbeat(worker.id, beats).stop == ()
+        assert machine.store.leases.heartbeat(worker.id, beats).stop == ()
     machine.sweep_for(int(LEASE_S) - 1)
-    assert all(machine.store.trial(trial).state == "RUNNING" for trial in trials)
+    assert all(machine.store.trials.get(trial).state == "RUNNING" for trial in trials)
 
 
 def test_a_clock_that_was_set_back_does_not_keep_the_trials_of_a_worker_that_is_gone(
@@ -131,9 +131,9 @@ def test_a_clock_that_was_set_back_does_not_keep_the_trials_of_a_worker_that_is_
     trials = lease_trials(machine, 4)
     machine.forward(-3600)
     machine.sweep_for(1)
-    assert machine.store.workers() == [], "neither has said anything since"
+    assert machine.store.workers.find() == [], "neither has said anything since"
     machine.sweep_for(int(LEASE_S) + 2)
-    assert [machine.store.trial(trial).state for trial in trials] == ["PENDING"] * 4
+    assert [machine.store.trials.get(trial).state for trial in trials] == ["PENDING"] * 4
 
 
 def test_a_failed_extension_of_leases_is_repeated(
@@ -151,7 +151,7 @@ def test_a_failed_extension_of_leases_is_repeated(
         with pytest.raises(DatabaseUnavailableError):
             machine.sweeper.sweep()
     machine.sweep_for(5)
-    assert machine.store.trial(trial).state == "RUNNING"
+    assert machine.store.trials.get(trial).state == "RUNNING"
 
 
 @pytest.mark.parametrize(
@@ -195,6 +195,7 @@ class FakeStore:
     """Fails at first, as while a database is away."""
 
     def __init__(self, turns: list[Any]) -> None:
+        self.retention = self
         self.turns = turns
         self.asked: list[Retention] = []
         self.done = asyncio.Event()

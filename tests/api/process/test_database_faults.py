@@ -90,7 +90,7 @@ def test_a_full_disk_loses_no_outcome(data_dir: DataDir) -> None:
         api = Api(http)
         api.submit()
         worker = api.register()
-        trial = api.store.add_trial(1, Layout())
+        trial = api.store.trials.add(1, Layout())
         lease = api.lease(worker)
         limits = {"pages": "PRAGMA max_page_count = 1"}
 
@@ -192,7 +192,7 @@ def test_a_full_disk_is_one_outage_though_reading_works_meanwhile(
         api = Api(http)
         api.submit()
         worker = api.register()
-        trial = api.store.add_trial(1, Layout())
+        trial = api.store.trials.add(1, Layout())
         body = outcome_body(worker, api.lease(worker))
         body["outcome"]["log_tail"] = "more than the pages that are there can take\n" * 2000
         pages["limit"] = 1

@@ -152,8 +152,8 @@ def test_a_completed_outcome_survives_kill_9(service: ServeProcess) -> None:
     campaign = service.post("/campaigns", CAMPAIGN)
     worker = service.post("/workers", WORKER)["worker_id"]
     store = TimelyStore(DataDir(service.data_dir).database_url)
-    trial = store.add_trial(campaign["id"], LAYOUT)
-    other = store.add_trial(campaign["id"], Layout(tp=2, num_microbatches=8))
+    trial = store.trials.add(campaign["id"], LAYOUT)
+    other = store.trials.add(campaign["id"], Layout(tp=2, num_microbatches=8))
     service.post(f"/workers/{worker}/leases", {"max_trials": 2})
     body = {"worker_id": worker, "attempt": 1, "outcome": dataclasses.asdict(completed(LAYOUT))}
     assert service.post(f"/trials/{trial.id}/outcome", body)["accepted"]

@@ -81,7 +81,7 @@ def set_back(store: Store, column: str) -> None:
 
 def add_trials(store: Store, campaign_id: int, number: int) -> None:
     for size in range(1, number + 1):
-        store.add_trial(campaign_id, Layout(micro_batch_size=size))
+        store.trials.add(campaign_id, Layout(micro_batch_size=size))
 
 
 @pytest.mark.slow
@@ -160,7 +160,7 @@ def test_workers_that_post_at_once_lose_nothing_and_are_charged_once(
     for thread in threads:
         thread.join(90)
     assert not faults
-    store.share_idle_time()
+    store.allocations.share_idle_time()
     read = service.get("/campaigns/first")
     assert read["progress"]["trials"]["COMPLETED"] == 24
     # One device of the two that each probe held, for 2 s and for 8 s in all.

@@ -136,7 +136,7 @@ class Machines:
 
     def lease_a_trial(self) -> None:
         store = self.stores[0]
-        self.trial = store.add_trial(make_campaign(store), Layout()).id
+        self.trial = store.trials.add(make_campaign(store), Layout()).id
         lease_one(store, make_worker(store).id)
 
     def sweep(self, *which: int, seconds: int) -> None:
@@ -147,7 +147,7 @@ class Machines:
 
     @property
     def state(self) -> str:
-        return self.stores[1].trial(self.trial).state
+        return self.stores[1].trials.get(self.trial).state
 
 
 @pytest.fixture

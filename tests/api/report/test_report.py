@@ -59,7 +59,7 @@ def store(database_url: str) -> Iterator[Store]:
 
 def make(store: Store, **changes: Any) -> int:
     spec = CampaignSpec.from_mapping({**CAMPAIGN, **changes})
-    made = store.create_campaign(spec.to_mapping(), num_legal_layouts=len(spec.legal_set()))
+    made = store.campaigns.create(spec.to_mapping(), num_legal_layouts=len(spec.legal_set()))
     return made.id
 
 
@@ -95,15 +95,15 @@ def measured(
 
 def run(store: Store, campaign: int, outcome: Outcome, layout: Layout) -> int:
     worker = make_worker(store, devices_per_node=4)
-    trial = store.add_trial(campaign, layout)
+    trial = store.trials.add(campaign, layout)
     lease = lease_one(store, worker.id)
     assert lease.trial_id == trial.id
-    store.post_outcome(trial.id, lease.attempt, outcome)
+    store.outcomes.post(trial.id, lease.attempt, outcome)
     return trial.id
 
 
 def page_of(store: Store, campaign: int) -> Page:
-    return Page(report(store, store.campaign(campaign), START))
+    return Page(report(store, store.campaigns.get(campaign), START))
 
 
 def num_told(page: Page, words: str) -> int:
@@ -115,7 +115,7 @@ def test_a_report_names_the_winner_with_its_interval_and_ties(store: Store) -> N
     campaign = make(store)
     for layout, speed in zip(LAYOUTS, (2000.0, 1998.0, 1000.0, 1500.0), strict=True):
         run(store, campaign, measured(layout, speed), layout)
-    (best, tied, *_others) = store.ranked_layouts(campaign, "tokens_per_s")
+    (best, tied, *_others) = store.leaderboard.ranked_layouts(campaign, "tokens_per_s")
     assert tied.is_tied
     page = page_of(store, campaign)
     assert best.low is not None
@@ -181,7 +181,7 @@ def test_a_report_has_cost_environment_and_workers(store: Store) -> None:
     campaign = make(store)
     run(store, campaign, measured(LAYOUTS[0], 1000.0, duration_s=36.0), LAYOUTS[0])
     page = page_of(store, campaign)
-    told = store.campaign(campaign)
+    told = store.campaigns.get(campaign)
     assert told.node_seconds > 0
     assert "node-hours in all" in page.text
     assert "1 of 5" in page.text
@@ -209,7 +209,7 @@ def test_a_report_draws_the_analysis(store: Store) -> None:
         for state, effect in (("completed", -0.25), ("out_of_memory", None))
     ]
     steps[1] = dataclasses.replace(steps[1], direction="down", stepped_value="0")
-    store.keep_analysis(
+    store.reports.keep_analysis(
         campaign,
         Analysis(
             winner_id=winner,
@@ -267,7 +267,7 @@ def test_a_baseline_below_the_shown_rows_is_their_last(store: Store) -> None:
     for number in range(1, 26):
         layout = Layout(num_microbatches=number)
         run(store, campaign, measured(layout, 1000.0 + number), layout)
-    html = report(store, store.campaign(campaign), START)
+    html = report(store, store.campaigns.get(campaign), START)
     assert baseline_rows(Page(html)) == 1
     assert '<tr class="baseline"><td class="number">26</td>' in html
     assert "5 more are ranked." in html  # 20 and the baseline are shown
@@ -292,7 +292,7 @@ def hostile_campaign(store: Store) -> int:
         cluster={**CLUSTER, "device": HOSTILE, "source": HOSTILE},
         warnings=[HOSTILE],
     )
-    worker = store.register_worker(
+    worker = store.workers.register(
         WorkerCreate(
             name=HOSTILE,
             host=HOSTILE,
@@ -313,7 +313,7 @@ def hostile_campaign(store: Store) -> int:
         numpy_version=HOSTILE,
         git_revision=HOSTILE,
     )
-    model = CampaignSpec.from_mapping(store.campaign(campaign).spec).model
+    model = CampaignSpec.from_mapping(store.campaigns.get(campaign).spec).model
     outcomes = [
         dataclasses.replace(measured(LAYOUTS[0], 1000.0, model=model), environment=environment),
         dataclasses.replace(
@@ -324,10 +324,10 @@ def hostile_campaign(store: Store) -> int:
         ),
     ]
     for layout, outcome in zip(LAYOUTS, outcomes, strict=False):
-        trial = store.add_trial(campaign, layout)
+        trial = store.trials.add(campaign, layout)
         lease = lease_one(store, worker.id)
-        store.post_outcome(trial.id, lease.attempt, outcome)
-    store.update_campaign(campaign, notes=f"{HOSTILE}\n{HOSTILE}")
+        store.outcomes.post(trial.id, lease.attempt, outcome)
+    store.campaigns.update(campaign, notes=f"{HOSTILE}\n{HOSTILE}")
     return campaign
 
 
@@ -341,7 +341,7 @@ def test_hostile_text_in_a_report_is_escaped(store: Store) -> None:
 
 def test_a_report_loads_and_runs_nothing(store: Store) -> None:
     campaign = hostile_campaign(store)
-    html = report(store, store.campaign(campaign), START)
+    html = report(store, store.campaigns.get(campaign), START)
     page = Page(html)
     assert page.tags <= ALLOWED
     for tag, attributes in page.elements:
@@ -361,7 +361,7 @@ def test_a_report_loads_and_runs_nothing(store: Store) -> None:
 
 def test_the_campaign_file_in_a_report_can_be_submitted(store: Store) -> None:
     campaign = make(store, cluster={**CLUSTER, "source": "a: b # c"})
-    record = store.campaign(campaign)
+    record = store.campaigns.get(campaign)
     page = page_of(store, campaign)
     (file,) = [text for text in page.texts["pre"] if text.startswith("name:")]
     assert read_yaml(file.encode()) == record.spec
@@ -389,7 +389,7 @@ def test_a_campaign_in_which_everything_failed_says_why(store: Store) -> None:
     campaign = make(store)
     for layout in LAYOUTS:
         run(store, campaign, failed("out_of_memory"), layout)
-    store.end_campaign(campaign, "COMPLETED", "exhausted", "no trial completed")
+    store.campaigns.end(campaign, "COMPLETED", "exhausted", "no trial completed")
     page = page_of(store, campaign)
     assert "No layout has been measured to the end. no trial completed" in page.text
     assert "What follows may change" not in page.text
@@ -408,7 +408,7 @@ def test_an_imported_campaign_says_where_it_comes_from(store: Store) -> None:
             "strategy": "exhaustive",
         }
     )
-    (imported,) = store.import_campaigns([NewImport(spec=spec.to_mapping(), cell=cell)])
+    (imported,) = store.imports.add([NewImport(spec=spec.to_mapping(), cell=cell)])
     page = page_of(store, imported.id)
     assert "Imported, not measured here:" in page.text
     assert "Nothing was spent here" in page.text
@@ -443,8 +443,8 @@ def test_a_long_campaign_is_drawn_in_little(store: Store) -> None:
         }
     )
     long_cell = dataclasses.replace(cell, rows=rows)
-    (imported,) = store.import_campaigns([NewImport(spec=spec.to_mapping(), cell=long_cell)])
-    html = report(store, store.campaign(imported.id), START)
+    (imported,) = store.imports.add([NewImport(spec=spec.to_mapping(), cell=long_cell)])
+    html = report(store, store.campaigns.get(imported.id), START)
     assert len(html) < 150_000
     assert any(kind.startswith("many") for kind in Page(html).kinds("path"))
 
@@ -466,10 +466,10 @@ def test_a_layout_that_failed_before_it_was_measured_has_its_place(store: Store)
     lost = run(store, campaign, failed(), LAYOUTS[0])
     for layout, speed in zip(LAYOUTS[1:], (1500.0, 1000.0, 900.0), strict=True):
         run(store, campaign, measured(layout, speed), layout)
-    again = store.requeue_trial(lost)
+    again = store.trials.requeue(lost)
     lease = lease_one(store, make_worker(store, devices_per_node=4).id)
     assert lease.trial_id == again.id
-    store.post_outcome(again.id, lease.attempt, measured(LAYOUTS[0], 2000.0))
+    store.outcomes.post(again.id, lease.attempt, measured(LAYOUTS[0], 2000.0))
     page = page_of(store, campaign)
     assert "1.60 times the median of the 4 layouts that were measured to the end." in page.text
     assert num_told(page, "winner: trial 5") == 4 + 2

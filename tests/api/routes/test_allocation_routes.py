@@ -79,7 +79,7 @@ def test_allocations_are_found_by_worker_job_or_session_however_many_came_after(
 def test_leased_trials_show_the_phase_that_the_worker_reports(api: Api, campaign_id: int) -> None:
     worker = register(api)
     for micro_batch_size in (1, 2):
-        api.store.add_trial(campaign_id, Layout(micro_batch_size=micro_batch_size))
+        api.store.trials.add(campaign_id, Layout(micro_batch_size=micro_batch_size))
     leases = [api.lease(worker), api.lease(worker)]
     trials = [
         {
@@ -111,7 +111,7 @@ def test_leased_trials_show_the_phase_that_the_worker_reports(api: Api, campaign
 
 def test_a_campaign_whose_leased_trials_all_wait_says_why(api: Api, campaign_id: int) -> None:
     worker = register(api)
-    api.store.add_trial(campaign_id, LAYOUT)
+    api.store.trials.add(campaign_id, LAYOUT)
     trial = {"trial_id": api.lease(worker)["trial_id"], "attempt": 1, "iterations_done": 0}
     waits = {**trial, "phase": "waiting", "waiting_because": "every node is busy"}
     beat(api, worker, trials=[waits])
@@ -123,7 +123,7 @@ def test_a_campaign_whose_leased_trials_all_wait_says_why(api: Api, campaign_id:
 def test_a_campaign_does_not_wait_right_after_an_outcome(api: Api, campaign_id: int) -> None:
     worker = register(api)
     for layout in (LAYOUT, Layout(tp=2, num_microbatches=8)):
-        api.store.add_trial(campaign_id, layout)
+        api.store.trials.add(campaign_id, layout)
     first, second = api.lease(worker), api.lease(worker)
     beats = [
         {"trial_id": lease["trial_id"], "attempt": 1, "iterations_done": 0, "phase": phase}
@@ -156,7 +156,7 @@ def test_a_trial_that_an_allocation_will_not_lease_says_why(
 ) -> None:
     worker = register(api)
     beat(api, worker, *nodes, status=status)
-    api.store.add_trial(campaign_id, layout)
+    api.store.trials.add(campaign_id, layout)
     read = api.get(f"/allocations/{worker}")
     assert read["num_not_leased"] == 1
     assert read["not_leased"][0]["reason"].startswith(why)
@@ -170,7 +170,7 @@ def test_a_trial_that_fits_waits_for_devices_or_for_its_campaign(
     api: Api, campaign_id: int
 ) -> None:
     worker = register(api)
-    api.store.add_trial(campaign_id, LAYOUT)
+    api.store.trials.add(campaign_id, LAYOUT)
     (waiting,) = api.get(f"/allocations/{worker}")["not_leased"]
     assert waiting["reason"].startswith("it fits, and waits until devices are free")
     assert api.get("/campaigns/first")["progress"]["waiting_reason"] is None
@@ -185,7 +185,7 @@ def test_a_trial_waits_while_nodes_start_or_the_worker_is_silent(
     api: Api, campaign_id: int
 ) -> None:
     worker = register(api)
-    api.store.add_trial(campaign_id, LAYOUT)
+    api.store.trials.add(campaign_id, LAYOUT)
     beat(api, worker, status={"state": "starting"})
     (waiting,) = api.get(f"/allocations/{worker}")["not_leased"]
     assert waiting["reason"] == "the allocation's nodes are not ready yet"
@@ -197,7 +197,7 @@ def test_a_trial_waits_while_nodes_start_or_the_worker_is_silent(
 
 
 def test_the_most_suitable_allocation_says_why_a_trial_waits(api: Api, campaign_id: int) -> None:
-    api.store.add_trial(campaign_id, Layout(num_nodes=2, dp=8))
+    api.store.trials.add(campaign_id, Layout(num_nodes=2, dp=8))
     register(api, "small", num_nodes=1, nodes=NODES[:1])
     large = register(api, "large")
     beat(api, large, status={"ends_in_s": 100.0})
@@ -209,7 +209,7 @@ def test_the_most_suitable_allocation_says_why_a_trial_waits(api: Api, campaign_
 
 def test_the_cost_of_an_allocation_includes_its_idle_time(api: Api, campaign_id: int) -> None:
     worker = register(api)
-    trial = api.store.add_trial(campaign_id, LAYOUT)
+    trial = api.store.trials.add(campaign_id, LAYOUT)
     lease = api.lease(worker)
     outcome = completed(LAYOUT, duration_s=10.0, tokens_per_s=2048.0)  # 12 steps of half a second
     body = {"worker_id": worker, "attempt": lease["attempt"], "outcome": outcome.to_mapping()}
@@ -221,7 +221,7 @@ def test_the_cost_of_an_allocation_includes_its_idle_time(api: Api, campaign_id:
         an_hour_ago = datetime.now(UTC) - timedelta(hours=1)
         session.execute(update(WorkerRow).values(registered_at=an_hour_ago))
     beat(api, worker, status={"idle_node_s": 30.0})
-    api.store.share_idle_time()
+    api.store.allocations.share_idle_time()
     # One device of a node of four was used.
     probe = {"iterations": 1.5, "start": 1.0, "idle": 7.5, "lost": 0.0, "total": 10.0}
     read = api.get(f"/trials/{trial.id}")

@@ -76,9 +76,9 @@ def test_the_probe_of_the_baseline_is_never_stopped_early(api: Api) -> None:
     created = api.submit(baseline=BASELINE)
     worker = api.register()
     api.complete(worker, "first", FAST, tokens_per_s=1024.0)
-    api.store.add_trial(created["id"], SLOW)
+    api.store.trials.add(created["id"], SLOW)
     assert api.lease(worker)["request"]["stop_above_step_time_s"] is None
-    api.store.add_trial(created["id"], OTHER)
+    api.store.trials.add(created["id"], OTHER)
     assert api.lease(worker)["request"]["stop_above_step_time_s"] is not None
 
 
@@ -119,7 +119,7 @@ def test_a_list_of_trials_marks_the_baseline(command: Command) -> None:
 
 def test_a_failed_baseline_is_shown_with_its_reason(api: Api, command: Command) -> None:
     created = api.submit(baseline={"recompute": "full"})
-    api.store.add_trial(created["id"], FOREIGN)
+    api.store.trials.add(created["id"], FOREIGN)
     worker = api.register()
     api.report(worker, api.lease(worker), failed("out_of_memory"))
     said = (
@@ -139,7 +139,7 @@ def test_a_trial_shows_its_prediction(measured: Api, command: Command) -> None:
     )
     created = measured.get("/campaigns/first")
     layout = Layout(tp=2, pp=2, num_microbatches=8)
-    trial = measured.store.add_trial(created["id"], layout, prediction=prediction)
+    trial = measured.store.trials.add(created["id"], layout, prediction=prediction)
     assert measured.get(f"/trials/{trial.id}")["prediction"] == {
         "step_time_s": 0.5,
         "log_step_time_sd": 0.1,

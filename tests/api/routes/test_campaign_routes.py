@@ -144,7 +144,7 @@ def test_a_campaign_without_a_driver_says_so(api: Api) -> None:
 
 def test_a_campaign_without_a_worker_of_its_cluster_says_so(api: Api) -> None:
     api.submit()
-    api.store.acquire_driver_lease()
+    api.store.driver.acquire()
     api.register(cluster="elsewhere")
     reason = api.get("/campaigns/first")["progress"]["waiting_reason"]
     assert "no worker of cluster local-cpu" in reason
@@ -152,9 +152,9 @@ def test_a_campaign_without_a_worker_of_its_cluster_says_so(api: Api) -> None:
 
 def test_a_campaign_whose_workers_are_too_small_says_so(api: Api) -> None:
     campaign = api.submit()
-    api.store.acquire_driver_lease()
+    api.store.driver.acquire()
     api.register("small", devices_per_node=1)
-    api.store.add_trial(campaign["id"], Layout(tp=2, num_microbatches=8))
+    api.store.trials.add(campaign["id"], Layout(tp=2, num_microbatches=8))
     reason = api.get("/campaigns/first")["progress"]["waiting_reason"]
     assert "needs 2 devices on 1 node," in reason
     assert "(small) has 1 node of 1 device" in reason
@@ -162,9 +162,9 @@ def test_a_campaign_whose_workers_are_too_small_says_so(api: Api) -> None:
 
 def test_a_campaign_with_running_trials_waits_for_nothing(api: Api) -> None:
     campaign = api.submit()
-    api.store.acquire_driver_lease()
+    api.store.driver.acquire()
     worker = api.register()
-    trial = api.store.add_trial(campaign["id"], Layout(num_microbatches=8))
+    trial = api.store.trials.add(campaign["id"], Layout(num_microbatches=8))
     assert api.get("/campaigns/first")["progress"]["waiting_reason"] is None
     lease = api.lease(worker)
     assert lease["trial_id"] == trial.id
@@ -187,7 +187,7 @@ def test_the_campaign_that_was_submitted_is_what_a_worker_is_asked_to_run(api: A
     created = api.submit(seed=7, probe={"warmup": 3, "iterations": 3, "deadline_s": 60})
     worker = api.register()
     layout = Layout(tp=2, num_microbatches=8)
-    api.store.add_trial(created["id"], layout)
+    api.store.trials.add(created["id"], layout)
     request = api.lease(worker)["request"]
     assert request["layout"] == layout.to_mapping()
     assert request["model"] == created["spec"]["model"]

@@ -120,7 +120,7 @@ def asked_of_workers(api: Api) -> Any:
             return None
         created = answer.json()
         store: Store = api.store
-        store.add_trial(created["id"], Layout(num_microbatches=8))
+        store.trials.add(created["id"], Layout(num_microbatches=8))
         worker = api.register("w", cluster=created["cluster"])
         request: dict[str, Any] = api.lease(worker)["request"]
         api.post(f"/campaigns/{created['name']}/cancel")

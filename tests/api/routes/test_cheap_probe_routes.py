@@ -44,8 +44,8 @@ def test_a_cheap_probe_names_its_full_layout_and_the_extrapolated_step(
 
 
 def test_lists_say_which_trials_are_cheap(api: Api, ids: dict[int, int]) -> None:
-    waiting = api.store.add_trial(
-        api.store.campaign_by_name("large").id, ONLY_CHEAP, fidelity=FEWER
+    waiting = api.store.trials.add(
+        api.store.campaigns.by_name("large").id, ONLY_CHEAP, fidelity=FEWER
     )
     trials = api.get("/campaigns/large/trials")["trials"]
     found = [each["cheap_probe"] and each["cheap_probe"]["full_layout_key"] for each in trials]

@@ -4,6 +4,7 @@ import pytest
 from fastapi.testclient import TestClient
 from httpx import Response
 
+from results_db.campaigns.driver_lease import DriverLeases
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.kit.api import Api
@@ -57,7 +58,7 @@ def test_a_heartbeat_changes_the_list_of_trials_and_not_the_leaderboard(
     api: Api, http: TestClient
 ) -> None:
     worker = api.register()
-    trial = api.store.add_trial(1, LAYOUT)
+    trial = api.store.trials.add(1, LAYOUT)
     api.lease(worker)
     tags = {path: ask(http, path).headers["etag"] for path in (TRIALS, LEADERBOARD)}
     beat = {"trials": [{"trial_id": trial.id, "attempt": 1, "iterations_done": 4}]}
@@ -97,7 +98,7 @@ def test_a_list_of_campaigns_says_that_no_driver_is_at_work_any_more(
     api: Api, http: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = api.store.now()
-    monkeypatch.setattr(Store, "driver_seen_at", lambda _store: now)
+    monkeypatch.setattr(DriverLeases, "seen_at", lambda _store: now)
     first = ask(http, "/v1/campaigns")
     monkeypatch.setattr(Store, "now", lambda _store: now + timedelta(seconds=20))
     again = ask(http, "/v1/campaigns", first.headers["etag"])

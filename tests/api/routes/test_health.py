@@ -110,7 +110,7 @@ def test_metrics_count_campaigns_trials_and_workers(api: Api, http: TestClient) 
     api.submit()
     worker = api.register()
     api.complete(worker, "first", Layout())
-    api.store.add_trial(1, Layout(tp=2))
+    api.store.trials.add(1, Layout(tp=2))
     found = metrics(http)
     assert found["layout_tuner_database_up",] == 1
     assert found["layout_tuner_campaigns", "RUNNING"] == 1
@@ -153,14 +153,14 @@ def test_the_database_is_not_asked_for_metrics_more_often_than_every_few_seconds
     api: Api, http: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    look: Callable[[], Any] = api.store.service_stats
+    look: Callable[[], Any] = api.store.statistics.service_stats
 
     def counted() -> Any:
         asked.append(1)
         return look()
 
     now = 1000.0
-    monkeypatch.setattr(api.store, "service_stats", counted)
+    monkeypatch.setattr(api.store.statistics, "service_stats", counted)
     monkeypatch.setattr("api.process.metrics.monotonic", lambda: now)
     for _ in range(5):
         metrics(http)

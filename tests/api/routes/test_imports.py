@@ -167,7 +167,7 @@ def test_the_table_of_a_measured_campaign_has_its_failures(api: Api) -> None:
     api.submit()
     worker = api.register()
     api.complete(worker, "first", Layout(num_microbatches=8), tokens_per_s=512.0)
-    broken = api.store.add_trial(1, Layout(tp=2, num_microbatches=8))
+    broken = api.store.trials.add(1, Layout(tp=2, num_microbatches=8))
     api.report(worker, api.lease(worker), failed("out_of_memory"))
     api.complete(worker, "first", Layout(pp=2, num_microbatches=8), oversubscribed=True)
     rows = list(csv.DictReader(io.StringIO(table_of(api, "first"))))

@@ -38,7 +38,7 @@ def measured(api: Api) -> Api:
     ):
         api.complete(worker, "first", layout, tokens_per_s=speed, peak_memory_bytes=peak)
     for speed in (980.0, 965.0):
-        again = api.store.repeat_trial(2)
+        again = api.store.trials.repeat(2)
         lease = api.lease(worker)
         assert lease["trial_id"] == again.id
         api.report_measured(worker, lease, CLOSE, tokens_per_s=speed)

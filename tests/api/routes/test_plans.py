@@ -150,7 +150,7 @@ def test_a_plan_for_the_driver_is_refused_like_a_submission(
         planned = api.post("/plans", {**CAMPAIGN, **changes}, status=422)
         submitted = api.post("/campaigns", {**CAMPAIGN, **changes}, status=422)
         assert planned["detail"] == submitted["detail"]
-    assert api.store.next_plan() is None
+    assert api.store.plans.next_open() is None
 
 
 def test_no_more_than_eight_plans_wait_for_the_driver(

@@ -66,15 +66,15 @@ def test_wrong_trainers_and_parameters_are_one_error_each(
 def test_the_request_of_a_probe_has_trainer_and_parameters(api: Api) -> None:
     api.submit(probe={"trainer": "theirs", "parameters": {"rate": 0.1}})
     worker = api.register(trainers={"theirs": "1.2"})
-    campaign = api.store.campaign_by_name("first")
-    api.store.add_trial(campaign.id, LAYOUT)
+    campaign = api.store.campaigns.by_name("first")
+    api.store.trials.add(campaign.id, LAYOUT)
     request = api.lease(worker)["request"]
     assert (request["trainer"], request["parameters"]) == ("theirs", {"rate": 0.1})
 
 
 def test_a_campaign_says_that_no_worker_lists_its_trainer(api: Api) -> None:
     api.submit(probe={"trainer": "theirs"})
-    api.store.add_trial(api.store.campaign_by_name("first").id, LAYOUT)
+    api.store.trials.add(api.store.campaigns.by_name("first").id, LAYOUT)
     api.register("plain")
     read = api.get("/campaigns/first")
     assert read["trainer"] == "theirs"

@@ -24,9 +24,9 @@ def measured(api: Api) -> Api:
     for tp, pp, rate in ((1, 1, 100.0), (2, 1, 300.0), (1, 2, 200.0)):
         layout = Layout(tp=tp, pp=pp, num_microbatches=8)
         api.complete(worker, "first", layout, tokens_per_s=rate)
-    api.store.add_trial(campaign["id"], Layout(tp=2, pp=2, num_microbatches=8))
+    api.store.trials.add(campaign["id"], Layout(tp=2, pp=2, num_microbatches=8))
     api.report(worker, api.lease(worker), failed("crashed"))
-    api.store.add_trial(campaign["id"], Layout(tp=4, num_microbatches=8))
+    api.store.trials.add(campaign["id"], Layout(tp=4, num_microbatches=8))
     return api
 
 

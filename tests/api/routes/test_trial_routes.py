@@ -31,7 +31,7 @@ def api_with_trials(api: Api) -> Api:
     api.complete(
         worker, "first", Layout(pp=2, num_microbatches=8), tokens_per_s=9e6, oversubscribed=True
     )
-    api.store.add_trial(campaign["id"], Layout(tp=2, pp=2, num_microbatches=8))
+    api.store.trials.add(campaign["id"], Layout(tp=2, pp=2, num_microbatches=8))
     api.report(worker, api.lease(worker), failed("out_of_memory"))
     return api
 
@@ -111,7 +111,7 @@ def test_a_trial_that_did_not_complete_is_not_exported(api_with_trials: Api) -> 
     assert problem["type"].endswith(":export-unavailable")
     assert "trial 4 of campaign 'first' is INFEASIBLE (out_of_memory)" in problem["detail"]
     worker = api.register("w2")
-    api.store.add_trial(api.get("/campaigns/first")["id"], Layout(tp=4, num_microbatches=8))
+    api.store.trials.add(api.get("/campaigns/first")["id"], Layout(tp=4, num_microbatches=8))
     lease = api.lease(worker)
     problem = api.get("/campaigns/first/exports", status=409, format="trainer", trial=5)
     assert "is RUNNING;" in problem["detail"]
@@ -125,7 +125,7 @@ def test_the_leaderboard_pools_repeats_and_says_how_sure_it_is(api: Api, http: T
     worker = api.register()
     api.complete(worker, "first", Layout(num_microbatches=8), tokens_per_s=100.0)
     api.complete(worker, "first", Layout(tp=2, num_microbatches=8), tokens_per_s=110.0)
-    again = api.store.repeat_trial(api.store.trials(campaign["id"])[0].id)
+    again = api.store.trials.repeat(api.store.trials.find(campaign["id"])[0].id)
     outcome = completed(again.layout, tokens_per_s=130.0)
     api.report(worker, api.lease(worker), outcome)
     best, second = api.get("/campaigns/first/leaderboard")["trials"]

@@ -96,7 +96,7 @@ def test_a_worker_leases_what_its_room_and_its_time_allow_the_oldest_first(
 ) -> None:
     worker = register(api)
     for layout in (Layout(num_nodes=2, dp=8), Layout(dp=4), Layout(dp=1)):
-        api.store.add_trial(campaign_id, layout)
+        api.store.trials.add(campaign_id, layout)
     body = {"max_trials": 9, "wait_s": 0, "room": room, "longest_s": longest_s}
     leases = api.post(f"/workers/{worker}/leases", body)["leases"]
     assert [lease["number"] for lease in leases] == numbers

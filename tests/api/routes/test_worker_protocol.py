@@ -63,7 +63,7 @@ def test_a_trial_goes_through_the_lease_client(service: ServeProcess, client: Le
     assert registration.heartbeat_interval_s == 2.0
     assert client.lease(registration.worker_id, LeaseRequest(wait_s=0)) is None
 
-    trial = store.add_trial(campaign["id"], LAYOUT)
+    trial = store.trials.add(campaign["id"], LAYOUT)
     lease = client.lease(registration.worker_id, LeaseRequest(wait_s=5))
     assert lease is not None
     assert (lease.trial_id, lease.campaign, lease.number) == (trial.id, "first", 1)
@@ -79,7 +79,7 @@ def test_a_trial_goes_through_the_lease_client(service: ServeProcess, client: Le
     )
     assert client.post_outcome(EncodedOutcome.of(report))
     assert client.post_outcome(EncodedOutcome.of(report))
-    assert store.trial(trial.id).state == "COMPLETED"
+    assert store.trials.get(trial.id).state == "COMPLETED"
     assert client.heartbeat(registration.worker_id, HeartbeatBody(trials=[beat])).stop == (
         trial.id,
     )

@@ -59,7 +59,7 @@ def test_a_waiting_lease_takes_a_trial_when_it_comes(api: Api, campaign_id: int)
 
     thread = threading.Thread(target=ask)
     thread.start()
-    api.store.add_trial(campaign_id, LAYOUT)
+    api.store.trials.add(campaign_id, LAYOUT)
     thread.join(10)
     assert not thread.is_alive()
     assert leases[0]["campaign"] == "first"
@@ -95,7 +95,7 @@ def test_a_client_that_hangs_up_gets_no_lease(api: Api, campaign_id: int) -> Non
             said.append({"type": "http.request", "body": body, "more_body": False})
         elif len(said) == 1:
             # Work comes at the very moment when nobody is there to take it.
-            api.store.add_trial(campaign_id, LAYOUT)
+            api.store.trials.add(campaign_id, LAYOUT)
             said.append({"type": "http.disconnect"})
         return said[-1]
 
@@ -125,7 +125,7 @@ def test_a_wait_longer_than_twenty_seconds_is_refused(api: Api) -> None:
 
 def test_a_heartbeat_names_the_trials_to_stop(api: Api, campaign_id: int) -> None:
     worker = api.register()
-    trial = api.store.add_trial(campaign_id, LAYOUT)
+    trial = api.store.trials.add(campaign_id, LAYOUT)
     api.lease(worker)
     beat = {"trials": [{"trial_id": trial.id, "attempt": 1, "iterations_done": 4}]}
     assert api.post(f"/workers/{worker}/heartbeats", beat)["stop"] == []
@@ -157,7 +157,7 @@ def test_a_worker_that_drains_gives_its_trials_back(
     api: Api, http: TestClient, campaign_id: int
 ) -> None:
     worker = api.register()
-    trial = api.store.add_trial(campaign_id, LAYOUT)
+    trial = api.store.trials.add(campaign_id, LAYOUT)
     api.lease(worker)
     assert http.delete(f"/v1/workers/{worker}").status_code == 204
     assert api.get(f"/trials/{trial.id}")["state"] == "PENDING"
@@ -166,7 +166,7 @@ def test_a_worker_that_drains_gives_its_trials_back(
 
 def test_an_outcome_is_taken_once_however_often_it_is_posted(api: Api, campaign_id: int) -> None:
     worker = api.register()
-    trial = api.store.add_trial(campaign_id, LAYOUT)
+    trial = api.store.trials.add(campaign_id, LAYOUT)
     lease = api.lease(worker)
     first = api.report(worker, lease, completed(LAYOUT, tokens_per_s=100.0))
     again = api.report(worker, lease, completed(LAYOUT, tokens_per_s=100.0))
@@ -193,7 +193,7 @@ def test_an_impossible_outcome_is_refused_and_the_trial_goes_on(
     api: Api, campaign_id: int, changes: dict[str, Any], status: int
 ) -> None:
     worker = api.register()
-    trial = api.store.add_trial(campaign_id, LAYOUT)
+    trial = api.store.trials.add(campaign_id, LAYOUT)
     api.lease(worker)
     answer = api.http.post(
         f"/v1/trials/{trial.id}/outcome",
@@ -207,7 +207,7 @@ def test_an_impossible_outcome_is_refused_and_the_trial_goes_on(
 
 def test_an_outcome_s_wrong_field_is_named(api: Api, campaign_id: int) -> None:
     worker = api.register()
-    trial = api.store.add_trial(campaign_id, LAYOUT)
+    trial = api.store.trials.add(campaign_id, LAYOUT)
     api.lease(worker)
     body = outcome_body(worker)
     body["outcome"]["measurement"]["iterations"][1]["loss"] = "6.0"
@@ -232,7 +232,7 @@ def test_a_number_in_a_string_is_refused(
     api: Api, campaign_id: int, path: str, body: dict[str, Any]
 ) -> None:
     worker = api.register()
-    trial = api.store.add_trial(campaign_id, LAYOUT)
+    trial = api.store.trials.add(campaign_id, LAYOUT)
     if "outcome" in path:
         api.lease(worker)
         body = {**outcome_body(worker), **body}
@@ -242,7 +242,7 @@ def test_a_number_in_a_string_is_refused(
 
 def test_an_unknown_attempt_is_a_conflict(api: Api, campaign_id: int) -> None:
     worker = api.register()
-    trial = api.store.add_trial(campaign_id, LAYOUT)
+    trial = api.store.trials.add(campaign_id, LAYOUT)
     api.lease(worker)
     body = outcome_body(worker, attempt=5)
     problem = api.post(f"/trials/{trial.id}/outcome", body, status=409)

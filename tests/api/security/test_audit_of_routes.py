@@ -52,7 +52,7 @@ class Group:
     def on_trial(self, action: str, ended: str | None = None) -> Response:
         campaign = self.api.submit()
         layout = Layout(num_microbatches=8)
-        trial = self.api.store.add_trial(campaign["id"], layout)
+        trial = self.api.store.trials.add(campaign["id"], layout)
         if ended is not None:
             worker = self.api.register()
             outcome = completed(layout) if ended == "COMPLETED" else failed()
@@ -199,15 +199,15 @@ def test_a_change_is_audited_with_who_and_what(group: Group, operation: str) -> 
     action, change = EXAMPLES[operation]
     answer = change(group)
     assert answer.is_success, answer.text
-    (entry, *_) = group.api.store.audit(actor="physics")
+    (entry, *_) = group.api.store.access.audit(actor="physics")
     assert (entry.action, entry.role, entry.address) == (action, "admin", "testclient")
     assert entry.target
-    assert len(group.api.store.audit(actor="physics")) == 1
+    assert len(group.api.store.access.audit(actor="physics")) == 1
 
 
 def test_what_is_refused_and_what_is_read_is_not_audited(group: Group) -> None:
     group.api.submit()
-    before = group.api.store.audit()
+    before = group.api.store.access.audit()
     for method, path in (
         ("GET", "/campaigns/first"),
         ("GET", "/audit"),
@@ -217,4 +217,4 @@ def test_what_is_refused_and_what_is_read_is_not_audited(group: Group) -> None:
     ):
         group.ask(method, path)
     assert group.ask("POST", "/campaigns", json=CAMPAIGN).status_code == 409
-    assert group.api.store.audit() == before
+    assert group.api.store.access.audit() == before

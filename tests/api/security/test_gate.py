@@ -118,9 +118,11 @@ class Service:
 
     def __init__(self, http: TestClient, store: Store) -> None:
         self.http, self.store = http, store
-        self.tokens = {role: store.create_token(f"a-{role}", role)[1] for role in TOKEN_ROLES}
-        self.tokens["other"] = store.create_token("other", "submitter")[1]
-        self.tokens["other worker"] = store.create_token("other-worker", "worker")[1]
+        self.tokens = {
+            role: store.access.create_token(f"a-{role}", role)[1] for role in TOKEN_ROLES
+        }
+        self.tokens["other"] = store.access.create_token("other", "submitter")[1]
+        self.tokens["other worker"] = store.access.create_token("other-worker", "worker")[1]
 
     def ask(self, who: str | None, method: str, url: str, **request: Any) -> Any:
         token = self.tokens.get(who or "", who)
@@ -237,13 +239,13 @@ def test_submitters_change_what_is_theirs_and_nothing_else(
         made = service.ask("submitter", "POST", "/v1/campaigns", json={**CAMPAIGN, "name": name})
         assert made.status_code == 201, made.text
         campaign_id = made.json()["id"]
-        trial = mine.add_trial(campaign_id, Layout(num_microbatches=8))
+        trial = mine.trials.add(campaign_id, Layout(num_microbatches=8))
         spelled = {
             "campaign": [name, str(campaign_id), f"0{campaign_id}"],
             "trial": [str(trial.id), f"+{trial.id}", f"0{trial.id}", f"{trial.id}.0"],
         }[owned]
     else:
-        mine.put_description(owned, name, {}, notes="")
+        mine.catalogue.put(owned, name, {}, notes="")
         spelled = [name]
     for value in spelled:
         refused = service.ask("other", operation.method, operation.url(value))
@@ -264,19 +266,19 @@ def test_ownership_is_checked_again_with_the_change(
 ) -> None:
     store, name = service.store, f"passed-on-{operation.name.replace('_', '-')}"
     made = service.ask("submitter", "POST", "/v1/campaigns", json={**CAMPAIGN, "name": name}).json()
-    owner_of = store.owner_of_campaign_named
+    owner_of = store.access.owner_of_campaign_named
 
     def answered_too_early(asked: str) -> str | None:
         owner = owner_of(asked)
-        store.cancel_campaign(made["id"])
-        store.delete_campaign(made["id"])
+        store.campaigns.cancel(made["id"])
+        store.campaigns.delete(made["id"])
         other = store.by(Actor(name="other", role="submitter"))
-        theirs = other.create_campaign(made["spec"], num_legal_layouts=1)
+        theirs = other.campaigns.create(made["spec"], num_legal_layouts=1)
         if operation.name == "delete_campaign":
-            store.cancel_campaign(theirs.id)
+            store.campaigns.cancel(theirs.id)
         return owner
 
-    monkeypatch.setattr(store, "owner_of_campaign_named", answered_too_early)
+    monkeypatch.setattr(store.access, "owner_of_campaign_named", answered_too_early)
     refused = service.ask(
         "submitter", operation.method, operation.url(name), json={"notes": "mine"}
     )
@@ -284,7 +286,7 @@ def test_ownership_is_checked_again_with_the_change(
     assert (
         "belongs to 'other', and the token 'a-submitter' changes only" in refused.json()["detail"]
     )
-    theirs = store.campaign_by_name(name)
+    theirs = store.campaigns.by_name(name)
     expected = "CANCELLED" if operation.name == "delete_campaign" else "RUNNING"
     assert (theirs.state, theirs.notes) == (expected, "")
 
@@ -301,10 +303,10 @@ def test_a_token_is_let_in_again_after_a_database_outage(
 
     settings = Settings(token=TOKEN)
     with closing(Store.open(upgraded(tmp_path / "away"))) as store:
-        _, token = store.create_token("ci", "viewer")
+        _, token = store.access.create_token("ci", "viewer")
         with TestClient(create_app(settings, store), headers=bearer(token)) as client:
             with monkeypatch.context() as patch:
-                patch.setattr(store, "token_by_hash", gone)
+                patch.setattr(store.access, "token_by_hash", gone)
                 answers = [client.get("/v1/whoami").status_code for _ in range(10)]
             assert answers == [503] * 10
             assert client.get("/v1/whoami").status_code == 200

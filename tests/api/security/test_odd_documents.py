@@ -119,7 +119,7 @@ class Odd:
 
     def _leased_trial(self) -> str:
         self._made += 1
-        self.api.store.add_trial(self._campaign, Layout(num_microbatches=self._made))
+        self.api.store.trials.add(self._campaign, Layout(num_microbatches=self._made))
         return f"/v1/trials/{self.api.lease(self._worker)['trial_id']}/outcome"
 
     def find_all_readable(self) -> None:

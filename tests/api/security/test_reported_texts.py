@@ -23,7 +23,7 @@ def test_an_outcome_is_refused_with_the_field_that_is_no_visible_line(
 ) -> None:
     campaign = api.submit()
     worker = api.register()
-    api.store.add_trial(campaign["id"], LAYOUT)
+    api.store.trials.add(campaign["id"], LAYOUT)
     lease = api.lease(worker)
     body = {"worker_id": worker, "attempt": lease["attempt"], "outcome": asdict(outcome)}
     places = [place for place in text_places(body) if place[-1] != "log_tail"]

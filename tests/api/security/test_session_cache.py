@@ -46,7 +46,7 @@ def book(store: Store, ticks: Ticks) -> SessionBook:
 @pytest.fixture
 def session(store: Store) -> str:
     """The hash of the secret of a new session."""
-    return hash_of_token(store.create_session(TOKEN).encode())
+    return hash_of_token(store.sign_ins.create_session(TOKEN).encode())
 
 
 def find(book: SessionBook, session: str) -> str | None:
@@ -61,10 +61,10 @@ def test_a_session_leads_to_its_token(book: SessionBook, session: str) -> None:
 def test_an_end_in_another_process_is_known_within_a_second_and_ones_own_at_once(
     book: SessionBook, store: Store, session: str, ticks: Ticks
 ) -> None:
-    other = hash_of_token(store.create_session(TOKEN).encode())
+    other = hash_of_token(store.sign_ins.create_session(TOKEN).encode())
     assert find(book, session) == find(book, other) == TOKEN
-    store.end_session(session)
-    store.end_session(other)
+    store.sign_ins.end_session(session)
+    store.sign_ins.end_session(other)
     book.forget(other)
     assert find(book, session) == TOKEN
     assert find(book, other) is None
@@ -98,7 +98,7 @@ def test_a_session_is_renewed_when_it_was_used_and_not_more_often_than_needed(
 def test_the_service_renews_used_sessions_in_the_background(
     book: SessionBook, store: Store, session: str, clock: TurnableClock
 ) -> None:
-    unused = hash_of_token(store.create_session(TOKEN).encode())
+    unused = hash_of_token(store.sign_ins.create_session(TOKEN).encode())
     clock.forward(3600)
 
     async def serve() -> None:
@@ -106,7 +106,7 @@ def test_the_service_renews_used_sessions_in_the_background(
             assert await book.find(session) == TOKEN
 
     asyncio.run(serve())
-    renewed, old = store.session_by_hash(session), store.session_by_hash(unused)
+    renewed, old = store.sign_ins.session_by_hash(session), store.sign_ins.session_by_hash(unused)
     assert renewed is not None
     assert old is not None
     assert renewed.expires_at == clock() + SESSION_IDLE_LIFE

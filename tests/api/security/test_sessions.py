@@ -50,7 +50,7 @@ def signing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Signing]:
 
 def of_role(signing: Signing, role: str) -> tuple[int, Person]:
     """The id of a new token, and a person who is signed in with it."""
-    record, token = signing.store.create_token(next(_names), role)  # type: ignore[arg-type]
+    record, token = signing.store.access.create_token(next(_names), role)  # type: ignore[arg-type]
     return record.id, signing.signed_in(token)
 
 
@@ -148,7 +148,7 @@ def test_a_stolen_cookie_is_worth_nothing_after_the_sign_out(signing: Signing) -
     assert thief.open("/").status_code == 303
     thief.take_cookies_of(signing.signed_in())  # of another session
     assert put_notes(thief, {**thief.own, "X-CSRF-Token": stolen_token}).status_code == 403
-    (entry,) = signing.store.audit(action="session.end", limit=1)
+    (entry,) = signing.store.access.audit(action="session.end", limit=1)
     assert (entry.role, entry.address) == ("submitter", "127.0.0.1")
 
 
@@ -163,7 +163,7 @@ def test_a_session_ends_with_its_token(signing: Signing) -> None:
 
 def test_a_session_ends_when_its_token_expires(signing: Signing) -> None:
     expires_at = signing.clock() + timedelta(hours=1)
-    _, token = signing.store.create_token(next(_names), "viewer", expires_at=expires_at)
+    _, token = signing.store.access.create_token(next(_names), "viewer", expires_at=expires_at)
     person = signing.signed_in(token)
     assert person.open("/").status_code == 200
     signing.clock.forward(3600)
@@ -180,7 +180,7 @@ def test_an_event_stream_ends_with_the_session_that_opened_it(signing: Signing, 
         if end == "sign-out":
             person.send_form("/sign-out", {"csrf_token": token})
         else:
-            signing.store.revoke_token(token_id)
+            signing.store.access.revoke_token(token_id)
         rest = b"".join(chunks)
     assert b"event: stream.closed" in rest
     assert b"the token is not valid any more" in rest
@@ -300,7 +300,7 @@ def test_a_cookie_reads_according_to_the_headers_of_the_browser(
 def test_a_token_in_the_header_wins_over_the_cookie(signing: Signing) -> None:
     person = signing.signed_in()
     name = next(_names)
-    _, viewer = signing.store.create_token(name, "viewer")
+    _, viewer = signing.store.access.create_token(name, "viewer")
     for given, status in ((f"Bearer {viewer}", 200), ("Bearer lt_wrong", 401), ("Basic x", 401)):
         answer = person.http.get("/v1/whoami", headers={"Authorization": given})
         assert answer.status_code == status, given

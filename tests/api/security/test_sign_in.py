@@ -26,7 +26,7 @@ def signing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Signing]:
 
 
 def test_a_code_signs_in_once_with_the_role_of_its_token(signing: Signing) -> None:
-    _, token = signing.store.create_token("ana", "viewer")
+    _, token = signing.store.access.create_token("ana", "viewer")
     code, person, thief = signing.code(token), signing.person(), signing.person()
     answer = person.sign_in_with_code(code, "/campaigns/first?sort=name")
     assert answer.json() == {"next": "/campaigns/first?sort=name"}
@@ -38,7 +38,7 @@ def test_a_code_signs_in_once_with_the_role_of_its_token(signing: Signing) -> No
     assert "was used before" in refused.json()["detail"]
     assert thief.cookies == {}
     assert thief.sign_in_by_form(code).status_code == 401
-    entry, *_ = signing.store.audit(actor="ana")
+    entry, *_ = signing.store.access.audit(actor="ana")
     assert (entry.action, entry.address, entry.details) == (
         "session.begin",
         "127.0.0.1",
@@ -49,7 +49,7 @@ def test_a_code_signs_in_once_with_the_role_of_its_token(signing: Signing) -> No
 def test_a_code_that_expired_or_whose_token_was_revoked_does_not_sign_in(
     signing: Signing,
 ) -> None:
-    record, token = signing.store.create_token("bob", "viewer")
+    record, token = signing.store.access.create_token("bob", "viewer")
     expired = signing.code(token)
     signing.clock.forward(CODE_LIFE.total_seconds())
     assert signing.person().sign_in_with_code(expired).status_code == 401
@@ -61,7 +61,7 @@ def test_a_code_that_expired_or_whose_token_was_revoked_does_not_sign_in(
 
 
 def test_a_token_is_accepted_by_the_form_alone_and_is_kept_nowhere(signing: Signing) -> None:
-    record, token = signing.store.create_token("eve", "submitter")
+    record, token = signing.store.access.create_token("eve", "submitter")
     person = signing.person()
     assert person.sign_in_with_code(token).status_code == 401
     answer = person.sign_in_by_form(f" {token}\r\n", "/submit")
@@ -69,7 +69,7 @@ def test_a_token_is_accepted_by_the_form_alone_and_is_kept_nowhere(signing: Sign
     assert token not in answer.text + str(answer.headers) + str(person.cookies)
     assert person.http.get("/v1/whoami", headers=person.own).json()["name"] == "eve"
     assert signing.person().sign_in_by_form(token).status_code == 303  # a token works again
-    signing.store.revoke_token(record.id)
+    signing.store.access.revoke_token(record.id)
 
 
 def test_the_whole_address_of_a_code_may_be_pasted(signing: Signing) -> None:
@@ -78,7 +78,7 @@ def test_the_whole_address_of_a_code_may_be_pasted(signing: Signing) -> None:
 
 
 def test_a_worker_token_cannot_sign_in(signing: Signing) -> None:
-    _, token = signing.store.create_token("frontier", "worker")
+    _, token = signing.store.access.create_token("frontier", "worker")
     for secret in (token, "lt_worker_of_this_directory"):
         headers = {"Authorization": f"Bearer {secret}"}
         refused = httpx.post(f"{signing.url}/v1/sign-in-codes", headers=headers)
@@ -89,7 +89,7 @@ def test_a_worker_token_cannot_sign_in(signing: Signing) -> None:
         assert "workers have no pages" in answer.text
         assert person.cookies == {}
     # Nor does a row that somebody wrote into the database.
-    code, _ = signing.store.create_sign_in_code(hash_of_token(token.encode()))
+    code, _ = signing.store.sign_ins.create_code(hash_of_token(token.encode()))
     assert signing.person().sign_in_with_code(code).status_code == 403
 
 

@@ -102,10 +102,10 @@ def test_an_invalid_query_of_the_audit_is_refused(api: Api, query: dict[str, Any
 
 def test_when_a_token_was_used_last_is_kept_as_the_service_ends(tmp_path: Path) -> None:
     with closing(Store.open(upgraded(tmp_path))) as store:
-        _, token = store.create_token("ci", "viewer")
+        _, token = store.access.create_token("ci", "viewer")
         with TestClient(create_app(Settings(token=TOKEN), store)) as http:
             assert http.get("/v1/whoami", headers=bearer(token)).status_code == 200
-        assert store.tokens()[0].last_used_at is not None
+        assert store.access.tokens()[0].last_used_at is not None
 
 
 @pytest.fixture

@@ -40,29 +40,29 @@ def rows(store: Store) -> int:
 
 @pytest.mark.sqlite_is_enough(False)
 def test_a_code_becomes_one_session_of_its_token(store: Store, clock: TurnableClock) -> None:
-    code, expires_at = store.by(CI).create_sign_in_code(TOKEN)
+    code, expires_at = store.by(CI).sign_ins.create_code(TOKEN)
     assert expires_at == clock() + CODE_LIFE
-    assert store.token_of_code(hashed(code)) == TOKEN
-    secret = store.by(CI).exchange_code(hashed(code))
+    assert store.sign_ins.token_of_code(hashed(code)) == TOKEN
+    secret = store.by(CI).sign_ins.exchange_code(hashed(code))
     assert secret is not None
-    session = store.session_by_hash(hashed(secret))
+    session = store.sign_ins.session_by_hash(hashed(secret))
     assert session is not None
     assert (session.token_hash, session.created_at) == (TOKEN, clock())
-    assert store.exchange_code(hashed(code)) is None
-    assert store.token_of_code(hashed(code)) is None
+    assert store.sign_ins.exchange_code(hashed(code)) is None
+    assert store.sign_ins.token_of_code(hashed(code)) is None
     assert rows(store) == 1
-    actions = [(entry.action, entry.actor, entry.details) for entry in store.audit()]
+    actions = [(entry.action, entry.actor, entry.details) for entry in store.access.audit()]
     assert actions == [("session.begin", "ci", {"by": "code"}), ("sign_in.code", "ci", {})]
 
 
 def test_neither_secrets_nor_the_kinds_are_mixed_up(store: Store) -> None:
-    code, _ = store.create_sign_in_code(TOKEN)
-    secret = store.create_session(TOKEN)
-    assert store.session_by_hash(hashed(code)) is None
-    assert store.exchange_code(hashed(secret)) is None
-    assert store.exchange_code(TOKEN) is None
-    assert store.exchange_code(code) is None  # the code itself is nowhere
-    assert store.session_by_hash(hashed(secret)) is not None
+    code, _ = store.sign_ins.create_code(TOKEN)
+    secret = store.sign_ins.create_session(TOKEN)
+    assert store.sign_ins.session_by_hash(hashed(code)) is None
+    assert store.sign_ins.exchange_code(hashed(secret)) is None
+    assert store.sign_ins.exchange_code(TOKEN) is None
+    assert store.sign_ins.exchange_code(code) is None  # the code itself is nowhere
+    assert store.sign_ins.session_by_hash(hashed(secret)) is not None
     with store._db.read() as session:
         kept = repr(session.execute(text("SELECT * FROM browser_sign_ins")).all())
     assert code not in kept
@@ -70,67 +70,70 @@ def test_neither_secrets_nor_the_kinds_are_mixed_up(store: Store) -> None:
 
 
 def test_a_code_ends_after_its_time(store: Store, clock: TurnableClock) -> None:
-    code, _ = store.create_sign_in_code(TOKEN)
+    code, _ = store.sign_ins.create_code(TOKEN)
     clock.forward(CODE_LIFE.total_seconds())
-    assert store.token_of_code(hashed(code)) is None
-    assert store.exchange_code(hashed(code)) is None
+    assert store.sign_ins.token_of_code(hashed(code)) is None
+    assert store.sign_ins.exchange_code(hashed(code)) is None
 
 
 def test_a_session_ends_without_use_and_after_a_week_in_any_case(
     store: Store, clock: TurnableClock
 ) -> None:
     begun = clock()
-    unused, used = store.create_session(TOKEN), store.create_session(TOKEN)
+    unused, used = store.sign_ins.create_session(TOKEN), store.sign_ins.create_session(TOKEN)
     hour_s = 3600.0
     while clock() < begun + SESSION_LIFE - timedelta(hours=1):
         clock.forward(hour_s)
-        store.renew_sessions([hashed(used), hashed("another")])
+        store.sign_ins.renew_sessions([hashed(used), hashed("another")])
         is_young = clock() < begun + SESSION_IDLE_LIFE
-        assert (store.session_by_hash(hashed(unused)) is not None) is is_young
-        assert store.session_by_hash(hashed(used)) is not None
+        assert (store.sign_ins.session_by_hash(hashed(unused)) is not None) is is_young
+        assert store.sign_ins.session_by_hash(hashed(used)) is not None
     clock.forward(hour_s)
-    store.renew_sessions([hashed(used)])
-    assert store.session_by_hash(hashed(used)) is None
+    store.sign_ins.renew_sessions([hashed(used)])
+    assert store.sign_ins.session_by_hash(hashed(used)) is None
 
 
 def test_a_session_that_was_ended_is_not_renewed(store: Store) -> None:
-    secret, other = store.create_session(TOKEN), store.create_session(TOKEN)
-    store.by(CI).end_session(hashed(secret))
-    store.renew_sessions([hashed(secret)])
-    store.by(CI).end_session(hashed(secret))
-    assert store.session_by_hash(hashed(secret)) is None
-    assert store.session_by_hash(hashed(other)) is not None
-    assert [entry.action for entry in store.audit(actor="ci")] == ["session.end"]
+    secret, other = store.sign_ins.create_session(TOKEN), store.sign_ins.create_session(TOKEN)
+    store.by(CI).sign_ins.end_session(hashed(secret))
+    store.sign_ins.renew_sessions([hashed(secret)])
+    store.by(CI).sign_ins.end_session(hashed(secret))
+    assert store.sign_ins.session_by_hash(hashed(secret)) is None
+    assert store.sign_ins.session_by_hash(hashed(other)) is not None
+    assert [entry.action for entry in store.access.audit(actor="ci")] == ["session.end"]
 
 
 @pytest.mark.sqlite_is_enough(False)
 def test_the_sessions_and_codes_of_a_token_end_with_its_revocation(store: Store) -> None:
-    record, token = store.create_token("ci", "viewer")
-    mine = [store.create_session(hashed(token)), store.create_session(hashed(token))]
-    store.create_sign_in_code(hashed(token))
-    other = store.create_session(TOKEN)
-    assert all(store.session_by_hash(hashed(secret)) is not None for secret in mine)
-    store.revoke_token(record.id)
-    assert store.session_by_hash(hashed(other)) is not None
+    record, token = store.access.create_token("ci", "viewer")
+    mine = [
+        store.sign_ins.create_session(hashed(token)),
+        store.sign_ins.create_session(hashed(token)),
+    ]
+    store.sign_ins.create_code(hashed(token))
+    other = store.sign_ins.create_session(TOKEN)
+    assert all(store.sign_ins.session_by_hash(hashed(secret)) is not None for secret in mine)
+    store.access.revoke_token(record.id)
+    assert store.sign_ins.session_by_hash(hashed(other)) is not None
     assert rows(store) == 1
 
 
 def test_a_token_cannot_fill_the_table(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sign_ins, "MAX_OF_TOKEN", 3)
-    codes = [store.create_sign_in_code(TOKEN)[0] for _ in range(5)]
-    sessions = [store.create_session(TOKEN) for _ in range(5)]
+    codes = [store.sign_ins.create_code(TOKEN)[0] for _ in range(5)]
+    sessions = [store.sign_ins.create_session(TOKEN) for _ in range(5)]
     assert rows(store) == 6
-    assert sum(store.token_of_code(hashed(code)) is not None for code in codes) == 3
-    assert store.session_by_hash(hashed(sessions[-1])) is not None
+    assert sum(store.sign_ins.token_of_code(hashed(code)) is not None for code in codes) == 3
+    assert store.sign_ins.session_by_hash(hashed(sessions[-1])) is not None
 
 
 def test_what_has_expired_is_pruned(store: Store, clock: TurnableClock) -> None:
-    store.create_sign_in_code(TOKEN)
+    store.sign_ins.create_code(TOKEN)
     clock.forward(CODE_LIFE.total_seconds())
-    secret = store.create_session(TOKEN)
-    assert store.prune(Retention()) == Pruned()
+    secret = store.sign_ins.create_session(TOKEN)
+    assert store.retention.prune(Retention()) == Pruned()
     assert rows(store) == 1
-    assert store.session_by_hash(hashed(secret)) is not None
+    assert store.sign_ins.session_by_hash(hashed(secret)) is not None
 
 
 EXCHANGE: str = """
@@ -140,17 +143,17 @@ from results_db.store import Store
 
 url, code_hash, times = sys.argv[1:]
 with closing(Store(url)) as store:
-    store.token_of_code(code_hash)  # connected
+    store.sign_ins.token_of_code(code_hash)  # connected
     print("ready", flush=True)
     sys.stdin.readline()
-    print(sum(store.exchange_code(code_hash) is not None for _ in range(int(times))))
+    print(sum(store.sign_ins.exchange_code(code_hash) is not None for _ in range(int(times))))
 """
 
 
 @pytest.mark.sqlite_is_enough(False)
 def test_two_processes_that_exchange_a_code_at_once_get_one_session(database_url: str) -> None:
     with closing(Store(database_url)) as store:
-        code, _ = store.create_sign_in_code(TOKEN)
+        code, _ = store.sign_ins.create_code(TOKEN)
         processes = [
             subprocess.Popen(
                 [sys.executable, "-c", EXCHANGE, database_url, hashed(code), "20"],
@@ -178,17 +181,17 @@ def test_neither_a_backup_nor_a_restored_database_has_sign_ins(
 ) -> None:
     path, restored = tmp_path / "backup.sqlite3", DataDir(tmp_path / "restored")
     with closing(Store(database_url)) as store:
-        store.create_token("ci", "viewer")
-        store.create_sign_in_code(TOKEN)
-        secret = store.create_session(TOKEN)
+        store.access.create_token("ci", "viewer")
+        store.sign_ins.create_code(TOKEN)
+        secret = store.sign_ins.create_session(TOKEN)
         back_up(database_url, path)
         assert rows(store) == 2
     assert hashed(secret).encode() not in path.read_bytes()
     with closing(Store(f"sqlite:///{path}")) as copy:
         assert rows(copy) == 0
-        assert len(copy.tokens()) == 1
-        late = copy.create_session(TOKEN)  # as in a copy that another program made
+        assert len(copy.access.tokens()) == 1
+        late = copy.sign_ins.create_session(TOKEN)  # as in a copy that another program made
     restore_into_data_dir(sealed(path), restored)
     with closing(Store.open(restored)) as store:
         assert rows(store) == 0
-        assert store.session_by_hash(hashed(late)) is None
+        assert store.sign_ins.session_by_hash(hashed(late)) is None

@@ -16,46 +16,46 @@ OPERATIONS = Actor(name="operations", role="admin", address="192.0.2.7")
 
 
 def test_a_token_is_found_by_its_hash_and_kept_nowhere(store: Store) -> None:
-    record, token = store.by(OPERATIONS).create_token("ci", "submitter")
-    assert store.token_by_hash(hash_of_token(token.encode())) == record
+    record, token = store.by(OPERATIONS).access.create_token("ci", "submitter")
+    assert store.access.token_by_hash(hash_of_token(token.encode())) == record
     assert (record.name, record.role, record.created_by) == ("ci", "submitter", "operations")
-    assert token not in repr(store.tokens())
-    assert token not in repr(store.audit())
-    assert store.token_by_hash(hash_of_token(b"another")) is None
+    assert token not in repr(store.access.tokens())
+    assert token not in repr(store.access.audit())
+    assert store.access.token_by_hash(hash_of_token(b"another")) is None
 
 
 def test_tokens_are_valid_until_they_expire_or_are_revoked(
     store: Store, clock: TurnableClock
 ) -> None:
     now = clock()
-    lasting, _ = store.create_token("lasting", "viewer")
-    brief, _ = store.create_token("brief", "viewer", expires_at=now + timedelta(hours=1))
+    lasting, _ = store.access.create_token("lasting", "viewer")
+    brief, _ = store.access.create_token("brief", "viewer", expires_at=now + timedelta(hours=1))
     assert brief.is_valid(now)
     assert not brief.is_valid(now + timedelta(hours=1))
     assert lasting.is_valid(now + timedelta(days=10_000))
-    revoked = store.revoke_token(lasting.id)
+    revoked = store.access.revoke_token(lasting.id)
     assert not revoked.is_valid(now)
-    assert store.revoke_token(lasting.id) == revoked  # twice is once
-    assert [token.name for token in store.tokens()] == ["brief"]
-    assert [token.name for token in store.tokens(revoked=True)] == ["brief", "lasting"]
+    assert store.access.revoke_token(lasting.id) == revoked  # twice is once
+    assert [token.name for token in store.access.tokens()] == ["brief"]
+    assert [token.name for token in store.access.tokens(revoked=True)] == ["brief", "lasting"]
 
 
 @pytest.mark.sqlite_is_enough(False)
 def test_a_name_has_one_valid_token(store: Store, clock: TurnableClock) -> None:
-    first, _ = store.create_token("ci", "viewer", expires_at=clock() + timedelta(hours=1))
+    first, _ = store.access.create_token("ci", "viewer", expires_at=clock() + timedelta(hours=1))
     with pytest.raises(TokenDuplicateError, match="'ci' is valid; revoke it first"):
-        store.create_token("ci", "admin")
+        store.access.create_token("ci", "admin")
     clock.forward(3600)
-    second, _ = store.create_token("ci", "admin")  # the first has expired
-    store.revoke_token(second.id)
-    store.create_token("ci", "worker")
-    assert {token.id for token in store.tokens(revoked=True)} >= {first.id, second.id}
+    second, _ = store.access.create_token("ci", "admin")  # the first has expired
+    store.access.revoke_token(second.id)
+    store.access.create_token("ci", "worker")
+    assert {token.id for token in store.access.tokens(revoked=True)} >= {first.id, second.id}
 
 
 @pytest.mark.parametrize("name", ["", "-x", "a b", "ü", "x" * 65, "a\n", "system", "local"])
 def test_a_name_that_is_none_or_the_services_own_is_refused(store: Store, name: str) -> None:
     with pytest.raises(TokenInvalidError, match=r"name=.*(begin with|choose another)"):
-        store.create_token(name, "viewer")
+        store.access.create_token(name, "viewer")
 
 
 @pytest.mark.parametrize("hours", [-1, 0, 24 * 3661])
@@ -63,25 +63,25 @@ def test_an_end_that_is_past_or_too_far_is_refused(
     store: Store, clock: TurnableClock, hours: int
 ) -> None:
     with pytest.raises(TokenInvalidError, match="not within the next 3660 days"):
-        store.create_token("x", "viewer", expires_at=clock() + timedelta(hours=hours))
+        store.access.create_token("x", "viewer", expires_at=clock() + timedelta(hours=hours))
 
 
 def test_revoking_a_token_that_was_never_made_says_so(store: Store) -> None:
     with pytest.raises(TokenNotFoundError, match="there is no token 7"):
-        store.revoke_token(7)
+        store.access.revoke_token(7)
 
 
 def test_the_last_use_is_known_to_the_minute(store: Store, clock: TurnableClock) -> None:
-    token, _ = store.create_token("ci", "viewer")
-    store.note_tokens_used([token.id, 4711])
-    first = store.tokens()[0].last_used_at
+    token, _ = store.access.create_token("ci", "viewer")
+    store.access.note_tokens_used([token.id, 4711])
+    first = store.access.tokens()[0].last_used_at
     assert first == clock()
     clock.forward(30)
-    store.note_tokens_used([token.id])
-    assert store.tokens()[0].last_used_at == first
+    store.access.note_tokens_used([token.id])
+    assert store.access.tokens()[0].last_used_at == first
     clock.forward(31)
-    store.note_tokens_used([token.id])
-    assert store.tokens()[0].last_used_at == clock()
+    store.access.note_tokens_used([token.id])
+    assert store.access.tokens()[0].last_used_at == clock()
 
 
 @pytest.mark.sqlite_is_enough(False)
@@ -89,27 +89,27 @@ def test_the_audit_says_who_changed_what_from_where_and_when(
     store: Store, clock: TurnableClock
 ) -> None:
     began = clock()
-    token, _ = store.by(OPERATIONS).create_token("ci", "viewer")
+    token, _ = store.by(OPERATIONS).access.create_token("ci", "viewer")
     clock.forward(60)
-    store.revoke_token(token.id)
-    revoked, created = store.audit()
+    store.access.revoke_token(token.id)
+    revoked, created = store.access.audit()
     assert (created.actor, created.role, created.address) == ("operations", "admin", "192.0.2.7")
     assert (created.action, created.target_kind, created.target) == ("token.create", "token", "ci")
     assert created.details == {"role": "viewer", "expires_at": None}
     assert (created.at, revoked.at) == (began, clock())
     assert (revoked.actor, revoked.action) == ("system", "token.revoke")
-    assert store.audit(actor="operations") == [created]
-    assert store.audit(action="token.revoke") == [revoked]
-    assert store.audit(target_kind="token", target="ci", limit=1) == [revoked]
-    assert store.audit(target="another") == []
-    assert store.audit(since=clock()) == [revoked]
-    assert store.audit(until=clock()) == [created]
-    assert store.audit(before_id=revoked.id) == [created]
+    assert store.access.audit(actor="operations") == [created]
+    assert store.access.audit(action="token.revoke") == [revoked]
+    assert store.access.audit(target_kind="token", target="ci", limit=1) == [revoked]
+    assert store.access.audit(target="another") == []
+    assert store.access.audit(since=clock()) == [revoked]
+    assert store.access.audit(until=clock()) == [created]
+    assert store.access.audit(before_id=revoked.id) == [created]
 
 
 def test_whose_things_are_is_known_and_none_where_there_are_none(store: Store) -> None:
-    assert store.owner_of_campaign(1) is None
-    assert store.owner_of_campaign_named("x") is None
-    assert store.owner_of_trial(1) is None
-    assert store.owner_of_model("x") is None
-    assert store.owner_of_cluster("x") is None
+    assert store.access.owner_of_campaign(1) is None
+    assert store.access.owner_of_campaign_named("x") is None
+    assert store.access.owner_of_trial(1) is None
+    assert store.access.owner_of_model("x") is None
+    assert store.access.owner_of_cluster("x") is None

@@ -42,8 +42,8 @@ def fill(store: Store, num_trials: int = 3) -> int:
     campaign = make_campaign(store)
     worker = make_worker(store)
     for size in range(1, num_trials + 1):
-        trial = store.add_trial(campaign, Layout(micro_batch_size=size))
-        store.post_outcome(trial.id, lease_one(store, worker.id).attempt, completed())
+        trial = store.trials.add(campaign, Layout(micro_batch_size=size))
+        store.outcomes.post(trial.id, lease_one(store, worker.id).attempt, completed())
     return campaign
 
 
@@ -51,7 +51,7 @@ def fill(store: Store, num_trials: int = 3) -> int:
 def backup(store: Store, database_url: str, tmp_path: Path) -> Path:
     """A backup of a database with three measured trials, of either kind."""
     fill(store)
-    store.number_events()
+    store.events.number()
     path = tmp_path / "backup.sqlite3"
     report = back_up(database_url, path)
     assert (report.num_campaigns, report.num_trials) == (1, 3)
@@ -69,11 +69,11 @@ def test_a_backup_reads_as_the_database_did(
     backup: Path, store: Store, clock: TurnableClock
 ) -> None:
     with closing(Store(f"sqlite:///{backup}", clock=clock)) as copy:
-        assert copy.campaigns() == store.campaigns()
-        assert [copy.trial_detail(n) for n in (1, 2, 3)] == [
-            store.trial_detail(n) for n in (1, 2, 3)
+        assert copy.campaigns.find() == store.campaigns.find()
+        assert [copy.trials.detail(n) for n in (1, 2, 3)] == [
+            store.trials.detail(n) for n in (1, 2, 3)
         ]
-        assert copy.events(after=0, limit=99) == store.events(after=0, limit=99)
+        assert copy.events.find(after=0, limit=99) == store.events.find(after=0, limit=99)
 
 
 def test_a_backup_into_a_postgresql_and_out_of_it_again_has_every_value(
@@ -127,9 +127,9 @@ def test_what_comes_after_a_restore_has_ids_of_its_own(
             campaign = make_campaign(store, "next")
             # Those of trials that were made after the backup are known to workers still.
             assert campaign == 1_002
-            assert store.add_trial(campaign, Layout()).id == 100_004
-            store.number_events()
-            seqs = [event.seq for event in store.events(after=0, limit=99)]
+            assert store.trials.add(campaign, Layout()).id == 100_004
+            store.events.number()
+            seqs = [event.seq for event in store.events.find(after=0, limit=99)]
             assert seqs == sorted(set(seqs))
 
 
@@ -144,12 +144,12 @@ def test_a_backup_in_many_steps_is_of_the_moment_at_which_it_began(
         def say(words: str) -> None:
             assert len(said) < 1000, "the backup begins again after each change"
             if words.startswith("copying"):
-                store.add_trial(campaign, Layout(micro_batch_size=10 + len(said)))
+                store.trials.add(campaign, Layout(micro_batch_size=10 + len(said)))
             said.append(words)
 
-        before = store.count_trials(campaign)
+        before = store.campaigns.count_trials(campaign)
         report = back_up(sqlite_url, tmp_path / "copy.sqlite3", say=say)
-        after = store.count_trials(campaign)
+        after = store.campaigns.count_trials(campaign)
     assert report.num_trials == sum(before.values())
     assert sum(after.values()) == sum(before.values()) + len(said) - 1
     assert len(said) > 5
@@ -169,7 +169,7 @@ def test_a_backup_that_is_made_under_load_is_of_one_moment(
         for size in range(10, 10_000):
             if stop.is_set():
                 return
-            written.append(store.add_trial(campaign, Layout(micro_batch_size=size)).id)
+            written.append(store.trials.add(campaign, Layout(micro_batch_size=size)).id)
 
     thread = threading.Thread(target=write)
     thread.start()
@@ -281,7 +281,7 @@ def test_a_database_that_somebody_has_open_is_not_replaced(full: DataDir, tmp_pa
     write_first_weeks(tmp_path / "other.sqlite3")
     sealed(tmp_path / "other.sqlite3")
     with closing(Store(full.database_url)) as store:
-        store.campaigns()
+        store.campaigns.find()
         with pytest.raises(DatabaseInUseError, match="open; end it first"):
             restore_into_data_dir(tmp_path / "other.sqlite3", full, replace=True)
 
@@ -299,7 +299,7 @@ def test_a_postgresql_that_is_at_work_or_holds_something_is_not_replaced(
     with pytest.raises(DatabaseNotEmptyError, match=r"rows in .*campaigns.*--force"):
         restore_into_postgresql(backup, postgres_url)
     with closing(Store(postgres_url)) as store:
-        assert [campaign.name for campaign in store.campaigns()] == ["first"]
+        assert [campaign.name for campaign in store.campaigns.find()] == ["first"]
     assert restore_into_postgresql(backup, postgres_url, replace=True).num_campaigns == 7
     assert check_database(postgres_url).findings == ()
 
@@ -319,7 +319,7 @@ def test_a_restore_into_a_postgresql_happens_whole_or_not_at_all(
     with pytest.raises(BackupInvalidError, match="PostgreSQL cannot keep the rows of trials"):
         restore_into_postgresql(backup, postgres_url, replace=True)
     with closing(Store(postgres_url)) as store:
-        assert [campaign.name for campaign in store.campaigns()] == ["first"]
+        assert [campaign.name for campaign in store.campaigns.find()] == ["first"]
 
 
 @pytest.mark.parametrize(
@@ -401,14 +401,14 @@ def test_a_damaged_database_is_set_aside_and_leaves_nothing_beside_the_new_one(
     assert report.set_aside.read_bytes() == b"\xff" * 8192
     assert not place.with_name("results.sqlite3-wal").exists()
     with closing(Store(full.database_url)) as store:
-        assert len(store.campaigns()) == 7
+        assert len(store.campaigns.find()) == 7
 
 
 def test_events_without_a_number_have_one_in_a_backup(postgres_url: str, tmp_path: Path) -> None:
     # On PostgreSQL they are numbered a moment after the commit; in a file nobody would ever do it.
     with closing(Store(postgres_url)) as store:
         make_campaign(store)
-        assert store.service_stats().unnumbered_events == 1
+        assert store.statistics.service_stats().unnumbered_events == 1
     back_up(postgres_url, tmp_path / "backup.sqlite3")
     copy = Database(f"sqlite:///{tmp_path / 'backup.sqlite3'}")
     with closing(copy), copy.read() as session:

@@ -23,63 +23,63 @@ def test_a_lease_hands_out_the_oldest_trial_and_counts_an_attempt(
     store: Store, clock: TurnableClock
 ) -> None:
     campaign, worker = make_campaign(store), make_worker(store)
-    first = store.add_trial(campaign, Layout(tp=2))
-    second = store.add_trial(campaign, Layout(tp=4))
+    first = store.trials.add(campaign, Layout(tp=2))
+    second = store.trials.add(campaign, Layout(tp=4))
     lease = lease_one(store, worker.id)
     assert (lease.trial_id, lease.number, lease.attempt) == (first.id, 1, 1)
     assert (lease.campaign_name, lease.layout) == ("first", Layout(tp=2))
     assert (lease.lease_expires_at - clock.now).total_seconds() == LEASE_S
     assert lease_one(store, worker.id).trial_id == second.id
-    assert store.lease(worker.id, 1) == []
-    running = store.trial(first.id)
+    assert store.leases.lease(worker.id, 1) == []
+    running = store.trials.get(first.id)
     assert (running.state, running.attempt, running.worker_id) == ("RUNNING", 1, worker.id)
-    assert running.started_at == clock.now == store.campaign(campaign).started_at
+    assert running.started_at == clock.now == store.campaigns.get(campaign).started_at
 
 
 def test_several_trials_can_be_leased_at_once(store: Store) -> None:
     campaign, worker = make_campaign(store), make_worker(store)
     for tp in (1, 2, 4):
-        store.add_trial(campaign, Layout(tp=tp))
-    assert [lease.number for lease in store.lease(worker.id, 2)] == [1, 2]
+        store.trials.add(campaign, Layout(tp=tp))
+    assert [lease.number for lease in store.leases.lease(worker.id, 2)] == [1, 2]
 
 
 def test_a_worker_gets_only_what_its_cluster_and_its_allocation_can_run(store: Store) -> None:
     campaign = make_campaign(store, cluster="frontier")
-    store.add_trial(campaign, Layout(num_nodes=2, tp=8, dp=2))
+    store.trials.add(campaign, Layout(num_nodes=2, tp=8, dp=2))
     elsewhere = make_worker(store, "a", cluster="perlmutter", num_nodes=9)
     few_nodes = make_worker(store, "b", cluster="frontier", num_nodes=1, devices_per_node=16)
     few_devices = make_worker(store, "c", cluster="frontier", num_nodes=4, devices_per_node=4)
     for worker in (elsewhere, few_nodes, few_devices):
-        assert store.lease(worker.id, 1) == []
+        assert store.leases.lease(worker.id, 1) == []
     fitting = make_worker(store, "d", cluster="frontier", num_nodes=2, devices_per_node=8)
     assert lease_one(store, fitting.id).number == 1
 
 
 def test_heartbeats_extend_a_lease_and_report_progress(store: Store, clock: TurnableClock) -> None:
     campaign, worker = make_campaign(store), make_worker(store)
-    trial = store.add_trial(campaign, Layout())
+    trial = store.trials.add(campaign, Layout())
     lease_one(store, worker.id)
     for done in range(1, 6):
         clock.forward(LEASE_S - 1)
         beat = BeatBody(trial_id=trial.id, attempt=1, iterations_done=done)
-        assert store.heartbeat(worker.id, [beat]) == HeartbeatReply(stop=())
-        assert store.expire_leases() == []
-    assert store.trial(trial.id).iterations_done == 5
+        assert store.leases.heartbeat(worker.id, [beat]) == HeartbeatReply(stop=())
+        assert store.leases.expire() == []
+    assert store.trials.get(trial.id).iterations_done == 5
 
 
 def test_a_lost_worker_costs_an_attempt_and_teaches_nothing(
     store: Store, clock: TurnableClock
 ) -> None:
     campaign, worker = make_campaign(store), make_worker(store)
-    trial = store.add_trial(campaign, Layout())
+    trial = store.trials.add(campaign, Layout())
     lease_one(store, worker.id)
     clock.forward(LEASE_S + 1)
-    assert store.expire_leases() == [trial.id]
-    assert store.expire_leases() == []
-    lost = store.trial(trial.id)
+    assert store.leases.expire() == [trial.id]
+    assert store.leases.expire() == []
+    lost = store.trials.get(trial.id)
     assert (lost.state, lost.reason, lost.attempt, lost.lost_attempts) == ("PENDING", None, 1, 1)
     assert lost.worker_id is None
-    assert store.trials_ended_since(campaign, 0) == []
+    assert store.trials.ended_since(campaign, 0) == []
     assert lease_one(store, worker.id).attempt == 2
 
 
@@ -87,30 +87,33 @@ def test_an_attempt_that_waited_for_devices_is_returned_when_its_worker_is_lost(
     store: Store, clock: TurnableClock
 ) -> None:
     campaign, worker = make_campaign(store), make_worker(store)
-    trial = store.add_trial(campaign, Layout())
+    trial = store.trials.add(campaign, Layout())
     for attempt in range(1, 6):
         lease_one(store, worker.id)
         beat = BeatBody(trial_id=trial.id, attempt=attempt, iterations_done=0, phase="waiting")
-        store.heartbeat(worker.id, [beat])
+        store.leases.heartbeat(worker.id, [beat])
         clock.forward(LEASE_S + 1)
-        assert store.expire_leases() == [trial.id]
-    assert (store.trial(trial.id).state, store.trial(trial.id).lost_attempts) == ("PENDING", 0)
-    assert {each.ending for each in store.trial_detail(trial.id).attempts} == {"returned"}
+        assert store.leases.expire() == [trial.id]
+    assert (store.trials.get(trial.id).state, store.trials.get(trial.id).lost_attempts) == (
+        "PENDING",
+        0,
+    )
+    assert {each.ending for each in store.trials.detail(trial.id).attempts} == {"returned"}
 
 
 def test_three_lost_attempts_end_a_trial(store: Store, clock: TurnableClock) -> None:
     campaign, worker = make_campaign(store), make_worker(store)
-    trial = store.add_trial(campaign, Layout())
+    trial = store.trials.add(campaign, Layout())
     for _ in range(3):
         lease_one(store, worker.id)
         clock.forward(LEASE_S + 1)
-        store.expire_leases()
-    ended = store.trial(trial.id)
+        store.leases.expire()
+    ended = store.trials.get(trial.id)
     assert (ended.state, ended.reason, ended.ended_seq) == ("FAILED", "node_lost", 1)
     assert "3 attempts were lost" in ended.message
     assert ended.node == "node-1"
     assert "w1 on node-1" in ended.message
-    assert store.lease(worker.id, 1) == []
+    assert store.leases.lease(worker.id, 1) == []
 
 
 def test_a_worker_that_beats_for_a_trial_it_lost_is_told_to_stop(
@@ -118,69 +121,72 @@ def test_a_worker_that_beats_for_a_trial_it_lost_is_told_to_stop(
 ) -> None:
     campaign, worker = make_campaign(store), make_worker(store)
     other = make_worker(store, "w2")
-    trial = store.add_trial(campaign, Layout())
+    trial = store.trials.add(campaign, Layout())
     lease_one(store, worker.id)
     clock.forward(LEASE_S + 1)
-    store.expire_leases()
+    store.leases.expire()
     beat = BeatBody(trial_id=trial.id, attempt=1, iterations_done=3)
-    assert store.heartbeat(worker.id, [beat]).stop == (trial.id,)
+    assert store.leases.heartbeat(worker.id, [beat]).stop == (trial.id,)
     lease_one(store, other.id)
-    assert store.heartbeat(worker.id, [beat]).stop == (trial.id,)
+    assert store.leases.heartbeat(worker.id, [beat]).stop == (trial.id,)
     current = BeatBody(trial_id=trial.id, attempt=2, iterations_done=1)
-    assert store.heartbeat(other.id, [current]) == HeartbeatReply(stop=())
+    assert store.leases.heartbeat(other.id, [current]) == HeartbeatReply(stop=())
     unheard_of = BeatBody(trial_id=999, attempt=1, iterations_done=0)
-    assert store.heartbeat(other.id, [current, unheard_of]).stop == (999,)
+    assert store.leases.heartbeat(other.id, [current, unheard_of]).stop == (999,)
 
 
 def test_a_cancelled_trial_is_stopped_by_its_worker_and_not_tried_again(
     store: Store, clock: TurnableClock
 ) -> None:
     campaign, worker = make_campaign(store), make_worker(store)
-    trial = store.add_trial(campaign, Layout())
+    trial = store.trials.add(campaign, Layout())
     lease_one(store, worker.id)
-    store.cancel_campaign(campaign)
+    store.campaigns.cancel(campaign)
     beat = BeatBody(trial_id=trial.id, attempt=1, iterations_done=3)
-    assert store.heartbeat(worker.id, [beat]).stop == (trial.id,)
-    assert store.trial(trial.id).state == "RUNNING"
+    assert store.leases.heartbeat(worker.id, [beat]).stop == (trial.id,)
+    assert store.trials.get(trial.id).state == "RUNNING"
     clock.forward(LEASE_S + 1)
-    store.expire_leases()
-    assert (store.trial(trial.id).state, store.trial(trial.id).reason) == ("CANCELLED", "cancelled")
+    store.leases.expire()
+    assert (store.trials.get(trial.id).state, store.trials.get(trial.id).reason) == (
+        "CANCELLED",
+        "cancelled",
+    )
 
 
 def test_leases_do_not_run_out_while_the_service_is_down(
     store: Store, clock: TurnableClock
 ) -> None:
     campaign, worker = make_campaign(store), make_worker(store)
-    trial = store.add_trial(campaign, Layout())
+    trial = store.trials.add(campaign, Layout())
     lease_one(store, worker.id)
     clock.forward(3600)  # nobody was there to take a heartbeat
-    store.extend_leases()
-    assert store.expire_leases() == []
+    store.leases.extend()
+    assert store.leases.expire() == []
     clock.forward(LEASE_S - 1)
     beat = BeatBody(trial_id=trial.id, attempt=1, iterations_done=3)
-    assert store.heartbeat(worker.id, [beat]) == HeartbeatReply(stop=())
+    assert store.leases.heartbeat(worker.id, [beat]) == HeartbeatReply(stop=())
 
 
 def test_extending_never_shortens_a_lease(store: Store, clock: TurnableClock) -> None:
     campaign, worker = make_campaign(store), make_worker(store)
-    store.add_trial(campaign, Layout())
-    store.lease(worker.id, 1, lease_s=100)
-    store.extend_leases(lease_s=10)
+    store.trials.add(campaign, Layout())
+    store.leases.lease(worker.id, 1, lease_s=100)
+    store.leases.extend(lease_s=10)
     clock.forward(50)
-    assert store.expire_leases() == []
+    assert store.leases.expire() == []
 
 
 def test_a_worker_that_registers_again_returns_its_trials_at_once(store: Store) -> None:
     campaign, before = make_campaign(store), make_worker(store, "w1")
-    trial = store.add_trial(campaign, Layout())
+    trial = store.trials.add(campaign, Layout())
     lease_one(store, before.id)
     now = make_worker(store, "w1")
-    lost = store.trial(trial.id)
+    lost = store.trials.get(trial.id)
     assert (lost.state, lost.lost_attempts) == ("PENDING", 1)
     assert lease_one(store, now.id).attempt == 2
     for call in (
-        lambda: store.lease(before.id, 1),
-        lambda: store.heartbeat(before.id, []),
+        lambda: store.leases.lease(before.id, 1),
+        lambda: store.leases.heartbeat(before.id, []),
     ):
         with pytest.raises(WorkerSupersededError, match="another worker has registered as 'w1'"):
             call()
@@ -188,90 +194,90 @@ def test_a_worker_that_registers_again_returns_its_trials_at_once(store: Store) 
 
 def test_another_workers_trials_are_left_alone_by_a_registration(store: Store) -> None:
     campaign, other = make_campaign(store), make_worker(store, "w1")
-    trial = store.add_trial(campaign, Layout())
+    trial = store.trials.add(campaign, Layout())
     lease_one(store, other.id)
     make_worker(store, "w2")
-    assert store.trial(trial.id).worker_id == other.id
+    assert store.trials.get(trial.id).worker_id == other.id
 
 
 def test_draining_gives_leases_back_without_counting_them_as_lost(store: Store) -> None:
     campaign, worker = make_campaign(store), make_worker(store)
-    trial = store.add_trial(campaign, Layout())
+    trial = store.trials.add(campaign, Layout())
     lease_one(store, worker.id)
-    store.drain_worker(worker.id)
-    returned = store.trial(trial.id)
+    store.workers.drain(worker.id)
+    returned = store.trials.get(trial.id)
     assert (returned.state, returned.attempt, returned.lost_attempts) == ("PENDING", 1, 0)
-    assert store.workers(cluster="local-cpu") == []
+    assert store.workers.find(cluster="local-cpu") == []
     with pytest.raises(WorkerNotFoundError, match="has ended"):
-        store.drain_worker(worker.id)
+        store.workers.drain(worker.id)
     with pytest.raises(WorkerNotFoundError, match="no worker 'nobody'"):
-        store.drain_worker("nobody")
+        store.workers.drain("nobody")
 
 
 def test_workers_are_there_that_were_heard_of_lately(store: Store, clock: TurnableClock) -> None:
     first = make_worker(store, "a")
     make_worker(store, "b")
     make_worker(store, "c", cluster="frontier")
-    assert {worker.name for worker in store.workers(cluster="local-cpu")} == {"a", "b"}
-    assert store.workers(cluster="nowhere") == []
+    assert {worker.name for worker in store.workers.find(cluster="local-cpu")} == {"a", "b"}
+    assert store.workers.find(cluster="nowhere") == []
     clock.forward(WORKER_ALIVE_S - 1)
-    store.heartbeat(first.id, [])
+    store.leases.heartbeat(first.id, [])
     clock.forward(2)
-    assert [worker.name for worker in store.workers()] == ["a"]
-    assert len(store.workers(live=False)) == 3
+    assert [worker.name for worker in store.workers.find()] == ["a"]
+    assert len(store.workers.find(live=False)) == 3
 
 
 def test_a_waiting_trial_is_too_large_when_no_worker_that_is_there_can_run_it(
     store: Store, clock: TurnableClock
 ) -> None:
     campaign, other = make_campaign(store), make_campaign(store, "other")
-    store.add_trial(campaign, Layout(dp=8))
-    store.add_trial(campaign, Layout(num_nodes=2, dp=2))
-    store.add_trial(campaign, Layout(dp=16))
-    store.add_trial(other, Layout(num_nodes=2, dp=4))
-    assert store.count_too_large(campaign) == 3
+    store.trials.add(campaign, Layout(dp=8))
+    store.trials.add(campaign, Layout(num_nodes=2, dp=2))
+    store.trials.add(campaign, Layout(dp=16))
+    store.trials.add(other, Layout(num_nodes=2, dp=4))
+    assert store.workers.count_too_large(campaign) == 3
     small = make_worker(store, "small")
     make_worker(store, "elsewhere", cluster="frontier", num_nodes=9, devices_per_node=99)
-    assert store.count_too_large(campaign) == 2
+    assert store.workers.count_too_large(campaign) == 2
     large = make_worker(store, "large", num_nodes=2, devices_per_node=16)
-    assert store.count_too_large(campaign) == 0
+    assert store.workers.count_too_large(campaign) == 0
     clock.forward(WORKER_ALIVE_S + 1)
-    store.lease(small.id, 1)
-    assert store.count_too_large(campaign) == 2
-    store.drain_worker(large.id)
-    assert (store.count_too_large(campaign), store.count_too_large(other)) == (2, 1)
+    store.leases.lease(small.id, 1)
+    assert store.workers.count_too_large(campaign) == 2
+    store.workers.drain(large.id)
+    assert (store.workers.count_too_large(campaign), store.workers.count_too_large(other)) == (2, 1)
 
 
 def test_open_trials_say_what_they_need(store: Store) -> None:
     campaign, worker = make_campaign(store), make_worker(store, num_nodes=2)
     for layout in (Layout(dp=4), Layout(num_nodes=2, dp=16), Layout(dp=2)):
-        store.add_trial(campaign, layout)
+        store.trials.add(campaign, layout)
     lease_one(store, worker.id)
     assert [
         (size.num_nodes, size.num_devices, size.is_waiting)
-        for size in store.open_trial_sizes(campaign)
+        for size in store.trials.open_sizes(campaign)
     ] == [(1, 4, False), (2, 16, True), (1, 2, True)]
-    store.post_outcome(1, 1, failed("crashed"))
-    assert len(store.open_trial_sizes(campaign)) == 2
+    store.outcomes.post(1, 1, failed("crashed"))
+    assert len(store.trials.open_sizes(campaign)) == 2
 
 
 def test_lost_attempts_are_paid_for_as_far_as_known(store: Store, clock: TurnableClock) -> None:
     campaign = make_campaign(store)
     worker = make_worker(store, num_nodes=2)
     layout = Layout(num_nodes=2, dp=2)
-    trial = store.add_trial(campaign, layout)
+    trial = store.trials.add(campaign, layout)
     lease_one(store, worker.id)
     clock.forward(10)
-    store.heartbeat(worker.id, [BeatBody(trial_id=trial.id, attempt=1, iterations_done=1)])
+    store.leases.heartbeat(worker.id, [BeatBody(trial_id=trial.id, attempt=1, iterations_done=1)])
     clock.forward(LEASE_S + 1)
-    store.expire_leases()
+    store.leases.expire()
     # Heard of for 10 seconds, on two nodes.
-    assert store.trial(trial.id).node_seconds == pytest.approx(20)
+    assert store.trials.get(trial.id).node_seconds == pytest.approx(20)
     lease_one(store, worker.id)
-    store.post_outcome(trial.id, 2, completed(layout, duration_s=4))
-    assert store.trial(trial.id).node_seconds == pytest.approx(28)
-    assert store.campaign(campaign).node_seconds == pytest.approx(28)
-    costs = [a.node_seconds for a in store.trial_detail(trial.id).attempts]
+    store.outcomes.post(trial.id, 2, completed(layout, duration_s=4))
+    assert store.trials.get(trial.id).node_seconds == pytest.approx(28)
+    assert store.campaigns.get(campaign).node_seconds == pytest.approx(28)
+    costs = [a.node_seconds for a in store.trials.detail(trial.id).attempts]
     assert costs == pytest.approx([20, 8])
 
 
@@ -293,22 +299,22 @@ def count_statements(store: Store, action: Callable[[], object]) -> list[str]:
 def test_a_heartbeat_takes_a_few_statements_however_many_trials_are_leased(store: Store) -> None:
     campaign, worker = make_campaign(store), make_worker(store)
     for size in range(1, 201):
-        store.add_trial(campaign, Layout(micro_batch_size=size))
-    leases = store.lease(worker.id, 1000)
+        store.trials.add(campaign, Layout(micro_batch_size=size))
+    leases = store.leases.lease(worker.id, 1000)
     beats = [BeatBody(trial_id=lease.trial_id, attempt=1, iterations_done=2) for lease in leases]
     assert len(beats) == 200
-    assert len(count_statements(store, lambda: store.heartbeat(worker.id, beats))) < 12
+    assert len(count_statements(store, lambda: store.leases.heartbeat(worker.id, beats))) < 12
 
 
 def test_a_look_for_work_that_finds_none_does_not_queue_for_the_write_lock(store: Store) -> None:
     campaign, worker = make_campaign(store), make_worker(store)
     with store._db.write():  # a writer that does not end
-        assert store.lease(worker.id, 1) == []
-    store.add_trial(campaign, Layout(num_nodes=9, dp=9))
+        assert store.leases.lease(worker.id, 1) == []
+    store.trials.add(campaign, Layout(num_nodes=9, dp=9))
     with store._db.write():
-        assert store.lease(worker.id, 1) == []
-        assert store.lease(worker.id, 1, room=RoomBody(nodes=0, devices=0)) == []
-    assert store.expire_leases() == []
+        assert store.leases.lease(worker.id, 1) == []
+        assert store.leases.lease(worker.id, 1, room=RoomBody(nodes=0, devices=0)) == []
+    assert store.leases.expire() == []
 
 
 def test_of_several_campaigns_on_several_clusters_each_worker_gets_its_own_the_oldest_first(
@@ -322,7 +328,7 @@ def test_of_several_campaigns_on_several_clusters_each_worker_gets_its_own_the_o
     }
     for size in (1, 2):
         for campaign in campaigns.values():
-            store.add_trial(campaign, Layout(micro_batch_size=size))
+            store.trials.add(campaign, Layout(micro_batch_size=size))
     workers = [
         (cluster, make_worker(store, f"{cluster}-{number}", cluster=cluster).id)
         for cluster in clusters

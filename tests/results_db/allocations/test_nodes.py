@@ -21,7 +21,7 @@ CLUSTER = "local-cpu"
 
 
 def make_allocation(store: Store, name: str = "w1") -> WorkerRecord:
-    return store.register_worker(
+    return store.workers.register(
         WorkerCreate(
             name=name,
             host="login",
@@ -39,11 +39,11 @@ def show(
     store: Store, worker_id: str, state: NodeState, reason: str = "", *others: NodeStatusBody
 ) -> HeartbeatReply:
     node = NodeStatusBody(name="n1", state=state, reason=reason)
-    return store.heartbeat(worker_id, [], status=StatusBody(nodes=[node, *others]))
+    return store.leases.heartbeat(worker_id, [], status=StatusBody(nodes=[node, *others]))
 
 
 def quarantined(store: Store) -> list[str]:
-    return [aside.reason for aside in store.quarantined_nodes(CLUSTER)]
+    return [aside.reason for aside in store.workers.quarantined_nodes(CLUSTER)]
 
 
 def test_a_release_is_told_until_the_worker_shows_that_it_is_done(
@@ -52,7 +52,7 @@ def test_a_release_is_told_until_the_worker_shows_that_it_is_done(
     worker = make_allocation(store)
     assert show(store, worker.id, "quarantined", "slow") == HeartbeatReply(stop=())
     assert quarantined(store) == ["slow"]
-    store.release_node(CLUSTER, "n1")
+    store.allocations.release_node(CLUSTER, "n1")
     assert quarantined(store) == []
     clock.forward(3600)  # the worker was away; nothing was told meanwhile
     for _ in range(3):
@@ -67,7 +67,7 @@ def test_a_node_that_is_set_aside_again_after_its_release_stays_aside(
 ) -> None:
     worker = make_allocation(store)
     show(store, worker.id, "quarantined", "slow")
-    store.release_node(CLUSTER, "n1")
+    store.allocations.release_node(CLUSTER, "n1")
     show(store, worker.id, "idle")
     assert show(store, worker.id, "quarantined", "slow again") == HeartbeatReply(stop=())
     assert quarantined(store) == ["slow again"]
@@ -78,7 +78,7 @@ def test_a_node_that_fails_its_check_between_two_heartbeats_is_not_released_for_
 ) -> None:
     worker = make_allocation(store)
     show(store, worker.id, "quarantined", "slow")
-    store.release_node(CLUSTER, "n1")
+    store.allocations.release_node(CLUSTER, "n1")
     assert show(store, worker.id, "quarantined", "slow").release == ("n1",)
     clock.forward(RELEASE_TIME_S + 1)
     assert show(store, worker.id, "quarantined", "slow") == HeartbeatReply(stop=())
@@ -90,7 +90,7 @@ def test_a_worker_that_came_after_a_release_has_set_the_node_aside_anew(
 ) -> None:
     before = make_allocation(store)
     show(store, before.id, "quarantined", "slow")
-    store.release_node(CLUSTER, "n1")
+    store.allocations.release_node(CLUSTER, "n1")
     clock.forward(1)
     now = make_allocation(store)
     assert show(store, now.id, "quarantined", "no answer") == HeartbeatReply(stop=())
@@ -101,7 +101,7 @@ def test_every_worker_that_has_the_node_hears_of_a_quarantine(store: Store) -> N
     first, second = make_allocation(store), make_allocation(store, "w2")
     show(store, first.id, "quarantined", "slow")
     assert show(store, second.id, "idle").quarantine == (SetAside(node="n1", reason="slow"),)
-    store.release_node(CLUSTER, "n1")
+    store.allocations.release_node(CLUSTER, "n1")
     assert show(store, first.id, "idle") == HeartbeatReply(stop=())
 
 
@@ -109,9 +109,9 @@ def test_setting_a_node_aside_twice_is_once_and_the_last_reason_stands(
     store: Store, clock: TurnableClock
 ) -> None:
     make_allocation(store)
-    first = store.quarantine_node(CLUSTER, "n1", "loud")
+    first = store.allocations.quarantine_node(CLUSTER, "n1", "loud")
     clock.forward(5)
-    again = store.quarantine_node(CLUSTER, "n1", "very loud")
+    again = store.allocations.quarantine_node(CLUSTER, "n1", "very loud")
     assert first.quarantine is not None
     assert again.quarantine is not None
     assert again.quarantine.since == first.quarantine.since
@@ -121,11 +121,11 @@ def test_setting_a_node_aside_twice_is_once_and_the_last_reason_stands(
 def test_a_node_that_nobody_knows_or_that_works_cannot_be_released(store: Store) -> None:
     make_allocation(store)
     with pytest.raises(NodeStateError, match="n1 of cluster local-cpu is not in quarantine"):
-        store.release_node(CLUSTER, "n1")
+        store.allocations.release_node(CLUSTER, "n1")
     with pytest.raises(NodeNotFoundError, match="no allocation of cluster 'local-cpu'"):
-        store.release_node(CLUSTER, "n7")
+        store.allocations.release_node(CLUSTER, "n7")
     with pytest.raises(NodeNotFoundError):
-        store.quarantine_node("elsewhere", "n1", "loud")
+        store.allocations.quarantine_node("elsewhere", "n1", "loud")
 
 
 def test_a_status_of_a_session_that_has_ended_changes_nothing(store: Store) -> None:
@@ -134,18 +134,18 @@ def test_a_status_of_a_session_that_has_ended_changes_nothing(store: Store) -> N
     with pytest.raises(WorkerSupersededError):
         show(store, stale.id, "quarantined", "slow")
     assert quarantined(store) == []
-    (node,) = store.allocation(now.id).nodes
+    (node,) = store.allocations.get(now.id).nodes
     assert node.state == "starting"
 
 
 def test_nodes_that_join_late_make_room_and_nodes_that_leave_are_forgotten(store: Store) -> None:
     worker = make_allocation(store)
     show(store, worker.id, "busy", "", NodeStatusBody(name="n2", state="idle"))
-    allocation = store.allocation(worker.id)
+    allocation = store.allocations.get(worker.id)
     assert [(n.name, n.num_devices) for n in allocation.nodes] == [("n1", 8), ("n2", 8)]
     assert allocation.worker.num_nodes == 2
     show(store, worker.id, "busy")
-    assert [n.name for n in store.allocation(worker.id).nodes] == ["n1"]
+    assert [n.name for n in store.allocations.get(worker.id).nodes] == ["n1"]
 
 
 def test_a_heartbeat_without_a_status_leaves_the_last_one_and_still_tells_wishes(
@@ -153,11 +153,11 @@ def test_a_heartbeat_without_a_status_leaves_the_last_one_and_still_tells_wishes
 ) -> None:
     worker = make_allocation(store)
     show(store, worker.id, "busy")
-    store.quarantine_node(CLUSTER, "n1", "loud")
+    store.allocations.quarantine_node(CLUSTER, "n1", "loud")
     clock.forward(2)
-    answer = store.heartbeat(worker.id, [])
+    answer = store.leases.heartbeat(worker.id, [])
     assert answer.quarantine == (SetAside(node="n1", reason="loud"),)
-    (node,) = store.allocation(worker.id).nodes
+    (node,) = store.allocations.get(worker.id).nodes
     assert node.state == "busy"
 
 
@@ -166,8 +166,8 @@ def test_a_thousand_nodes_are_kept_in_the_worker_s_order(store: Store) -> None:
     nodes = [NodeStatusBody(name=f"n{number}", state="idle") for number in range(1000)]
     for state in ("idle", "busy"):
         nodes[500] = NodeStatusBody(name="n500", state=state)  # type: ignore[arg-type]
-        store.heartbeat(worker.id, [], status=StatusBody(nodes=nodes))
-    kept = store.allocation(worker.id).nodes
+        store.leases.heartbeat(worker.id, [], status=StatusBody(nodes=nodes))
+    kept = store.allocations.get(worker.id).nodes
     assert [node.name for node in kept] == [node.name for node in nodes]
     assert kept[500].state == "busy"
-    assert store.allocation(worker.id).worker.num_nodes == 1000
+    assert store.allocations.get(worker.id).worker.num_nodes == 1000

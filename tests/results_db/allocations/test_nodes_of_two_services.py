@@ -29,11 +29,11 @@ def node(reason: str) -> NodeStatusBody:
 
 
 def show(store: Store, worker: WorkerRecord, status: NodeStatusBody) -> None:
-    store.heartbeat(worker.id, [], status=StatusBody(nodes=[status]))
+    store.leases.heartbeat(worker.id, [], status=StatusBody(nodes=[status]))
 
 
 def set_aside(store: Store, _worker: WorkerRecord, status: NodeStatusBody) -> None:
-    store.quarantine_node(CLUSTER, status.name, status.reason)
+    store.allocations.quarantine_node(CLUSTER, status.name, status.reason)
 
 
 @pytest.mark.parametrize(("do", "stands"), [(show, "slow"), (set_aside, "loud")])
@@ -56,4 +56,4 @@ def test_a_quarantine_that_another_service_is_just_writing_is_waited_for(
                     "the other one waits", lambda: is_anybody_waiting(postgres_server, postgres_url)
                 )
             done.result(30)
-        assert [aside.reason for aside in here.quarantined_nodes(CLUSTER)] == [stands]
+        assert [aside.reason for aside in here.workers.quarantined_nodes(CLUSTER)] == [stands]

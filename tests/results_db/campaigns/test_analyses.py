@@ -57,19 +57,19 @@ def make_analysis(winner_id: int, **changes: Any) -> Analysis:
 
 
 def measured_trial(store: Store, campaign: int) -> int:
-    trial = store.add_trial(campaign, Layout())
+    trial = store.trials.add(campaign, Layout())
     lease = lease_one(store, make_worker(store).id)
-    store.post_outcome(trial.id, lease.attempt, completed())
+    store.outcomes.post(trial.id, lease.attempt, completed())
     return trial.id
 
 
 @pytest.mark.sqlite_is_enough(False)
 def test_an_analysis_reads_as_it_was_kept(store: Store) -> None:
     campaign = make_campaign(store)
-    assert store.analysis(campaign) is None
+    assert store.reports.analysis(campaign) is None
     analysis = make_analysis(measured_trial(store, campaign))
-    store.keep_analysis(campaign, analysis)
-    kept = store.analysis(campaign)
+    store.reports.keep_analysis(campaign, analysis)
+    kept = store.reports.analysis(campaign)
     assert kept == replace(analysis, computed_at=START)
     assert kept is not None
     assert list(kept.importances) == ["tp", "micro_batch_size", "pp"]
@@ -80,16 +80,18 @@ def test_a_younger_analysis_takes_the_place_of_the_one_before(
 ) -> None:
     campaign = make_campaign(store)
     winner = measured_trial(store, campaign)
-    store.keep_analysis(campaign, make_analysis(winner))
+    store.reports.keep_analysis(campaign, make_analysis(winner))
     clock.forward(60.0)
     younger = make_analysis(winner, importances={"pp": 1.0}, steps=(), num_trials=10)
-    store.keep_analysis(campaign, younger)
-    assert store.analysis(campaign) == replace(younger, computed_at=clock.now)
+    store.reports.keep_analysis(campaign, younger)
+    assert store.reports.analysis(campaign) == replace(younger, computed_at=clock.now)
 
 
 def test_a_prediction_claims_no_trial(store: Store) -> None:
     campaign = make_campaign(store)
     winner = measured_trial(store, campaign)
     with pytest.raises(IntegrityError):
-        store.keep_analysis(campaign, make_analysis(winner, steps=(make_step(trial_id=winner),)))
-    assert store.analysis(campaign) is None
+        store.reports.keep_analysis(
+            campaign, make_analysis(winner, steps=(make_step(trial_id=winner),))
+        )
+    assert store.reports.analysis(campaign) is None

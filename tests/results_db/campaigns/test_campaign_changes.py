@@ -40,79 +40,81 @@ def audited(store: Store) -> list[str]:
 
 
 def end(store: Store, campaign_id: int) -> None:
-    store.end_campaign(campaign_id, "COMPLETED", "budget", "done")
+    store.campaigns.end(campaign_id, "COMPLETED", "budget", "done")
 
 
 def test_a_changed_budget_is_kept_told_and_audited(store: Store) -> None:
     campaign = make_campaign(store)
-    changed = store.update_campaign(campaign, budget={"trials": 40, "wall_time": "1h"})
+    changed = store.campaigns.update(campaign, budget={"trials": 40, "wall_time": "1h"})
     budget = {"trials": 40, "node_hours": None, "wall_time_s": 3600.0}
     assert changed.spec["budget"] == budget
-    assert store.campaign(campaign).spec["budget"] == budget
+    assert store.campaigns.get(campaign).spec["budget"] == budget
     assert told(store, campaign) == ["campaign.created", "campaign.changed"]
     assert audited(store) == ["campaign.create", "campaign.update"]
 
 
 def test_what_changes_nothing_is_neither_told_nor_audited(store: Store) -> None:
     campaign = make_campaign(store)
-    store.update_campaign(campaign, budget={"trials": 10}, notes="")
-    store.update_campaign(campaign)
+    store.campaigns.update(campaign, budget={"trials": 10}, notes="")
+    store.campaigns.update(campaign)
     assert told(store, campaign) == ["campaign.created"]
     assert audited(store) == ["campaign.create"]
 
 
 def test_a_paused_campaign_takes_another_budget(store: Store) -> None:
     campaign = make_campaign(store)
-    store.pause_campaign(campaign)
-    assert store.update_campaign(campaign, budget={"trials": 11}).spec["budget"]["trials"] == 11
-    assert store.campaign(campaign).state == "PAUSED"
+    store.campaigns.pause(campaign)
+    assert store.campaigns.update(campaign, budget={"trials": 11}).spec["budget"]["trials"] == 11
+    assert store.campaigns.get(campaign).state == "PAUSED"
 
 
 def test_an_ended_campaign_keeps_its_budget_and_the_refusal_names_the_clone(store: Store) -> None:
     campaign = make_campaign(store)
     end(store, campaign)
     with pytest.raises(CampaignStateError, match=r"is COMPLETED and is not reopened.*clone"):
-        store.update_campaign(campaign, budget={"trials": 40}, notes="more")
-    record = store.campaign(campaign)
+        store.campaigns.update(campaign, budget={"trials": 40}, notes="more")
+    record = store.campaigns.get(campaign)
     assert (record.spec["budget"]["trials"], record.notes) == (10, "")
-    assert store.update_campaign(campaign, notes="we took the second").notes == "we took the second"
+    assert (
+        store.campaigns.update(campaign, notes="we took the second").notes == "we took the second"
+    )
 
 
 def test_a_wrong_bound_changes_nothing_at_all(store: Store) -> None:
     campaign = make_campaign(store)
     with pytest.raises(CampaignInvalidError, match=r"budget\.trials"):
-        store.update_campaign(campaign, budget={"trials": -1}, notes="more")
-    assert store.campaign(campaign).notes == ""
+        store.campaigns.update(campaign, budget={"trials": -1}, notes="more")
+    assert store.campaigns.get(campaign).notes == ""
     with pytest.raises(CampaignNotFoundError):
-        store.update_campaign(999, notes="x")
+        store.campaigns.update(999, notes="x")
 
 
 def test_an_ending_that_rests_on_another_budget_is_refused(store: Store) -> None:
     campaign = make_campaign(store)
-    store.add_trial(campaign, Layout())
-    looked_at = store.campaign(campaign).spec["budget"]
-    store.update_campaign(campaign, budget={"trials": 40})
+    store.trials.add(campaign, Layout())
+    looked_at = store.campaigns.get(campaign).spec["budget"]
+    store.campaigns.update(campaign, budget={"trials": 40})
     with pytest.raises(CampaignStateError, match="was changed meanwhile"):
-        store.end_campaign(campaign, "COMPLETED", "budget", "10 of 10", budget=looked_at)
+        store.campaigns.end(campaign, "COMPLETED", "budget", "10 of 10", budget=looked_at)
     with pytest.raises(CampaignStateError, match="was changed meanwhile"):
-        store.cancel_pending(campaign, "time is up", budget=looked_at)
-    assert store.campaign(campaign).state == "RUNNING"
-    assert store.count_trials(campaign)["PENDING"] == 1
-    budget = store.campaign(campaign).spec["budget"]
-    assert store.cancel_pending(campaign, "time is up", budget=budget) == 1
-    assert store.end_campaign(campaign, "COMPLETED", "budget", "", budget=budget).ended_at
+        store.campaigns.cancel_pending(campaign, "time is up", budget=looked_at)
+    assert store.campaigns.get(campaign).state == "RUNNING"
+    assert store.campaigns.count_trials(campaign)["PENDING"] == 1
+    budget = store.campaigns.get(campaign).spec["budget"]
+    assert store.campaigns.cancel_pending(campaign, "time is up", budget=budget) == 1
+    assert store.campaigns.end(campaign, "COMPLETED", "budget", "", budget=budget).ended_at
 
 
 def full_campaign(store: Store, name: str = "first") -> int:
     """A campaign with a row in every table that knows of campaigns."""
     campaign = make_campaign(store, name)
     worker = make_worker(store, f"worker-of-{name}")
-    first = store.add_trial(campaign, Layout())
-    store.post_outcome(first.id, lease_one(store, worker.id).attempt, completed())
-    again = store.repeat_trial(first.id)
-    store.post_outcome(again.id, lease_one(store, worker.id).attempt, completed())
-    other = store.add_trial(campaign, Layout(tp=2))
-    store.post_outcome(other.id, lease_one(store, worker.id).attempt, failed())
+    first = store.trials.add(campaign, Layout())
+    store.outcomes.post(first.id, lease_one(store, worker.id).attempt, completed())
+    again = store.trials.repeat(first.id)
+    store.outcomes.post(again.id, lease_one(store, worker.id).attempt, completed())
+    other = store.trials.add(campaign, Layout(tp=2))
+    store.outcomes.post(other.id, lease_one(store, worker.id).attempt, failed())
     step = KnobStepRead(
         knob="tp",
         direction="up",
@@ -126,7 +128,7 @@ def full_campaign(store: Store, name: str = "first") -> int:
         is_apart=None,
         trial_id=other.id,
     )
-    store.keep_analysis(
+    store.reports.keep_analysis(
         campaign,
         Analysis(
             winner_id=first.id,
@@ -156,48 +158,48 @@ def test_deletion_takes_all_that_was_measured_and_nothing_of_others(store: Store
     before = count_rows(store)
     campaign = full_campaign(store)
     assert count_rows(store)["trials"] == before["trials"] + 3
-    store.delete_campaign(campaign)
+    store.campaigns.delete(campaign)
     assert count_rows(store) == before
     assert told(store, campaign) == ["campaign.deleted"]
     assert audited(store)[-1] == "campaign.delete"
     with pytest.raises(CampaignNotFoundError):
-        store.delete_campaign(campaign)
+        store.campaigns.delete(campaign)
 
 
 def test_the_name_of_a_deleted_campaign_is_free_again(store: Store) -> None:
-    store.delete_campaign(full_campaign(store))
-    assert store.campaign(make_campaign(store)).name == "first"
+    store.campaigns.delete(full_campaign(store))
+    assert store.campaigns.get(make_campaign(store)).name == "first"
 
 
 def test_a_campaign_that_has_not_ended_is_not_deleted(store: Store) -> None:
     campaign = make_campaign(store)
     with pytest.raises(CampaignStateError, match="is RUNNING; cancel it before"):
-        store.delete_campaign(campaign)
-    store.pause_campaign(campaign)
+        store.campaigns.delete(campaign)
+    store.campaigns.pause(campaign)
     with pytest.raises(CampaignStateError, match="is PAUSED; cancel it before"):
-        store.delete_campaign(campaign)
+        store.campaigns.delete(campaign)
 
 
 @pytest.mark.sqlite_is_enough(False)
 def test_a_campaign_is_not_deleted_under_a_worker_that_stops_its_trial(store: Store) -> None:
     campaign = make_campaign(store)
     worker = make_worker(store)
-    trial = store.add_trial(campaign, Layout())
+    trial = store.trials.add(campaign, Layout())
     lease = lease_one(store, worker.id)
-    store.cancel_campaign(campaign)
+    store.campaigns.cancel(campaign)
     with pytest.raises(CampaignStateError, match="still stopping 1 trial of"):
-        store.delete_campaign(campaign)
-    store.post_outcome(trial.id, lease.attempt, failed("cancelled"))
-    store.delete_campaign(campaign)
+        store.campaigns.delete(campaign)
+    store.outcomes.post(trial.id, lease.attempt, failed("cancelled"))
+    store.campaigns.delete(campaign)
 
 
 @pytest.mark.sqlite_is_enough(False)
 def test_a_campaign_that_an_open_one_starts_from_is_not_deleted(store: Store) -> None:
     source = full_campaign(store, "source")
     spec = make_spec("heir", start_from=["source"])
-    heir = store.create_campaign(spec, num_legal_layouts=100).id
+    heir = store.campaigns.create(spec, num_legal_layouts=100).id
     with pytest.raises(CampaignStateError, match="'heir' starts from 'source'"):
-        store.delete_campaign(source)
-    store.cancel_campaign(heir)
-    store.delete_campaign(source)
-    assert store.known_trials(store.campaign(heir)) == []
+        store.campaigns.delete(source)
+    store.campaigns.cancel(heir)
+    store.campaigns.delete(source)
+    assert store.plans.known_trials(store.campaigns.get(heir)) == []

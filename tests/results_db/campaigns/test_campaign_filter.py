@@ -15,15 +15,15 @@ from tests.kit.store import START, TurnableClock, make_spec
 def names(store: Store, clock: TurnableClock) -> Store:
     """Four campaigns, a minute apart."""
     physics = store.by(Actor(name="physics", role="submitter"))
-    physics.create_campaign(make_spec("Sweep-1", model={"name": "gpt"}), num_legal_layouts=1)
+    physics.campaigns.create(make_spec("Sweep-1", model={"name": "gpt"}), num_legal_layouts=1)
     clock.forward(60)
-    store.create_campaign(make_spec("sweep_2", cluster="frontier"), num_legal_layouts=1)
+    store.campaigns.create(make_spec("sweep_2", cluster="frontier"), num_legal_layouts=1)
     clock.forward(60)
     two = ["tokens_per_s", "memory_headroom"]
-    store.create_campaign(make_spec("both", objective=two), num_legal_layouts=1)
+    store.campaigns.create(make_spec("both", objective=two), num_legal_layouts=1)
     clock.forward(60)
-    last = store.create_campaign(make_spec("50%", strategy="guided"), num_legal_layouts=1)
-    store.pause_campaign(last.id)
+    last = store.campaigns.create(make_spec("50%", strategy="guided"), num_legal_layouts=1)
+    store.campaigns.pause(last.id)
     return store
 
 
@@ -53,11 +53,11 @@ def names(store: Store, clock: TurnableClock) -> Store:
 )
 def test_campaigns_are_found_by(names: Store, asked: dict[str, Any], found: list[str]) -> None:
     chosen = CampaignFilter(**asked)
-    assert [campaign.name for campaign in names.campaigns(chosen=chosen)] == found
+    assert [campaign.name for campaign in names.campaigns.find(chosen=chosen)] == found
 
 
 def test_pages_hold_to_the_filter(names: Store) -> None:
     chosen = CampaignFilter(name_contains="sweep")
-    (first,) = names.campaigns(chosen=chosen, limit=1)
-    (second,) = names.campaigns(chosen=chosen, limit=1, before_id=first.id)
+    (first,) = names.campaigns.find(chosen=chosen, limit=1)
+    (second,) = names.campaigns.find(chosen=chosen, limit=1, before_id=first.id)
     assert (first.name, second.name) == ("sweep_2", "Sweep-1")

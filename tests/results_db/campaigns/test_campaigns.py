@@ -25,9 +25,9 @@ pytestmark = pytest.mark.sqlite_is_enough
 
 def test_a_campaign_is_kept_as_it_was_described(store: Store, clock: TurnableClock) -> None:
     spec = make_spec("mine", strategy="exhaustive")
-    created = store.create_campaign(spec, num_legal_layouts=40)
-    read = store.campaign(created.id)
-    assert read == created == store.campaign_by_name("mine")
+    created = store.campaigns.create(spec, num_legal_layouts=40)
+    read = store.campaigns.get(created.id)
+    assert read == created == store.campaigns.by_name("mine")
     assert dict(read.spec) == spec
     assert (read.state, read.reason, read.strategy) == ("RUNNING", None, "exhaustive")
     assert (read.model_name, read.cluster_name, read.num_legal_layouts) == ("tiny", "local-cpu", 40)
@@ -40,7 +40,7 @@ def test_a_name_belongs_to_one_campaign(store: Store) -> None:
     make_campaign(store, "mine")
     with pytest.raises(CampaignDuplicateError, match="'mine' exists already"):
         make_campaign(store, "mine")
-    assert len(store.campaigns()) == 1
+    assert len(store.campaigns.find()) == 1
 
 
 @pytest.mark.sqlite_is_enough(False)
@@ -49,57 +49,59 @@ def test_only_a_name_that_is_taken_is_called_a_duplicate(store: Store) -> None:
     with pytest.raises(
         IntegrityError, match=r"campaigns\.strategy|column \"strategy\" of relation \"campaigns\""
     ):
-        store.create_campaign(spec, num_legal_layouts=1)
+        store.campaigns.create(spec, num_legal_layouts=1)
 
 
 def test_an_unknown_campaign_is_named_in_the_error(store: Store) -> None:
     with pytest.raises(CampaignNotFoundError, match="no campaign 7"):
-        store.campaign(7)
+        store.campaigns.get(7)
     with pytest.raises(CampaignNotFoundError, match="'nobody'"):
-        store.campaign_by_name("nobody")
+        store.campaigns.by_name("nobody")
 
 
 @pytest.mark.sqlite_is_enough(False)
 def test_campaigns_are_listed_by_pages_and_states(store: Store) -> None:
     ids = [make_campaign(store, f"c{n}") for n in range(5)]
-    store.pause_campaign(ids[1])
-    assert [c.id for c in store.campaigns(limit=2)] == [ids[4], ids[3]]
-    assert [c.id for c in store.campaigns(before_id=ids[3], limit=2)] == [ids[2], ids[1]]
-    assert [c.id for c in store.campaigns(chosen=CampaignFilter(states=("PAUSED",)))] == [ids[1]]
-    assert [c.id for c in store.campaigns_to_drive()] == [ids[0], ids[2], ids[3], ids[4]]
+    store.campaigns.pause(ids[1])
+    assert [c.id for c in store.campaigns.find(limit=2)] == [ids[4], ids[3]]
+    assert [c.id for c in store.campaigns.find(before_id=ids[3], limit=2)] == [ids[2], ids[1]]
+    assert [c.id for c in store.campaigns.find(chosen=CampaignFilter(states=("PAUSED",)))] == [
+        ids[1]
+    ]
+    assert [c.id for c in store.campaigns.to_drive()] == [ids[0], ids[2], ids[3], ids[4]]
 
 
 def test_wall_time_counts_while_a_driver_is_at_work(store: Store, clock: TurnableClock) -> None:
     campaign = make_campaign(store)
     for _ in range(10):
         clock.forward(2)
-        store.move_clocks()
-    assert store.campaign(campaign).wall_time_s == pytest.approx(20)
+        store.driver.move_clocks()
+    assert store.campaigns.get(campaign).wall_time_s == pytest.approx(20)
     clock.forward(1)
-    assert store.campaign(campaign).wall_time_s == pytest.approx(21)
+    assert store.campaigns.get(campaign).wall_time_s == pytest.approx(21)
 
 
 def test_wall_time_stands_while_nobody_drives(store: Store, clock: TurnableClock) -> None:
     campaign = make_campaign(store)
     clock.forward(2)
-    store.move_clocks()
+    store.driver.move_clocks()
     clock.forward(3600)
-    store.move_clocks()
-    assert store.campaign(campaign).wall_time_s == pytest.approx(2 + MAX_CLOCK_GAP_S)
+    store.driver.move_clocks()
+    assert store.campaigns.get(campaign).wall_time_s == pytest.approx(2 + MAX_CLOCK_GAP_S)
 
 
 def test_wall_time_stands_while_a_campaign_is_paused(store: Store, clock: TurnableClock) -> None:
     campaign = make_campaign(store)
     clock.forward(5)
-    store.pause_campaign(campaign)
+    store.campaigns.pause(campaign)
     clock.forward(8)
-    store.move_clocks()
-    assert store.campaign(campaign).wall_time_s == pytest.approx(5)
-    store.resume_campaign(campaign)
+    store.driver.move_clocks()
+    assert store.campaigns.get(campaign).wall_time_s == pytest.approx(5)
+    store.campaigns.resume(campaign)
     clock.forward(3)
-    assert store.end_campaign(campaign, "COMPLETED", "budget", "").wall_time_s == pytest.approx(8)
+    assert store.campaigns.end(campaign, "COMPLETED", "budget", "").wall_time_s == pytest.approx(8)
     clock.forward(100)
-    assert store.campaign(campaign).wall_time_s == pytest.approx(8)
+    assert store.campaigns.get(campaign).wall_time_s == pytest.approx(8)
 
 
 def test_a_clock_that_is_set_back_takes_no_wall_time_away(
@@ -107,33 +109,33 @@ def test_a_clock_that_is_set_back_takes_no_wall_time_away(
 ) -> None:
     campaign = make_campaign(store)
     clock.forward(5)
-    store.move_clocks()
+    store.driver.move_clocks()
     clock.forward(-3600)
-    store.move_clocks()
-    assert store.campaign(campaign).wall_time_s == pytest.approx(5)
+    store.driver.move_clocks()
+    assert store.campaigns.get(campaign).wall_time_s == pytest.approx(5)
 
 
 def test_pausing_hands_out_nothing_more_and_resuming_does(store: Store) -> None:
     campaign = make_campaign(store)
     worker = make_worker(store)
-    store.add_trial(campaign, Layout())
-    assert store.pause_campaign(campaign).state == "PAUSED"
-    assert store.pause_campaign(campaign).state == "PAUSED"
-    assert store.lease(worker.id, 1) == []
-    assert store.campaigns_to_drive() == []
-    assert store.resume_campaign(campaign).state == "RUNNING"
-    assert store.resume_campaign(campaign).state == "RUNNING"
+    store.trials.add(campaign, Layout())
+    assert store.campaigns.pause(campaign).state == "PAUSED"
+    assert store.campaigns.pause(campaign).state == "PAUSED"
+    assert store.leases.lease(worker.id, 1) == []
+    assert store.campaigns.to_drive() == []
+    assert store.campaigns.resume(campaign).state == "RUNNING"
+    assert store.campaigns.resume(campaign).state == "RUNNING"
     assert lease_one(store, worker.id).attempt == 1
 
 
 def test_a_trial_that_runs_while_its_campaign_is_paused_finishes(store: Store) -> None:
     campaign = make_campaign(store)
     worker = make_worker(store)
-    trial = store.add_trial(campaign, Layout())
+    trial = store.trials.add(campaign, Layout())
     lease_one(store, worker.id)
-    store.pause_campaign(campaign)
-    assert store.heartbeat(worker.id, []) == HeartbeatReply(stop=())
-    assert store.post_outcome(trial.id, 1, completed()).state == "COMPLETED"
+    store.campaigns.pause(campaign)
+    assert store.leases.heartbeat(worker.id, []) == HeartbeatReply(stop=())
+    assert store.outcomes.post(trial.id, 1, completed()).state == "COMPLETED"
 
 
 def test_cancelling_ends_waiting_trials_at_once_and_running_ones_through_their_worker(
@@ -141,45 +143,45 @@ def test_cancelling_ends_waiting_trials_at_once_and_running_ones_through_their_w
 ) -> None:
     campaign = make_campaign(store)
     worker = make_worker(store)
-    running = store.add_trial(campaign, Layout())
-    waiting = store.add_trial(campaign, Layout(tp=2))
+    running = store.trials.add(campaign, Layout())
+    waiting = store.trials.add(campaign, Layout(tp=2))
     lease_one(store, worker.id)
-    ended = store.cancel_campaign(campaign)
+    ended = store.campaigns.cancel(campaign)
     assert (ended.state, ended.reason) == ("CANCELLED", "cancelled")
     assert ended.ended_at is not None
-    assert store.cancel_campaign(campaign) == ended
-    cancelled = store.trial(waiting.id)
+    assert store.campaigns.cancel(campaign) == ended
+    cancelled = store.trials.get(waiting.id)
     assert (cancelled.state, cancelled.reason) == ("CANCELLED", "cancelled")
     assert "cancelled by the user" in cancelled.message
-    assert store.trial(running.id).state == "RUNNING"
+    assert store.trials.get(running.id).state == "RUNNING"
 
 
 def test_an_ended_campaign_stays_ended(store: Store) -> None:
     campaign = make_campaign(store)
-    store.end_campaign(campaign, "COMPLETED", "budget", "16 trials")
-    for attempt in (store.pause_campaign, store.resume_campaign, store.cancel_campaign):
+    store.campaigns.end(campaign, "COMPLETED", "budget", "16 trials")
+    for attempt in (store.campaigns.pause, store.campaigns.resume, store.campaigns.cancel):
         with pytest.raises(CampaignStateError, match="COMPLETED"):
             attempt(campaign)
     with pytest.raises(CampaignStateError, match="not RUNNING"):
-        store.end_campaign(campaign, "FAILED", "driver", "")
+        store.campaigns.end(campaign, "FAILED", "driver", "")
     with pytest.raises(CampaignStateError, match="COMPLETED"):
-        store.add_trial(campaign, Layout())
-    assert store.campaign(campaign).reason == "budget"
+        store.trials.add(campaign, Layout())
+    assert store.campaigns.get(campaign).reason == "budget"
 
 
 def test_a_campaign_ends_only_with_a_state_that_ends(store: Store) -> None:
     campaign = make_campaign(store)
     with pytest.raises(CampaignStateError, match="PAUSED does not end"):
-        store.end_campaign(campaign, "PAUSED", "budget", "")
+        store.campaigns.end(campaign, "PAUSED", "budget", "")
 
 
 def test_the_driver_takes_back_what_nobody_has_started(store: Store) -> None:
     campaign = make_campaign(store)
     worker = make_worker(store)
-    running = store.add_trial(campaign, Layout())
+    running = store.trials.add(campaign, Layout())
     lease_one(store, worker.id)
-    store.add_trial(campaign, Layout(tp=2))
-    assert store.cancel_pending(campaign, "the budget is spent") == 1
-    assert store.count_open_trials(campaign) == 1
-    assert store.trial(running.id).state == "RUNNING"
-    assert store.heartbeat(worker.id, []) == HeartbeatReply(stop=())
+    store.trials.add(campaign, Layout(tp=2))
+    assert store.campaigns.cancel_pending(campaign, "the budget is spent") == 1
+    assert store.trials.count_open(campaign) == 1
+    assert store.trials.get(running.id).state == "RUNNING"
+    assert store.leases.heartbeat(worker.id, []) == HeartbeatReply(stop=())

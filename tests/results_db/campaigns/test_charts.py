@@ -47,13 +47,13 @@ def campaign(store: Store) -> int:
 
 
 def measure(store: Store, campaign: int, worker_id: str, number: int, outcome: Outcome) -> None:
-    store.add_trial(campaign, Layout(num_microbatches=number))
+    store.trials.add(campaign, Layout(num_microbatches=number))
     lease = lease_one(store, worker_id)
-    store.post_outcome(lease.trial_id, lease.attempt, outcome)
+    store.outcomes.post(lease.trial_id, lease.attempt, outcome)
 
 
 def test_the_best_rises_with_trials_that_count(store: Store, campaign: int) -> None:
-    history = store.best_so_far(campaign)
+    history = store.history.best_so_far(campaign)
     assert [point.value for point in history.points] == [
         None if outcome.measurement is None else outcome.measurement.tokens_per_s
         for outcome in OUTCOMES
@@ -71,7 +71,7 @@ def test_the_best_rises_with_trials_that_count(store: Store, campaign: int) -> N
 def test_what_breaks_the_constraints_is_no_best(store: Store, campaign: int) -> None:
     with store._db.write() as session:
         session.execute(update(Campaign).values(max_peak_memory_bytes=6 << 30))
-    history = store.best_so_far(campaign)
+    history = store.history.best_so_far(campaign)
     assert [point.number for point in history.points if point.is_improvement] == [2, 5]
 
 
@@ -79,8 +79,8 @@ def test_what_breaks_the_constraints_is_no_best(store: Store, campaign: int) -> 
 def test_a_history_is_thinned_and_keeps_every_new_best(
     store: Store, campaign: int, limit: int
 ) -> None:
-    whole = store.best_so_far(campaign).points
-    history = store.best_so_far(campaign, limit=limit)
+    whole = store.history.best_so_far(campaign).points
+    history = store.history.best_so_far(campaign, limit=limit)
     assert len(history.points) <= limit
     assert history.num_left_out == 9 - len(history.points)
     assert [point for point in whole if point in history.points] == list(history.points)
@@ -91,23 +91,26 @@ def test_a_history_is_thinned_and_keeps_every_new_best(
 
 def test_a_history_of_nothing_is_empty_and_needs_a_campaign(store: Store) -> None:
     campaign = make_campaign(store)
-    assert (store.best_so_far(campaign).points, store.best_so_far(campaign).num_ended) == ([], 0)
+    assert (
+        store.history.best_so_far(campaign).points,
+        store.history.best_so_far(campaign).num_ended,
+    ) == ([], 0)
     with pytest.raises(CampaignNotFoundError):
-        store.best_so_far(10**6)
+        store.history.best_so_far(10**6)
 
 
 def test_failures_are_counted_by_reason_and_node_the_most_first(
     store: Store, campaign: int
 ) -> None:
-    worker = store.workers()[0]
+    worker = store.workers.find()[0]
     for number, reason in ((11, "crashed"), (12, "crashed"), (13, "cancelled")):
         measure(store, campaign, worker.id, number, failed(reason))
-    assert store.failures(campaign) == [
+    assert store.history.failures(campaign) == [
         ("FAILED", "crashed", "node-1", 3, 11),
         ("INFEASIBLE", "out_of_memory", "node-1", 1, 6),
     ]
-    assert store.failures(campaign)[0].num_trials == 3
-    assert store.failures(10**6) == []
+    assert store.history.failures(campaign)[0].num_trials == 3
+    assert store.history.failures(10**6) == []
 
 
 def test_a_timeline_has_running_attempts_and_lost_ones_the_newest_first(
@@ -117,17 +120,17 @@ def test_a_timeline_has_running_attempts_and_lost_ones_the_newest_first(
     other = make_campaign(store, "other")
     worker = make_worker(store)
     for number in (1, 2, 3):
-        store.add_trial(campaign, Layout(num_microbatches=number))
+        store.trials.add(campaign, Layout(num_microbatches=number))
     first = lease_one(store, worker.id)
     clock.forward(1)
-    store.post_outcome(first.trial_id, first.attempt, failed("crashed", duration_s=1.0))
+    store.outcomes.post(first.trial_id, first.attempt, failed("crashed", duration_s=1.0))
     lease_one(store, worker.id)
     clock.forward(LEASE_S + 1)
-    store.expire_leases()
+    store.leases.expire()
     again = lease_one(store, worker.id)
     clock.forward(1)
     lease_one(store, worker.id)
-    timeline = store.timeline(campaign)
+    timeline = store.history.timeline(campaign)
     found = [(each.number, each.attempt, each.ending, each.state) for each in timeline.attempts]
     assert found == [
         (3, 1, None, "RUNNING"),
@@ -143,8 +146,8 @@ def test_a_timeline_has_running_attempts_and_lost_ones_the_newest_first(
     assert (oldest.reason, newest.reason) == ("crashed", None)
     assert again.attempt == 2
     assert (timeline.num_attempts, timeline.num_left_out) == (4, 0)
-    some = store.timeline(campaign, limit=2)
+    some = store.history.timeline(campaign, limit=2)
     assert some.attempts == timeline.attempts[:2]
     assert some.num_left_out == 2
-    assert store.timeline(other).attempts == []
-    assert store.timeline(other).num_attempts == 0
+    assert store.history.timeline(other).attempts == []
+    assert store.history.timeline(other).num_attempts == 0

@@ -16,17 +16,17 @@ from tests.kit.store import TurnableClock, make_campaign
 
 
 def acquired(store: Store) -> DriverLease:
-    lease = store.acquire_driver_lease()
+    lease = store.driver.acquire()
     assert lease is not None
     return lease
 
 
 def test_before_the_first_driver_the_lease_is_free(store: Store) -> None:
-    assert store.driver_seen_at() is None
-    assert store.driver_lease().is_free(store.now())
+    assert store.driver.seen_at() is None
+    assert store.driver.lease().is_free(store.now())
     lease = acquired(store)
     assert (lease.fence, lease.seen_at) == (1, store.now())
-    assert store.driver_seen_at() == store.now()
+    assert store.driver.seen_at() == store.now()
 
 
 def test_one_driver_at_a_time_has_it_for_as_long_as_it_says_so(
@@ -35,21 +35,21 @@ def test_one_driver_at_a_time_has_it_for_as_long_as_it_says_so(
     first = acquired(store)
     for _ in range(5):
         clock.forward(DRIVER_LEASE_S - 1)
-        assert store.acquire_driver_lease() is None
-        store.renew_driver_lease(first.fence)
+        assert store.driver.acquire() is None
+        store.driver.renew(first.fence)
     clock.forward(DRIVER_LEASE_S + 0.1)
     assert acquired(store).fence == first.fence + 1
     with pytest.raises(DriverLeaseLostError, match="another driver has taken over since fence 1"):
-        store.renew_driver_lease(first.fence)
+        store.driver.renew(first.fence)
 
 
 def test_one_that_ends_in_order_is_succeeded_at_once(store: Store) -> None:
     first = acquired(store)
-    store.release_driver_lease(first.fence)
+    store.driver.release(first.fence)
     assert acquired(store).fence == 2
     with pytest.raises(DriverLeaseLostError):
-        store.release_driver_lease(first.fence)
-    assert store.driver_lease().released_at is None
+        store.driver.release(first.fence)
+    assert store.driver.lease().released_at is None
 
 
 def test_one_that_was_silent_for_long_goes_on_if_nobody_took_over(
@@ -57,31 +57,33 @@ def test_one_that_was_silent_for_long_goes_on_if_nobody_took_over(
 ) -> None:
     lease = acquired(store)
     clock.forward(3600)
-    store.as_driver(lease.fence).move_clocks()
-    store.renew_driver_lease(lease.fence)
-    assert store.acquire_driver_lease() is None
+    store.as_driver(lease.fence).driver.move_clocks()
+    store.driver.renew(lease.fence)
+    assert store.driver.acquire() is None
 
 
 def test_after_the_clock_was_set_back_whoever_watched_it_stand_still_takes_over(
     store: Store, clock: TurnableClock
 ) -> None:
     acquired(store)
-    seen = store.driver_lease()
+    seen = store.driver.lease()
     clock.forward(-3600)
-    assert store.acquire_driver_lease() is None
-    assert store.acquire_driver_lease(unchanged=seen) is not None
+    assert store.driver.acquire() is None
+    assert store.driver.acquire(unchanged=seen) is not None
     # What was watched is another tenure by now.
-    assert store.acquire_driver_lease(unchanged=seen) is None
+    assert store.driver.acquire(unchanged=seen) is None
 
 
 WRITES: Final[dict[str, Callable[[Store, int, int], Any]]] = {
-    "add_trial": lambda store, campaign, _: store.add_trial(campaign, Layout(tp=2)),
-    "repeat_trial": lambda store, _, trial: store.repeat_trial(trial),
-    "cancel_pending": lambda store, campaign, _: store.cancel_pending(campaign, "time is up"),
-    "end_campaign": lambda store, campaign, _: store.end_campaign(
+    "add_trial": lambda store, campaign, _: store.trials.add(campaign, Layout(tp=2)),
+    "repeat_trial": lambda store, _, trial: store.trials.repeat(trial),
+    "cancel_pending": lambda store, campaign, _: store.campaigns.cancel_pending(
+        campaign, "time is up"
+    ),
+    "end_campaign": lambda store, campaign, _: store.campaigns.end(
         campaign, "COMPLETED", "budget", "done"
     ),
-    "move_clocks": lambda store, _, __: store.move_clocks(),
+    "move_clocks": lambda store, _, __: store.driver.move_clocks(),
 }
 
 
@@ -91,15 +93,15 @@ def test_a_driver_that_lost_its_lease_writes_nothing(
     store: Store, clock: TurnableClock, write: str
 ) -> None:
     campaign = make_campaign(store)
-    trial = store.add_trial(campaign, Layout())
-    store.cancel_pending(campaign, "so that it can be repeated")
+    trial = store.trials.add(campaign, Layout())
+    store.campaigns.cancel_pending(campaign, "so that it can be repeated")
     lost = store.as_driver(acquired(store).fence)
     clock.forward(DRIVER_LEASE_S + 1)
     active = store.as_driver(acquired(store).fence)
-    before = (store.campaign(campaign), store.trials(campaign))
+    before = (store.campaigns.get(campaign), store.trials.find(campaign))
     with pytest.raises(DriverLeaseLostError):
         WRITES[write](lost, campaign, trial.id)
-    assert (store.campaign(campaign), store.trials(campaign)) == before
+    assert (store.campaigns.get(campaign), store.trials.find(campaign)) == before
     WRITES[write](active, campaign, trial.id)
 
 
@@ -110,7 +112,7 @@ def test_of_many_that_take_over_at_once_one_does(database_url: str) -> None:
 
     def take_over(store: Store) -> None:
         barrier.wait(10)
-        leases.append(store.acquire_driver_lease())
+        leases.append(store.driver.acquire())
 
     threads = [threading.Thread(target=take_over, args=(store,)) for store in stores]
     for thread in threads:
@@ -154,5 +156,5 @@ def test_a_takeover_waits_for_what_the_driver_before_is_writing(
         thread.join(30)
     assert order == ["written", "taken over"]
     with pytest.raises(DriverLeaseLostError):
-        driver.add_trial(campaign, Layout())
+        driver.trials.add(campaign, Layout())
     store.close()

@@ -18,13 +18,13 @@ KEY = RequestKey(key="k", request_hash="a" * 64)
 
 
 def create(store: Store, name: str, request: RequestKey = KEY) -> int:
-    return store.create_campaign(make_spec(name), num_legal_layouts=1, request=request).id
+    return store.campaigns.create(make_spec(name), num_legal_layouts=1, request=request).id
 
 
 def test_the_campaign_of_a_request_is_found_again(store: Store) -> None:
-    assert store.campaign_of_request(KEY) is None
+    assert store.campaigns.of_request(KEY) is None
     made = create(store, "first")
-    found = store.campaign_of_request(KEY)
+    found = store.campaigns.of_request(KEY)
     assert found is not None
     assert found.id == made
 
@@ -32,18 +32,18 @@ def test_the_campaign_of_a_request_is_found_again(store: Store) -> None:
 def test_another_request_with_the_same_key_is_refused(store: Store) -> None:
     create(store, "first")
     with pytest.raises(IdempotencyKeyReusedError, match="'k' was sent with another request"):
-        store.campaign_of_request(RequestKey(key="k", request_hash="b" * 64))
+        store.campaigns.of_request(RequestKey(key="k", request_hash="b" * 64))
 
 
 def test_keys_are_each_senders_own(store: Store) -> None:
     create(store, "first")
     other = store.by(Actor(name="somebody", role="submitter"))
-    assert other.campaign_of_request(KEY) is None
+    assert other.campaigns.of_request(KEY) is None
     assert create(other, "second") != create_of(store)
 
 
 def create_of(store: Store) -> int:
-    found = store.campaign_of_request(KEY)
+    found = store.campaigns.of_request(KEY)
     assert found is not None
     return found.id
 
@@ -52,18 +52,18 @@ def test_of_two_requests_at_once_one_makes_the_campaign(store: Store) -> None:
     create(store, "first")
     with pytest.raises(IdempotencyKeyInUseError):
         create(store, "second")
-    assert [campaign.name for campaign in store.campaigns()] == ["first"]
+    assert [campaign.name for campaign in store.campaigns.find()] == ["first"]
 
 
 def test_a_request_that_was_refused_keeps_no_key(store: Store) -> None:
-    store.create_campaign(make_spec("taken"), num_legal_layouts=1)
+    store.campaigns.create(make_spec("taken"), num_legal_layouts=1)
     with pytest.raises(CampaignDuplicateError):
         create(store, "taken")
-    assert store.campaign_of_request(KEY) is None
+    assert store.campaigns.of_request(KEY) is None
 
 
 def test_a_key_lives_as_long_as_its_campaign(store: Store) -> None:
     made = create(store, "first")
-    store.cancel_campaign(made)
-    store.delete_campaign(made)
-    assert store.campaign_of_request(KEY) is None
+    store.campaigns.cancel(made)
+    store.campaigns.delete(made)
+    assert store.campaigns.of_request(KEY) is None

@@ -47,9 +47,9 @@ def varied_rows() -> list[dict[str, Any]]:
 
 
 def test_an_imported_table_comes_back_as_it_was(store: Store) -> None:
-    (campaign,) = store.import_campaigns([make_import("theirs", *varied_rows())])
+    (campaign,) = store.imports.add([make_import("theirs", *varied_rows())])
     original = read_table(make_text(*varied_rows()))
-    found = store.imported_table(campaign.id)
+    found = store.imports.table(campaign.id)
     assert found.cells == original.cells
     assert found.aside_columns == ("colour",)
     again = read_table(write_table(found))
@@ -57,7 +57,7 @@ def test_an_imported_table_comes_back_as_it_was(store: Store) -> None:
 
 
 def test_an_imported_campaign_has_ended_and_is_never_driven_nor_leased(store: Store) -> None:
-    (campaign,) = store.import_campaigns([make_import("theirs", *varied_rows())])
+    (campaign,) = store.imports.add([make_import("theirs", *varied_rows())])
     assert (campaign.state, campaign.reason, campaign.strategy) == (
         "COMPLETED",
         "imported",
@@ -65,13 +65,13 @@ def test_an_imported_campaign_has_ended_and_is_never_driven_nor_leased(store: St
     )
     assert campaign.message == "8 rows of a measurement table from made up"
     assert campaign.num_legal_layouts == 7
-    assert store.campaigns_to_drive() == []
+    assert store.campaigns.to_drive() == []
     worker = make_worker(store, cluster="testbox")
-    assert store.lease(worker.id, 9) == []
-    for change in (store.pause_campaign, store.resume_campaign, store.cancel_campaign):
+    assert store.leases.lease(worker.id, 9) == []
+    for change in (store.campaigns.pause, store.campaigns.resume, store.campaigns.cancel):
         with pytest.raises(CampaignStateError, match="is COMPLETED and cannot be"):
             change(campaign.id)
-    assert store.count_trials(campaign.id) == {
+    assert store.campaigns.count_trials(campaign.id) == {
         "PENDING": 0,
         "RUNNING": 0,
         "COMPLETED": 6,
@@ -83,8 +83,8 @@ def test_an_imported_campaign_has_ended_and_is_never_driven_nor_leased(store: St
 
 def test_what_the_table_does_not_tell_is_none(store: Store) -> None:
     row = make_row(peak_memory_bytes="")
-    (campaign,) = store.import_campaigns([make_import("theirs", row)])
-    (trial,) = store.trials(campaign.id)
+    (campaign,) = store.imports.add([make_import("theirs", row)])
+    (trial,) = store.trials.find(campaign.id)
     measured = trial.measurement
     assert measured is not None
     told = {"step_time_s": 0.5, "tokens_per_s": 8192.0, "tokens_per_s_per_device": 1024.0}
@@ -105,15 +105,15 @@ def test_what_the_table_does_not_tell_is_none(store: Store) -> None:
     )
     assert [name for name in untold if getattr(measured, name) is not None] == []
     assert measured.peak_memory_bytes_by_stage == ()
-    detail = store.trial_detail(trial.id)
+    detail = store.trials.detail(trial.id)
     assert (detail.iterations, detail.environment, detail.attempts) == ((), None, ())
     assert trial.node_seconds == 0
 
 
 def test_flops_follow_from_the_shape_and_their_share_from_a_stated_peak(store: Store) -> None:
     known = make_row(cluster="a100-sxm", device_memory_gb=80, recompute="full")
-    (campaign,) = store.import_campaigns([make_import("theirs", known)])
-    (trial,) = store.trials(campaign.id)
+    (campaign,) = store.imports.add([make_import("theirs", known)])
+    (trial,) = store.trials.find(campaign.id)
     (cell,) = read_table(make_text(known)).cells
     measured = trial.measurement
     assert measured is not None
@@ -126,14 +126,14 @@ def test_flops_follow_from_the_shape_and_their_share_from_a_stated_peak(store: S
 
 
 def test_imported_layouts_are_ranked_and_repeats_count_together(store: Store) -> None:
-    (campaign,) = store.import_campaigns([make_import("theirs", *varied_rows())])
-    standings = store.ranked_layouts(campaign.id, "tokens_per_s")
+    (campaign,) = store.imports.add([make_import("theirs", *varied_rows())])
+    standings = store.leaderboard.ranked_layouts(campaign.id, "tokens_per_s")
     assert [standing.trial.number for standing in standings] == [2, 1, 3, 4, 8]
     assert standings[1].num_runs == 2
-    repeat = store.trial_by_number(campaign.id, 7)
+    repeat = store.trials.by_number(campaign.id, 7)
     assert (repeat.repeat_index, repeat.repeat_of) == (1, standings[1].trial.id)
-    assert store.ranked_summary(campaign.id).num_ranked == 5
-    assert store.front(campaign.id) == {standings[0].trial.id}
+    assert store.leaderboard.ranked_summary(campaign.id).num_ranked == 5
+    assert store.leaderboard.front(campaign.id) == {standings[0].trial.id}
 
 
 def test_trials_are_kept_in_the_order_of_the_rows_wherever_repeats_stand(store: Store) -> None:
@@ -141,8 +141,8 @@ def test_trials_are_kept_in_the_order_of_the_rows_wherever_repeats_stand(store: 
         make_row(tp=tp, dp=4 // tp, num_microbatches=2 * tp, step_time_s=0.5 + number / 100)
         for number, tp in enumerate((4, 2, 2, 1, 4, 2))
     ]
-    (campaign,) = store.import_campaigns([make_import("theirs", *rows)])
-    trials = sorted(store.trials(campaign.id), key=lambda trial: trial.id)
+    (campaign,) = store.imports.add([make_import("theirs", *rows)])
+    trials = sorted(store.trials.find(campaign.id), key=lambda trial: trial.id)
     assert [trial.number for trial in trials] == [1, 2, 3, 4, 5, 6]
     assert [trial.layout.tp for trial in trials] == [4, 2, 2, 1, 4, 2]
     assert [trial.repeat_index for trial in trials] == [0, 0, 1, 0, 1, 2]
@@ -153,19 +153,19 @@ def test_trials_are_kept_in_the_order_of_the_rows_wherever_repeats_stand(store: 
 
 
 def test_a_failure_has_a_reason_and_says_that_the_table_gives_none(store: Store) -> None:
-    (campaign,) = store.import_campaigns([make_import("theirs", *varied_rows())])
-    failed = store.trial_by_number(campaign.id, 6)
+    (campaign,) = store.imports.add([make_import("theirs", *varied_rows())])
+    failed = store.trials.by_number(campaign.id, 6)
     assert (failed.state, failed.reason) == ("FAILED", "unstated")
     assert "not why" in failed.message
-    assert store.trial_by_number(campaign.id, 5).reason == "out_of_memory"
+    assert store.trials.by_number(campaign.id, 5).reason == "out_of_memory"
 
 
 def test_all_campaigns_of_an_import_are_kept_or_none(store: Store) -> None:
-    store.create_campaign(make_spec("taken"), num_legal_layouts=1)
+    store.campaigns.create(make_spec("taken"), num_legal_layouts=1)
     good, bad = make_import("theirs", *varied_rows()), make_import("taken", *varied_rows())
     with pytest.raises(CampaignDuplicateError, match="'taken' exists already"):
-        store.import_campaigns([good, bad])
-    assert [campaign.name for campaign in store.campaigns()] == ["taken"]
+        store.imports.add([good, bad])
+    assert [campaign.name for campaign in store.campaigns.find()] == ["taken"]
     with store._db.read() as session:
         for table in ("trials", "measurements", "imports", "imported_rows"):
             count = session.connection().exec_driver_sql(f"SELECT count(*) FROM {table}").scalar()
@@ -173,22 +173,22 @@ def test_all_campaigns_of_an_import_are_kept_or_none(store: Store) -> None:
 
 
 def test_only_an_imported_campaign_has_a_table_to_give_back(store: Store) -> None:
-    campaign = store.create_campaign(make_spec("ours"), num_legal_layouts=1)
+    campaign = store.campaigns.create(make_spec("ours"), num_legal_layouts=1)
     with pytest.raises(CampaignNotFoundError, match="no imported campaign"):
-        store.imported_table(campaign.id)
+        store.imports.table(campaign.id)
 
 
 def test_imported_trials_teach_only_who_names_them_and_say_where_they_come_from(
     store: Store,
 ) -> None:
     imported = make_import("theirs", *varied_rows())
-    store.import_campaigns([imported])
+    store.imports.add([imported])
     machine = {"cluster": imported.cell.cluster.to_mapping()}
     make_worker(store, cluster="testbox")
-    alike = store.create_campaign(make_spec("alike") | machine, num_legal_layouts=1)
-    assert store.known_trials(alike) == []
+    alike = store.campaigns.create(make_spec("alike") | machine, num_legal_layouts=1)
+    assert store.plans.known_trials(alike) == []
     spec = make_spec("naming", start_from=["theirs"]) | machine
-    known = store.known_trials(store.create_campaign(spec, num_legal_layouts=1))
+    known = store.plans.known_trials(store.campaigns.create(spec, num_legal_layouts=1))
     assert [trial.layout for trial in known] == [row.layout for row in imported.cell.rows]
     assert {trial.software for trial in known} == {"made up"}
     assert [trial.step_time_s for trial in known] == [r.step_time_s for r in imported.cell.rows]

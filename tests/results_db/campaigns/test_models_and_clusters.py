@@ -27,15 +27,15 @@ def test_one_is_kept_replaced_and_deleted(
     store: Store, clock: TurnableClock, kind: DescriptionKind
 ) -> None:
     physics = store.by(Actor(name="physics", role="submitter"))
-    made, is_new = physics.put_description(kind, "mine", {"size": 1}, notes="guessed")
+    made, is_new = physics.catalogue.put(kind, "mine", {"size": 1}, notes="guessed")
     assert (is_new, made.created_by, made.notes) == (True, "physics", "guessed")
     clock.forward(60)
-    again, is_new = store.put_description(kind, "mine", {"size": 2})
+    again, is_new = store.catalogue.put(kind, "mine", {"size": 2})
     assert (is_new, again.created_by, again.description) == (False, "physics", {"size": 2})
     assert again.created_at < again.updated_at
-    assert store.description(kind, "mine") == again
-    store.delete_description(kind, "mine")
-    assert store.descriptions(kind) == []
+    assert store.catalogue.get(kind, "mine") == again
+    store.catalogue.delete(kind, "mine")
+    assert store.catalogue.find(kind) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -44,14 +44,14 @@ def test_a_submitter_changes_nobody_elses_whatever_the_gate_saw_before(
 ) -> None:
     physics = store.by(Actor(name="physics", role="submitter"))
     chemistry = store.by(Actor(name="chemistry", role="submitter"))
-    made, _ = physics.put_description(kind, "mine", {"size": 1})
+    made, _ = physics.catalogue.put(kind, "mine", {"size": 1})
     with pytest.raises(DescriptionOwnedError, match="belongs to 'physics'"):
-        chemistry.put_description(kind, "mine", {"size": 2})
+        chemistry.catalogue.put(kind, "mine", {"size": 2})
     with pytest.raises(DescriptionOwnedError, match="belongs to 'physics'"):
-        chemistry.delete_description(kind, "mine")
-    assert store.description(kind, "mine") == made
-    store.by(Actor(name="chemistry", role="admin")).put_description(kind, "mine", {"size": 3})
-    physics.delete_description(kind, "mine")
+        chemistry.catalogue.delete(kind, "mine")
+    assert store.catalogue.get(kind, "mine") == made
+    store.by(Actor(name="chemistry", role="admin")).catalogue.put(kind, "mine", {"size": 3})
+    physics.catalogue.delete(kind, "mine")
 
 
 @pytest.mark.sqlite_is_enough(False)
@@ -61,39 +61,39 @@ def test_of_submitters_who_put_one_name_at_once_one_has_it(
 ) -> None:
     def put(name: str) -> str | None:
         try:
-            store.by(Actor(name=name, role="submitter")).put_description(kind, "mine", {"by": name})
+            store.by(Actor(name=name, role="submitter")).catalogue.put(kind, "mine", {"by": name})
         except DescriptionOwnedError:
             return None
         return name
 
     with ThreadPoolExecutor(6) as pool:
         (owner,) = filter(None, pool.map(put, "abcdef"))
-    kept = store.description(kind, "mine")
+    kept = store.catalogue.get(kind, "mine")
     assert (kept.created_by, kept.description) == (owner, {"by": owner})
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_name_that_is_not_there_is_said(store: Store, kind: DescriptionKind) -> None:
     with pytest.raises(DescriptionNotFoundError, match=f"no {kind} named 'mine'"):
-        store.description(kind, "mine")
+        store.catalogue.get(kind, "mine")
     with pytest.raises(DescriptionNotFoundError):
-        store.delete_description(kind, "mine")
+        store.catalogue.delete(kind, "mine")
 
 
 def test_models_and_clusters_do_not_share_names(store: Store) -> None:
-    store.put_description("model", "b", {})
-    store.put_description("model", "a", {})
-    store.put_description("cluster", "a", {})
-    assert [each.name for each in store.descriptions("model")] == ["a", "b"]
-    assert [each.name for each in store.descriptions("cluster")] == ["a"]
+    store.catalogue.put("model", "b", {})
+    store.catalogue.put("model", "a", {})
+    store.catalogue.put("cluster", "a", {})
+    assert [each.name for each in store.catalogue.find("model")] == ["a", "b"]
+    assert [each.name for each in store.catalogue.find("cluster")] == ["a"]
 
 
 def test_there_are_no_more_than_there_may_be(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models_and_clusters, "MAX_DESCRIPTIONS", 1)
-    store.put_description("model", "a", {})
+    store.catalogue.put("model", "a", {})
     with pytest.raises(DescriptionLimitError, match="1 models already"):
-        store.put_description("model", "b", {})
-    store.put_description("model", "a", {"size": 2})
+        store.catalogue.put("model", "b", {})
+    store.catalogue.put("model", "a", {"size": 2})
 
 
 @pytest.mark.sqlite_is_enough(False)
@@ -102,7 +102,7 @@ def test_of_those_who_put_one_name_at_once_one_is_the_first(
     store: Store, kind: DescriptionKind
 ) -> None:
     def put(number: int) -> bool:
-        _record, is_new = store.put_description(kind, "mine", {"size": number})
+        _record, is_new = store.catalogue.put(kind, "mine", {"size": number})
         return is_new
 
     with ThreadPoolExecutor(6) as pool:
@@ -114,7 +114,7 @@ def test_of_those_who_put_one_name_at_once_one_is_the_first(
 
 def _deleted(store: Store, kind: DescriptionKind) -> bool:
     try:
-        store.delete_description(kind, "mine")
+        store.catalogue.delete(kind, "mine")
     except DescriptionNotFoundError:
         return False
     return True

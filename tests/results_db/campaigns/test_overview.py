@@ -9,58 +9,60 @@ from tests.kit.store import completed, lease_one, make_campaign, make_spec, make
 def measure(store: Store, campaign: int, speed: float, *, shortened: bool = False) -> None:
     worker = make_worker(store)
     layout = Layout(micro_batch_size=int(speed))
-    store.add_trial(campaign, layout)
+    store.trials.add(campaign, layout)
     lease = lease_one(store, worker.id)
     outcome = completed(layout, tokens_per_s=speed, shortened=shortened)
-    store.post_outcome(lease.trial_id, lease.attempt, outcome)
+    store.outcomes.post(lease.trial_id, lease.attempt, outcome)
 
 
 def test_the_median_leaves_out_layouts_that_were_stopped_early(store: Store) -> None:
     campaign = make_campaign(store)
-    assert store.ranked_summary(campaign).median_complete is None
+    assert store.leaderboard.ranked_summary(campaign).median_complete is None
     for speed in (100.0, 300.0):
         measure(store, campaign, speed)
-    assert store.ranked_summary(campaign).median_complete == 200.0
+    assert store.leaderboard.ranked_summary(campaign).median_complete == 200.0
     measure(store, campaign, 350.0)
     measure(store, campaign, 50.0, shortened=True)
-    found = store.ranked_summary(campaign)
+    found = store.leaderboard.ranked_summary(campaign)
     assert (found.num_ranked, found.num_shortened, found.median_complete) == (4, 1, 300.0)
 
 
 def test_campaigns_are_counted_skipped_and_their_values_listed(store: Store) -> None:
     for name in ("one", "two", "three"):
         make_campaign(store, name)
-    store.cancel_campaign(store.campaign_by_name("two").id)
+    store.campaigns.cancel(store.campaigns.by_name("two").id)
     running = CampaignFilter(states=("RUNNING",))
-    assert store.count_campaigns(running) == 2
-    assert [each.name for each in store.campaigns(chosen=running, limit=5, offset=1)] == ["one"]
-    choices = store.campaign_choices()
+    assert store.overview.count_campaigns(running) == 2
+    assert [each.name for each in store.campaigns.find(chosen=running, limit=5, offset=1)] == [
+        "one"
+    ]
+    choices = store.overview.campaign_choices()
     assert choices["state"] == {"CANCELLED": 1, "RUNNING": 2}
     assert choices["cluster_name"] == {"local-cpu": 3}
 
 
 def test_campaigns_that_start_from_one_are_named(store: Store) -> None:
     make_campaign(store)
-    store.create_campaign(make_spec("later", start_from=["first"]), num_legal_layouts=1)
-    assert store.campaigns_from("first") == [("later", "RUNNING")]
-    assert store.campaigns_from("later") == []
+    store.campaigns.create(make_spec("later", start_from=["first"]), num_legal_layouts=1)
+    assert store.overview.campaigns_from("first") == [("later", "RUNNING")]
+    assert store.overview.campaigns_from("later") == []
 
 
 def test_the_newest_events_come_first_and_pages_go_back(store: Store) -> None:
     campaign = make_campaign(store)
-    store.pause_campaign(campaign)
-    store.resume_campaign(campaign)
-    store.number_events()
-    newest = store.newest_events(campaign, limit=2)
+    store.campaigns.pause(campaign)
+    store.campaigns.resume(campaign)
+    store.events.number()
+    newest = store.events.newest(campaign, limit=2)
     assert [event.kind for event in newest] == ["campaign.resumed", "campaign.paused"]
-    (older,) = store.newest_events(campaign, before=newest[-1].seq, limit=2)
+    (older,) = store.events.newest(campaign, before=newest[-1].seq, limit=2)
     assert older.kind == "campaign.created"
 
 
 def test_a_running_trial_has_a_phase_and_others_have_none(store: Store) -> None:
     campaign, worker = make_campaign(store), make_worker(store)
-    store.add_trial(campaign, Layout())
-    assert store.running_phases(campaign) == {}
+    store.trials.add(campaign, Layout())
+    assert store.overview.running_phases(campaign) == {}
     lease = lease_one(store, worker.id)
-    found = store.running_phases(campaign)
+    found = store.overview.running_phases(campaign)
     assert found[lease.trial_id].waiting_because == ""

@@ -17,15 +17,15 @@ OPTIONS = PlanOptions(top=3, probe_start_s=5.0, job=TrainingJob(tokens=10**9, nu
 
 
 def test_plans_are_made_in_the_order_of_their_requests(store: Store) -> None:
-    assert store.next_plan() is None
-    first = store.request_plan(make_spec("first"), OPTIONS)
-    second = store.request_plan(make_spec("second"), PlanOptions())
-    assert store.next_plan() == first == store.plan(first.id)
-    store.end_plan(first.id, "no layout is legal")
-    ended = store.plan(first.id)
+    assert store.plans.next_open() is None
+    first = store.plans.request(make_spec("first"), OPTIONS)
+    second = store.plans.request(make_spec("second"), PlanOptions())
+    assert store.plans.next_open() == first == store.plans.get(first.id)
+    store.plans.end(first.id, "no layout is legal")
+    ended = store.plans.get(first.id)
     assert (ended.state, ended.problem, ended.answer) == ("FAILED", "no layout is legal", {})
     assert ended.ended_at is not None
-    assert store.next_plan() == second
+    assert store.plans.next_open() == second
 
 
 def test_a_plan_is_stored_as_it_was_made(store: Store) -> None:
@@ -34,35 +34,35 @@ def test_a_plan_is_stored_as_it_was_made(store: Store) -> None:
         {"name": "first", "model": "gpt-1.3b", "cluster": "frontier", "space": space}
         | {"budget": {"trials": 5}}
     )
-    waiting = store.request_plan(spec.to_mapping(), OPTIONS)
+    waiting = store.plans.request(spec.to_mapping(), OPTIONS)
     assert PlanOptions.from_mapping(waiting.options) == OPTIONS
     assert CampaignSpec.from_mapping(waiting.spec) == spec
-    plan = store.make_plan(spec, OPTIONS)
+    plan = store.plans.make(spec, OPTIONS)
     assert plan == make_plan(spec, top=3, probe_start_s=5.0, job=OPTIONS.job)
-    store.end_plan(waiting.id, plan)
-    done = store.plan(waiting.id)
+    store.plans.end(waiting.id, plan)
+    done = store.plans.get(waiting.id)
     assert done.state == "DONE"
     assert done.answer["layouts"][0]["layout_key"] == plan.layouts[0].layout_key
     assert done.answer["job"] == asdict(OPTIONS.job)  # type: ignore[arg-type]
-    store.end_plan(waiting.id, "too late")
-    assert store.plan(waiting.id) == done, "it had ended"
+    store.plans.end(waiting.id, "too late")
+    assert store.plans.get(waiting.id) == done, "it had ended"
 
 
 def test_few_plans_wait_and_a_plan_is_kept_for_a_day(store: Store, clock: TurnableClock) -> None:
-    ids = [store.request_plan(make_spec("first"), OPTIONS).id for _ in range(MAX_WAITING)]
+    ids = [store.plans.request(make_spec("first"), OPTIONS).id for _ in range(MAX_WAITING)]
     with pytest.raises(PlanLimitError, match="8 plans wait"):
-        store.request_plan(make_spec("first"), OPTIONS)
+        store.plans.request(make_spec("first"), OPTIONS)
     clock.forward(timedelta(hours=25).total_seconds())
-    last = store.request_plan(make_spec("first"), OPTIONS)
+    last = store.plans.request(make_spec("first"), OPTIONS)
     with pytest.raises(PlanNotFoundError, match=f"no plan {ids[0]}; plans are deleted after a day"):
-        store.plan(ids[0])
-    store.end_plan(ids[0], "nobody reads it")
-    assert store.next_plan() == last
+        store.plans.get(ids[0])
+    store.plans.end(ids[0], "nobody reads it")
+    assert store.plans.next_open() == last
 
 
 def test_watchers_see_how_plans_end(store: Store) -> None:
-    waiting = store.request_plan(make_spec("first"), OPTIONS)
-    before = store.live_state()
+    waiting = store.plans.request(make_spec("first"), OPTIONS)
+    before = store.live.state()
     assert before.plans == {waiting.id: "WAITING"}
-    store.end_plan(waiting.id, "why")
-    assert store.live_state(before).plans == {waiting.id: "FAILED"}
+    store.plans.end(waiting.id, "why")
+    assert store.live.state(before).plans == {waiting.id: "FAILED"}

@@ -28,15 +28,15 @@ class Race:
         self._pool = ThreadPoolExecutor(1)
         self.here, self.there = here, there
         self.source = make_campaign(here, "source")
-        here.cancel_campaign(self.source)
+        here.campaigns.cancel(self.source)
         self.second: Future[Any] | None = None
 
     def make_heir(self) -> CampaignRecord:
         spec = make_spec("heir", start_from=["source"])
-        return self.here.create_campaign(spec, num_legal_layouts=1)
+        return self.here.campaigns.create(spec, num_legal_layouts=1)
 
     def delete(self) -> None:
-        self.there.delete_campaign(self.source)
+        self.there.campaigns.delete(self.source)
 
     def begin_second(self, do: Callable[[], Any]) -> None:
         """Starts a call of the other service within a transaction; waits until it is blocked."""
@@ -71,7 +71,7 @@ def test_a_deletion_waits_for_the_campaign_that_is_made_from_it_and_is_refused(
     assert race.make_heir().name == "heir"
     with pytest.raises(CampaignStateError, match="'heir' starts from 'source'"):
         race.end_of_second()
-    assert race.here.campaign(race.source).name == "source"
+    assert race.here.campaigns.get(race.source).name == "source"
 
 
 def test_a_campaign_waits_for_the_deletion_of_what_it_starts_from_and_is_refused(
@@ -83,10 +83,10 @@ def test_a_campaign_waits_for_the_deletion_of_what_it_starts_from_and_is_refused
     with pytest.raises(CampaignInvalidError, match="start_from: there is no campaign named 'sou"):
         race.end_of_second()
     with pytest.raises(CampaignNotFoundError):
-        race.here.campaign_by_name("heir")
+        race.here.campaigns.by_name("heir")
 
 
 def test_what_a_campaign_starts_from_is_looked_for_when_it_is_kept(store: Store) -> None:
     spec = make_spec("heir", start_from=["nobody"])
     with pytest.raises(CampaignInvalidError, match="start_from: there is no campaign named 'nob"):
-        store.create_campaign(spec, num_legal_layouts=1)
+        store.campaigns.create(spec, num_legal_layouts=1)

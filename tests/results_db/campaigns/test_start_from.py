@@ -37,7 +37,7 @@ class Lab:
 
     def worker(self, versions: Mapping[str, str] = TORCH, *, cluster: str = "box") -> str:
         self.clock.forward(1)
-        return self.store.register_worker(
+        return self.store.workers.register(
             WorkerCreate(
                 name="w1",
                 host="node-1",
@@ -52,18 +52,18 @@ class Lab:
     def campaign(self, name: str, *, box: Mapping[str, Any] = BOX, **changes: Any) -> int:
         self.clock.forward(1)
         spec = make_spec(name) | {"cluster": dict(box)} | changes
-        return self.store.create_campaign(spec, num_legal_layouts=100).id
+        return self.store.campaigns.create(spec, num_legal_layouts=100).id
 
     def trial(self, campaign: int, worker: str, layout: Layout, outcome: Any = None) -> int:
         self.clock.forward(1)
-        trial = self.store.add_trial(campaign, layout)
+        trial = self.store.trials.add(campaign, layout)
         lease_one(self.store, worker)
-        self.store.post_outcome(trial.id, 1, outcome or completed(layout))
+        self.store.outcomes.post(trial.id, 1, outcome or completed(layout))
         return trial.id
 
     def end(self, campaign: int) -> None:
         self.clock.forward(1)
-        self.store.end_campaign(campaign, "COMPLETED", "budget", "")
+        self.store.campaigns.end(campaign, "COMPLETED", "budget", "")
 
     def ended(self, name: str, worker: str, *layouts: Layout, **changes: Any) -> int:
         campaign = self.campaign(name, **changes)
@@ -73,9 +73,9 @@ class Lab:
         return campaign
 
     def known(self, campaign: int) -> list[Layout]:
-        record = self.store.campaign(campaign)
-        found = self.store.known_trials(record)
-        assert self.store.count_known_trials(record) == len(found)
+        record = self.store.campaigns.get(campaign)
+        found = self.store.plans.known_trials(record)
+        assert self.store.plans.count_known_trials(record) == len(found)
         return [trial.layout for trial in found]
 
 
@@ -92,7 +92,7 @@ def test_a_campaign_starts_from_what_ended_on_the_same_cluster_before_it(lab: La
     lab.ended("later", worker, D)
     assert lab.known(mine) == [A, B], "neither what still ran nor what came later"
     assert lab.known(earlier) == []
-    (first, _) = lab.store.known_trials(lab.store.campaign(mine))
+    (first, _) = lab.store.plans.known_trials(lab.store.campaigns.get(mine))
     assert (first.model, first.cluster, first.software) == ({"name": "other"}, BOX, "")
     assert (first.step_time_s, first.peak_memory_bytes) == (0.128, 5 << 30)
 
@@ -135,16 +135,16 @@ def test_failures_teach_too_but_not_those_that_say_nothing_of_the_layout(lab: La
     lab.trial(earlier, worker, A, failed("out_of_memory"))
     lab.trial(earlier, worker, B, failed("crashed"))
     lab.trial(earlier, worker, C, completed(C, oversubscribed=True))
-    lost = lab.store.add_trial(earlier, D)
+    lost = lab.store.trials.add(earlier, D)
     for attempt in (1, 2, 3):
         lease_one(lab.store, worker)
-        lab.store.post_outcome(lost.id, attempt, failed("node_lost"))
-    assert lab.store.trial(lost.id).reason == "node_lost"
-    lab.store.add_trial(earlier, Layout(tp=8))
+        lab.store.outcomes.post(lost.id, attempt, failed("node_lost"))
+    assert lab.store.trials.get(lost.id).reason == "node_lost"
+    lab.store.trials.add(earlier, Layout(tp=8))
     lab.end(earlier)
     mine = lab.campaign("mine")
     assert lab.known(mine) == [A, B]
-    states = [trial.state for trial in lab.store.known_trials(lab.store.campaign(mine))]
+    states = [trial.state for trial in lab.store.plans.known_trials(lab.store.campaigns.get(mine))]
     assert states == ["INFEASIBLE", "FAILED"]
 
 
@@ -165,7 +165,9 @@ def test_named_campaigns_count_whatever_they_ran_on_and_even_while_they_run(lab:
     lab.worker({"torch": "2.5.1"}, cluster="crate")
     assert lab.known(mine) == [A, B]
     assert lab.known(both) == [A, B]
-    software = [trial.software for trial in lab.store.known_trials(lab.store.campaign(mine))]
+    software = [
+        trial.software for trial in lab.store.plans.known_trials(lab.store.campaigns.get(mine))
+    ]
     assert software == ["torch 2.5", ""], "the newest worker of box runs 2.13"
 
 
@@ -192,11 +194,11 @@ def test_a_plan_knows_what_the_campaign_would_start_from_if_it_were_submitted_no
     planned = PlannedCampaign(
         spec=spec, cluster_name="box", trainer="embedded", created_at=lab.store.now()
     )
-    known = lab.store.known_trials(planned)
+    known = lab.store.plans.known_trials(planned)
     submitted = lab.campaign("planned")
-    assert known == lab.store.known_trials(lab.store.campaign(submitted))
+    assert known == lab.store.plans.known_trials(lab.store.campaigns.get(submitted))
     assert [trial.layout for trial in known] == [A, B]
-    assert lab.store.count_known_trials(planned) == 2
+    assert lab.store.plans.count_known_trials(planned) == 2
 
 
 @pytest.mark.parametrize(

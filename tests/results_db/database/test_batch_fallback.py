@@ -83,7 +83,7 @@ def make_reports(store: Store) -> list[OutcomeReport]:
     reports = []
     for number in range(1, NUM_REPORTS + 1):
         layout = Layout(micro_batch_size=number)
-        store.add_trial(campaign, layout)
+        store.trials.add(campaign, layout)
         lease = lease_one(store, worker.id)
         reports.append(
             OutcomeReport(
@@ -129,11 +129,11 @@ def test_an_outcome_that_is_refused_takes_no_other_of_its_batch_with_it(
     reports = make_reports(store)
     reports[POISONED] = poison(reports[POISONED])  # type: ignore[operator]
     reports.append(replace(reports[0], trial_id=9999))
-    answers = store.post_outcomes(reports)
+    answers = store.outcomes.post_all(reports)
     assert isinstance(answers[POISONED], refusal)
     assert isinstance(answers[-1], TrialNotFoundError)
     for place, report in enumerate(reports[:-1]):
-        state = store.trial(report.trial_id).state
+        state = store.trials.get(report.trial_id).state
         if place == POISONED:
             assert state == "RUNNING", "nothing of it was kept"
         else:

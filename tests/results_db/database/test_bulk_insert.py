@@ -30,9 +30,9 @@ TEXTS = ["plain", "tab\tand\nline", "back\\slash \\N \\.", "", "quote \" and '",
 def trial_id(store: Store) -> int:
     """A trial that was measured, without the rows of its iterations."""
     layout = Layout(num_microbatches=8)
-    trial_id = store.add_trial(make_campaign(store), layout).id
+    trial_id = store.trials.add(make_campaign(store), layout).id
     lease = lease_one(store, make_worker(store).id)
-    assert store.post_outcome(trial_id, lease.attempt, completed(layout)).accepted
+    assert store.outcomes.post(trial_id, lease.attempt, completed(layout)).accepted
     with store._db.write() as session:
         session.execute(delete(IterationRow))
     return trial_id

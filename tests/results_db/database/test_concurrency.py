@@ -16,7 +16,7 @@ from pathlib import Path
 from results_db.database.data_dir import DataDir
 from results_db.store import Store
 store = Store(DataDir(Path(sys.argv[1])).database_url)
-while leases := store.lease(sys.argv[2], 1):
+while leases := store.leases.lease(sys.argv[2], 1):
     print(leases[0].trial_id, leases[0].attempt)
 """
 
@@ -24,7 +24,7 @@ while leases := store.lease(sys.argv[2], 1):
 def test_processes_that_lease_at_once_never_get_the_same_trial(tmp_path: Path) -> None:
     store = Store.open(upgraded(tmp_path))
     campaign = make_campaign(store)
-    trials = [store.add_trial(campaign, Layout(micro_batch_size=n)).id for n in range(1, 41)]
+    trials = [store.trials.add(campaign, Layout(micro_batch_size=n)).id for n in range(1, 41)]
     workers = [make_worker(store, f"w{n}").id for n in range(3)]
     processes = [
         subprocess.Popen(
@@ -49,14 +49,14 @@ def test_threads_that_lease_report_and_write_at_once_lose_nothing(tmp_path: Path
 
     def drive() -> None:
         for number in range(1, wanted + 1):
-            store.add_trial(campaign, Layout(micro_batch_size=number))
-            store.move_clocks()
+            store.trials.add(campaign, Layout(micro_batch_size=number))
+            store.driver.move_clocks()
 
     def work(worker_id: str) -> None:
-        while store.count_trials(campaign)["COMPLETED"] < wanted:
-            for lease in store.lease(worker_id, 1):
+        while store.campaigns.count_trials(campaign)["COMPLETED"] < wanted:
+            for lease in store.leases.lease(worker_id, 1):
                 ran[lease.trial_id] += 1
-                assert store.post_outcome(lease.trial_id, lease.attempt, completed()).accepted
+                assert store.outcomes.post(lease.trial_id, lease.attempt, completed()).accepted
 
     def guarded(job: object, *arguments: object) -> None:
         try:
@@ -75,7 +75,7 @@ def test_threads_that_lease_report_and_write_at_once_lose_nothing(tmp_path: Path
     assert not faults
     assert len(ran) == wanted
     assert set(ran.values()) == {1}
-    places = [trial.ended_seq for trial in store.trials_ended_since(campaign, 0)]
+    places = [trial.ended_seq for trial in store.trials.ended_since(campaign, 0)]
     assert places == list(range(1, wanted + 1))
     store.close()
 
@@ -89,7 +89,7 @@ def test_of_two_that_propose_one_layout_one_is_refused(tmp_path: Path) -> None:
     def propose() -> None:
         barrier.wait(10)
         try:
-            store.add_trial(campaign, Layout())
+            store.trials.add(campaign, Layout())
             answers.append("added")
         except TrialDuplicateError:
             answers.append("refused")

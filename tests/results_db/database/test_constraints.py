@@ -32,11 +32,11 @@ def fill(url: str) -> None:
         campaign = make_campaign(store)
         worker = make_worker(store)
         for size, outcome in ((1, completed()), (2, failed()), (3, None), (4, None)):
-            trial = store.add_trial(campaign, Layout(micro_batch_size=size))
+            trial = store.trials.add(campaign, Layout(micro_batch_size=size))
             if size < 4:
                 _run(store, worker.id, trial, outcome)
         ended = make_campaign(store, "ended")
-        store.cancel_campaign(ended)
+        store.campaigns.cancel(ended)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def _run(store: Store, worker_id: str, trial: TrialRecord, outcome: Any) -> None
     lease = lease_one(store, worker_id)
     assert lease.trial_id == trial.id
     if outcome is not None:
-        assert store.post_outcome(trial.id, lease.attempt, outcome).accepted
+        assert store.outcomes.post(trial.id, lease.attempt, outcome).accepted
 
 
 def run(database: Database, *statements: str) -> None:
@@ -398,4 +398,4 @@ def test_no_id_of_what_was_deleted_is_given_again(database: Database, database_u
     with closing(TimelyStore(database_url)) as store:
         campaign = make_campaign(store)
         assert campaign == 3
-        assert store.add_trial(campaign, Layout()).id == 5
+        assert store.trials.add(campaign, Layout()).id == 5

@@ -68,7 +68,7 @@ def test_passwords_open_and_are_never_shown(guarded: PostgresServer) -> None:
     assert "give the right password in ~/.pgpass" in line
     assert "no password supplied" in refusal(f"postgresql://{SUPERUSER}@{where}")
     with closing(Store.connect(f"postgresql://{SUPERUSER}:{PASSWORD}@{where}")) as store:
-        store.campaigns()
+        store.campaigns.find()
         assert PASSWORD not in repr(store._db.engine)
 
 
@@ -116,22 +116,22 @@ def test_a_server_that_was_away_is_used_again_when_it_is_back() -> None:
             server.stop()
             for _ in range(3):
                 with pytest.raises(DatabaseUnavailableError, match="cannot be used: "):
-                    store.campaign(campaign)
+                    store.campaigns.get(campaign)
             server.start()
-            assert store.campaign(campaign).name == "first"
-            store.pause_campaign(campaign)
+            assert store.campaigns.get(campaign).name == "first"
+            store.campaigns.pause(campaign)
 
 
 def test_connections_that_were_cut_while_idle_are_noticed_before_they_are_used(
     postgres_server: PostgresServer, fresh: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgresql, "TESTED_AFTER_S", 0.0)
-    fresh.campaigns()
+    fresh.campaigns.find()
     postgres_server.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
         f"WHERE datname = '{fresh._db.engine.url.database}'"
     )
-    fresh.campaigns()
+    fresh.campaigns.find()
 
 
 def test_a_reader_sees_one_state_whatever_is_written_meanwhile(fresh: Store) -> None:
@@ -154,8 +154,8 @@ def test_a_lock_that_is_held_for_long_is_given_up_with_a_word(
         with store._db.write() as session:
             session.execute(text("SELECT * FROM campaigns FOR UPDATE"))
             with pytest.raises(DatabaseUnavailableError, match="another process has held a lock"):
-                store.pause_campaign(campaign)
-        assert store.pause_campaign(campaign).state == "PAUSED"
+                store.campaigns.pause(campaign)
+        assert store.campaigns.pause(campaign).state == "PAUSED"
 
 
 def test_a_process_that_is_stopped_in_a_transaction_holds_its_locks_for_a_while_only(
@@ -169,12 +169,12 @@ def test_a_process_that_is_stopped_in_a_transaction_holds_its_locks_for_a_while_
             with stopped._db.write() as session:
                 session.execute(text("SELECT * FROM campaigns FOR UPDATE"))
                 # Waits for the lock, which goes with the connection of the one that says nothing.
-                assert other.pause_campaign(campaign).state == "PAUSED"
+                assert other.campaigns.pause(campaign).state == "PAUSED"
                 session.execute(text("SELECT 1"))
 
         with pytest.raises(DatabaseUnavailableError, match="idle-in-transaction timeout"):
             sleep_in_a_transaction()
-        stopped.campaigns()
+        stopped.campaigns.find()
 
 
 def test_transactions_that_wait_for_each_other_end_with_one_that_may_be_run_again(

@@ -38,51 +38,51 @@ def test_a_text_that_one_database_would_not_keep_is_kept_by_none(
 ) -> None:
     with pytest.raises(ValueUnstorableError, match=why):
         make_worker(store, name)
-    assert store.workers() == []
+    assert store.workers.find() == []
 
 
 def test_a_text_that_is_too_long_to_be_kept_can_be_looked_for(store: Store) -> None:
-    assert store.allocations(called="n" * 201) == []
+    assert store.allocations.find(called="n" * 201) == []
     with pytest.raises(CampaignNotFoundError):
-        store.campaign_by_name("n" * 201)
+        store.campaigns.by_name("n" * 201)
     with pytest.raises(ValueUnstorableError, match="NUL"):
-        store.campaign_by_name("a\0b")
+        store.campaigns.by_name("a\0b")
 
 
 def test_of_many_rows_each_is_looked_at(store: Store) -> None:
     nodes = [NodeBody(name=f"n{number}", num_devices=1) for number in range(40)]
     long = NodeBody(name="n" * 256, num_devices=1)
     with pytest.raises(ValueUnstorableError, match="256 characters, and at most 255"):
-        store.register_worker(WorkerCreate(**INTRODUCTION, nodes=[*nodes, long]))
-    assert store.workers() == []
+        store.workers.register(WorkerCreate(**INTRODUCTION, nodes=[*nodes, long]))
+    assert store.workers.find() == []
 
 
 def test_the_longest_text_is_kept(store: Store) -> None:
     make_worker(store, "ü" * 200)
-    assert store.workers()[0].name == "ü" * 200
+    assert store.workers.find()[0].name == "ü" * 200
 
 
 def test_what_is_asked_of_core_is_looked_at_too(store: Store) -> None:
     campaign = make_campaign(store)
     somebody = store.by(Actor(name="a" * 65, role="admin"))
     with pytest.raises(ValueUnstorableError, match="65 characters, and at most 64"):
-        somebody.pause_campaign(campaign)
-    assert store.campaign(campaign).state == "RUNNING"
+        somebody.campaigns.pause(campaign)
+    assert store.campaigns.get(campaign).state == "RUNNING"
 
 
 def test_numbers_beyond_their_column_are_refused(store: Store) -> None:
     with pytest.raises(ValueUnstorableError, match="2147483648 is beyond 2147483647"):
         make_worker(store, num_nodes=2**31)
     with pytest.raises(ValueUnstorableError, match="2147483648 is beyond"):
-        store.campaign(2**31)
+        store.campaigns.get(2**31)
     with pytest.raises(CampaignNotFoundError):
-        store.campaign(2**31 - 1)
+        store.campaigns.get(2**31 - 1)
 
 
 def test_numbers_as_large_as_legal_sets_are_kept(store: Store) -> None:
     huge = 2**62
-    campaign = store.create_campaign(make_spec(), num_legal_layouts=huge)
-    assert store.campaign(campaign.id).num_legal_layouts == huge
+    campaign = store.campaigns.create(make_spec(), num_legal_layouts=huge)
+    assert store.campaigns.get(campaign.id).num_legal_layouts == huge
 
 
 def test_a_damaged_document_says_that_the_database_is_damaged(tmp_path: Path) -> None:
@@ -91,4 +91,4 @@ def test_a_damaged_document_says_that_the_database_is_damaged(tmp_path: Path) ->
         with store._db.engine.begin() as connection:
             connection.execute(text("UPDATE campaigns SET spec = '{\"a\": '"))
         with pytest.raises(DatabaseUnavailableError, match="it is damaged, restore"):
-            store.campaign_by_name("first")
+            store.campaigns.by_name("first")

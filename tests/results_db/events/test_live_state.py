@@ -26,21 +26,21 @@ LAYOUT = Layout(num_microbatches=8)
 
 def beat(store: Store, worker: str, trial: int, *, done: int = 0, **status: object) -> None:
     said = BeatBody(trial_id=trial, attempt=1, iterations_done=done)
-    store.heartbeat(worker, [said], status=StatusBody(**status))  # type: ignore[arg-type]
+    store.leases.heartbeat(worker, [said], status=StatusBody(**status))  # type: ignore[arg-type]
 
 
 def test_a_running_trial_shows_the_phase_and_iterations_of_its_last_heartbeat(
     store: Store,
 ) -> None:
     campaign, idle = make_campaign(store), make_campaign(store, "idle")
-    trial = store.add_trial(campaign, LAYOUT)
+    trial = store.trials.add(campaign, LAYOUT)
     worker = make_worker(store).id
     lease_one(store, worker)
-    assert store.live_state().campaigns[campaign].trials == (
+    assert store.live.state().campaigns[campaign].trials == (
         RunningTrial(id=trial.id, number=1, attempt=1, phase=None, iterations_done=0),
     )
     beat(store, worker, trial.id, done=7)
-    state = store.live_state()
+    state = store.live.state()
     assert state.campaigns[campaign].trials == (
         RunningTrial(id=trial.id, number=1, attempt=1, phase="iterating", iterations_done=7),
     )
@@ -49,38 +49,38 @@ def test_a_running_trial_shows_the_phase_and_iterations_of_its_last_heartbeat(
 
 def test_a_campaign_that_has_ended_is_shown_once_more_with_its_cost(store: Store) -> None:
     campaign = make_campaign(store)
-    trial = store.add_trial(campaign, LAYOUT)
+    trial = store.trials.add(campaign, LAYOUT)
     lease_one(store, make_worker(store).id)
-    before = store.live_state()
-    store.post_outcome(trial.id, 1, completed(LAYOUT))
-    store.cancel_campaign(campaign)
-    assert campaign not in store.live_state().campaigns
-    then = store.live_state(before)
+    before = store.live.state()
+    store.outcomes.post(trial.id, 1, completed(LAYOUT))
+    store.campaigns.cancel(campaign)
+    assert campaign not in store.live.state().campaigns
+    then = store.live.state(before)
     ended = then.campaigns[campaign]
     assert (ended.is_open, ended.trials) == (False, ())
-    assert ended.node_seconds == store.campaign(campaign).node_seconds
-    assert campaign not in store.live_state(then).campaigns
+    assert ended.node_seconds == store.campaigns.get(campaign).node_seconds
+    assert campaign not in store.live.state(then).campaigns
 
 
 def test_a_deleted_campaign_is_not_shown_again(store: Store) -> None:
     campaign = make_campaign(store)
-    before = store.live_state()
-    store.cancel_campaign(campaign)
-    store.delete_campaign(campaign)
-    assert store.live_state(before).campaigns == {}
+    before = store.live.state()
+    store.campaigns.cancel(campaign)
+    store.campaigns.delete(campaign)
+    assert store.live.state(before).campaigns == {}
 
 
 def test_a_worker_is_lost_without_heartbeats_and_gone_when_it_ends(
     store: Store, clock: TurnableClock
 ) -> None:
     worker = make_worker(store).id
-    assert store.live_state().workers[worker].state == "working"
-    store.heartbeat(worker, [], status=StatusBody(state="draining"))
-    assert store.live_state().workers[worker].state == "draining"
+    assert store.live.state().workers[worker].state == "working"
+    store.leases.heartbeat(worker, [], status=StatusBody(state="draining"))
+    assert store.live.state().workers[worker].state == "draining"
     clock.forward(WORKER_ALIVE_S)
-    assert store.live_state().workers[worker].state == "lost"
-    store.drain_worker(worker)
-    assert store.live_state().workers == {}
+    assert store.live.state().workers[worker].state == "lost"
+    store.workers.drain(worker)
+    assert store.live.state().workers == {}
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ def test_a_node_differs_when_anything_that_is_shown_of_it_does(
 
     def nodes(**changes: object) -> object:
         node = NodeStatusBody(name="n0", **{**as_it_was, **changes})  # type: ignore[arg-type]
-        store.heartbeat(worker, [], status=StatusBody(nodes=[node]))
-        return store.live_state().nodes
+        store.leases.heartbeat(worker, [], status=StatusBody(nodes=[node]))
+        return store.live.state().nodes
 
     before = nodes()
     assert nodes() == before
@@ -109,8 +109,8 @@ def test_the_health_of_a_node_stays_until_another_report_comes(store: Store) -> 
 
     def health_after(health: dict[str, object] | None) -> object:
         node = NodeStatusBody(name="n0", state="idle", health=health)
-        store.heartbeat(worker, [], status=StatusBody(nodes=[node]))
-        ((found,),) = [each.nodes for each in store.allocations()]
+        store.leases.heartbeat(worker, [], status=StatusBody(nodes=[node]))
+        ((found,),) = [each.nodes for each in store.allocations.find()]
         return found.health
 
     assert health_after(None) is None
@@ -123,12 +123,14 @@ def test_a_node_in_quarantine_is_shown_without_an_allocation(
     store: Store, clock: TurnableClock
 ) -> None:
     worker = make_worker(store).id
-    store.heartbeat(worker, [], status=StatusBody(nodes=[NodeStatusBody(name="n0", state="idle")]))
-    store.quarantine_node("local-cpu", "n0", "loud")
-    node = store.live_state().nodes["local-cpu", "n0"]
+    store.leases.heartbeat(
+        worker, [], status=StatusBody(nodes=[NodeStatusBody(name="n0", state="idle")])
+    )
+    store.allocations.quarantine_node("local-cpu", "n0", "loud")
+    node = store.live.state().nodes["local-cpu", "n0"]
     assert (node.state, node.quarantine) == ("idle", "loud")
     clock.forward(WORKER_ALIVE_S)
-    node = store.live_state().nodes["local-cpu", "n0"]
+    node = store.live.state().nodes["local-cpu", "n0"]
     assert (node.state, node.quarantine) == (None, "loud")
-    store.release_node("local-cpu", "n0")
-    assert store.live_state().nodes == {}
+    store.allocations.release_node("local-cpu", "n0")
+    assert store.live.state().nodes == {}

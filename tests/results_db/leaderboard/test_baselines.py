@@ -42,7 +42,7 @@ def submit(store: Store, name: str = "first", **changes: Any) -> CampaignRecord:
             **changes,
         }
     )
-    return store.create_campaign(spec.to_mapping(), num_legal_layouts=4)
+    return store.campaigns.create(spec.to_mapping(), num_legal_layouts=4)
 
 
 def noisy(layout: Layout, tokens_per_s: float, noise: float = 0.01, **changes: Any) -> Outcome:
@@ -62,20 +62,20 @@ def noisy(layout: Layout, tokens_per_s: float, noise: float = 0.01, **changes: A
 
 
 def measure(store: Store, campaign: CampaignRecord, layout: Layout, outcome: Outcome) -> int:
-    trial = store.add_trial(campaign.id, layout)
+    trial = store.trials.add(campaign.id, layout)
     return post(store, trial.id, outcome)
 
 
 def post(store: Store, trial_id: int, outcome: Outcome) -> int:
     lease = lease_one(store, make_worker(store).id)
     assert lease.trial_id == trial_id
-    assert store.post_outcome(trial_id, lease.attempt, outcome).accepted
+    assert store.outcomes.post(trial_id, lease.attempt, outcome).accepted
     return trial_id
 
 
 def test_before_its_trial_there_is_a_layout_alone(store: Store) -> None:
     campaign = submit(store)
-    found = store.baselines([campaign])[campaign.id]
+    found = store.baselines.of_campaigns([campaign])[campaign.id]
     assert (found.layout, found.layout_key) == (BASELINE, BASELINE.key)
     assert not found.outside_space
     assert (found.trial_id, found.trial_number, found.state, found.reason) == (None,) * 4
@@ -85,15 +85,17 @@ def test_before_its_trial_there_is_a_layout_alone(store: Store) -> None:
 def test_the_gain_is_the_ratio_of_the_values_with_an_interval_from_both(store: Store) -> None:
     campaign = submit(store)
     first = measure(store, campaign, BASELINE, noisy(BASELINE, 1000.0))
-    alone = store.baselines([campaign])[campaign.id]
+    alone = store.baselines.of_campaigns([campaign])[campaign.id]
     assert (alone.trial_id, alone.state, alone.value) == (first, "COMPLETED", pytest.approx(1000.0))
     assert alone.gain is not None
     assert (alone.gain.ratio, alone.gain.trial_number) == (1.0, 1)
     measure(store, campaign, FASTER, noisy(FASTER, 1300.0))
-    found = store.baselines([campaign])[campaign.id]
+    found = store.baselines.of_campaigns([campaign])[campaign.id]
     baseline, winner = (
         next(
-            each for each in store.ranked_layouts(campaign.id, "tokens_per_s") if each.rank == rank
+            each
+            for each in store.leaderboard.ranked_layouts(campaign.id, "tokens_per_s")
+            if each.rank == rank
         )
         for rank in (2, 1)
     )
@@ -117,9 +119,9 @@ def test_runs_of_both_are_pooled(store: Store) -> None:
     first = measure(store, campaign, BASELINE, noisy(BASELINE, 1000.0))
     second = measure(store, campaign, FASTER, noisy(FASTER, 1300.0))
     for trial_id, layout, speed in ((first, BASELINE, 1020.0), (second, FASTER, 1250.0)):
-        post(store, store.repeat_trial(trial_id).id, noisy(layout, speed))
-    ranked = store.ranked_layouts(campaign.id, "tokens_per_s")
-    found = store.baselines([campaign])[campaign.id]
+        post(store, store.trials.repeat(trial_id).id, noisy(layout, speed))
+    ranked = store.leaderboard.ranked_layouts(campaign.id, "tokens_per_s")
+    found = store.baselines.of_campaigns([campaign])[campaign.id]
     assert found.value == ranked[1].value
     assert (found.value_low, found.value_high) == (
         pytest.approx(ranked[1].low),
@@ -133,16 +135,16 @@ def test_one_that_failed_has_a_reason_until_it_is_queued_again(store: Store) -> 
     campaign = submit(store)
     first = measure(store, campaign, BASELINE, failed("out_of_memory"))
     measure(store, campaign, FASTER, noisy(FASTER, 1300.0))
-    found = store.baselines([campaign])[campaign.id]
+    found = store.baselines.of_campaigns([campaign])[campaign.id]
     assert (found.state, found.reason) == ("INFEASIBLE", "out_of_memory")
     assert found.message == "rank 1 of 2: out_of_memory"
     assert (found.value, found.gain) == (None, None)
-    again = store.requeue_trial(first)
+    again = store.trials.requeue(first)
     assert again.is_baseline
-    found = store.baselines([campaign])[campaign.id]
+    found = store.baselines.of_campaigns([campaign])[campaign.id]
     assert (found.state, found.trial_id, found.message) == ("PENDING", again.id, "")
     post(store, again.id, noisy(BASELINE, 1000.0))
-    found = store.baselines([campaign])[campaign.id]
+    found = store.baselines.of_campaigns([campaign])[campaign.id]
     assert (found.state, found.trial_id, found.trial_number) == ("COMPLETED", again.id, 3)
     assert found.gain is not None
 
@@ -151,7 +153,7 @@ def test_one_that_breaks_a_constraint_is_compared_without_an_interval(store: Sto
     campaign = submit(store, constraints={"memory_headroom": 0.1})
     measure(store, campaign, BASELINE, noisy(BASELINE, 1000.0, peak_memory_bytes=(8 << 30) - 1))
     measure(store, campaign, FASTER, noisy(FASTER, 1300.0))
-    found = store.baselines([campaign])[campaign.id]
+    found = store.baselines.of_campaigns([campaign])[campaign.id]
     assert (found.is_ranked, found.value, found.value_high) == (False, pytest.approx(1000.0), None)
     assert found.gain is not None
     assert (found.gain.ratio, found.gain.ratio_low) == (pytest.approx(1.3), None)
@@ -161,26 +163,28 @@ def test_one_whose_ranks_shared_devices_is_not_compared(store: Store) -> None:
     campaign = submit(store)
     measure(store, campaign, BASELINE, noisy(BASELINE, 1000.0, oversubscribed=True))
     measure(store, campaign, FASTER, noisy(FASTER, 1300.0))
-    found = store.baselines([campaign])[campaign.id]
+    found = store.baselines.of_campaigns([campaign])[campaign.id]
     assert (found.is_ranked, found.value, found.gain) == (False, pytest.approx(1000.0), None)
 
 
 def test_one_outside_of_the_space_is_marked(store: Store) -> None:
     campaign = submit(store, baseline=FOREIGN.to_mapping())
     measure(store, campaign, FOREIGN, noisy(FOREIGN, 1000.0))
-    found = store.baselines([campaign])[campaign.id]
+    found = store.baselines.of_campaigns([campaign])[campaign.id]
     assert found.outside_space
     assert found.is_ranked
 
 
 def test_many_campaigns_are_read_together(store: Store) -> None:
     campaigns = [submit(store, f"c{number}") for number in range(3)]
-    campaigns.append(store.create_campaign(make_spec("plain"), num_legal_layouts=4))
+    campaigns.append(store.campaigns.create(make_spec("plain"), num_legal_layouts=4))
     for number, campaign in enumerate(campaigns[:2]):
         measure(store, campaign, BASELINE, noisy(BASELINE, 1000.0 + number))
         measure(store, campaign, OTHER, noisy(OTHER, 2000.0))
-    found = store.baselines(campaigns)
-    assert found == {id_: each for one in campaigns for id_, each in store.baselines([one]).items()}
+    found = store.baselines.of_campaigns(campaigns)
+    assert found == {
+        id_: each for one in campaigns for id_, each in store.baselines.of_campaigns([one]).items()
+    }
     assert [found[campaign.id].state for campaign in campaigns[:3]] == ["COMPLETED"] * 2 + [None]
     assert campaigns[3].id not in found
 
@@ -190,32 +194,32 @@ def test_a_layout_other_than_the_winner_is_compared_too(store: Store) -> None:
     measure(store, campaign, BASELINE, noisy(BASELINE, 1000.0))
     measure(store, campaign, FASTER, noisy(FASTER, 1300.0))
     measure(store, campaign, OTHER, noisy(OTHER, 900.0))
-    worse = store.gain_over_baseline(campaign, OTHER.key)
-    best = store.gain_over_baseline(campaign, FASTER.key)
-    itself = store.gain_over_baseline(campaign, BASELINE.key)
+    worse = store.baselines.gain(campaign, OTHER.key)
+    best = store.baselines.gain(campaign, FASTER.key)
+    itself = store.baselines.gain(campaign, BASELINE.key)
     assert worse is not None
     assert itself is not None
     assert (worse.ratio, worse.trial_number) == (pytest.approx(0.9), 3)
-    assert best == store.baselines([campaign])[campaign.id].gain
+    assert best == store.baselines.of_campaigns([campaign])[campaign.id].gain
     assert (itself.ratio, itself.ratio_low) == (1.0, 1.0)
-    assert store.gain_over_baseline(campaign, FOREIGN.key) is None
+    assert store.baselines.gain(campaign, FOREIGN.key) is None
 
 
 @pytest.mark.sqlite_is_enough
 def test_a_baseline_that_cannot_be_read_is_none(store: Store) -> None:
     spec = make_spec("odd", baseline={"tp": "two"})
-    campaign = store.create_campaign(spec, num_legal_layouts=4)
-    assert store.baselines([campaign]) == {}
-    assert not store.add_trial(campaign.id, BASELINE).is_baseline
+    campaign = store.campaigns.create(spec, num_legal_layouts=4)
+    assert store.baselines.of_campaigns([campaign]) == {}
+    assert not store.trials.add(campaign.id, BASELINE).is_baseline
 
 
 def test_its_rows_are_marked_on_the_leaderboard_and_among_the_trials(store: Store) -> None:
     campaign = submit(store)
     measure(store, campaign, BASELINE, noisy(BASELINE, 1000.0))
     measure(store, campaign, FASTER, noisy(FASTER, 1300.0))
-    page = store.page_of_layouts(campaign.id, limit=9)
+    page = store.leaderboard.page_of_layouts(campaign.id, limit=9)
     assert [each.trial.is_baseline for each in page.layouts] == [False, True]
-    assert [trial.is_baseline for trial in store.trials(campaign.id)] == [True, False]
+    assert [trial.is_baseline for trial in store.trials.find(campaign.id)] == [True, False]
 
 
 PREDICTION = Prediction(
@@ -229,22 +233,22 @@ PREDICTION = Prediction(
 
 def test_a_prediction_is_kept_with_its_trial_and_deleted_with_it(store: Store) -> None:
     campaign = submit(store)
-    trial = store.add_trial(campaign.id, BASELINE, prediction=PREDICTION)
-    store.add_trial(campaign.id, OTHER)
-    assert store.trial_detail(trial.id).prediction == PREDICTION
-    (waiting,) = store.predictions(campaign.id)
+    trial = store.trials.add(campaign.id, BASELINE, prediction=PREDICTION)
+    store.trials.add(campaign.id, OTHER)
+    assert store.trials.detail(trial.id).prediction == PREDICTION
+    (waiting,) = store.trials.predictions(campaign.id)
     assert (waiting.state, waiting.step_time_s, waiting.is_baseline) == ("PENDING", None, True)
     post(store, trial.id, noisy(BASELINE, 1000.0))
-    (found,) = store.predictions(campaign.id)
+    (found,) = store.trials.predictions(campaign.id)
     assert (found.prediction, found.step_time_s) == (PREDICTION, pytest.approx(1.024))
     assert found.peak_memory_bytes == 5 << 30
-    store.cancel_campaign(campaign.id)
-    store.delete_campaign(campaign.id)
-    assert store.predictions(campaign.id) == []
+    store.campaigns.cancel(campaign.id)
+    store.campaigns.delete(campaign.id)
+    assert store.trials.predictions(campaign.id) == []
 
 
 def test_the_newest_predictions_are_read(store: Store) -> None:
     campaign = submit(store)
     for layout in (BASELINE, FASTER, OTHER):
-        store.add_trial(campaign.id, layout, prediction=PREDICTION)
-    assert [each.number for each in store.predictions(campaign.id, limit=2)] == [2, 3]
+        store.trials.add(campaign.id, layout, prediction=PREDICTION)
+    assert [each.number for each in store.trials.predictions(campaign.id, limit=2)] == [2, 3]

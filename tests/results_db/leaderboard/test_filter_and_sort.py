@@ -125,25 +125,31 @@ def refuse_another_list(run: History, objective: str, query: LeaderboardQuery) -
         whole = oracle.standings(session, campaign.id, objective)
         front = oracle.front(session, campaign) if whole else frozenset()
     expected = listed(whole, front, query) if whole else []
-    refuse_other_standings(store.ranked_layouts(campaign.id, objective, listing=query), expected)
+    refuse_other_standings(
+        store.leaderboard.ranked_layouts(campaign.id, objective, listing=query), expected
+    )
     for offset in (0, 1, 3):
-        found = store.ranked_layouts(campaign.id, objective, listing=query, limit=2, offset=offset)
+        found = store.leaderboard.ranked_layouts(
+            campaign.id, objective, listing=query, limit=2, offset=offset
+        )
         refuse_other_standings(found, expected[offset : offset + 2])
-    page = store.page_of_layouts(campaign.id, objective, listing=query, limit=2, offset=1)
+    page = store.leaderboard.page_of_layouts(
+        campaign.id, objective, listing=query, limit=2, offset=1
+    )
     assert page.total == len(expected)
     assert [each.trial.id for each in page.layouts] == [each.trial.id for each in expected[1:3]]
-    tied = store.tied_layouts(campaign.id, objective, among=3)
+    tied = store.leaderboard.tied_layouts(campaign.id, objective, among=3)
     refuse_other_standings(tied, [each for each in whole[:3] if each.is_tied])
     for each in whole:
         for trial_id in each.trial_ids:
-            assert store.rank_of(campaign.id, trial_id, objective) == each.rank
+            assert store.leaderboard.rank_of(campaign.id, trial_id, objective) == each.rank
     values = {
         name: Counter(getattr(each.trial.layout, name) for each in expected) for name in KNOB_FIELDS
     }
-    assert store.constant_knobs(campaign.id, objective, listing=query) == {
+    assert store.knobs.constant(campaign.id, objective, listing=query) == {
         name: next(iter(found)) for name, found in values.items() if len(found) == 1
     }
-    everywhere = store.knob_values(campaign.id, *KNOB_FIELDS)
+    everywhere = store.knobs.values(campaign.id, *KNOB_FIELDS)
     assert list(everywhere) == list(KNOB_FIELDS)
     for name in KNOB_FIELDS:
         assert everywhere[name] == Counter(getattr(each.trial.layout, name) for each in whole)
@@ -237,11 +243,11 @@ def test_layouts_without_a_value_come_last_in_both_directions(store: Store) -> N
             ((0.4, ""), (0.5, 3_000_000_000), (0.6, 5_000_000_000), (0.7, ""))
         )
     ]
-    (campaign,) = store.import_campaigns([make_import("import", *rows)])
+    (campaign,) = store.imports.add([make_import("import", *rows)])
 
     def peaks(**sorting: Any) -> list[int | None]:
         query = LeaderboardQuery(sort="peak_memory_bytes", **sorting)
-        found = store.ranked_layouts(campaign.id, "tokens_per_s", listing=query)
+        found = store.leaderboard.ranked_layouts(campaign.id, "tokens_per_s", listing=query)
         measured = [each.trial.measurement for each in found]
         return [each and each.peak_memory_bytes for each in measured]
 
@@ -258,36 +264,36 @@ def test_an_order_that_no_list_has_is_refused_with_the_choices() -> None:
 
 def test_what_is_not_ranked_has_no_rank(store: Store, clock: TurnableClock) -> None:
     run = full_history(store, clock)
-    waiting = store.add_trial(run.campaign.id, Layout(pp=8, num_microbatches=8))
-    assert store.rank_of(run.campaign.id, waiting.id) is None
-    assert store.rank_of(run.campaign.id, 10**6) is None
+    waiting = store.trials.add(run.campaign.id, Layout(pp=8, num_microbatches=8))
+    assert store.leaderboard.rank_of(run.campaign.id, waiting.id) is None
+    assert store.leaderboard.rank_of(run.campaign.id, 10**6) is None
     other = make_campaign(store, "other")
-    assert store.rank_of(other, 1) is None
+    assert store.leaderboard.rank_of(other, 1) is None
     with pytest.raises(CampaignNotFoundError):
-        store.rank_of(10**6, 1)
+        store.leaderboard.rank_of(10**6, 1)
     with pytest.raises(ObjectiveUnknownError):
-        store.rank_of(run.campaign.id, 1, "mood")
+        store.leaderboard.rank_of(run.campaign.id, 1, "mood")
 
 
 def test_knobs_of_one_value_are_constant_in_the_layouts_that_are_listed(
     store: Store, clock: TurnableClock
 ) -> None:
     run = full_history(store, clock)
-    everywhere = store.constant_knobs(run.campaign.id)
+    everywhere = store.knobs.constant(run.campaign.id)
     assert {"num_nodes": 1, "pp": 1, "precision": "fp32", "sequence_parallel": False}.items() <= (
         everywhere.items()
     )
     assert not {"tp", "dp", "num_microbatches"} & everywhere.keys()
     pairs = LeaderboardQuery(wanted=TrialFilter(tp=(2,)))
-    assert store.constant_knobs(run.campaign.id, listing=pairs)["dp"] == 4
+    assert store.knobs.constant(run.campaign.id, listing=pairs)["dp"] == 4
     none = LeaderboardQuery(wanted=TrialFilter(tp=(64,)))
-    assert store.constant_knobs(run.campaign.id, listing=none) == {}
+    assert store.knobs.constant(run.campaign.id, listing=none) == {}
     empty = make_campaign(store, "empty")
-    assert store.constant_knobs(empty) == {}
-    assert store.knob_values(empty, "tp") == {"tp": {}}
-    assert store.knob_values(run.campaign.id) == {}
+    assert store.knobs.constant(empty) == {}
+    assert store.knobs.values(empty, "tp") == {"tp": {}}
+    assert store.knobs.values(run.campaign.id) == {}
     with pytest.raises(CampaignNotFoundError):
-        store.constant_knobs(10**6)
+        store.knobs.constant(10**6)
 
 
 def test_a_plot_has_the_front_the_best_and_an_even_sample_and_says_what_it_leaves_out(
@@ -305,8 +311,8 @@ def test_a_plot_has_the_front_the_best_and_an_even_sample_and_says_what_it_leave
         peak_memory_bytes=PEAKS[0],
     )
     run.happen(failing)
-    plot = store.plot_points(run.campaign.id)
-    whole = store.ranked_layouts(run.campaign.id, "tokens_per_s")
+    plot = store.plot_data.points(run.campaign.id)
+    whole = store.leaderboard.ranked_layouts(run.campaign.id, "tokens_per_s")
     assert plot.num_left_out == 0
     assert (plot.num_ranked, plot.num_unranked) == (len(whole), 1)
     for point, layout in zip(plot.points, whole, strict=False):
@@ -317,7 +323,7 @@ def test_a_plot_has_the_front_the_best_and_an_even_sample_and_says_what_it_leave
         assert point.peak_memory_bytes == trial.measurement.peak_memory_bytes
         assert point.shortened == layout.shortened
         assert point.knobs == tuple(getattr(trial.layout, name) for name in KNOB_FIELDS)
-    front = store.front(run.campaign.id)
+    front = store.leaderboard.front(run.campaign.id)
     *_, last = plot.points
     assert (last.state, last.reason, last.rank, last.value) == (
         "INFEASIBLE",
@@ -325,13 +331,13 @@ def test_a_plot_has_the_front_the_best_and_an_even_sample_and_says_what_it_leave
         None,
         None,
     )
-    some = store.plot_points(run.campaign.id, limit=4)
+    some = store.plot_data.points(run.campaign.id, limit=4)
     assert len(some.points) == 4
     assert some.num_left_out == len(plot.points) - 4
     assert front <= {point.trial_id for point in some.points}
     assert some.points[0].rank == 1
     assert [point.rank for point in some.points][-2:] == [len(whole), None]
-    assert len(store.plot_points(make_campaign(store, "empty")).points) == 0
+    assert len(store.plot_data.points(make_campaign(store, "empty")).points) == 0
 
 
 def test_a_change_of_a_campaign_is_seen_at_the_next_call(
@@ -339,15 +345,15 @@ def test_a_change_of_a_campaign_is_seen_at_the_next_call(
 ) -> None:
     run = full_history(store, clock)
     query = LeaderboardQuery(wanted=TrialFilter(tp=(2,)))
-    before = store.page_of_layouts(run.campaign.id, listing=query, limit=1)
-    assert store.page_of_layouts(run.campaign.id, listing=query, limit=1) == before
-    trial = store.add_trial(run.campaign.id, Layout(tp=2, dp=4, num_microbatches=4))
-    (lease,) = store.lease(store.workers()[0].id, 1)
-    store.post_outcome(trial.id, lease.attempt, completed(lease.layout, tokens_per_s=1.0))
+    before = store.leaderboard.page_of_layouts(run.campaign.id, listing=query, limit=1)
+    assert store.leaderboard.page_of_layouts(run.campaign.id, listing=query, limit=1) == before
+    trial = store.trials.add(run.campaign.id, Layout(tp=2, dp=4, num_microbatches=4))
+    (lease,) = store.leases.lease(store.workers.find()[0].id, 1)
+    store.outcomes.post(trial.id, lease.attempt, completed(lease.layout, tokens_per_s=1.0))
     # The clock has not moved: versions do not depend on it.
-    after = store.page_of_layouts(run.campaign.id, listing=query, limit=9)
+    after = store.leaderboard.page_of_layouts(run.campaign.id, listing=query, limit=9)
     assert after.total == before.total + 1
-    assert store.knob_values(run.campaign.id, "tp")["tp"][2] == before.total + 1
-    assert store.ranked_layouts(run.campaign.id, "tokens_per_s", listing=WHOLE)[-1].trial == (
-        store.trial(trial.id)
-    )
+    assert store.knobs.values(run.campaign.id, "tp")["tp"][2] == before.total + 1
+    assert store.leaderboard.ranked_layouts(run.campaign.id, "tokens_per_s", listing=WHOLE)[
+        -1
+    ].trial == (store.trials.get(trial.id))

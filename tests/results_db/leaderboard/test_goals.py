@@ -30,14 +30,14 @@ def make_campaign(store: Store, **changes: object) -> int:
         "device_memory_bytes": MEMORY,
     }
     spec = make_spec() | {"cluster": cluster} | changes
-    return store.create_campaign(spec, num_legal_layouts=100).id
+    return store.campaigns.create(spec, num_legal_layouts=100).id
 
 
 def run_trial(store: Store, campaign: int, layout: Layout, **figures: object) -> int:
     worker = make_worker(store, num_nodes=4)
-    trial = store.add_trial(campaign, layout)
+    trial = store.trials.add(campaign, layout)
     lease_one(store, worker.id)
-    store.post_outcome(trial.id, 1, completed(layout, **figures))  # type: ignore[arg-type]
+    store.outcomes.post(trial.id, 1, completed(layout, **figures))  # type: ignore[arg-type]
     return trial.id
 
 
@@ -52,7 +52,7 @@ def test_the_front_is_over_all_objectives_of_the_campaign(store: Store) -> None:
             speed,
             1 - kept / MEMORY,
         )
-    found = store.front(campaign)
+    found = store.leaderboard.front(campaign)
     values = np.array(list(points.values()))
     expected = {
         trial
@@ -72,23 +72,23 @@ def test_node_hours_count_the_nodes_that_a_layout_holds(store: Store) -> None:
     small = run_trial(store, campaign, Layout(tp=8), tokens_per_s=1000.0)
     large = run_trial(store, campaign, Layout(num_nodes=4, tp=8, dp=4), tokens_per_s=3000.0)
     worse = run_trial(store, campaign, Layout(num_nodes=3, tp=8, dp=3), tokens_per_s=900.0)
-    assert store.front(campaign) == {small, large}
+    assert store.leaderboard.front(campaign) == {small, large}
     by_cost = [trial.id for trial in ranked_trials(store, campaign, "tokens_per_node_hour")]
     assert by_cost == [small, large, worse]
-    assert store.trial(small).objective("tokens_per_node_hour") == 3_600_000.0
+    assert store.trials.get(small).objective("tokens_per_node_hour") == 3_600_000.0
 
 
 def test_the_front_of_one_objective_is_the_best(store: Store) -> None:
     campaign = make_campaign(store)
     run_trial(store, campaign, Layout(tp=1), tokens_per_s=10.0)
     best = run_trial(store, campaign, Layout(tp=2), tokens_per_s=100.0)
-    assert store.campaign(campaign).objectives == ("tokens_per_s_per_device",)
-    assert store.front(campaign) == {best}
+    assert store.campaigns.get(campaign).objectives == ("tokens_per_s_per_device",)
+    assert store.leaderboard.front(campaign) == {best}
 
 
 def test_a_campaign_without_trials_has_an_empty_front(store: Store) -> None:
     campaign = make_campaign(store, objective=["tokens_per_s", "memory_headroom"])
-    assert store.front(campaign) == frozenset()
+    assert store.leaderboard.front(campaign) == frozenset()
     assert (
         ranked_trials(store, campaign, "tokens_per_s", listing=LeaderboardQuery(front=True)) == []
     )
@@ -100,16 +100,16 @@ def test_a_trial_that_breaks_a_constraint_is_kept_and_counted_and_not_ranked(sto
         objective=["tokens_per_s", "memory_headroom"],
         constraints={"memory_headroom": 0.1},
     )
-    assert store.campaign(campaign).max_peak_memory_bytes == 900
+    assert store.campaigns.get(campaign).max_peak_memory_bytes == 900
     tight = run_trial(store, campaign, Layout(), tokens_per_s=9000.0, peak_memory_bytes=901)
     just = run_trial(store, campaign, Layout(tp=2), tokens_per_s=10.0, peak_memory_bytes=900)
     assert [trial.id for trial in ranked_trials(store, campaign, "tokens_per_s")] == [just]
     assert (
-        store.ranked_summary(campaign).num_ranked,
-        store.page_of_layouts(campaign, limit=0).constrained,
+        store.leaderboard.ranked_summary(campaign).num_ranked,
+        store.leaderboard.page_of_layouts(campaign, limit=0).constrained,
     ) == (1, 1)
-    assert store.front(campaign) == {just}
-    kept = store.trial(tight)
+    assert store.leaderboard.front(campaign) == {just}
+    kept = store.trials.get(tight)
     assert kept.state == "COMPLETED"
     assert kept.measurement is not None
     assert kept.measurement.peak_memory_bytes == 901
@@ -118,20 +118,20 @@ def test_a_trial_that_breaks_a_constraint_is_kept_and_counted_and_not_ranked(sto
 def test_what_never_counts_is_not_counted_as_constrained(store: Store) -> None:
     campaign = make_campaign(store, constraints={"memory_headroom": 0.1})
     run_trial(store, campaign, Layout(), oversubscribed=True, peak_memory_bytes=999)
-    broken = store.add_trial(campaign, Layout(tp=2))
+    broken = store.trials.add(campaign, Layout(tp=2))
     lease_one(store, make_worker(store, num_nodes=4).id)
-    store.post_outcome(broken.id, 1, failed())
+    store.outcomes.post(broken.id, 1, failed())
     assert (
-        store.ranked_summary(campaign).num_ranked,
-        store.page_of_layouts(campaign, limit=0).constrained,
+        store.leaderboard.ranked_summary(campaign).num_ranked,
+        store.leaderboard.page_of_layouts(campaign, limit=0).constrained,
     ) == (0, 0)
 
 
 def test_without_constraints_a_device_may_be_full(store: Store) -> None:
     campaign = make_campaign(store)
     run_trial(store, campaign, Layout(), peak_memory_bytes=5 << 30)
-    assert store.campaign(campaign).max_peak_memory_bytes is None
+    assert store.campaigns.get(campaign).max_peak_memory_bytes is None
     assert (
-        store.ranked_summary(campaign).num_ranked,
-        store.page_of_layouts(campaign, limit=0).constrained,
+        store.leaderboard.ranked_summary(campaign).num_ranked,
+        store.leaderboard.page_of_layouts(campaign, limit=0).constrained,
     ) == (1, 0)

@@ -41,8 +41,8 @@ def _measure(
     timed: int = 5,
     **changes: Any,
 ) -> int:
-    before = [trial.id for trial in store.trials(campaign) if trial.layout == layout]
-    trial = store.repeat_trial(before[0]) if before else store.add_trial(campaign, layout)
+    before = [trial.id for trial in store.trials.find(campaign) if trial.layout == layout]
+    trial = store.trials.repeat(before[0]) if before else store.trials.add(campaign, layout)
     lease = lease_one(store, worker.id)
     times = [step_time_s * (1 + noise * (place - timed // 2)) for place in range(timed)]
     iterations = tuple(
@@ -56,7 +56,7 @@ def _measure(
         for index in range(2 + timed)
     )
     outcome = completed(layout, tokens_per_s=128 / step_time_s, iterations=iterations, **changes)
-    store.post_outcome(trial.id, lease.attempt, outcome)
+    store.outcomes.post(trial.id, lease.attempt, outcome)
     return trial.id
 
 
@@ -64,7 +64,9 @@ A, B, C, D = (Layout(tp=tp) for tp in (1, 2, 4, 8))
 
 
 def standings(store: Store, **page: Any) -> Any:
-    return store.ranked_layouts(store.campaign_by_name("first").id, "tokens_per_s", **page)
+    return store.leaderboard.ranked_layouts(
+        store.campaigns.by_name("first").id, "tokens_per_s", **page
+    )
 
 
 def test_repeats_of_a_layout_share_one_place_by_their_median(
@@ -79,7 +81,7 @@ def test_repeats_of_a_layout_share_one_place_by_their_median(
     assert second.num_runs == 3
     assert second.value == pytest.approx(128 / 0.60)
     assert second.step_time_s == 0.60
-    assert store.ranked_summary(store.campaign_by_name("first").id).num_ranked == 2
+    assert store.leaderboard.ranked_summary(store.campaigns.by_name("first").id).num_ranked == 2
 
 
 def test_a_share_below_the_best_is_a_share_of_the_best(store: Store, measure: Measure) -> None:
@@ -132,15 +134,15 @@ def test_each_page_compares_with_the_first_of_all(store: Store, measure: Measure
 
 def test_what_was_stopped_early_is_ranked_and_never_wins(store: Store, measure: Measure) -> None:
     short = {"shortened": True, "iterations_asked": 10, "timed": 3}
-    campaign = store.campaign_by_name("first").id
+    campaign = store.campaigns.by_name("first").id
     quick = measure(A, step_time_s=0.4, **short)
-    assert store.winner(campaign, "tokens_per_s") is None
+    assert store.leaderboard.winner(campaign, "tokens_per_s") is None
     slow = measure(B, step_time_s=0.6)
     middle = measure(C, step_time_s=0.5, **short)
     found = standings(store)
     assert [each.trial.id for each in found] == [slow, quick, middle]
     assert [each.shortened for each in found] == [False, True, True]
-    winner = store.winner(campaign, "tokens_per_s")
+    winner = store.leaderboard.winner(campaign, "tokens_per_s")
     assert winner is not None
     assert winner.trial.id == slow
 
@@ -159,8 +161,8 @@ def test_the_front_knows_a_layout_by_the_same_run_as_the_ranking(
     measure(A, step_time_s=0.4, **short)
     full = measure(A, step_time_s=0.45)
     measure(B, step_time_s=0.3, **short)
-    campaign = store.campaign_by_name("first")
-    assert store.front(campaign.id) == {full}
+    campaign = store.campaigns.by_name("first")
+    assert store.leaderboard.front(campaign.id) == {full}
     assert [each.trial.id for each in standings(store, listing=LeaderboardQuery(front=True))] == [
         full
     ]
@@ -174,7 +176,7 @@ def test_the_front_of_one_objective_is_the_first_of_the_ranking_though_means_of_
     best = measure(Layout(micro_batch_size=2), step_time_s=1.095)
     # A's rates have the larger mean, its step time of 1.1 s is the longer one.
     assert standings(store)[0].trial.id == best
-    assert store.front(store.campaign_by_name("first").id) == {best}
+    assert store.leaderboard.front(store.campaigns.by_name("first").id) == {best}
 
 
 def test_a_front_of_runs_that_were_all_stopped_early_has_the_best_of_them(
@@ -183,14 +185,14 @@ def test_a_front_of_runs_that_were_all_stopped_early_has_the_best_of_them(
     short = {"shortened": True, "iterations_asked": 10, "timed": 3}
     quick = measure(A, step_time_s=0.4, **short)
     measure(B, step_time_s=0.5, **short)
-    assert store.front(store.campaign_by_name("first").id) == {quick}
+    assert store.leaderboard.front(store.campaigns.by_name("first").id) == {quick}
 
 
 def test_a_shortened_measurement_keeps_how_many_iterations_were_asked_for(
     store: Store, measure: Measure
 ) -> None:
     trial_id = measure(A, step_time_s=0.4, shortened=True, iterations_asked=10, timed=3)
-    kept = store.trial(trial_id).measurement
+    kept = store.trials.get(trial_id).measurement
     assert kept is not None
     assert (kept.shortened, kept.iterations_asked) == (True, 10)
 

@@ -14,17 +14,17 @@ LAYOUTS = [
 
 def test_cells_have_the_best_of_all_ranked_layouts(store: Store) -> None:
     campaign, worker = make_campaign(store), make_worker(store)
-    assert store.knob_cells(campaign, "tp") == []
+    assert store.knobs.cells(campaign, "tp") == []
     for layout, tokens_per_s in LAYOUTS:
-        trial = store.add_trial(campaign, layout)
+        trial = store.trials.add(campaign, layout)
         attempt = lease_one(store, worker.id).attempt
-        store.post_outcome(trial.id, attempt, completed(layout, tokens_per_s=tokens_per_s))
-    trial = store.add_trial(campaign, Layout(tp=4))
-    store.post_outcome(trial.id, lease_one(store, worker.id).attempt, failed())
-    assert sorted(store.knob_cells(campaign, "tp")) == [
+        store.outcomes.post(trial.id, attempt, completed(layout, tokens_per_s=tokens_per_s))
+    trial = store.trials.add(campaign, Layout(tp=4))
+    store.outcomes.post(trial.id, lease_one(store, worker.id).attempt, failed())
+    assert sorted(store.knobs.cells(campaign, "tp")) == [
         KnobCell((1,), 2, 150.0),
         KnobCell((2,), 1, 100.0),
     ]
-    both = sorted(store.knob_cells(campaign, "tp", "sequence_parallel"))
+    both = sorted(store.knobs.cells(campaign, "tp", "sequence_parallel"))
     assert both == [KnobCell((1, False), 2, 150.0), KnobCell((2, True), 1, 100.0)]
     assert [type(cell.values[1]) for cell in both] == [bool, bool]

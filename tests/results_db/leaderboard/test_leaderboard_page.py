@@ -22,13 +22,13 @@ LAYOUTS = [
 def measured(store: Store) -> Store:
     """Four layouts of one stage and of two, the first of which was measured three times."""
     spec = make_spec(objective=["tokens_per_s", "tokens_per_node_hour"])
-    store.create_campaign(spec, num_legal_layouts=9)
+    store.campaigns.create(spec, num_legal_layouts=9)
     worker = make_worker(store)
     for speed, layout in enumerate(LAYOUTS):
-        store.add_trial(1, layout)
+        store.trials.add(1, layout)
         _measure(store, worker.id, 1000.0 + speed)
     for speed in (1002.0, 1050.0):
-        store.repeat_trial(1)
+        store.trials.repeat(1)
         _measure(store, worker.id, speed)
     return store
 
@@ -40,7 +40,7 @@ def _measure(store: Store, worker_id: str, tokens_per_s: float) -> None:
         tokens_per_s=tokens_per_s,
         peak_reserved_bytes_by_stage=(6 << 30,) * lease.layout.pp,
     )
-    store.post_outcome(lease.trial_id, lease.attempt, outcome)
+    store.outcomes.post(lease.trial_id, lease.attempt, outcome)
 
 
 @pytest.mark.parametrize(
@@ -54,33 +54,35 @@ def _measure(store: Store, worker_id: str, tokens_per_s: float) -> None:
 def test_a_page_has_the_first_of_the_list_and_the_number_of_all(
     measured: Store, listing: LeaderboardQuery, total: int, trials: list[int]
 ) -> None:
-    page = measured.page_of_layouts(1, listing=listing, limit=2)
+    page = measured.leaderboard.page_of_layouts(1, listing=listing, limit=2)
     assert (page.total, page.constrained, page.source) == (total, 0, None)
     assert [each.trial.number for each in page.layouts] == trials
     assert set(page.front) == {4}
-    assert page.layouts == measured.ranked_layouts(1, listing=listing, limit=2)
+    assert page.layouts == measured.leaderboard.ranked_layouts(1, listing=listing, limit=2)
 
 
 def test_a_campaign_that_is_not_there_has_no_page(measured: Store) -> None:
     with pytest.raises(CampaignNotFoundError, match="2"):
-        measured.page_of_layouts(2, limit=2)
+        measured.leaderboard.page_of_layouts(2, limit=2)
 
 
 def test_a_page_shows_an_end_of_a_trial_at_once_and_its_own_campaign_alone(
     measured: Store,
 ) -> None:
     """Leaderboards are kept until a trial of their campaign ends."""
-    other = measured.create_campaign(make_spec("second"), num_legal_layouts=9).id
-    assert measured.ranked_layouts(other) == []
-    before = measured.ranked_layouts(1)
-    measured.add_trial(other, LAYOUTS[0])
-    _measure(measured, measured.workers()[0].id, 10.0)
-    assert len(measured.ranked_layouts(other)) == 1
-    assert measured.ranked_layouts(1) == before
-    measured.repeat_trial(4)
-    _measure(measured, measured.workers()[0].id, 500.0)
-    assert [each.num_runs for each in measured.ranked_layouts(1) if each.trial.number == 4] == [2]
-    assert measured.ranked_layouts(1) != before
+    other = measured.campaigns.create(make_spec("second"), num_legal_layouts=9).id
+    assert measured.leaderboard.ranked_layouts(other) == []
+    before = measured.leaderboard.ranked_layouts(1)
+    measured.trials.add(other, LAYOUTS[0])
+    _measure(measured, measured.workers.find()[0].id, 10.0)
+    assert len(measured.leaderboard.ranked_layouts(other)) == 1
+    assert measured.leaderboard.ranked_layouts(1) == before
+    measured.trials.repeat(4)
+    _measure(measured, measured.workers.find()[0].id, 500.0)
+    assert [
+        each.num_runs for each in measured.leaderboard.ranked_layouts(1) if each.trial.number == 4
+    ] == [2]
+    assert measured.leaderboard.ranked_layouts(1) != before
 
 
 def test_leaderboards_that_were_not_read_for_longest_are_dropped() -> None:

@@ -125,7 +125,7 @@ class History:
             f"history-{next(self._names)}", cluster=f"c{next(self._names)}", **described
         )
         spec["cluster"] |= {"num_nodes": 2, "device_memory_bytes": MEMORY}
-        self.campaign = store.create_campaign(spec, num_legal_layouts=100)
+        self.campaign = store.campaigns.create(spec, num_legal_layouts=100)
         self._worker = make_worker(
             store, f"w{self.campaign.id}", cluster=spec["cluster"]["name"], num_nodes=2
         ).id
@@ -134,16 +134,16 @@ class History:
     def happen(self, happening: Happening) -> None:
         layout = happening.layout
         if layout in self._first_of:
-            trial = self.store.repeat_trial(self._first_of[layout])
+            trial = self.store.trials.repeat(self._first_of[layout])
         else:
-            trial = self.store.add_trial(self.campaign.id, layout)
+            trial = self.store.trials.add(self.campaign.id, layout)
             self._first_of[layout] = trial.id
-        (lease,) = self.store.lease(self._worker, 1)
+        (lease,) = self.store.leases.lease(self._worker, 1)
         if happening.how == "late":
             self._clock.forward(LEASE_S + 1)
-            self.store.expire_leases()
-            self.store.lease(self._worker, 1)
-        self.store.post_outcome(trial.id, lease.attempt, outcome(happening))
+            self.store.leases.expire()
+            self.store.leases.lease(self._worker, 1)
+        self.store.outcomes.post(trial.id, lease.attempt, outcome(happening))
 
 
 INTERVALS = ("low", "high", "step_time_low_s", "step_time_high_s")
@@ -175,31 +175,36 @@ def refuse_a_difference(
         on_front = oracle.front(session, campaign)
         for objective in objectives:
             expected = oracle.standings(session, campaign.id, objective)
-            refuse_other_standings(store.ranked_layouts(campaign.id, objective), expected)
             refuse_other_standings(
-                store.ranked_layouts(campaign.id, objective, limit=2, offset=1), expected[1:3]
+                store.leaderboard.ranked_layouts(campaign.id, objective), expected
             )
-            won_by = store.winner(campaign.id, objective)
+            refuse_other_standings(
+                store.leaderboard.ranked_layouts(campaign.id, objective, limit=2, offset=1),
+                expected[1:3],
+            )
+            won_by = store.leaderboard.winner(campaign.id, objective)
             full = [each for each in expected[:1] if not each.shortened]
             refuse_other_standings([won_by] if won_by is not None else [], full)
             refuse_other_standings(
-                store.ranked_layouts(campaign.id, objective, listing=LeaderboardQuery(front=True)),
+                store.leaderboard.ranked_layouts(
+                    campaign.id, objective, listing=LeaderboardQuery(front=True)
+                ),
                 oracle.standings(session, campaign.id, objective, among=on_front),
             )
         own = oracle.standings(session, campaign.id, campaign.objective)[:1]
         best = own[0] if own and not own[0].shortened else None
-        won = store.winners([campaign.id]).get(campaign.id)
+        won = store.leaderboard.winners([campaign.id]).get(campaign.id)
         assert (won is None) == (best is None)
         if won is not None and best is not None:
             assert (won.value, won.trial_number) == (best.value, best.trial.number)
-            assert store.values_to_beat([campaign.id])[campaign.id] == pytest.approx(
+            assert store.leaderboard.values_to_beat([campaign.id])[campaign.id] == pytest.approx(
                 best.low or best.value, rel=ROUNDINGS, abs=0.0
             )
-        assert store.front(campaign.id) == on_front
-        assert store.ranked_summary(campaign.id).num_ranked == oracle.count_ranked(
+        assert store.leaderboard.front(campaign.id) == on_front
+        assert store.leaderboard.ranked_summary(campaign.id).num_ranked == oracle.count_ranked(
             session, campaign.id
         )
-        found = store.page_of_layouts(campaign.id, limit=0).constrained
+        found = store.leaderboard.page_of_layouts(campaign.id, limit=0).constrained
         assert found == oracle.count_constrained(session, campaign.id)
 
 
@@ -279,8 +284,8 @@ def test_an_imported_table_is_ranked_by_all_of_its_rows(
         # A table of which nothing completed is refused.
         for place, seconds, peak in [*rows, (5, 0.5, "")]
     ]
-    name = f"import-{len(store.campaigns())}"
-    (campaign,) = store.import_campaigns([make_import(name, *written)])
+    name = f"import-{len(store.campaigns.find())}"
+    (campaign,) = store.imports.add([make_import(name, *written)])
     refuse_a_difference(store, campaign)
 
 
@@ -298,9 +303,9 @@ def test_a_campaign_that_is_deleted_has_no_leaderboard(store: Store, clock: Turn
             peak_memory_bytes=PEAKS[0],
         )
     )
-    assert len(store.ranked_layouts(run.campaign.id)) == 1
+    assert len(store.leaderboard.ranked_layouts(run.campaign.id)) == 1
     with store._db.write() as session:
         session.execute(delete(Campaign).where(Campaign.id == run.campaign.id))
-    assert store.ranked_layouts(run.campaign.id) == []
+    assert store.leaderboard.ranked_layouts(run.campaign.id) == []
     with pytest.raises(CampaignNotFoundError):
-        store.page_of_layouts(run.campaign.id, limit=1)
+        store.leaderboard.page_of_layouts(run.campaign.id, limit=1)

@@ -141,7 +141,7 @@ def test_a_database_that_is_none_is_refused_by_its_name(tmp_path: Path, how: str
     for open_it in (
         lambda: Store.open(DataDir(tmp_path)),
         lambda: migrate.check(f"sqlite:///{path}"),
-        lambda: Store(f"sqlite:///{path}").campaigns(),
+        lambda: Store(f"sqlite:///{path}").campaigns.find(),
     ):
         with pytest.raises(DatabaseUnavailableError, match=r"results\.sqlite3 cannot be used: \w+"):
             open_it()
@@ -251,7 +251,7 @@ def test_an_upgrade_that_is_killed_before_its_commit_changes_nothing_and_is_run_
     migrate.upgrade(database_url)
     assert migrate.check(database_url) == NEXT
     with closing(Store(database_url)) as store:
-        assert [campaign.notes for campaign in store.campaigns()] == ["no notes"]
+        assert [campaign.notes for campaign in store.campaigns.find()] == ["no notes"]
 
 
 @pytest.mark.slow

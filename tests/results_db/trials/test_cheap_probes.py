@@ -52,17 +52,17 @@ class Bench:
                 "space": {"global_batch_size": 64, "tp": [1, 2], "precision": "fp32"},
             }
         )
-        created = store.create_campaign(spec.to_mapping(), num_legal_layouts=9)
+        created = store.campaigns.create(spec.to_mapping(), num_legal_layouts=9)
         worker = make_worker(store, cluster="box", num_nodes=2, devices_per_node=DEVICES)
         return cls(store=store, spec=spec, campaign=created.id, worker=worker.id)
 
     def add(self, layout: Layout = WHOLE, fidelity: Fidelity | None = None) -> TrialRecord:
-        return self.store.add_trial(self.campaign, layout, fidelity=fidelity)
+        return self.store.trials.add(self.campaign, layout, fidelity=fidelity)
 
     def run(self, outcome: Outcome | None = None) -> TrialRecord:
         lease = lease_one(self.store, self.worker)
-        self.store.post_outcome(lease.trial_id, 1, outcome or self.completed(lease))
-        return self.store.trial(lease.trial_id)
+        self.store.outcomes.post(lease.trial_id, 1, outcome or self.completed(lease))
+        return self.store.trials.get(lease.trial_id)
 
     def probe(
         self, layout: Layout = WHOLE, fidelity: Fidelity | None = None, **changes: Any
@@ -90,10 +90,10 @@ def test_a_cheap_probe_is_leased_as_the_part_that_runs_and_stands_for_its_layout
 ) -> None:
     added = bench.add(fidelity=SMALLEST)
     part = Layout(num_microbatches=8)
-    assert added == bench.store.trial(added.id)
+    assert added == bench.store.trials.get(added.id)
     assert (added.layout, added.full_layout, added.num_layers) == (part, WHOLE, 2)
     assert added.layout_key == f"{WHOLE.key}~mb8-dp1-l2"
-    (size,) = bench.store.open_trial_sizes(bench.campaign)
+    (size,) = bench.store.trials.open_sizes(bench.campaign)
     assert (size.num_nodes, size.num_devices) == (1, 1)
     lease = lease_one(bench.store, bench.worker)
     assert (lease.layout, lease.num_layers) == (part, 2)
@@ -116,15 +116,15 @@ def test_a_layout_has_one_trial_of_each_fidelity(bench: Bench) -> None:
 def test_a_cheap_probe_is_repeated_and_queued_again_as_it_was(bench: Bench) -> None:
     bench.add(fidelity=SMALLEST)
     first = bench.run(failed("crashed"))
-    again = bench.store.requeue_trial(first.id)
+    again = bench.store.trials.requeue(first.id)
     with pytest.raises(TrialStateError, match="is of the same layout"):
-        bench.store.requeue_trial(first.id)
-    third = bench.store.repeat_trial(bench.run().id)
+        bench.store.trials.requeue(first.id)
+    third = bench.store.trials.repeat(bench.run().id)
     for each, index in ((again, 1), (third, 2)):
         assert each.layout_key == first.layout_key
         assert (each.layout, each.full_layout) == (first.layout, first.full_layout)
         assert (each.num_layers, each.repeat_index) == (2, index)
-    assert bench.store.count_repeats(bench.campaign) == {first.layout_key: 2}
+    assert bench.store.trials.count_repeats(bench.campaign) == {first.layout_key: 2}
 
 
 def test_a_cheap_probe_is_not_ranked_and_has_no_place_beside_whole_layouts(
@@ -133,21 +133,21 @@ def test_a_cheap_probe_is_not_ranked_and_has_no_place_beside_whole_layouts(
     store, objective = bench.store, bench.spec.objective
     cheap = bench.probe(fidelity=FEWER, tokens_per_s=9000.0)
     assert cheap.state == "COMPLETED"
-    store.repeat_trial(cheap.id)
+    store.trials.repeat(cheap.id)
     bench.run(bench.completed(cheap, tokens_per_s=9500.0))
-    assert store.ranked_layouts(bench.campaign, objective) == []
-    assert store.winner(bench.campaign, objective) is None
-    assert store.values_to_beat([bench.campaign]) == {}
+    assert store.leaderboard.ranked_layouts(bench.campaign, objective) == []
+    assert store.leaderboard.winner(bench.campaign, objective) is None
+    assert store.leaderboard.values_to_beat([bench.campaign]) == {}
     whole = bench.probe(tokens_per_s=1000.0)
-    (first,) = store.ranked_layouts(bench.campaign, objective)
+    (first,) = store.leaderboard.ranked_layouts(bench.campaign, objective)
     assert first.trial == whole
-    assert store.rank_of(bench.campaign, cheap.id) is None
-    points = store.plot_points(bench.campaign)
+    assert store.leaderboard.rank_of(bench.campaign, cheap.id) is None
+    points = store.plot_data.points(bench.campaign)
     assert ([point.trial_id for point in points.points], points.num_unranked) == ([whole.id], 0)
-    history = store.best_so_far(bench.campaign)
+    history = store.history.best_so_far(bench.campaign)
     assert [(point.trial_id, point.best) for point in history.points] == [(whole.id, 1000.0)]
     assert history.num_ended == 1
-    assert store.ended_probes(bench.campaign, cheap=False) == ProbeCount(
+    assert store.trials.ended_probes(bench.campaign, cheap=False) == ProbeCount(
         number=1, node_seconds=whole.node_seconds
     )
     assert check_database(database_url).findings == ()
@@ -172,10 +172,10 @@ def test_two_cheap_probes_with_other_losses_are_both_measured_again(bench: Bench
     other = Layout(tp=2, num_microbatches=64)
     second = bench.probe(other, Fidelity(num_microbatches=8, dp=1, num_layers=2), **losses(0.5))
     assert second.reason == "diverged"
-    assert bench.store.trials_in_doubt(bench.campaign) == [first.id, second.id]
+    assert bench.store.trials.in_doubt(bench.campaign) == [first.id, second.id]
     for trial in (first, second):
-        bench.store.repeat_trial(trial.id)
-    assert bench.store.trials_in_doubt(bench.campaign) == []
+        bench.store.trials.repeat(trial.id)
+    assert bench.store.trials.in_doubt(bench.campaign) == []
 
 
 @pytest.mark.sqlite_is_enough
@@ -187,10 +187,10 @@ def test_a_later_campaign_learns_of_the_model_and_the_layout_that_ran(
     bench.probe(fidelity=SMALLEST)
     bench.probe()
     clock.forward(1)
-    store.end_campaign(bench.campaign, "COMPLETED", "budget", "")
+    store.campaigns.end(bench.campaign, "COMPLETED", "budget", "")
     clock.forward(1)
-    later = store.campaign(Bench.of(store, "later").campaign)
-    samples = knowledge_of(store.known_trials(later)).samples
+    later = store.campaigns.get(Bench.of(store, "later").campaign)
+    samples = knowledge_of(store.plans.known_trials(later)).samples
     model = bench.spec.model
     assert [(each.model, each.layout) for each in samples] == [
         (model, FEWER.reduced(WHOLE)),

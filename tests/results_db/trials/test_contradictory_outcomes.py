@@ -363,8 +363,8 @@ class Service:
         spec["model"] = asdict(probe.model)
         spec["probe"]["trainer"] = probe.trainer
         spec["cluster"] |= {"num_nodes": 2, "device_memory_bytes": probe.device_bytes}
-        campaign = self._store.create_campaign(spec, num_legal_layouts=1)
-        self._store.add_trial(campaign.id, probe.layout)
+        campaign = self._store.campaigns.create(spec, num_legal_layouts=1)
+        self._store.trials.add(campaign.id, probe.layout)
         lease = lease_one(self._store, self._worker)
         assert lease.campaign_id == campaign.id
         self._clock.forward(probe.passed_s)
@@ -372,7 +372,7 @@ class Service:
 
     def takes(self, lease: LeaseRecord, probe: Probe) -> bool:
         try:
-            reply = self._store.post_outcome(
+            reply = self._store.outcomes.post(
                 lease.trial_id,
                 lease.attempt,
                 Outcome.from_mapping(probe.outcome),
@@ -384,7 +384,7 @@ class Service:
         return reply.accepted
 
     def forget(self, lease: LeaseRecord) -> None:
-        self._store.cancel_campaign(lease.campaign_id)
+        self._store.campaigns.cancel(lease.campaign_id)
 
 
 @pytest.fixture

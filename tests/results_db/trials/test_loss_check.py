@@ -62,10 +62,10 @@ class Run:
         self.trials: list[int] = []
 
     def add(self, layout: Layout) -> int:
-        earlier = [t for t in self.store.trials(self.campaign) if t.layout == layout]
+        earlier = [t for t in self.store.trials.find(self.campaign) if t.layout == layout]
         if earlier:
-            return self.store.repeat_trial(earlier[0].id).id
-        return self.store.add_trial(self.campaign, layout).id
+            return self.store.trials.repeat(earlier[0].id).id
+        return self.store.trials.add(self.campaign, layout).id
 
     def tell(self, words: str, **changes: object) -> None:
         for layout_name, losses in words.split():
@@ -73,18 +73,18 @@ class Run:
             trial = self.add(layout)
             self.trials.append(trial)
             lease = lease_one(self.store, self.worker)
-            receipt = self.store.post_outcome(
+            receipt = self.store.outcomes.post(
                 lease.trial_id, lease.attempt, trained(layout, losses, **changes)
             )
             assert receipt.accepted
-            assert receipt.state == self.store.trial(trial).state
+            assert receipt.state == self.store.trials.get(trial).state
 
     def trial(self, number: int) -> TrialRecord:
-        return self.store.trial_by_number(self.campaign, number)
+        return self.store.trials.by_number(self.campaign, number)
 
     def off(self) -> list[int]:
         """Numbers of the trials that do not count."""
-        return [t.number for t in self.store.trials(self.campaign) if t.state == "FAILED"]
+        return [t.number for t in self.store.trials.find(self.campaign) if t.state == "FAILED"]
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_loss_that_is_off_those_of_several_layouts_fails_as_diverged(run: Run)
         "which is what fp32 allows there; several layouts agree with trial 1"
     )
     assert [run.trial(number).state for number in (1, 2)] == ["COMPLETED", "COMPLETED"]
-    assert run.store.trials_in_doubt(run.campaign) == []
+    assert run.store.trials.in_doubt(run.campaign) == []
 
 
 def test_a_fast_layout_that_is_off_does_not_win_and_its_measurement_is_kept(run: Run) -> None:
@@ -109,8 +109,8 @@ def test_a_fast_layout_that_is_off_does_not_win_and_its_measurement_is_kept(run:
     run.tell("Cy", tokens_per_s=1e6)
     ranked = ranked_trials(run.store, run.campaign, "tokens_per_s")
     assert {trial.number for trial in ranked} == {1, 2}
-    assert run.store.ranked_summary(run.campaign).num_ranked == 2
-    detail = run.store.trial_detail(run.trial(3).id)
+    assert run.store.leaderboard.ranked_summary(run.campaign).num_ranked == 2
+    detail = run.store.trials.detail(run.trial(3).id)
     assert detail.trial.measurement is not None
     assert detail.trial.measurement.tokens_per_s == 1e6
     assert detail.iterations[2].loss == pytest.approx(6.3)
@@ -120,19 +120,19 @@ def test_two_layouts_that_disagree_are_both_to_be_measured_again(run: Run) -> No
     run.tell("Ax By")
     assert run.off() == [2]
     assert "trial 1 was first and stands, and both are to be measured" in run.trial(2).message
-    assert run.store.trials_in_doubt(run.campaign) == [run.trial(1).id, run.trial(2).id]
-    repeat = run.store.repeat_trial(run.trial(1).id)
+    assert run.store.trials.in_doubt(run.campaign) == [run.trial(1).id, run.trial(2).id]
+    repeat = run.store.trials.repeat(run.trial(1).id)
     assert repeat.repeat_of == run.trial(1).id
-    assert run.store.trials_in_doubt(run.campaign) == [run.trial(2).id]
+    assert run.store.trials.in_doubt(run.campaign) == [run.trial(2).id]
 
 
 def test_a_repeat_that_failed_is_not_repeated_for_ever(run: Run) -> None:
     run.tell("Ax By")
-    for trial_id in run.store.trials_in_doubt(run.campaign):
-        run.store.repeat_trial(trial_id)
+    for trial_id in run.store.trials.in_doubt(run.campaign):
+        run.store.trials.repeat(trial_id)
         lease = lease_one(run.store, run.worker)
-        run.store.post_outcome(lease.trial_id, lease.attempt, failed("timeout"))
-    assert run.store.trials_in_doubt(run.campaign) == []
+        run.store.outcomes.post(lease.trial_id, lease.attempt, failed("timeout"))
+    assert run.store.trials.in_doubt(run.campaign) == []
     assert run.trial(1).state == "COMPLETED"
 
 
@@ -177,10 +177,10 @@ def test_the_words_follow_when_a_vote_is_settled(run: Run) -> None:
 
 def test_whoever_reads_endings_in_order_hears_of_a_verdict_that_turned(run: Run) -> None:
     run.tell("Ax By")
-    told = run.store.trials_ended_since(run.campaign, 0)
+    told = run.store.trials.ended_since(run.campaign, 0)
     assert [(t.number, t.state) for t in told] == [(1, "COMPLETED"), (2, "FAILED")]
     run.tell("Cy")
-    news = run.store.trials_ended_since(run.campaign, told[-1].ended_seq or 0)
+    news = run.store.trials.ended_since(run.campaign, told[-1].ended_seq or 0)
     assert [(t.number, t.state) for t in news] == [
         (3, "COMPLETED"),
         (1, "FAILED"),
@@ -194,9 +194,9 @@ def test_precisions_and_batches_are_not_compared_with_each_other(run: Run) -> No
         replace(LAYOUTS["B"], precision="bf16"),
         replace(LAYOUTS["B"], num_microbatches=2),
     ):
-        trial = run.store.add_trial(run.campaign, layout)
+        trial = run.store.trials.add(run.campaign, layout)
         lease_one(run.store, run.worker)
-        assert run.store.post_outcome(trial.id, 1, trained(layout, "z")).state == "COMPLETED"
+        assert run.store.outcomes.post(trial.id, 1, trained(layout, "z")).state == "COMPLETED"
     assert run.off() == []
 
 
@@ -210,14 +210,14 @@ def test_campaigns_are_not_compared_with_each_other(store: Store) -> None:
 def test_an_outcome_that_is_posted_again_is_answered_as_the_first_time(run: Run) -> None:
     run.tell("Ax Bx")
     layout = LAYOUTS["C"]
-    trial = run.store.add_trial(run.campaign, layout)
+    trial = run.store.trials.add(run.campaign, layout)
     lease_one(run.store, run.worker)
-    first = run.store.post_outcome(trial.id, 1, trained(layout, "y"))
+    first = run.store.outcomes.post(trial.id, 1, trained(layout, "y"))
     assert (first.accepted, first.state) == (True, "FAILED")
-    before = run.store.trials(run.campaign)
-    assert run.store.post_outcome(trial.id, 1, trained(layout, "y")) == first
-    assert not run.store.post_outcome(trial.id, 1, failed("diverged")).accepted
-    assert run.store.trials(run.campaign) == before
+    before = run.store.trials.find(run.campaign)
+    assert run.store.outcomes.post(trial.id, 1, trained(layout, "y")) == first
+    assert not run.store.outcomes.post(trial.id, 1, failed("diverged")).accepted
+    assert run.store.trials.find(run.campaign) == before
 
 
 def test_measurements_that_were_never_compared_are_with_the_next_one(
@@ -246,7 +246,7 @@ def test_outcomes_that_come_at_once_are_judged_as_one(tmp_path: Path) -> None:
         try:
             barrier.wait(10)
             outcome = trained(LAYOUTS[layout_name], losses)
-            assert store.post_outcome(leases[index].trial_id, 1, outcome).accepted
+            assert store.outcomes.post(leases[index].trial_id, 1, outcome).accepted
         except BaseException as error:
             faults.append(error)
             raise
@@ -265,7 +265,7 @@ def assert_one_verdict(store: Store, trials: list[TrialRecord]) -> None:
     """What counts has the same losses, and no layout that has others too."""
     by_losses: dict[str, set[float]] = {}
     for trial in trials:
-        losses = store.trial_detail(trial.id).iterations
+        losses = store.trials.detail(trial.id).iterations
         by_losses.setdefault(trial.layout_key, set()).add(losses[2].loss)
     steady = {key: next(iter(found)) for key, found in by_losses.items() if len(found) == 1}
     counting = [trial for trial in trials if trial.state == "COMPLETED"]
@@ -287,13 +287,13 @@ def test_any_order_of_outcomes_leaves_one_verdict_that_a_restart_does_not_change
         run = Run(store)
         for word in words:
             run.tell(word)
-        trials = store.trials(run.campaign)
+        trials = store.trials.find(run.campaign)
         assert_one_verdict(store, trials)
-        places = [trial.ended_seq for trial in store.trials_ended_since(run.campaign, 0)]
+        places = [trial.ended_seq for trial in store.trials.ended_since(run.campaign, 0)]
         assert len(places) == len(set(places)) == len(trials)
-        doubtful = store.trials_in_doubt(run.campaign)
+        doubtful = store.trials.in_doubt(run.campaign)
         store.close()
         again = Store.open(DataDir(Path(folder)))
-        assert again.trials(run.campaign) == trials
-        assert again.trials_in_doubt(run.campaign) == doubtful
+        assert again.trials.find(run.campaign) == trials
+        assert again.trials.in_doubt(run.campaign) == doubtful
         again.close()

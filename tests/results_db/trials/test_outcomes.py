@@ -43,14 +43,14 @@ def worker_id(store: Store) -> str:
 @pytest.fixture
 def trial_id(store: Store, campaign: int, worker_id: str) -> int:
     """A trial that runs, in its first attempt."""
-    trial = store.add_trial(campaign, Layout())
+    trial = store.trials.add(campaign, Layout())
     lease_one(store, worker_id)
     return trial.id
 
 
 def lose_lease(store: Store, clock: TurnableClock) -> None:
     clock.forward(LEASE_S + 1)
-    assert store.expire_leases()
+    assert store.leases.expire()
 
 
 @pytest.mark.sampled(3)
@@ -67,8 +67,8 @@ def lose_lease(store: Store, clock: TurnableClock) -> None:
 def test_a_failure_ends_the_trial_and_keeps_its_reason(
     store: Store, trial_id: int, reason: str, state: str
 ) -> None:
-    assert store.post_outcome(trial_id, 1, failed(reason)).accepted
-    detail = store.trial_detail(trial_id)
+    assert store.outcomes.post(trial_id, 1, failed(reason)).accepted
+    detail = store.trials.detail(trial_id)
     assert (detail.trial.state, detail.trial.reason) == (state, reason)
     assert detail.trial.message == f"rank 1 of 2: {reason}"
     assert detail.trial.node == "node-1"
@@ -79,50 +79,50 @@ def test_a_failure_ends_the_trial_and_keeps_its_reason(
 def test_posting_an_outcome_again_changes_nothing(
     store: Store, campaign: int, trial_id: int
 ) -> None:
-    first = store.post_outcome(trial_id, 1, completed(tokens_per_s=100.0))
-    before = store.trial_detail(trial_id)
-    again = store.post_outcome(trial_id, 1, completed(tokens_per_s=100.0))
+    first = store.outcomes.post(trial_id, 1, completed(tokens_per_s=100.0))
+    before = store.trials.detail(trial_id)
+    again = store.outcomes.post(trial_id, 1, completed(tokens_per_s=100.0))
     assert first == again
     assert again.accepted
-    other = store.post_outcome(trial_id, 1, completed(tokens_per_s=999.0, duration_s=99.0))
+    other = store.outcomes.post(trial_id, 1, completed(tokens_per_s=999.0, duration_s=99.0))
     assert (other.accepted, other.reason) == (
         False,
         "the attempt has reported another outcome, which stays",
     )
-    assert store.trial_detail(trial_id) == before
-    assert store.campaign(campaign).node_seconds == pytest.approx(15.36)
+    assert store.trials.detail(trial_id) == before
+    assert store.campaigns.get(campaign).node_seconds == pytest.approx(15.36)
 
 
 @pytest.mark.parametrize("first", ["node_lost", "cancelled", "crashed"])
 def test_an_attempt_that_says_something_else_afterwards_is_not_told_that_it_was_taken(
     store: Store, worker_id: str, trial_id: int, first: str
 ) -> None:
-    before = store.post_outcome(trial_id, 1, failed(first))
-    contradiction = store.post_outcome(trial_id, 1, completed())
+    before = store.outcomes.post(trial_id, 1, failed(first))
+    contradiction = store.outcomes.post(trial_id, 1, completed())
     assert (contradiction.accepted, contradiction.state) == (False, before.state)
-    assert store.trial(trial_id).measurement is None
-    assert store.post_outcome(trial_id, 1, failed(first)) == before
+    assert store.trials.get(trial_id).measurement is None
+    assert store.outcomes.post(trial_id, 1, failed(first)) == before
 
 
 def test_an_attempt_is_not_credited_with_the_measurement_of_another(
     store: Store, clock: TurnableClock, worker_id: str, trial_id: int
 ) -> None:
-    store.post_outcome(trial_id, 1, failed("node_lost"))
+    store.outcomes.post(trial_id, 1, failed("node_lost"))
     clock.forward(1)
     lease_one(store, worker_id)
-    assert store.post_outcome(trial_id, 2, completed()).accepted
-    assert not store.post_outcome(trial_id, 1, completed()).accepted
-    assert store.post_outcome(trial_id, 2, completed()).accepted
+    assert store.outcomes.post(trial_id, 2, completed()).accepted
+    assert not store.outcomes.post(trial_id, 1, completed()).accepted
+    assert store.outcomes.post(trial_id, 2, completed()).accepted
 
 
 def test_a_late_measurement_of_a_waiting_trial_is_taken(
     store: Store, clock: TurnableClock, worker_id: str, trial_id: int
 ) -> None:
     lose_lease(store, clock)
-    receipt = store.post_outcome(trial_id, 1, completed())
+    receipt = store.outcomes.post(trial_id, 1, completed())
     assert (receipt.accepted, receipt.state) == (True, "COMPLETED")
-    assert store.trial(trial_id).lost_attempts == 0
-    assert store.lease(worker_id, 1) == []
+    assert store.trials.get(trial_id).lost_attempts == 0
+    assert store.leases.lease(worker_id, 1) == []
 
 
 def test_a_late_measurement_stops_the_attempt_that_runs_now(
@@ -131,61 +131,61 @@ def test_a_late_measurement_stops_the_attempt_that_runs_now(
     lose_lease(store, clock)
     other = make_worker(store, "w2")
     assert lease_one(store, other.id).attempt == 2
-    assert store.post_outcome(trial_id, 1, completed(tokens_per_s=100.0)).accepted
+    assert store.outcomes.post(trial_id, 1, completed(tokens_per_s=100.0)).accepted
     beat = BeatBody(trial_id=trial_id, attempt=2, iterations_done=1)
-    assert store.heartbeat(other.id, [beat]).stop == (trial_id,)
-    too_late = store.post_outcome(trial_id, 2, completed(tokens_per_s=999.0))
+    assert store.leases.heartbeat(other.id, [beat]).stop == (trial_id,)
+    too_late = store.outcomes.post(trial_id, 2, completed(tokens_per_s=999.0))
     assert (too_late.accepted, too_late.state) == (False, "COMPLETED")
-    detail = store.trial_detail(trial_id)
+    detail = store.trials.detail(trial_id)
     assert detail.trial.measurement is not None
     assert detail.trial.measurement.tokens_per_s == 100.0
     assert [a.ending for a in detail.attempts] == ["reported", "superseded"]
-    assert store.post_outcome(trial_id, 2, completed()) == too_late
+    assert store.outcomes.post(trial_id, 2, completed()) == too_late
 
 
 def test_what_a_late_attempt_really_cost_replaces_what_was_guessed(
     store: Store, clock: TurnableClock, campaign: int, trial_id: int
 ) -> None:
     lose_lease(store, clock)
-    assert store.campaign(campaign).node_seconds == pytest.approx(0)
-    store.post_outcome(trial_id, 1, completed(duration_s=30))
-    assert store.trial(trial_id).node_seconds == pytest.approx(30)
-    assert store.campaign(campaign).node_seconds == pytest.approx(30)
+    assert store.campaigns.get(campaign).node_seconds == pytest.approx(0)
+    store.outcomes.post(trial_id, 1, completed(duration_s=30))
+    assert store.trials.get(trial_id).node_seconds == pytest.approx(30)
+    assert store.campaigns.get(campaign).node_seconds == pytest.approx(30)
 
 
 def test_an_outcome_after_the_trial_has_ended_is_not_taken_but_paid_for(
     store: Store, clock: TurnableClock, campaign: int, trial_id: int
 ) -> None:
     lose_lease(store, clock)
-    store.cancel_campaign(campaign)
-    receipt = store.post_outcome(trial_id, 1, completed(duration_s=7))
+    store.campaigns.cancel(campaign)
+    receipt = store.outcomes.post(trial_id, 1, completed(duration_s=7))
     assert (receipt.accepted, receipt.state) == (False, "CANCELLED")
-    assert store.trial(trial_id).measurement is None
-    assert store.campaign(campaign).node_seconds == pytest.approx(7)
+    assert store.trials.get(trial_id).measurement is None
+    assert store.campaigns.get(campaign).node_seconds == pytest.approx(7)
 
 
 def test_a_lost_node_costs_an_attempt_and_teaches_nothing(
     store: Store, campaign: int, worker_id: str, trial_id: int
 ) -> None:
-    receipt = store.post_outcome(trial_id, 1, failed("node_lost"))
+    receipt = store.outcomes.post(trial_id, 1, failed("node_lost"))
     assert (receipt.accepted, receipt.state) == (True, "PENDING")
-    assert store.trial(trial_id).lost_attempts == 1
+    assert store.trials.get(trial_id).lost_attempts == 1
     for attempt in (2, 3):
         assert lease_one(store, worker_id).attempt == attempt
-        receipt = store.post_outcome(trial_id, attempt, failed("node_lost"))
+        receipt = store.outcomes.post(trial_id, attempt, failed("node_lost"))
     assert receipt.state == "FAILED"
-    ended = store.trial_detail(trial_id)
+    ended = store.trials.detail(trial_id)
     assert (ended.trial.reason, ended.trial.node) == ("node_lost", "node-1")
     assert ended.log_tail == "Traceback ..."
-    assert len(store.trials_ended_since(campaign, 0)) == 1
+    assert len(store.trials.ended_since(campaign, 0)) == 1
 
 
 def test_a_worker_that_stops_a_trial_nobody_cancelled_puts_it_back(
     store: Store, worker_id: str, trial_id: int
 ) -> None:
-    receipt = store.post_outcome(trial_id, 1, failed("cancelled"))
+    receipt = store.outcomes.post(trial_id, 1, failed("cancelled"))
     assert (receipt.accepted, receipt.state) == (True, "PENDING")
-    assert store.trial(trial_id).lost_attempts == 0
+    assert store.trials.get(trial_id).lost_attempts == 0
     assert lease_one(store, worker_id).attempt == 2
 
 
@@ -197,33 +197,33 @@ def test_stopping_an_attempt_that_was_superseded_does_not_touch_the_trial(
     lease_one(store, other.id)
     for reason in ("cancelled", "node_lost"):
         for _ in range(2):
-            receipt = store.post_outcome(trial_id, 1, failed(reason))
+            receipt = store.outcomes.post(trial_id, 1, failed(reason))
             assert (receipt.accepted, receipt.state) == (False, "RUNNING")
-    running = store.trial(trial_id)
+    running = store.trials.get(trial_id)
     assert (running.worker_id, running.attempt, running.lost_attempts) == (other.id, 2, 1)
 
 
 def test_a_cancelled_campaign_ends_its_running_trial_when_the_worker_has_stopped(
     store: Store, campaign: int, trial_id: int
 ) -> None:
-    store.cancel_campaign(campaign)
-    assert store.post_outcome(trial_id, 1, failed("cancelled")).state == "CANCELLED"
-    assert store.count_open_trials(campaign) == 0
+    store.campaigns.cancel(campaign)
+    assert store.outcomes.post(trial_id, 1, failed("cancelled")).state == "CANCELLED"
+    assert store.trials.count_open(campaign) == 0
 
 
 def test_a_measurement_that_came_before_the_stop_is_kept(
     store: Store, campaign: int, trial_id: int
 ) -> None:
-    store.cancel_campaign(campaign)
-    assert store.post_outcome(trial_id, 1, completed()).state == "COMPLETED"
+    store.campaigns.cancel(campaign)
+    assert store.outcomes.post(trial_id, 1, completed()).state == "COMPLETED"
 
 
 def test_an_attempt_that_never_was_is_refused(store: Store, trial_id: int) -> None:
     with pytest.raises(AttemptNotFoundError, match="no attempt 2; its latest is 1"):
-        store.post_outcome(trial_id, 2, completed())
+        store.outcomes.post(trial_id, 2, completed())
     with pytest.raises(TrialNotFoundError, match="no trial 77"):
-        store.post_outcome(77, 1, completed())
-    assert store.trial(trial_id).state == "RUNNING"
+        store.outcomes.post(77, 1, completed())
+    assert store.trials.get(trial_id).state == "RUNNING"
 
 
 def iteration(index: int = 0, kind: IterationKind = "timed", loss: float = 1.0) -> Iteration:
@@ -262,16 +262,16 @@ def test_a_measurement_that_cannot_be_is_refused_and_nothing_changes(
 ) -> None:
     clock = TurnableClock()
     with closing(Store(database_url, clock=clock)) as store:
-        campaign = store.create_campaign(SPEC.to_mapping(), num_legal_layouts=1).id
-        trial_id = store.add_trial(campaign, Layout()).id
+        campaign = store.campaigns.create(SPEC.to_mapping(), num_legal_layouts=1).id
+        trial_id = store.trials.add(campaign, Layout()).id
         lease_one(store, make_worker(store).id)
         clock.forward(1)
         with pytest.raises(MeasurementInvalidError, match=message):
-            store.post_outcome(trial_id, 1, completed(**changes))
-        assert store.trial(trial_id).state == "RUNNING"
-        assert store.campaign(campaign).node_seconds == 0
-        assert store.post_outcome(trial_id, 1, completed()).accepted
-        assert store.campaign(campaign).node_seconds == 1, "4 s are stated, and 1 s has passed"
+            store.outcomes.post(trial_id, 1, completed(**changes))
+        assert store.trials.get(trial_id).state == "RUNNING"
+        assert store.campaigns.get(campaign).node_seconds == 0
+        assert store.outcomes.post(trial_id, 1, completed()).accepted
+        assert store.campaigns.get(campaign).node_seconds == 1, "4 s are stated, and 1 s has passed"
 
 
 @pytest.mark.parametrize(

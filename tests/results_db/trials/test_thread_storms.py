@@ -79,8 +79,8 @@ class Thread:
             (3, self.steer),
             (1, self.cancel_pending),
             (3, self.tell_status),
-            (2, self.store.share_idle_time),
-            (2, self.store.move_clocks),
+            (2, self.store.allocations.share_idle_time),
+            (2, self.store.driver.move_clocks),
             (2, self.cancel_trial),
             (2, self.queue_again),
             (1, self.replace_campaign),
@@ -103,13 +103,15 @@ class Thread:
 
     def propose(self) -> None:
         layout = Layout(micro_batch_size=self.dice.randint(1, 24))
-        self.store.add_trial(self.campaign(), layout)
+        self.store.trials.add(self.campaign(), layout)
 
     def repeat(self) -> None:
-        self.store.repeat_trial(self.dice.randint(1, MAX_TRIAL))
+        self.store.trials.repeat(self.dice.randint(1, MAX_TRIAL))
 
     def lease(self) -> None:
-        self.storm.leases += self.store.lease(self.session, self.dice.randint(1, 4), lease_s=0.05)
+        self.storm.leases += self.store.leases.lease(
+            self.session, self.dice.randint(1, 4), lease_s=0.05
+        )
 
     def beat(self) -> None:
         held = [lease for lease in [self.a_lease() for _ in range(4)] if lease is not None]
@@ -119,7 +121,7 @@ class Thread:
             )
             for lease in held
         }
-        self.store.heartbeat(self.session, list(beats.values()), lease_s=0.05)
+        self.store.leases.heartbeat(self.session, list(beats.values()), lease_s=0.05)
 
     def complete(self) -> None:
         if (held := self.a_lease()) is not None:
@@ -129,46 +131,46 @@ class Thread:
     def _post(self, held: LeaseRecord, rate: float) -> None:
         # Kept twice by nobody: of a repeated report the first counts.
         outcome = completed(held.layout, tokens_per_s=rate)
-        receipt = self.store.post_outcome(held.trial_id, held.attempt, outcome)
+        receipt = self.store.outcomes.post(held.trial_id, held.attempt, outcome)
         if receipt.accepted:
             self.storm.accepted.append((held.trial_id, rate))
 
     def fail(self) -> None:
         if (held := self.a_lease()) is not None:
             outcome = failed(self.dice.choice(REASONS))
-            self.store.post_outcome(held.trial_id, held.attempt, outcome)
+            self.store.outcomes.post(held.trial_id, held.attempt, outcome)
 
     def register(self) -> None:
         self.session = make_worker(self.store, self.name).id
 
     def drain(self) -> None:
-        self.store.drain_worker(self.session)
+        self.store.workers.drain(self.session)
 
     def sweep(self) -> None:
-        self.store.expire_leases()
+        self.store.leases.expire()
         if self.dice.random() < 0.2:
-            self.store.extend_leases(lease_s=0.05)
+            self.store.leases.extend(lease_s=0.05)
 
     def steer(self) -> None:
-        action = self.dice.choice([self.store.pause_campaign, self.store.resume_campaign])
+        action = self.dice.choice([self.store.campaigns.pause, self.store.campaigns.resume])
         action(self.campaign())
 
     def cancel_trial(self) -> None:
-        self.store.cancel_trial(self.dice.randint(1, MAX_TRIAL))
+        self.store.trials.cancel(self.dice.randint(1, MAX_TRIAL))
 
     def queue_again(self) -> None:
-        again = self.dice.choice([self.store.requeue_trial, self.store.measure_again])
+        again = self.dice.choice([self.store.trials.requeue, self.store.trials.measure_again])
         again(self.dice.randint(1, MAX_TRIAL))
 
     def replace_campaign(self) -> None:
         """Cancels and deletes the last; another takes its place."""
         gone = self.storm.campaigns[-1]
-        self.store.cancel_campaign(gone)
-        self.store.delete_campaign(gone)
+        self.store.campaigns.cancel(gone)
+        self.store.campaigns.delete(gone)
         self.storm.campaigns[-1] = make_campaign(self.store, f"{self.name}-{uuid.uuid4().hex}")
 
     def cancel_pending(self) -> None:
-        self.store.cancel_pending(self.campaign(), "time is up")
+        self.store.campaigns.cancel_pending(self.campaign(), "time is up")
 
     def tell_status(self) -> None:
         nodes = [
@@ -178,13 +180,13 @@ class Thread:
             for n in range(3)
         ]
         status = StatusBody(idle_node_s=self.dice.uniform(0, 99), nodes=nodes)
-        self.store.heartbeat(self.session, [], status=status)
+        self.store.leases.heartbeat(self.session, [], status=status)
 
     def read(self) -> None:
         campaign = self.campaign()
-        for trial in self.store.trials(campaign)[-5:]:
-            self.store.trial_detail(trial.id)
-        self.store.ranked_layouts(campaign, "tokens_per_s")
+        for trial in self.store.trials.find(campaign)[-5:]:
+            self.store.trials.detail(trial.id)
+        self.store.leaderboard.ranked_layouts(campaign, "tokens_per_s")
 
 
 @pytest.fixture
@@ -214,11 +216,11 @@ def test_threads_that_do_anything_at_once_never_deadlock_and_leave_a_legal_histo
     measured = {
         trial.id: trial.measurement.tokens_per_s
         for campaign in storm.campaigns
-        for trial in store.trials(campaign)
+        for trial in store.trials.find(campaign)
         if trial.measurement is not None
     }
     assert measured, "nothing was ever measured: the storm did nothing"
     assert set(measured.items()) <= set(storm.accepted), "nothing else is there"
-    there = {trial.id for c in storm.campaigns for trial in store.trials(c)}
+    there = {trial.id for c in storm.campaigns for trial in store.trials.find(c)}
     accepted = {trial for trial, _ in storm.accepted}
     assert accepted & there == set(measured), "what was accepted is there, unless it was deleted"

@@ -27,11 +27,11 @@ OBJECTIVE = "tokens_per_s_per_device"
 
 def campaign_of(store: Store, trainer: str, name: str = "theirs", **changes: Any) -> int:
     spec = make_spec(name, probe={"trainer": trainer, "parameters": {}}) | changes
-    return store.create_campaign(spec, num_legal_layouts=100).id
+    return store.campaigns.create(spec, num_legal_layouts=100).id
 
 
 def worker_with(store: Store, name: str = "w1", **trainers: str) -> str:
-    return store.register_worker(
+    return store.workers.register(
         WorkerCreate(
             name=name,
             host="node-1",
@@ -45,31 +45,31 @@ def worker_with(store: Store, name: str = "w1", **trainers: str) -> str:
 
 
 def run(store: Store, campaign: int, worker: str, layout: Layout, **figures: Any) -> int:
-    trial = store.add_trial(campaign, layout)
+    trial = store.trials.add(campaign, layout)
     assert lease_one(store, worker).trial_id == trial.id
     values = {"trainer": "theirs", "trainer_version": "1.2", **figures}
-    store.post_outcome(trial.id, 1, completed(layout, **values))
+    store.outcomes.post(trial.id, 1, completed(layout, **values))
     return trial.id
 
 
 def test_a_worker_gets_only_trials_of_trainers_that_it_lists(store: Store) -> None:
     campaign = campaign_of(store, "theirs")
-    trial = store.add_trial(campaign, TP1)
+    trial = store.trials.add(campaign, TP1)
     plain, other = make_worker(store, "plain").id, worker_with(store, "other", another="1")
-    assert store.lease(plain, 1) == store.lease(other, 1) == []
+    assert store.leases.lease(plain, 1) == store.leases.lease(other, 1) == []
     assert lease_one(store, worker_with(store, "right", theirs="1.2")).trial_id == trial.id
 
 
 def test_a_worker_with_trainers_still_runs_the_embedded_one(store: Store) -> None:
-    campaign = store.create_campaign(make_spec("ours"), num_legal_layouts=100).id
-    trial = store.add_trial(campaign, TP1)
+    campaign = store.campaigns.create(make_spec("ours"), num_legal_layouts=100).id
+    trial = store.trials.add(campaign, TP1)
     assert lease_one(store, worker_with(store, theirs="1.2")).trial_id == trial.id
 
 
 def test_a_measurement_carries_trainer_version_and_the_source_of_its_tokens(store: Store) -> None:
     worker = worker_with(store, theirs="1.2")
     trial = run(store, campaign_of(store, "theirs"), worker, TP1, tokens="assumed")
-    kept = store.trial(trial).measurement
+    kept = store.trials.get(trial).measurement
     assert kept is not None
     assert (kept.trainer, kept.trainer_version, kept.tokens) == ("theirs", "1.2", "assumed")
 
@@ -126,7 +126,7 @@ def test_losses_are_compared_only_where_layouts_read_the_same_data(
             iterations=losses(loss, loss, loss),
             losses_comparable=same_data,
         )
-    assert store.trial(trial).state == state
+    assert store.trials.get(trial).state == state
 
 
 def test_campaigns_learn_only_from_the_same_trainer_of_the_same_version(
@@ -140,14 +140,14 @@ def test_campaigns_learn_only_from_the_same_trainer_of_the_same_version(
         worker = worker_with(store, theirs=version)
         run(store, campaign, worker, layout, trainer=trainer, trainer_version=version)
         clock.forward(1)
-        store.end_campaign(campaign, "COMPLETED", "budget", "")
+        store.campaigns.end(campaign, "COMPLETED", "budget", "")
 
     ended("ours", "embedded", "1.2", TP1)
     ended("old", "theirs", "1.1", TP2)
     ended("same", "theirs", "1.2", TP4)
     clock.forward(1)
-    new = store.campaign(campaign_of(store, "theirs", "new", **box))
-    assert [known.layout for known in store.known_trials(new)] == [TP4]
+    new = store.campaigns.get(campaign_of(store, "theirs", "new", **box))
+    assert [known.layout for known in store.plans.known_trials(new)] == [TP4]
 
 
 def test_a_campaign_cannot_start_from_one_of_another_trainer(store: Store) -> None:

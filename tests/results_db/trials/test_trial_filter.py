@@ -38,7 +38,7 @@ def two(store: Store) -> Store:
     campaign = make_campaign(store)
     worker = make_worker(store, num_nodes=2, devices_per_node=8)
     for layout, tokens_per_s in ((Layout(), 100.0), (ODD_ONE, 300.0)):
-        store.add_trial(campaign, layout)
+        store.trials.add(campaign, layout)
         lease = lease_one(store, worker.id)
         factor = tokens_per_s / 1000
         outcome = completed(
@@ -47,7 +47,7 @@ def two(store: Store) -> Store:
             mfu=factor,
             peak_memory_bytes=int(tokens_per_s),
         )
-        store.post_outcome(lease.trial_id, lease.attempt, outcome)
+        store.outcomes.post(lease.trial_id, lease.attempt, outcome)
     return store
 
 
@@ -76,7 +76,7 @@ def test_each_knob_holds_trials_to_its_values(two: Store, knob: str) -> None:
 def test_each_metric_has_a_least_and_a_most_that_include_their_ends(
     two: Store, metric: str
 ) -> None:
-    first, second = (two.trial(id_) for id_ in (1, 2))
+    first, second = (two.trials.get(id_) for id_ in (1, 2))
     values = []
     for trial in (first, second):
         assert trial.measurement is not None
@@ -94,12 +94,12 @@ def test_each_metric_has_a_least_and_a_most_that_include_their_ends(
 
 
 def test_states_reasons_and_nodes_are_filtered_by(two: Store) -> None:
-    campaign = two.campaign_by_name("first").id
+    campaign = two.campaigns.by_name("first").id
     worker = make_worker(two, "w2")
-    two.add_trial(campaign, Layout(tp=4))
+    two.trials.add(campaign, Layout(tp=4))
     lease = lease_one(two, worker.id)
-    two.post_outcome(lease.trial_id, lease.attempt, failed("crashed"))
-    two.add_trial(campaign, Layout(tp=8))
+    two.outcomes.post(lease.trial_id, lease.attempt, failed("crashed"))
+    two.trials.add(campaign, Layout(tp=8))
     assert found(two, states=("FAILED", "PENDING")) == [3, 4]
     assert found(two, reasons=("crashed",)) == [3]
     assert found(two, nodes=("node-1",)) == [3]
@@ -113,7 +113,7 @@ def test_all_that_is_stated_must_hold(two: Store) -> None:
 
 
 def test_a_bound_leaves_out_what_was_not_measured(two: Store) -> None:
-    two.add_trial(two.campaign_by_name("first").id, Layout(tp=8))
+    two.trials.add(two.campaigns.by_name("first").id, Layout(tp=8))
     assert found(two, min_tokens_per_s=0.0) == [1, 2]
     assert TrialFilter(min_mfu=0.0).needs_measurement
     assert not TrialFilter(tp=(1,)).needs_measurement

@@ -34,7 +34,7 @@ def run(store: Store, worker_id: str, layout: Layout, tokens_per_s: float) -> in
     shares = {"mfu": tokens_per_s / 1000}
     memory = {"peak_memory_bytes": int(1e9 - tokens_per_s)}
     outcome = completed(layout, tokens_per_s=tokens_per_s, **shares, **memory)
-    store.post_outcome(lease.trial_id, lease.attempt, outcome)
+    store.outcomes.post(lease.trial_id, lease.attempt, outcome)
     return lease.trial_id
 
 
@@ -44,12 +44,12 @@ def campaign(store: Store) -> int:
     campaign = make_campaign(store)
     worker = make_worker(store, num_nodes=2)
     for layout, tokens_per_s in zip(LAYOUTS, TOKENS_PER_S, strict=False):
-        store.add_trial(campaign, layout)
+        store.trials.add(campaign, layout)
         run(store, worker.id, layout, tokens_per_s)
-    store.add_trial(campaign, LAYOUTS[4])
+    store.trials.add(campaign, LAYOUTS[4])
     lease = lease_one(store, worker.id)
-    store.post_outcome(lease.trial_id, lease.attempt, failed("crashed"))
-    store.add_trial(campaign, LAYOUTS[5])
+    store.outcomes.post(lease.trial_id, lease.attempt, failed("crashed"))
+    store.trials.add(campaign, LAYOUTS[5])
     return campaign
 
 
@@ -63,7 +63,7 @@ def pages(
     after: PageEnd | None = None,
 ) -> Iterator[tuple[TrialRecord, ...]]:
     while True:
-        page = store.trial_page(
+        page = store.trial_pages.page(
             campaign, wanted=wanted or TrialFilter(), order=order, after=after, limit=limit
         )
         yield page.trials
@@ -108,7 +108,7 @@ def in_order(trials: list[TrialRecord], order: TrialOrder) -> list[int]:
 def test_every_key_sorts_both_ways_with_ties_by_age_and_the_valueless_last(
     store: Store, campaign: int, key: SortKey
 ) -> None:
-    trials = store.trials(campaign)
+    trials = store.trials.find(campaign)
     for descending in (False, True):
         order = TrialOrder(key=key, descending=descending)
         right = in_order(trials, order)
@@ -122,13 +122,15 @@ def test_every_key_sorts_both_ways_with_ties_by_age_and_the_valueless_last(
 def test_pages_are_the_same_backwards(store: Store, campaign: int, key: SortKey) -> None:
     for descending, limit in product((False, True), (1, 2, 4)):
         order = TrialOrder(key=key, descending=descending)
-        forward = [store.trial_page(campaign, order=order, limit=limit)]
+        forward = [store.trial_pages.page(campaign, order=order, limit=limit)]
         while (end := forward[-1].end) is not None:
-            forward.append(store.trial_page(campaign, order=order, limit=limit, after=end))
+            forward.append(store.trial_pages.page(campaign, order=order, limit=limit, after=end))
         # What ends meanwhile changes no page of this list.
         backward = [forward[-1]]
         while (start := backward[-1].start) is not None:
-            backward.append(store.trial_page(campaign, order=order, limit=limit, before=start))
+            backward.append(
+                store.trial_pages.page(campaign, order=order, limit=limit, before=start)
+            )
         assert len(backward) == len(forward) == -(-6 // limit)
         for there, back in zip(forward[-2::-1], backward[1:], strict=True):
             assert [each.number for each in back.trials] == [each.number for each in there.trials]
@@ -139,14 +141,14 @@ def test_pages_are_the_same_backwards(store: Store, campaign: int, key: SortKey)
 def test_a_page_before_another_is_of_the_same_moment(store: Store, campaign: int) -> None:
     """A trial that ends between two pages stays where the list of the first page had it."""
     by_rate = TrialOrder(key="tokens_per_s", descending=True)
-    first = store.trial_page(campaign, order=by_rate, limit=2)
-    second = store.trial_page(campaign, order=by_rate, limit=2, after=first.end)
-    run(store, store.workers()[0].id, LAYOUTS[5], tokens_per_s=900.0)
-    last = store.trial_page(campaign, order=by_rate, limit=2, after=second.end)
+    first = store.trial_pages.page(campaign, order=by_rate, limit=2)
+    second = store.trial_pages.page(campaign, order=by_rate, limit=2, after=first.end)
+    run(store, store.workers.find()[0].id, LAYOUTS[5], tokens_per_s=900.0)
+    last = store.trial_pages.page(campaign, order=by_rate, limit=2, after=second.end)
     assert [trial.number for trial in last.trials] == [5, 6]
-    again = store.trial_page(campaign, order=by_rate, limit=2, before=last.start)
+    again = store.trial_pages.page(campaign, order=by_rate, limit=2, before=last.start)
     assert [trial.number for trial in again.trials] == [2, 4]
-    again = store.trial_page(campaign, order=by_rate, limit=2, before=again.start)
+    again = store.trial_pages.page(campaign, order=by_rate, limit=2, before=again.start)
     assert [trial.number for trial in again.trials] == [1, 3]
     assert again.start is None
 
@@ -155,15 +157,15 @@ def test_trials_of_a_list_are_counted_up_to_a_bound(
     store: Store, campaign: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast = TrialFilter(min_tokens_per_s=150.0)
-    assert store.count_listed_trials(campaign) == (6, True)
-    assert store.count_listed_trials(campaign, wanted=fast) == (2, True)
-    assert store.count_listed_trials(campaign, wanted=TrialFilter(states=("PENDING",))) == (1, True)
-    assert store.count_listed_trials(campaign + 1) == (0, True)
-    run(store, store.workers()[0].id, LAYOUTS[5], tokens_per_s=900.0)
-    assert store.count_listed_trials(campaign, wanted=fast) == (3, True)
+    assert store.trial_pages.count(campaign) == (6, True)
+    assert store.trial_pages.count(campaign, wanted=fast) == (2, True)
+    assert store.trial_pages.count(campaign, wanted=TrialFilter(states=("PENDING",))) == (1, True)
+    assert store.trial_pages.count(campaign + 1) == (0, True)
+    run(store, store.workers.find()[0].id, LAYOUTS[5], tokens_per_s=900.0)
+    assert store.trial_pages.count(campaign, wanted=fast) == (3, True)
     for bound, expected in ((7, (6, True)), (6, (6, True)), (5, (5, False))):
         monkeypatch.setattr(pages_module, "MAX_COUNTED", bound)
-        assert store.count_listed_trials(campaign) == expected
+        assert store.trial_pages.count(campaign) == expected
 
 
 def test_a_page_has_no_next_when_nothing_is_left(store: Store, campaign: int) -> None:
@@ -172,8 +174,8 @@ def test_a_page_has_no_next_when_nothing_is_left(store: Store, campaign: int) ->
     assert [len(page) for page in pages(store, campaign, 4, order=by_rate)] == [4, 2]
     assert [len(page) for page in pages(store, campaign, 4, order=TrialOrder())] == [4, 2]
     nobody = TrialFilter(tp=(64,))
-    assert store.trial_page(campaign, wanted=nobody, limit=4).end is None
-    assert store.trial_page(campaign + 1, limit=4).trials == ()
+    assert store.trial_pages.page(campaign, wanted=nobody, limit=4).end is None
+    assert store.trial_pages.page(campaign + 1, limit=4).trials == ()
 
 
 def test_filters_hold_in_both_parts_of_a_list(store: Store, campaign: int) -> None:
@@ -195,7 +197,7 @@ def test_a_trial_that_ends_between_two_pages_is_not_missed(store: Store, campaig
     reading = pages(store, campaign, 2, order=by_rate)
     first = next(reading)
     assert [trial.number for trial in first] == [1, 3]
-    worker = store.workers()[0]
+    worker = store.workers.find()[0]
     run(store, worker.id, LAYOUTS[5], tokens_per_s=900.0)
     rest = [trial.number for page in reading for trial in page]
     assert rest == [2, 4, 5, 6]
@@ -219,29 +221,29 @@ ADDED = (Layout(tp=4), Layout(tp=8), Layout(pp=4), Layout(pp=8), Layout(dp=4), L
 def test_whatever_happens_between_pages_each_trial_that_was_there_comes_once(
     store: Store, key: SortKey, descending: bool, limit: int, happenings: list[str]
 ) -> None:
-    name = f"c{len(store.campaigns())}"
+    name = f"c{len(store.campaigns.find())}"
     campaign = make_campaign(store, name, cluster=name)
     worker = make_worker(store, name, cluster=name, num_nodes=2)
     for layout, rate in zip(LAYOUTS, (*TOKENS_PER_S, None, None), strict=True):
-        store.add_trial(campaign, layout)
+        store.trials.add(campaign, layout)
         if rate is not None:
             run(store, worker.id, layout, rate)
-    there = {trial.number for trial in store.trials(campaign)}
+    there = {trial.number for trial in store.trials.find(campaign)}
     left, new = iter(happenings), iter(ADDED)
     listed: list[int] = []
     for page in pages(store, campaign, limit, order=TrialOrder(key=key, descending=descending)):
         listed += [trial.number for trial in page]
         happening = next(left, None)
         if happening == "added":
-            store.add_trial(campaign, next(new))
-        elif happening is not None and store.count_open_trials(campaign):
-            (lease,) = store.lease(worker.id, 1)
+            store.trials.add(campaign, next(new))
+        elif happening is not None and store.trials.count_open(campaign):
+            (lease,) = store.leases.lease(worker.id, 1)
             rate = 50.0 * (1 + len(listed))
             outcome = (
                 completed(lease.layout, tokens_per_s=rate)
                 if happening == "measured"
                 else failed("crashed")
             )
-            store.post_outcome(lease.trial_id, lease.attempt, outcome)
+            store.outcomes.post(lease.trial_id, lease.attempt, outcome)
     assert len(listed) == len(set(listed)), "none twice"
     assert there <= set(listed), "none missed"

@@ -47,16 +47,16 @@ ODD = Layout(
 def run_trial(
     store: Store, campaign: int, layout: Layout, worker_id: str, **changes: object
 ) -> int:
-    trial = store.add_trial(campaign, layout)
+    trial = store.trials.add(campaign, layout)
     lease_one(store, worker_id)
-    store.post_outcome(trial.id, 1, completed(layout, **changes))
+    store.outcomes.post(trial.id, 1, completed(layout, **changes))
     return trial.id
 
 
 def test_a_layout_comes_back_as_it_was(store: Store) -> None:
     campaign = make_campaign(store)
-    trial = store.add_trial(campaign, ODD)
-    assert trial.layout == ODD == store.trial(trial.id).layout
+    trial = store.trials.add(campaign, ODD)
+    assert trial.layout == ODD == store.trials.get(trial.id).layout
     assert trial.layout_key == ODD.key
     assert (trial.state, trial.number, trial.attempt) == ("PENDING", 1, 0)
 
@@ -67,38 +67,38 @@ def test_every_knob_has_a_column_of_its_own() -> None:
 
 def test_a_layout_is_tried_once_in_a_campaign(store: Store) -> None:
     first, second = make_campaign(store, "a"), make_campaign(store, "b")
-    store.add_trial(first, ODD)
+    store.trials.add(first, ODD)
     with pytest.raises(TrialDuplicateError, match=ODD.key):
-        store.add_trial(first, ODD)
-    store.add_trial(second, ODD)
+        store.trials.add(first, ODD)
+    store.trials.add(second, ODD)
     # The refused one took no number.
-    assert store.add_trial(first, Layout()).number == 2
+    assert store.trials.add(first, Layout()).number == 2
 
 
 def test_a_trial_needs_a_campaign(store: Store) -> None:
     with pytest.raises(CampaignNotFoundError, match="no campaign 9"):
-        store.add_trial(9, ODD)
+        store.trials.add(9, ODD)
 
 
 def test_a_repeat_is_deliberate_and_says_what_it_repeats(store: Store) -> None:
     campaign, worker = make_campaign(store), make_worker(store)
-    first = store.add_trial(campaign, Layout())
+    first = store.trials.add(campaign, Layout())
     with pytest.raises(TrialStateError, match="PENDING"):
-        store.repeat_trial(first.id)
+        store.trials.repeat(first.id)
     lease_one(store, worker.id)
-    store.post_outcome(first.id, 1, completed())
-    second = store.repeat_trial(first.id)
+    store.outcomes.post(first.id, 1, completed())
+    second = store.trials.repeat(first.id)
     assert (second.repeat_of, second.repeat_index, second.number) == (first.id, 1, 2)
     lease_one(store, worker.id)
-    store.post_outcome(second.id, 1, failed())
-    assert store.repeat_trial(second.id).repeat_index == 2
+    store.outcomes.post(second.id, 1, failed())
+    assert store.trials.repeat(second.id).repeat_index == 2
 
 
 def test_a_completed_trial_keeps_all_that_was_measured(store: Store) -> None:
     campaign, worker = make_campaign(store), make_worker(store, devices_per_node=16)
     layout = Layout(pp=4)
     trial_id = run_trial(store, campaign, layout, worker.id)
-    detail = store.trial_detail(trial_id)
+    detail = store.trials.detail(trial_id)
     expected = make_measurement(layout)
     assert detail.trial.state == "COMPLETED"
     assert detail.trial.measurement is not None
@@ -133,7 +133,7 @@ def test_what_fp16_on_a_gpu_adds_to_a_measurement_is_kept(store: Store) -> None:
         warmup_settled=False,
         peak_reserved_bytes_by_stage=reserved,
     )
-    detail = store.trial_detail(trial_id)
+    detail = store.trials.detail(trial_id)
     kept = detail.trial.measurement
     assert kept is not None
     assert detail.iterations == iterations
@@ -154,24 +154,24 @@ def test_a_measurement_without_a_breakdown_is_kept_without_one(store: Store) -> 
 
 def test_an_unknown_trial_is_named_in_the_error(store: Store) -> None:
     campaign = make_campaign(store)
-    for read in (store.trial, store.trial_detail, store.repeat_trial):
+    for read in (store.trials.get, store.trials.detail, store.trials.repeat):
         with pytest.raises(TrialNotFoundError, match="no trial 5"):
             read(5)
     with pytest.raises(TrialNotFoundError, match="no trial number 5"):
-        store.trial_by_number(campaign, 5)
+        store.trials.by_number(campaign, 5)
 
 
 def test_trials_are_listed_by_number_state_and_page(store: Store) -> None:
     campaign, worker = make_campaign(store), make_worker(store)
     for tp in (1, 2, 4, 8):
-        store.add_trial(campaign, Layout(tp=tp))
+        store.trials.add(campaign, Layout(tp=tp))
     lease = lease_one(store, worker.id)
-    store.post_outcome(lease.trial_id, 1, completed())
-    assert [t.number for t in store.trials(campaign)] == [1, 2, 3, 4]
-    assert [t.number for t in store.trials(campaign, after_number=1, limit=2)] == [2, 3]
-    assert [t.number for t in store.trials(campaign, states=("COMPLETED", "RUNNING"))] == [1]
-    assert store.trial_by_number(campaign, 3).layout.tp == 4
-    assert store.count_trials(campaign) == {
+    store.outcomes.post(lease.trial_id, 1, completed())
+    assert [t.number for t in store.trials.find(campaign)] == [1, 2, 3, 4]
+    assert [t.number for t in store.trials.find(campaign, after_number=1, limit=2)] == [2, 3]
+    assert [t.number for t in store.trials.find(campaign, states=("COMPLETED", "RUNNING"))] == [1]
+    assert store.trials.by_number(campaign, 3).layout.tp == 4
+    assert store.campaigns.count_trials(campaign) == {
         "PENDING": 3,
         "RUNNING": 0,
         "COMPLETED": 1,
@@ -183,15 +183,15 @@ def test_trials_are_listed_by_number_state_and_page(store: Store) -> None:
 
 def test_the_order_of_endings_is_kept_whatever_the_order_of_beginnings(store: Store) -> None:
     campaign, worker = make_campaign(store), make_worker(store)
-    ids = [store.add_trial(campaign, Layout(tp=tp)).id for tp in (1, 2, 4)]
-    store.lease(worker.id, 3)
-    store.post_outcome(ids[2], 1, failed("out_of_memory"))
-    store.post_outcome(ids[0], 1, completed())
-    told = store.trials_ended_since(campaign, 0)
+    ids = [store.trials.add(campaign, Layout(tp=tp)).id for tp in (1, 2, 4)]
+    store.leases.lease(worker.id, 3)
+    store.outcomes.post(ids[2], 1, failed("out_of_memory"))
+    store.outcomes.post(ids[0], 1, completed())
+    told = store.trials.ended_since(campaign, 0)
     assert [(t.id, t.ended_seq) for t in told] == [(ids[2], 1), (ids[0], 2)]
-    store.cancel_campaign(campaign)
-    store.post_outcome(ids[1], 1, failed("cancelled"))
-    assert [t.id for t in store.trials_ended_since(campaign, 2)] == [ids[1]]
+    store.campaigns.cancel(campaign)
+    store.outcomes.post(ids[1], 1, failed("cancelled"))
+    assert [t.id for t in store.trials.ended_since(campaign, 2)] == [ids[1]]
 
 
 def test_the_leaderboard_ranks_by_each_objective_the_best_first(store: Store) -> None:
@@ -207,19 +207,19 @@ def test_the_leaderboard_ranks_by_each_objective_the_best_first(store: Store) ->
     ]
     second = ranked_trials(store, campaign, "tokens_per_s", limit=1, offset=1)
     assert [t.id for t in second] == [tied]
-    assert store.ranked_summary(campaign).num_ranked == 3
+    assert store.leaderboard.ranked_summary(campaign).num_ranked == 3
 
 
 def test_only_completed_trials_that_had_devices_of_their_own_are_ranked(store: Store) -> None:
     campaign, other, worker = make_campaign(store), make_campaign(store, "b"), make_worker(store)
     run_trial(store, campaign, Layout(tp=2), worker.id, oversubscribed=True, tokens_per_s=9e9)
     run_trial(store, other, Layout(), worker.id)
-    broken = store.add_trial(campaign, Layout(tp=4))
+    broken = store.trials.add(campaign, Layout(tp=4))
     lease_one(store, worker.id)
-    store.post_outcome(broken.id, 1, failed())
+    store.outcomes.post(broken.id, 1, failed())
     good = run_trial(store, campaign, Layout(), worker.id)
     assert [t.id for t in ranked_trials(store, campaign, "tokens_per_s")] == [good]
-    assert store.ranked_summary(campaign).num_ranked == 1
+    assert store.leaderboard.ranked_summary(campaign).num_ranked == 1
 
 
 @pytest.mark.sampled(3)
@@ -260,7 +260,7 @@ def test_an_unknown_objective_is_refused_with_the_choices(store: Store) -> None:
     ],
 )
 def test_the_schema_refuses_what_must_never_be(store: Store, impossible: dict[str, object]) -> None:
-    trial = store.add_trial(make_campaign(store), Layout())
+    trial = store.trials.add(make_campaign(store), Layout())
     with pytest.raises(IntegrityError), store._db.write() as session:
         session.execute(update(Trial).where(Trial.id == trial.id).values(**impossible))
     with store._db.read() as session:
@@ -269,16 +269,16 @@ def test_the_schema_refuses_what_must_never_be(store: Store, impossible: dict[st
 
 def test_only_a_layout_that_was_tried_is_called_a_duplicate(store: Store) -> None:
     campaign = make_campaign(store)
-    store.add_trial(campaign, Layout())
+    store.trials.add(campaign, Layout())
     with store._db.write() as session:
         # Damaged: the next number is taken.
         session.execute(update(Campaign).values(last_number=0))
     with pytest.raises(IntegrityError, match=r"trials\.number|uq_trials_campaign_id_number"):
-        store.add_trial(campaign, Layout(tp=2))
+        store.trials.add(campaign, Layout(tp=2))
     with store._db.write() as session:
         session.execute(update(Campaign).values(last_number=1))
     with pytest.raises(TrialDuplicateError):
-        store.add_trial(campaign, Layout())
+        store.trials.add(campaign, Layout())
 
 
 class FromPostgres(Exception):

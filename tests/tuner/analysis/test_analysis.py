@@ -47,7 +47,7 @@ def judge(layout: Layout) -> Outcome:
 def analysed(store: Store, **changes: Any) -> tuple[CampaignRecord, Analysis]:
     campaign = submit(store, make_spec(**changes))
     drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store, judge))
-    analysis = store.analysis(campaign.id)
+    analysis = store.reports.analysis(campaign.id)
     assert analysis is not None
     return campaign, analysis
 
@@ -68,7 +68,7 @@ def test_knobs_that_others_decide_are_not_weighed(store: Store) -> None:
 
 def test_steps_around_the_winner_are_what_was_measured_there(store: Store) -> None:
     campaign, analysis = analysed(store, strategy="exhaustive", budget={})
-    winner = store.trial(analysis.winner_id).layout
+    winner = store.trials.get(analysis.winner_id).layout
     assert (winner.tp, winner.micro_batch_size) == (1, 2)
     steps = {(step.knob, step.direction): step for step in analysis.steps}
     down = steps["micro_batch_size", "down"]
@@ -80,7 +80,7 @@ def test_steps_around_the_winner_are_what_was_measured_there(store: Store) -> No
     assert up.effect == pytest.approx(2**-0.1 - 1)
     assert ("tp", "down") not in steps
     assert ("micro_batch_size", "up") not in steps
-    measured_by = store.trial(down.trial_id or 0)
+    measured_by = store.trials.get(down.trial_id or 0)
     assert measured_by.layout_key == down.layout_key
     assert measured_by.campaign_id == campaign.id
 
@@ -103,21 +103,21 @@ def test_a_step_into_what_failed_as_a_cheap_probe_says_so_until_one_runs(store: 
     campaign, legal = submit(store, spec), spec.legal_set()
     whole, other = sorted(map(legal.layout, range(len(legal))), key=lambda layout: layout.pp)
     (part, *_) = fidelities(other, spec.model, spec.cluster)
-    store.add_trial(campaign.id, whole)
-    failing = store.add_trial(campaign.id, other, fidelity=part)
+    store.trials.add(campaign.id, whole)
+    failing = store.trials.add(campaign.id, other, fidelity=part)
     worker = FakeWorker(store, lambda ran: judge(ran) if ran.pp == 1 else failed("out_of_memory"))
     assert worker.run_one()
     assert worker.run_one()
 
     def step() -> tuple[str, str, int | None]:
-        ranked = store.ranked_layouts(campaign.id, campaign.objective)
-        analysis = analyse(campaign, ranked, store.trials(campaign.id))
+        ranked = store.leaderboard.ranked_layouts(campaign.id, campaign.objective)
+        analysis = analyse(campaign, ranked, store.trials.find(campaign.id))
         assert analysis is not None
         (up,) = (step for step in analysis.steps if step.knob == "pp")
         return up.state, up.source, up.trial_id
 
     assert step() == ("out_of_memory", "measured", failing.id)
-    store.requeue_trial(failing.id)
+    store.trials.requeue(failing.id)
     worker.judge = judge
     assert worker.run_one()
     assert step() == ("completed", "predicted", None), "what ran in part is not measured"
@@ -142,7 +142,9 @@ def test_predictions_follow_what_the_campaign_measured(store: Store) -> None:
     campaign = submit(store, spec)
     worker = FakeWorker(store, tensor_parallelism_is_dear)
     drive_until(lambda: ended(store, campaign), Driver(store).step, worker)
-    step_time_s = calibrated_step_time(spec, store.ranked_layouts(campaign.id, spec.objective))
+    step_time_s = calibrated_step_time(
+        spec, store.leaderboard.ranked_layouts(campaign.id, spec.objective)
+    )
     plain, dear = Layout(dp=2, num_microbatches=8), Layout(tp=2, num_microbatches=16)
 
     def by_priors(layout: Layout) -> float:
@@ -156,8 +158,8 @@ def test_a_campaign_without_a_measurement_has_no_analysis(store: Store) -> None:
     campaign = submit(store, make_spec(budget={"trials": 3}))
     worker = FakeWorker(store, lambda _: failed("crashed"))
     drive_until(lambda: ended(store, campaign), Driver(store).step, worker)
-    assert store.analysis(campaign.id) is None
-    assert store.campaign(campaign.id).state == "COMPLETED"
+    assert store.reports.analysis(campaign.id) is None
+    assert store.campaigns.get(campaign.id).state == "COMPLETED"
 
 
 def test_a_campaign_that_cannot_be_analysed_ends_all_the_same(
@@ -169,7 +171,7 @@ def test_a_campaign_that_cannot_be_analysed_ends_all_the_same(
     monkeypatch.setattr(driver_module, "analyse", breaks)
     campaign = submit(store, make_spec(budget={"trials": 3}))
     drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store, judge))
-    assert store.campaign(campaign.id).state == "COMPLETED"
+    assert store.campaigns.get(campaign.id).state == "COMPLETED"
 
 
 def test_a_campaign_is_analysed_now_and_then_while_it_runs(
@@ -178,9 +180,9 @@ def test_a_campaign_is_analysed_now_and_then_while_it_runs(
     monkeypatch.setattr(driver_module, "ANALYSIS_INTERVAL_S", 0.0)
     campaign = submit(store, make_spec(budget={"trials": 20}))
     driver, worker = Driver(store), FakeWorker(store, judge)
-    drive_until(lambda: store.analysis(campaign.id) is not None, driver.step, worker)
-    assert store.campaign(campaign.id).state == "RUNNING"
-    first = store.analysis(campaign.id)
+    drive_until(lambda: store.reports.analysis(campaign.id) is not None, driver.step, worker)
+    assert store.campaigns.get(campaign.id).state == "RUNNING"
+    first = store.reports.analysis(campaign.id)
     assert first is not None
     assert first.last_ended_seq >= driver_module.ENDINGS_AN_ANALYSIS
 

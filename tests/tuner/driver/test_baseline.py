@@ -40,7 +40,7 @@ def run(store: Store, spec: CampaignSpec, *workers: FakeWorker) -> CampaignRecor
     drive_until(
         lambda: ended(store, campaign), Driver(store).step, *(workers or [FakeWorker(store)])
     )
-    return store.campaign(campaign.id)
+    return store.campaigns.get(campaign.id)
 
 
 @pytest.mark.sampled(3)
@@ -51,7 +51,7 @@ def test_it_is_measured_first_and_counts_in_the_budget(
 ) -> None:
     spec = with_baseline(baseline, strategy=strategy)
     campaign = run(store, spec)
-    trials = store.trials(campaign.id)
+    trials = store.trials.find(campaign.id)
     assert campaign.message == "6 of 6 trials done (6 completed)"
     assert trials[0].layout == spec.baseline
     first = [trial for trial in trials if trial.repeat_of is None]
@@ -62,7 +62,7 @@ def test_it_is_measured_first_and_counts_in_the_budget(
 def test_a_budget_of_one_trial_measures_it_alone(store: Store) -> None:
     spec = with_baseline(budget={"trials": 1})
     campaign = run(store, spec)
-    assert layouts_of(store.trials(campaign.id)) == [spec.baseline]
+    assert layouts_of(store.trials.find(campaign.id)) == [spec.baseline]
     assert campaign.reason == "budget"
 
 
@@ -72,7 +72,7 @@ def test_an_exhaustive_campaign_measures_no_layout_twice(
 ) -> None:
     spec = with_baseline(baseline, strategy="exhaustive", budget={})
     campaign = run(store, spec)
-    tried = layouts_of(store.trials(campaign.id))
+    tried = layouts_of(store.trials.find(campaign.id))
     assert campaign.reason == "exhausted"
     assert tried[0] == spec.baseline
     assert len(tried) == len(set(tried)) == len(spec.legal_set()) + more
@@ -83,17 +83,19 @@ def test_several_workers_start_with_it_and_go_on_beside_it(store: Store) -> None
     campaign = submit(store, spec)
     workers = [FakeWorker(store, name=f"w{number}") for number in range(3)]
     Driver(store).step()
-    waiting = store.trials(campaign.id)
+    waiting = store.trials.find(campaign.id)
     assert len(waiting) > 2
     assert waiting[0].layout == spec.baseline
-    (first,) = store.lease(workers[0].id, 1)
+    (first,) = store.leases.lease(workers[0].id, 1)
     assert first.layout == spec.baseline
     drive_until(
-        lambda: store.count_trials(campaign.id)["COMPLETED"] == 5, Driver(store).step, *workers
+        lambda: store.campaigns.count_trials(campaign.id)["COMPLETED"] == 5,
+        Driver(store).step,
+        *workers,
     )
-    store.post_outcome(first.trial_id, first.attempt, measured(first.layout))
+    store.outcomes.post(first.trial_id, first.attempt, measured(first.layout))
     drive_until(lambda: ended(store, campaign), Driver(store).step, *workers)
-    assert len(set(layouts_of(store.trials(campaign.id)))) == 6
+    assert len(set(layouts_of(store.trials.find(campaign.id)))) == 6
 
 
 @pytest.mark.parametrize("baseline", [INSIDE, OUTSIDE], ids=["inside", "outside"])
@@ -111,7 +113,7 @@ def test_a_driver_that_dies_at_any_turn_proposes_it_once(
         drivers[-1].step()
 
     drive_until(lambda: ended(store, campaign), step_or_die, FakeWorker(store))
-    trials = store.trials(campaign.id)
+    trials = store.trials.find(campaign.id)
     assert len(drivers) > 3
     first = [trial for trial in trials if trial.repeat_of is None]
     assert len(set(layouts_of(first))) == len(first)
@@ -124,9 +126,9 @@ def test_one_that_was_cancelled_is_not_proposed_again(store: Store) -> None:
     campaign = submit(store, spec)
     driver = Driver(store)
     driver.step()
-    store.cancel_trial(store.trial_by_number(campaign.id, 1).id)
+    store.trials.cancel(store.trials.by_number(campaign.id, 1).id)
     drive_until(lambda: ended(store, campaign), lambda: Driver(store).step(), FakeWorker(store))
-    baselines = [trial for trial in store.trials(campaign.id) if trial.is_baseline]
+    baselines = [trial for trial in store.trials.find(campaign.id) if trial.is_baseline]
     assert [trial.state for trial in baselines] == ["CANCELLED"]
 
 
@@ -137,7 +139,7 @@ def test_an_interrupted_search_goes_the_way_of_an_uninterrupted_one(store: Store
     drive_until(lambda: ended(store, one), Driver(store).step, worker)
     two = submit(store, specs[1])
     drive_until(lambda: ended(store, two), lambda: Driver(store).step(), worker)
-    assert layouts_of(store.trials(one.id)) == layouts_of(store.trials(two.id))
+    assert layouts_of(store.trials.find(one.id)) == layouts_of(store.trials.find(two.id))
 
 
 @pytest.mark.parametrize(("baseline", "reason"), [(INSIDE, "out_of_memory"), (OUTSIDE, "crashed")])
@@ -150,17 +152,17 @@ def test_one_that_fails_is_reported_and_the_campaign_goes_on(
         return failed(reason) if layout == spec.baseline else measured(layout)
 
     campaign = run(store, spec, FakeWorker(store, judge))
-    found = store.baselines([campaign])[campaign.id]
+    found = store.baselines.of_campaigns([campaign])[campaign.id]
     assert (found.trial_number, found.reason) == (1, reason)
     assert (found.value, found.gain) == (None, None)
-    assert store.count_trials(campaign.id)["COMPLETED"] == 5
+    assert store.campaigns.count_trials(campaign.id)["COMPLETED"] == 5
     assert campaign.state == "COMPLETED"
 
 
 def test_the_search_learns_from_it_where_it_is_inside(store: Store) -> None:
     spec = with_baseline(strategy="random", budget={"trials": 2})
     campaign = run(store, spec)
-    trials = store.trials(campaign.id)
+    trials = store.trials.find(campaign.id)
     search = CampaignSearch.rebuild(campaign, trials)
     assert spec.baseline is not None
     index = spec.legal_set().index_of(spec.baseline)
@@ -173,7 +175,7 @@ def test_one_outside_of_the_space_is_no_warning(
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="tuner"):
         campaign = run(store, with_baseline(OUTSIDE, strategy="guided"))
-        CampaignSearch.rebuild(campaign, store.trials(campaign.id))
+        CampaignSearch.rebuild(campaign, store.trials.find(campaign.id))
     assert caplog.records == []
 
 
@@ -186,7 +188,7 @@ def test_a_campaign_whose_winner_is_outside_of_the_space_ends_in_order(store: St
 
     campaign = run(store, spec, FakeWorker(store, judge))
     assert (campaign.state, campaign.reason) == ("COMPLETED", "budget")
-    gain = store.baselines([campaign])[campaign.id].gain
+    gain = store.baselines.of_campaigns([campaign])[campaign.id].gain
     assert gain is not None
     assert (gain.ratio, gain.ratio_low, gain.ratio_high) == (1.0, 1.0, 1.0)
 
@@ -198,7 +200,7 @@ def test_a_campaign_that_starts_from_another_measures_its_own(store: Store) -> N
         store,
         with_baseline(name="second", strategy="guided", budget={"trials": 2}, start_from=["first"]),
     )
-    (first, *_) = store.trials(again.id)
+    (first, *_) = store.trials.find(again.id)
     assert first.layout == spec.baseline
     assert first.is_baseline
 
@@ -207,8 +209,8 @@ def test_repeats_of_it_are_marked_too(store: Store) -> None:
     campaign = submit(store, with_baseline())
     Driver(store).step()
     FakeWorker(store).run_one()
-    assert store.repeat_trial(1).is_baseline
-    assert store.campaign(campaign.id).state == "RUNNING"
+    assert store.trials.repeat(1).is_baseline
+    assert store.campaigns.get(campaign.id).state == "RUNNING"
 
 
 @pytest.mark.parametrize("strategy", ["exhaustive", "random"])

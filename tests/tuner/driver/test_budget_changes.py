@@ -7,6 +7,7 @@ import pytest
 from results_db.records import CampaignRecord
 from results_db.store import Store
 from tests.kit.store import TurnableClock
+from tests.results_db.intercepted_store import InterceptedStore
 from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
 from tuner.driver.driver import Driver
 
@@ -14,22 +15,26 @@ from tuner.driver.driver import Driver
 def test_a_raised_budget_is_driven_to_its_new_end(store: Store) -> None:
     campaign = submit(store, make_spec(budget={"trials": 3}))
     driver, worker = Driver(store), FakeWorker(store)
-    drive_until(lambda: store.count_trials(campaign.id)["COMPLETED"] == 2, driver.step, worker)
-    store.update_campaign(campaign.id, budget={"trials": 7})
+    drive_until(
+        lambda: store.campaigns.count_trials(campaign.id)["COMPLETED"] == 2, driver.step, worker
+    )
+    store.campaigns.update(campaign.id, budget={"trials": 7})
     drive_until(lambda: ended(store, campaign), driver.step, worker)
-    assert store.campaign(campaign.id).message == "7 of 7 trials done (7 completed)"
+    assert store.campaigns.get(campaign.id).message == "7 of 7 trials done (7 completed)"
 
 
 def test_a_lowered_budget_ends_the_campaign_once_what_waits_is_done(store: Store) -> None:
     campaign = submit(store, make_spec(budget={"trials": 20}))
     driver, worker = Driver(store), FakeWorker(store)
-    drive_until(lambda: store.count_trials(campaign.id)["COMPLETED"] == 4, driver.step, worker)
-    store.update_campaign(campaign.id, budget={"trials": 1})
-    before = sum(store.count_trials(campaign.id).values())
+    drive_until(
+        lambda: store.campaigns.count_trials(campaign.id)["COMPLETED"] == 4, driver.step, worker
+    )
+    store.campaigns.update(campaign.id, budget={"trials": 1})
+    before = sum(store.campaigns.count_trials(campaign.id).values())
     drive_until(lambda: ended(store, campaign), driver.step, worker)
-    record = store.campaign(campaign.id)
+    record = store.campaigns.get(campaign.id)
     assert (record.state, record.reason) == ("COMPLETED", "budget")
-    assert sum(store.count_trials(campaign.id).values()) == before
+    assert sum(store.campaigns.count_trials(campaign.id).values()) == before
 
 
 def test_wall_time_that_is_added_keeps_a_campaign_running(
@@ -39,27 +44,26 @@ def test_wall_time_that_is_added_keeps_a_campaign_running(
     driver = Driver(store)
     driver.step()
     clock.forward(8.0)
-    store.update_campaign(campaign.id, budget={"wall_time": "1h"})
+    store.campaigns.update(campaign.id, budget={"wall_time": "1h"})
     clock.forward(8.0)
     driver.step()
     assert not ended(store, campaign)
 
 
-class RaisedWhileEnding:
+class RaisedWhileEnding(InterceptedStore):
     """A store whose user raises the budget just before the driver writes that it is spent."""
 
     def __init__(self, store: Store, campaign: CampaignRecord) -> None:
-        self._store = store
+        super().__init__(store, self._raise_in_time)
         self._campaign = campaign
         self.raised = False
 
-    def __getattr__(self, name: str) -> object:
-        if name in ("end_campaign", "cancel_pending") and not self.raised:
+    def _raise_in_time(self, call: str) -> None:
+        if call in ("campaigns.end", "campaigns.cancel_pending") and not self.raised:
             self.raised = True
-            self._store.update_campaign(
+            self._store.campaigns.update(
                 self._campaign.id, budget={"trials": 6, "wall_time_s": 1000.0}
             )
-        return getattr(self._store, name)
 
 
 @pytest.mark.parametrize("bound", [{"trials": 3}, {"wall_time_s": 10.0, "trials": 5}])
@@ -74,4 +78,4 @@ def test_a_budget_raised_in_the_very_round_that_ends_the_campaign_is_not_lost(
         clock.forward(12.0)
     drive_until(lambda: ended(store, campaign), driver.step, worker)
     assert between.raised
-    assert store.campaign(campaign.id).message == "6 of 6 trials done (6 completed)"
+    assert store.campaigns.get(campaign.id).message == "6 of 6 trials done (6 completed)"

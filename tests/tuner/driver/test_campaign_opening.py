@@ -57,8 +57,8 @@ def test_a_small_campaign_runs_to_its_end_while_a_huge_one_is_opened(
     huge, small = submit(store, make_spec("huge")), submit(store, make_spec("small"))
     driver = Driver(store, opening=BackgroundOpening())
     drive_until_ended(store, small, driver)
-    assert store.trials(huge.id) == []
-    assert store.campaign(huge.id).state == "RUNNING"
+    assert store.trials.find(huge.id) == []
+    assert store.campaigns.get(huge.id).state == "RUNNING"
     gate.set()
     drive_until_ended(store, huge, driver)
 
@@ -70,7 +70,7 @@ def test_a_search_that_is_opened_beside_proposes_what_it_would_have_proposed_at_
     for name, opening in (("beside", BackgroundOpening()), ("at-once", None)):
         campaign = submit(store, make_spec(name, seed=7, knowledge="none"))
         drive_until_ended(store, campaign, Driver(store, opening=opening))
-        proposed.append(layouts_of(store.trials(campaign.id)))
+        proposed.append(layouts_of(store.trials.find(campaign.id)))
     assert proposed[0] == proposed[1]
 
 
@@ -82,16 +82,16 @@ def test_a_campaign_that_no_longer_runs_when_its_search_is_there_gets_no_trials(
     driver = Driver(store, opening=BackgroundOpening())
     assert driver.step()
     if how == "paused":
-        store.pause_campaign(huge.id)
+        store.campaigns.pause(huge.id)
     else:
-        store.cancel_campaign(huge.id)
+        store.campaigns.cancel(huge.id)
     if how == "deleted":
-        store.delete_campaign(huge.id)
+        store.campaigns.delete(huge.id)
     gate.set()
     drive_until_ended(store, small, driver)
-    assert store.trials(huge.id) == []
+    assert store.trials.find(huge.id) == []
     if how == "paused":
-        store.resume_campaign(huge.id)
+        store.campaigns.resume(huge.id)
         drive_until_ended(store, huge, driver)
 
 
@@ -104,7 +104,7 @@ def test_a_search_that_cannot_be_opened_breaks_its_campaign_alone(
     monkeypatch.setattr("tuner.driver.campaign_search.make_strategy", refuse)
     broken = submit(store, make_spec("broken"))
     step_until(lambda: ended(store, broken), Driver(store, opening=BackgroundOpening()))
-    record = store.campaign(broken.id)
+    record = store.campaigns.get(broken.id)
     assert (record.state, record.reason) == ("FAILED", "error")
     assert "ArithmeticError: no such strategy" in str(record.message)
 
@@ -114,14 +114,14 @@ def test_an_opening_that_fails_has_not_worked_until_it_does(
 ) -> None:
     failing = threading.Event()
     failing.set()
-    known_trials = store.known_trials
+    known_trials = store.plans.known_trials
 
     def fail_or_answer(campaign: CampaignRecord) -> Any:
         if failing.is_set():
             raise KeyError("what no round expects")
         return known_trials(campaign)
 
-    monkeypatch.setattr(store, "known_trials", fail_or_answer)
+    monkeypatch.setattr(store.plans, "known_trials", fail_or_answer)
     campaign = submit(store, make_spec("unlucky"))
     driver = Driver(store, opening=BackgroundOpening())
     give_up_at = time.monotonic() + PATIENCE_S
@@ -131,7 +131,7 @@ def test_an_opening_that_fails_has_not_worked_until_it_does(
     assert [driver.step() for _ in range(20)] == [False] * 20
     assert not [line for line in caplog.messages if "works again" in line]
     failing.clear()
-    while not store.trials(campaign.id):
+    while not store.trials.find(campaign.id):
         assert time.monotonic() < give_up_at
         driver.step()
 
@@ -165,7 +165,7 @@ def test_an_opening_that_never_ends_fails_its_campaign_and_leaves_its_place(
     huge = submit(store, make_spec("huge"))
     driver = Driver(store, opening=BackgroundOpening(stuck_after_s=0.05))
     step_until(lambda: ended(store, huge), driver)
-    record = store.campaign(huge.id)
+    record = store.campaigns.get(huge.id)
     assert (record.state, record.reason) == ("FAILED", "error")
     assert "its search was not opened within 0.05 s" in str(record.message)
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -16,6 +16,7 @@ from results_db.database.data_dir import DataDir
 from results_db.errors import CampaignNotFoundError
 from results_db.store import Store
 from tests.kit.postgres import upgraded
+from tests.results_db.intercepted_store import InterceptedStore
 from tests.tuner.factories import FakeWorker, drive_until, make_spec, submit
 from tuner.driver.campaign_opening import BackgroundOpening, ImmediateOpening
 from tuner.driver.driver import Driver
@@ -24,27 +25,22 @@ MOST_CALLS = 60
 PATIENCE_S = 60.0
 
 
-class VanishingStore:
+class VanishingStore(InterceptedStore):
     """A store of which a campaign is deleted just before a certain call."""
 
     def __init__(self, store: Store, campaign_id: int, before_call: int) -> None:
-        self._store, self._campaign_id, self._before_call = store, campaign_id, before_call
+        super().__init__(store, self._delete_in_time)
+        self._campaign_id, self._before_call = campaign_id, before_call
         self.num_calls = 0
         self._lock = threading.Lock()
 
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._store, name)
-
-        def call(*arguments: Any, **named: Any) -> Any:
-            with self._lock:  # searches that are opened beside the rounds call it from threads
-                self.num_calls += 1
-                if self.num_calls == self._before_call:
-                    if self._store.campaign(self._campaign_id).state == "RUNNING":
-                        self._store.cancel_campaign(self._campaign_id)
-                    self._store.delete_campaign(self._campaign_id)
-            return method(*arguments, **named)
-
-        return call
+    def _delete_in_time(self, _call: str) -> None:
+        with self._lock:  # searches that are opened beside the rounds call it from threads
+            self.num_calls += 1
+            if self.num_calls == self._before_call:
+                if self._store.campaigns.get(self._campaign_id).state == "RUNNING":
+                    self._store.campaigns.cancel(self._campaign_id)
+                self._store.campaigns.delete(self._campaign_id)
 
 
 def new(store: Store) -> None:
@@ -52,9 +48,9 @@ def new(store: Store) -> None:
 
 
 def half_done(store: Store) -> None:
-    (victim, _) = sorted(store.campaigns(), key=lambda each: each.id)
+    (victim, _) = sorted(store.campaigns.find(), key=lambda each: each.id)
     drive_until(
-        lambda: store.count_trials(victim.id)["COMPLETED"] >= 5,
+        lambda: store.campaigns.count_trials(victim.id)["COMPLETED"] >= 5,
         Driver(store).step,
         FakeWorker(store),
     )
@@ -62,9 +58,9 @@ def half_done(store: Store) -> None:
 
 def nearly_done(store: Store) -> None:
     """All is measured; what may be best is measured again next, and then the campaign ends."""
-    victim = min(store.campaigns(), key=lambda each: each.id)
+    victim = min(store.campaigns.find(), key=lambda each: each.id)
     drive_until(
-        lambda: store.count_trials(victim.id)["COMPLETED"] >= 8,
+        lambda: store.campaigns.count_trials(victim.id)["COMPLETED"] >= 8,
         Driver(store).step,
         FakeWorker(store),
     )
@@ -72,14 +68,14 @@ def nearly_done(store: Store) -> None:
 
 def over_time(store: Store) -> None:
     half_done(store)
-    victim = min(store.campaigns(), key=lambda each: each.id)
-    store.update_campaign(victim.id, budget={"trials": None, "wall_time_s": 1e-9})
+    victim = min(store.campaigns.find(), key=lambda each: each.id)
+    store.campaigns.update(victim.id, budget={"trials": None, "wall_time_s": 1e-9})
 
 
 def broken(store: Store) -> None:
     from sqlalchemy import text
 
-    victim = min(store.campaigns(), key=lambda each: each.id)
+    victim = min(store.campaigns.find(), key=lambda each: each.id)
     with store._db.write() as session:
         session.execute(
             text("UPDATE campaigns SET spec = json_remove(spec, '$.model') WHERE id = :id"),
@@ -160,6 +156,6 @@ def test_a_campaign_that_is_deleted_before_any_step_of_a_round_has_ended(
         said -= {"campaign 'victim' is broken"}  # it was, before it was deleted
         assert (set(rounds), said) == ({True}, set()), f"before call {before_call}"
         with pytest.raises(CampaignNotFoundError):
-            store.campaign(campaign_id)
-        assert store.trials(store.campaign_by_name("bystander").id), "the other one goes on"
+            store.campaigns.get(campaign_id)
+        assert store.trials.find(store.campaigns.by_name("bystander").id), "the other one goes on"
     assert was_last

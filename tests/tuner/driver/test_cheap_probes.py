@@ -83,7 +83,7 @@ def make_large_spec(name: str = "large", *, probes: float = 7.5, **changes: obje
 def run(store: Store, spec: CampaignSpec) -> CampaignRecord:
     campaign = submit(store, spec)
     drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store, fast))
-    return store.campaign(campaign.id)
+    return store.campaigns.get(campaign.id)
 
 
 def fast(layout: Layout) -> Outcome:
@@ -102,7 +102,7 @@ def test_cheap_probes_come_first_and_a_layout_measured_in_full_wins(
     spec = make_large_spec()
     with caplog.at_level(logging.INFO, logger="tuner"):
         record = run(store, spec)
-    trials = store.trials(record.id)
+    trials = store.trials.find(record.id)
     assert cheap(trials) == trials[:NUM_CHEAP], "those of parts come first"
     for trial in trials[:NUM_CHEAP]:
         assert trial.full_layout is not None
@@ -113,7 +113,7 @@ def test_cheap_probes_come_first_and_a_layout_measured_in_full_wins(
     assert ", a cheap probe: 8 of 32 micro-batches, 2 of 4 layers" in caplog.text
     assert (record.state, record.reason) == ("COMPLETED", "budget")
     assert record.message.endswith("completed)")
-    winner = store.winner(record.id, record.objective)
+    winner = store.leaderboard.winner(record.id, record.objective)
     assert winner is not None
     assert winner.trial.full_layout is None
     best = max(trials[:NUM_CHEAP], key=lambda trial: trial.objective(record.objective) or 0)
@@ -129,7 +129,7 @@ def test_the_search_hears_of_the_whole_layout_and_of_the_part_that_ran(
         driver.step()
         worker.run_one()
     driver.step()
-    done = [trial for trial in store.trials(campaign.id) if trial.state == "COMPLETED"]
+    done = [trial for trial in store.trials.find(campaign.id) if trial.state == "COMPLETED"]
     history = driver._searches[campaign.id]._strategy._history
     assert len(done) == len(history.cheap) == 3
     assert history.observations == {}
@@ -169,9 +169,9 @@ def test_a_driver_that_starts_again_tells_the_same_and_goes_the_same_way(store: 
     other = submit(store, make_large_spec("other"))
     worker = FakeWorker(store, fast)
     drive_until(lambda: ended(store, other), lambda: Driver(store).step(), worker)
-    ways = [[each.layout_key for each in store.trials(id_)] for id_ in (one.id, other.id)]
+    ways = [[each.layout_key for each in store.trials.find(id_)] for id_ in (one.id, other.id)]
     assert ways[0] == ways[1]
-    assert store.campaign(other.id).message == one.message
+    assert store.campaigns.get(other.id).message == one.message
 
 
 @pytest.mark.usefixtures("proposers")
@@ -182,7 +182,7 @@ def test_a_search_that_is_rebuilt_knows_what_waits_by_its_whole_layout(store: St
     worker.run_one()
     driver.step()
     live = driver._searches[campaign.id]._strategy._history
-    rebuilt = CampaignSearch.rebuild(campaign, store.trials(campaign.id))._strategy._history
+    rebuilt = CampaignSearch.rebuild(campaign, store.trials.find(campaign.id))._strategy._history
     assert list(rebuilt.pending) == list(live.pending) != []
     assert rebuilt.cheap == live.cheap != {}
 
@@ -192,8 +192,8 @@ def test_a_cancelled_cheap_probe_is_not_proposed_again(store: Store) -> None:
     campaign = submit(store, make_large_spec())
     driver = Driver(store)
     driver.step()
-    (first, *_) = store.trials(campaign.id)
-    store.cancel_trial(first.id)
+    (first, *_) = store.trials.find(campaign.id)
+    store.trials.cancel(first.id)
     driver.step()
     history = driver._searches[campaign.id]._strategy._history
     assert first.full_layout not in [history.layouts.layout(index) for index in history.pending]
@@ -208,7 +208,7 @@ def test_the_baseline_is_never_probed_in_part(store: Store) -> None:
     driver.step()
     worker.run_one()
     driver.step()
-    first, second, *_ = store.trials(campaign.id)
+    first, second, *_ = store.trials.find(campaign.id)
     assert (first.is_baseline, first.full_layout) == (True, None)
     assert second.full_layout is not None
 
@@ -217,9 +217,9 @@ def test_the_baseline_is_never_probed_in_part(store: Store) -> None:
 def test_a_campaign_that_measured_nothing_in_full_says_what_one_probe_takes(store: Store) -> None:
     spec = make_large_spec(probes=2.5)
     record = run(store, spec)
-    trials = store.trials(record.id)
+    trials = store.trials.find(record.id)
     assert len(cheap(trials)) == len(trials) > 1
-    assert store.winner(record.id, record.objective) is None
+    assert store.leaderboard.winner(record.id, record.objective) is None
     takes_s = full_probe_node_s(spec, trials)
     assert takes_s is not None
     assert "3 completed); no layout was measured in full, so there is no winner" in record.message
@@ -232,7 +232,7 @@ def test_a_full_probe_takes_as_many_steps_that_are_as_much_longer_as_is_estimate
 ) -> None:
     spec = make_large_spec(probes=1.5)
     record = run(store, spec)
-    one, *_ = store.trials(record.id)
+    one, *_ = store.trials.find(record.id)
     assert one.measurement is not None
     steps = spec.probe.warmup + spec.probe.iterations
     start_s = ProbeCosts().start_s
@@ -255,8 +255,8 @@ def test_a_campaign_is_not_converged_before_a_layout_was_measured_in_full(
     monkeypatch.setattr("tuner.driver.driver.LEAST_COMPLETED", 2)
     record = run(store, spec)
     assert record.reason == "converged"
-    assert store.winner(record.id, record.objective) is not None
-    assert len(cheap(store.trials(record.id))) == NUM_CHEAP
+    assert store.leaderboard.winner(record.id, record.objective) is not None
+    assert len(cheap(store.trials.find(record.id))) == NUM_CHEAP
 
 
 def test_a_campaign_ends_when_its_rest_pays_for_no_full_probe(
@@ -267,7 +267,7 @@ def test_a_campaign_ends_when_its_rest_pays_for_no_full_probe(
     driver.step()
     proposers[0].least_node_s = 14.5 * PROBE_S
     drive_until(lambda: ended(store, campaign), driver.step, worker)
-    record, trials = store.campaign(campaign.id), store.trials(campaign.id)
+    record, trials = store.campaigns.get(campaign.id), store.trials.find(campaign.id)
     assert len(trials) == 7, "another one waited while the sixth ran"
     assert {trial.repeat_of for trial in trials} == {None}, "repeats would exceed the rest"
     assert (record.state, record.reason) == ("COMPLETED", "budget")
@@ -283,12 +283,12 @@ def test_the_last_trial_of_a_budget_runs_in_full_where_none_did(store: Store, tr
     budget = {"node_hours": 1e5, "trials": trials}
     space = {"global_batch_size": 1 << 20, "tp": [1, 2], "pp": [1, 2], "micro_batch_size": [1, 2]}
     record = run(store, make_spec(strategy="guided", budget=budget, space=space))
-    *parts, last = store.trials(record.id)
+    *parts, last = store.trials.find(record.id)
     assert cheap(parts) == parts
     assert len(parts) == trials - 1
     assert not last.is_cheap
     assert last.layout in [part.full_layout for part in parts] or not parts
-    assert store.winner(record.id, record.objective) is not None
+    assert store.leaderboard.winner(record.id, record.objective) is not None
 
 
 def test_other_campaigns_have_no_cheap_probes(store: Store, proposers: list[PartFirst]) -> None:

@@ -53,7 +53,7 @@ def of_state(trials: list[TrialRecord], state: str) -> list[TrialRecord]:
 def assert_the_odd_ones_lost(
     store: Store, campaign: CampaignRecord, is_off: Callable[[Layout], bool]
 ) -> None:
-    trials = store.trials(campaign.id)
+    trials = store.trials.find(campaign.id)
     assert {is_off(trial.layout) for trial in of_state(trials, "FAILED")} == {True}
     assert {is_off(trial.layout) for trial in of_state(trials, "COMPLETED")} == {False}
     assert not is_off(ranked_trials(store, campaign.id, campaign.objective)[0].layout)
@@ -69,7 +69,7 @@ def test_an_odd_layout_loses_whenever_it_comes_and_repeats_are_few(
     worker = FakeWorker(store, those_off(lambda layout: layout == odd))
     drive_until(lambda: ended(store, campaign), Driver(store).step, worker)
     assert_the_odd_ones_lost(store, campaign, lambda layout: layout == odd)
-    trials = store.trials(campaign.id)
+    trials = store.trials.find(campaign.id)
     assert len(trials) == 10, "repeats count for the budget"
     repeats = [trial.layout for trial in trials if trial.repeat_of is not None]
     if place < 2:
@@ -90,10 +90,10 @@ def test_both_are_measured_again_where_nobody_else_can_tell(store: Store) -> Non
     odd = spec.legal_set().layout(0)
     worker = FakeWorker(store, those_off(lambda layout: layout == odd))
     drive_until(lambda: ended(store, campaign), Driver(store).step, worker)
-    trials = store.trials(campaign.id)
+    trials = store.trials.find(campaign.id)
     assert [trial.repeat_of for trial in trials] == [None, None, trials[0].id, trials[1].id]
     assert [trial.state for trial in trials] == ["COMPLETED", "FAILED"] * 2
-    assert (store.campaign(campaign.id).reason) == "exhausted"
+    assert (store.campaigns.get(campaign.id).reason) == "exhausted"
 
 
 def test_repeats_stop_where_the_budget_of_trials_does(store: Store) -> None:
@@ -102,8 +102,8 @@ def test_repeats_stop_where_the_budget_of_trials_does(store: Store) -> None:
     odd = spec.legal_set().layout(0)
     worker = FakeWorker(store, those_off(lambda layout: layout == odd))
     drive_until(lambda: ended(store, campaign), Driver(store).step, worker)
-    assert [trial.state for trial in store.trials(campaign.id)] == ["COMPLETED", "FAILED"]
-    assert store.campaign(campaign.id).message.startswith("2 of 2 trials done")
+    assert [trial.state for trial in store.trials.find(campaign.id)] == ["COMPLETED", "FAILED"]
+    assert store.campaigns.get(campaign.id).message.startswith("2 of 2 trials done")
 
 
 @pytest.mark.sampled(3)
@@ -132,7 +132,7 @@ def test_a_driver_that_dies_at_any_turn_repeats_each_of_the_doubtful_once(
     drive_until(lambda: ended(store, campaign), step_or_die, FakeWorker(store, judge))
     assert len(drivers) > 3
     assert_the_odd_ones_lost(store, campaign, lambda layout: layout in odd)
-    repeats = [trial.repeat_of for trial in store.trials(campaign.id) if trial.repeat_of]
+    repeats = [trial.repeat_of for trial in store.trials.find(campaign.id) if trial.repeat_of]
     assert len(repeats) == len(set(repeats))
 
 
@@ -155,10 +155,10 @@ def test_a_search_that_heard_a_verdict_turn_is_the_one_rebuilt_from_the_database
         driver.step()
         worker.run_one()
         driver.step()
-        first = store.trial_by_number(campaign.id, 1)
+        first = store.trials.by_number(campaign.id, 1)
         turned = turned or first.state == "FAILED"
         live = driver._searches[campaign.id]
-        rebuilt = CampaignSearch.rebuild(campaign, store.trials(campaign.id))
+        rebuilt = CampaignSearch.rebuild(campaign, store.trials.find(campaign.id))
         assert _told(live) == _told(rebuilt)
     assert turned, "the first trial was the odd one"
 

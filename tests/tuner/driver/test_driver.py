@@ -33,8 +33,8 @@ from tuner.driver.driver import Driver
 def test_a_campaign_runs_to_its_budget_and_says_so(store: Store, strategy: str) -> None:
     campaign = submit(store, make_spec(strategy=strategy, budget={"trials": 12}))
     drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store))
-    record = store.campaign(campaign.id)
-    trials = store.trials(campaign.id)
+    record = store.campaigns.get(campaign.id)
+    trials = store.trials.find(campaign.id)
     assert (record.state, record.reason) == ("COMPLETED", "budget")
     assert record.message == "12 of 12 trials done (12 completed)"
     assert [trial.state for trial in trials] == ["COMPLETED"] * 12
@@ -45,11 +45,11 @@ def test_a_campaign_runs_to_its_budget_and_says_so(store: Store, strategy: str) 
 def test_a_campaign_ends_when_every_legal_layout_was_tried(store: Store, strategy: str) -> None:
     campaign = submit(store, make_spec(strategy=strategy, budget={"trials": 1000}))
     drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store))
-    record = store.campaign(campaign.id)
+    record = store.campaigns.get(campaign.id)
     num_legal = campaign.num_legal_layouts
     assert (record.state, record.reason) == ("COMPLETED", "exhausted")
     assert record.message.startswith(f"all {num_legal} legal layouts were tried")
-    assert len(set(layouts_of(store.trials(campaign.id)))) == num_legal
+    assert len(set(layouts_of(store.trials.find(campaign.id)))) == num_legal
 
 
 def test_the_objective_of_the_campaign_is_what_the_search_maximises(store: Store) -> None:
@@ -58,7 +58,7 @@ def test_the_objective_of_the_campaign_is_what_the_search_maximises(store: Store
     drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store))
     values = [
         trial.measurement.tokens_per_s_per_device
-        for trial in store.trials(campaign.id)
+        for trial in store.trials.find(campaign.id)
         if trial.measurement is not None
     ]
     legal = spec.legal_set()
@@ -74,7 +74,7 @@ def test_a_campaign_without_any_completed_trial_names_the_common_reason(store: S
         return failed(next(reasons))
 
     drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store, judge))
-    record = store.campaign(campaign.id)
+    record = store.campaigns.get(campaign.id)
     assert (record.state, record.reason) == ("COMPLETED", "budget")
     assert record.message == (
         "5 of 5 trials done; no trial completed; most common reason: out_of_memory (3 of 5)"
@@ -87,17 +87,17 @@ def test_node_hours_end_a_campaign_once_what_runs_has_finished(store: Store) -> 
     other = FakeWorker(store, name="w2")
     driver = Driver(store)
     driver.step()
-    (running,) = store.lease(other.id, 1)
-    drive_until(lambda: store.campaign(campaign.id).node_seconds >= 36.0, driver.step, slow)
+    (running,) = store.leases.lease(other.id, 1)
+    drive_until(lambda: store.campaigns.get(campaign.id).node_seconds >= 36.0, driver.step, slow)
     driver.step()
-    assert store.campaign(campaign.id).state == "RUNNING"
-    assert store.count_trials(campaign.id)["PENDING"] == 0
-    store.post_outcome(running.trial_id, running.attempt, measured(running.layout))
+    assert store.campaigns.get(campaign.id).state == "RUNNING"
+    assert store.campaigns.count_trials(campaign.id)["PENDING"] == 0
+    store.outcomes.post(running.trial_id, running.attempt, measured(running.layout))
     driver.step()
-    record = store.campaign(campaign.id)
+    record = store.campaigns.get(campaign.id)
     assert (record.state, record.reason) == ("COMPLETED", "budget")
     assert "of 0.01 node-hours spent" in record.message
-    assert store.trial(running.trial_id).state == "COMPLETED"
+    assert store.trials.get(running.trial_id).state == "COMPLETED"
 
 
 def test_wall_time_ends_a_campaign_that_no_worker_serves(
@@ -109,7 +109,7 @@ def test_wall_time_ends_a_campaign_that_no_worker_serves(
     assert not ended(store, campaign)
     clock.forward(12.0)
     driver.step()
-    record = store.campaign(campaign.id)
+    record = store.campaigns.get(campaign.id)
     assert (record.state, record.reason) == ("COMPLETED", "budget")
     assert record.message == "12 of 10 s of wall time spent; no trial was run"
 
@@ -119,15 +119,15 @@ def test_a_paused_campaign_gets_nothing_new_until_it_is_resumed(store: Store) ->
     driver, worker = Driver(store), FakeWorker(store)
     driver.step()
     worker.run_one()
-    store.pause_campaign(campaign.id)
-    before = len(store.trials(campaign.id))
+    store.campaigns.pause(campaign.id)
+    before = len(store.trials.find(campaign.id))
     for _ in range(5):
         driver.step()
         worker.run_one()
-    assert len(store.trials(campaign.id)) == before
-    store.resume_campaign(campaign.id)
+    assert len(store.trials.find(campaign.id)) == before
+    store.campaigns.resume(campaign.id)
     drive_until(lambda: ended(store, campaign), driver.step, worker)
-    assert store.count_trials(campaign.id)["COMPLETED"] == 6
+    assert store.campaigns.count_trials(campaign.id)["COMPLETED"] == 6
 
 
 def test_a_cancelled_campaign_is_left_alone(store: Store) -> None:
@@ -135,13 +135,13 @@ def test_a_cancelled_campaign_is_left_alone(store: Store) -> None:
     driver, worker = Driver(store), FakeWorker(store)
     driver.step()
     worker.run_one()
-    store.cancel_campaign(campaign.id)
-    before = store.count_trials(campaign.id)
+    store.campaigns.cancel(campaign.id)
+    before = store.campaigns.count_trials(campaign.id)
     for _ in range(3):
         assert driver.step()
         worker.run_one()
-    assert store.campaign(campaign.id).state == "CANCELLED"
-    assert store.count_trials(campaign.id) == before
+    assert store.campaigns.get(campaign.id).state == "CANCELLED"
+    assert store.campaigns.count_trials(campaign.id) == before
 
 
 @pytest.mark.sampled(2)
@@ -162,7 +162,7 @@ def test_a_driver_that_dies_at_any_turn_loses_and_repeats_nothing(
 
     workers = [FakeWorker(store, name="w1"), FakeWorker(store, name="w2")]
     drive_until(lambda: ended(store, campaign), step_or_die, *workers)
-    trials = store.trials(campaign.id)
+    trials = store.trials.find(campaign.id)
     assert len(drivers) > 3
     assert [trial.state for trial in trials] == ["COMPLETED"] * 15
     first = [trial for trial in trials if trial.repeat_of is None]
@@ -181,11 +181,11 @@ def test_an_interrupted_search_goes_the_way_of_an_uninterrupted_one(
     )
     worker = FakeWorker(store)
     driver = Driver(store)
-    store.pause_campaign(second.id)
+    store.campaigns.pause(second.id)
     drive_until(lambda: ended(store, first), driver.step, worker)
-    store.resume_campaign(second.id)
+    store.campaigns.resume(second.id)
     drive_until(lambda: ended(store, second), lambda: Driver(store).step(), worker)
-    one, two = (layouts_of(store.trials(campaign.id)) for campaign in (first, second))
+    one, two = (layouts_of(store.trials.find(campaign.id)) for campaign in (first, second))
     assert one == two
 
 
@@ -194,16 +194,16 @@ def test_a_broken_description_fails_its_campaign_and_no_other(
 ) -> None:
     spec = make_spec("broken").to_mapping()
     spec["space"]["tp"] = "a lot"
-    broken = store.create_campaign(spec, num_legal_layouts=24)
+    broken = store.campaigns.create(spec, num_legal_layouts=24)
     sound = submit(store, make_spec("sound"))
     with caplog.at_level(logging.INFO, logger="tuner"):
         drive_until(lambda: ended(store, sound), Driver(store).step, FakeWorker(store))
-    record = store.campaign(broken.id)
+    record = store.campaigns.get(broken.id)
     assert (record.state, record.reason) == ("FAILED", "error")
     assert "tp" in record.message
     assert "a lot" in record.message
     assert "\n" not in record.message
-    assert store.campaign(sound.id).state == "COMPLETED"
+    assert store.campaigns.get(sound.id).state == "COMPLETED"
     assert "Traceback" in caplog.text
 
 
@@ -218,9 +218,9 @@ def test_a_trial_that_cannot_be_read_back_fails_its_campaign_and_no_other(
         connection.execute("UPDATE trials SET zero_stage = 7")
     sound = submit(store, make_spec("sound"))
     drive_until(lambda: ended(store, sound), Driver(store).step, FakeWorker(store))
-    assert store.campaign(damaged.id).state == "FAILED"
-    assert "zero_stage=7" in store.campaign(damaged.id).message
-    assert store.campaign(sound.id).state == "COMPLETED"
+    assert store.campaigns.get(damaged.id).state == "FAILED"
+    assert "zero_stage=7" in store.campaigns.get(damaged.id).message
+    assert store.campaigns.get(sound.id).state == "COMPLETED"
 
 
 def test_a_measurement_of_nothing_teaches_nothing_and_stops_nothing(
@@ -236,7 +236,7 @@ def test_a_measurement_of_nothing_teaches_nothing_and_stops_nothing(
         connection.execute("PRAGMA ignore_check_constraints = ON")
         connection.execute("UPDATE measurements SET tokens_per_s_per_device = 0")
     drive_until(lambda: ended(store, campaign), driver.step, worker)
-    assert store.campaign(campaign.id).state == "COMPLETED"
+    assert store.campaigns.get(campaign.id).state == "COMPLETED"
     assert "trial 1 teaches the search nothing: objective=0.0" in caplog.text
 
 
@@ -256,12 +256,12 @@ def test_a_strategy_that_raises_fails_its_campaign_and_no_other(
         Driver(store).step,
         FakeWorker(store),
     )
-    record = store.campaign(raising.id)
+    record = store.campaigns.get(raising.id)
     assert (record.state, record.reason) == ("FAILED", "error")
     assert record.message == (
         "strategy 'deephyper' failed to propose a layout: ZeroDivisionError: float division by zero"
     )
-    assert store.campaign(sound.id).state == "COMPLETED"
+    assert store.campaigns.get(sound.id).state == "COMPLETED"
 
 
 def test_a_deliberate_repeat_counts_and_does_not_confuse_the_search(store: Store) -> None:
@@ -269,10 +269,10 @@ def test_a_deliberate_repeat_counts_and_does_not_confuse_the_search(store: Store
     driver, worker = Driver(store), FakeWorker(store)
     driver.step()
     worker.run_one()
-    (first, *_) = store.trials(campaign.id)
-    store.repeat_trial(first.id)
+    (first, *_) = store.trials.find(campaign.id)
+    store.trials.repeat(first.id)
     drive_until(lambda: ended(store, campaign), driver.step, worker)
-    trials = store.trials(campaign.id)
+    trials = store.trials.find(campaign.id)
     assert len(trials) == 6
     assert sum(trial.layout == first.layout for trial in trials) == 2
 
@@ -285,11 +285,11 @@ def test_a_repeat_that_fails_does_not_take_back_what_was_measured(
     driver, worker = Driver(store), FakeWorker(store)
     driver.step()
     worker.run_one()
-    (first, *_) = store.trials(campaign.id)
-    store.repeat_trial(first.id)
+    (first, *_) = store.trials.find(campaign.id)
+    store.trials.repeat(first.id)
     worker.judge = lambda layout: failed(reason) if layout == first.layout else measured(layout)
     drive_until(lambda: ended(store, campaign), driver.step, worker)
-    trials = store.trials(campaign.id)
+    trials = store.trials.find(campaign.id)
     assert [trial.reason for trial in trials if trial.repeat_of] == [reason]
     strategy = CampaignSearch.rebuild(campaign, trials)._strategy
     assert strategy._history.observations[0].state == "completed"
@@ -299,9 +299,9 @@ def test_a_trial_that_somebody_else_added_is_not_added_again(store: Store) -> No
     campaign = submit(store, make_spec(strategy="exhaustive"))
     driver, worker = Driver(store), FakeWorker(store)
     driver.step()
-    store.add_trial(campaign.id, make_spec().legal_set().layout(2))
+    store.trials.add(campaign.id, make_spec().legal_set().layout(2))
     drive_until(lambda: ended(store, campaign), driver.step, worker)
-    trials = store.trials(campaign.id)
+    trials = store.trials.find(campaign.id)
     assert len(trials) == len(set(layouts_of(trials))) == 6
 
 
@@ -309,7 +309,7 @@ def test_a_layout_whose_workers_were_lost_is_not_held_to_be_a_bad_one(store: Sto
     campaign = submit(store, make_spec(budget={"trials": 2}))
     worker = FakeWorker(store, lambda _layout: failed("node_lost"))
     drive_until(lambda: ended(store, campaign), Driver(store).step, worker)
-    lost = store.trials(campaign.id)[0]
+    lost = store.trials.find(campaign.id)[0]
     assert (lost.state, lost.reason) == ("FAILED", "node_lost")
     assert observe(lost, "tokens_per_s") is None
 
@@ -318,7 +318,7 @@ def test_oversubscribed_measurements_teach_nothing(store: Store) -> None:
     campaign = submit(store, make_spec(strategy="deephyper", budget={"trials": 9}))
     worker = FakeWorker(store, lambda layout: completed(layout, oversubscribed=True))
     drive_until(lambda: ended(store, campaign), Driver(store).step, worker)
-    assert store.count_trials(campaign.id)["COMPLETED"] == 9
+    assert store.campaigns.count_trials(campaign.id)["COMPLETED"] == 9
 
 
 def test_a_database_that_is_away_is_waited_for(
@@ -334,7 +334,7 @@ def test_a_database_that_is_away_is_waited_for(
             monkeypatch.undo()
         raise OSError("the disk is away")
 
-    monkeypatch.setattr(store, "campaigns_to_drive", away)
+    monkeypatch.setattr(store.campaigns, "to_drive", away)
     pauses = []
 
     def wait(pause_s: float) -> bool:
@@ -347,13 +347,13 @@ def test_a_database_that_is_away_is_waited_for(
     assert len(attempts) == 3
     assert pauses[1:4] == sorted(pauses[1:4])
     assert pauses[3] > pauses[1]
-    assert store.count_trials(campaign.id)["COMPLETED"] == 2
+    assert store.campaigns.count_trials(campaign.id)["COMPLETED"] == 2
 
 
 def test_out_of_memory_everywhere_is_survived(store: Store) -> None:
     campaign = submit(store, make_spec(strategy="deephyper", budget={"trials": 100}))
     worker = FakeWorker(store, out_of_memory)
     drive_until(lambda: ended(store, campaign), Driver(store).step, worker)
-    record = store.campaign(campaign.id)
+    record = store.campaigns.get(campaign.id)
     assert (record.state, record.reason) == ("COMPLETED", "exhausted")
     assert "most common reason: out_of_memory" in record.message

@@ -84,12 +84,14 @@ def test_the_one_that_stands_by_takes_over_from_one_that_is_killed(
     campaign = submit(store, make_spec(strategy="random", budget={"trials": 18}))
     worker = FakeWorker(store)
     with drivers(database_url, tmp_path, 2) as (first, second):
-        wait_for(lambda: store.count_trials(campaign.id)["COMPLETED"] >= 4, worker.run_one)
-        assert store.driver_lease().pid == first.process.pid
+        wait_for(
+            lambda: store.campaigns.count_trials(campaign.id)["COMPLETED"] >= 4, worker.run_one
+        )
+        assert store.driver.lease().pid == first.process.pid
         first.send(signal.SIGKILL)
         wait_for(lambda: ended(store, campaign), worker.run_one)
-        assert store.driver_lease().pid == second.process.pid
-    trials = store.trials(campaign.id)
+        assert store.driver.lease().pid == second.process.pid
+    trials = store.trials.find(campaign.id)
     assert [trial.state for trial in trials] == ["COMPLETED"] * 18
     assert len(set(layouts_of(trials))) == 18
 
@@ -129,18 +131,20 @@ def test_one_that_is_stopped_and_goes_on_finds_its_lease_lost_and_stands_by(
     campaign = submit(store, make_spec(strategy="random", budget={"trials": 18}))
     worker = FakeWorker(store)
     with drivers(database_url, tmp_path, 2) as (first, second):
-        wait_for(lambda: store.count_trials(campaign.id)["COMPLETED"] >= 4, worker.run_one)
+        wait_for(
+            lambda: store.campaigns.count_trials(campaign.id)["COMPLETED"] >= 4, worker.run_one
+        )
         stop_outside_of_transactions(first, database_url)
         wait_for(lambda: second.said("the active driver"), worker.run_one)
         first.send(signal.SIGCONT)
         wait_for(lambda: first.said("another driver has taken over"), worker.run_one)
         wait_for(lambda: first.said("standing by"), worker.run_one)
         wait_for(lambda: ended(store, campaign), worker.run_one)
-        assert store.driver_lease().pid == second.process.pid
+        assert store.driver.lease().pid == second.process.pid
         # And back again: the first is as good as new.
         second.send(signal.SIGKILL)
         wait_for(lambda: first.log.read_text().count("the active driver") == 2)
-    trials = store.trials(campaign.id)
+    trials = store.trials.find(campaign.id)
     assert [trial.state for trial in trials] == ["COMPLETED"] * 18
     assert len(set(layouts_of(trials))) == 18
 
@@ -152,17 +156,17 @@ def test_one_that_is_told_to_end_is_succeeded_at_once(
     with drivers(database_url, tmp_path, 2) as (first, second):
         first.send(signal.SIGTERM)
         assert first.process.wait(DEADLINE_S) == 0
-        assert store.driver_lease().released_at or store.driver_lease().fence == 2
+        assert store.driver.lease().released_at or store.driver.lease().fence == 2
         wait_for(lambda: second.said("the active driver"))
         second.send(signal.SIGINT)
         assert second.process.wait(DEADLINE_S) == 0
-    assert store.driver_lease().released_at is not None
+    assert store.driver.lease().released_at is not None
 
 
 def test_a_lease_that_stands_still_is_taken_over_whatever_the_clock_says(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert store.acquire_driver_lease() is not None
+    assert store.driver.acquire() is not None
     count = [100.0]
     monkeypatch.setattr("tuner.driver.process.time.monotonic", lambda: count[0])
     standby = Standby(store)
@@ -181,9 +185,9 @@ def test_a_tenure_goes_on_while_the_database_is_away(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("tuner.driver.process.RENEWAL_INTERVAL_S", 0.01)
-    lease = store.acquire_driver_lease()
+    lease = store.driver.acquire()
     assert lease is not None
-    real = store.renew_driver_lease
+    real = store.driver.renew
     away = iter([True] * 3)
 
     def renew(fence: int) -> None:
@@ -193,10 +197,10 @@ def test_a_tenure_goes_on_while_the_database_is_away(
 
     monkeypatch.setattr(store, "renew_driver_lease", renew)
     with caplog.at_level("INFO", logger="tuner"), HeldLease(store, lease) as held:
-        wait_for(lambda: store.driver_lease().seen_at != lease.seen_at)
+        wait_for(lambda: store.driver.lease().seen_at != lease.seen_at)
         assert held.is_held()
     assert "driver lease 1 is not renewed: it is away" in caplog.text
-    assert store.driver_lease().released_at is not None
+    assert store.driver.lease().released_at is not None
 
 
 def test_a_driver_whose_round_never_ends_is_succeeded(
@@ -204,9 +208,9 @@ def test_a_driver_whose_round_never_ends_is_succeeded(
 ) -> None:
     monkeypatch.setattr("tuner.driver.process.RENEWAL_INTERVAL_S", 0.01)
     monkeypatch.setattr("tuner.driver.process.STUCK_AFTER_S", 0.0)
-    lease = store.acquire_driver_lease()
+    lease = store.driver.acquire()
     assert lease is not None
     with HeldLease(store, lease) as held:
         wait_for(lambda: not held.is_held())
     # Not given back: the round may still be writing, until another takes over.
-    assert store.driver_lease().released_at is None
+    assert store.driver.lease().released_at is None

@@ -24,7 +24,7 @@ def test_one_trial_waits_when_there_is_no_worker(store: Store) -> None:
     driver = Driver(store)
     for _ in range(5):
         driver.step()
-    assert store.count_trials(campaign.id)["PENDING"] == 1
+    assert store.campaigns.count_trials(campaign.id)["PENDING"] == 1
 
 
 def test_one_trial_waits_beyond_what_the_workers_run(store: Store) -> None:
@@ -33,11 +33,11 @@ def test_one_trial_waits_beyond_what_the_workers_run(store: Store) -> None:
     driver = Driver(store)
     for _ in range(3):
         driver.step()
-    assert store.count_trials(campaign.id)["PENDING"] == 4
+    assert store.campaigns.count_trials(campaign.id)["PENDING"] == 4
     for worker in workers:
-        store.lease(worker.id, 1)
+        store.leases.lease(worker.id, 1)
     driver.step()
-    assert store.count_trials(campaign.id)["PENDING"] == 1
+    assert store.campaigns.count_trials(campaign.id)["PENDING"] == 1
 
 
 def test_the_devices_of_a_worker_that_shares_its_nodes_are_kept_supplied(store: Store) -> None:
@@ -46,7 +46,7 @@ def test_the_devices_of_a_worker_that_shares_its_nodes_are_kept_supplied(store: 
     driver = Driver(store)
     for _ in range(5):
         driver.step()
-    devices = [trial.layout.num_devices for trial in store.trials(campaign.id)]
+    devices = [trial.layout.num_devices for trial in store.trials.find(campaign.id)]
     assert sum(devices) - max(devices) >= 16
     assert sum(devices[:-1]) - max(devices[:-1]) < 16
 
@@ -56,6 +56,6 @@ def test_a_round_asks_for_a_few_trials_only(store: Store) -> None:
     make_worker(store, num_nodes=64, shares_nodes=True)
     driver = Driver(store)
     driver.step()
-    assert len(store.trials(campaign.id)) == MAX_A_ROUND
+    assert len(store.trials.find(campaign.id)) == MAX_A_ROUND
     driver.step()
-    assert len(store.trials(campaign.id)) == 2 * MAX_A_ROUND
+    assert len(store.trials.find(campaign.id)) == 2 * MAX_A_ROUND

@@ -36,12 +36,14 @@ def test_trials_too_large_for_every_worker_do_not_keep_the_smaller_ones_from_bei
     driver, worker = Driver(store), FakeWorker(store)
 
     def num_too_large() -> int:
-        return store.count_too_large(campaign.id)
+        return store.workers.count_too_large(campaign.id)
 
     drive_until(lambda: num_too_large() > NUM_AHEAD + 1, driver.step, worker)
-    before = store.count_trials(campaign.id)["COMPLETED"]
+    before = store.campaigns.count_trials(campaign.id)["COMPLETED"]
     drive_until(
-        lambda: store.count_trials(campaign.id)["COMPLETED"] > before + 1, driver.step, worker
+        lambda: store.campaigns.count_trials(campaign.id)["COMPLETED"] > before + 1,
+        driver.step,
+        worker,
     )
     assert not ended(store, campaign)
 
@@ -54,11 +56,11 @@ def test_no_more_than_a_few_trials_wait_for_a_larger_worker(store: Store) -> Non
     assert len(too_large) > 2 * MAX_TOO_LARGE
     FakeWorker(store)
     for index in too_large[: MAX_TOO_LARGE + NUM_AHEAD + 1]:
-        store.add_trial(campaign.id, legal.layout(index))
+        store.trials.add(campaign.id, legal.layout(index))
     driver = Driver(store)
     for _ in range(5):
         driver.step()
-    assert len(store.trials(campaign.id)) == MAX_TOO_LARGE + NUM_AHEAD + 1
+    assert len(store.trials.find(campaign.id)) == MAX_TOO_LARGE + NUM_AHEAD + 1
 
 
 def test_without_any_worker_no_trial_counts_as_too_large(store: Store) -> None:
@@ -66,4 +68,4 @@ def test_without_any_worker_no_trial_counts_as_too_large(store: Store) -> None:
     driver = Driver(store)
     for _ in range(5):
         driver.step()
-    assert store.count_trials(campaign.id)["PENDING"] == NUM_AHEAD
+    assert store.campaigns.count_trials(campaign.id)["PENDING"] == NUM_AHEAD

@@ -37,9 +37,9 @@ def test_only_the_listed_layouts_are_measured_each_as_often_as_asked_in_turn(sto
     worker = FakeWorker(store, judge)
     drive_until(lambda: ended(store, campaign), Driver(store).step, worker)
     first, second = layouts[0], layouts[2]
-    measured = [trial.layout for trial in store.trials(campaign.id)]
+    measured = [trial.layout for trial in store.trials.find(campaign.id)]
     assert measured == [first, broken, second, first, second, first, second]
-    record = store.campaign(campaign.id)
+    record = store.campaigns.get(campaign.id)
     assert (record.state, record.reason, record.num_legal_layouts) == ("COMPLETED", "exhausted", 3)
 
 

@@ -25,12 +25,13 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def requested(store: Store, spec: CampaignSpec) -> int:
-    return store.request_plan(spec.to_mapping(), PlanOptions(top=3)).id
+    return store.plans.request(spec.to_mapping(), PlanOptions(top=3)).id
 
 
 def made(store: Store, plan_id: int, driver: Driver) -> None:
     wait_until(
-        "the driver has made it", lambda: driver.step() and store.plan(plan_id).state != "WAITING"
+        "the driver has made it",
+        lambda: driver.step() and store.plans.get(plan_id).state != "WAITING",
     )
 
 
@@ -40,7 +41,7 @@ def test_a_plan_is_made_though_no_campaign_runs(store: Store) -> None:
     spec = make_spec("planned")
     plan = requested(store, spec)
     made(store, plan, driver)
-    done = store.plan(plan)
+    done = store.plans.get(plan)
     assert done.state == "DONE"
     expected = make_plan(spec, top=3)
     assert [each["layout_key"] for each in done.answer["layouts"]] == [
@@ -54,15 +55,15 @@ def test_plans_and_campaigns_go_on_side_by_side(store: Store) -> None:
     plans = [requested(store, make_spec(f"planned-{number}")) for number in range(3)]
     drive_until(lambda: ended(store, campaign), driver.step, worker)
     made(store, plans[-1], driver)
-    assert [store.plan(plan).state for plan in plans] == ["DONE"] * 3
+    assert [store.plans.get(plan).state for plan in plans] == ["DONE"] * 3
 
 
 def test_a_driver_that_takes_over_makes_a_plan_that_another_had_begun(store: Store) -> None:
     plan = requested(store, make_spec("planned"))
     Driver(store).step()  # it begins, and never looks again
-    assert store.plan(plan).state == "WAITING"
+    assert store.plans.get(plan).state == "WAITING"
     made(store, plan, Driver(store))
-    assert store.plan(plan).state == "DONE"
+    assert store.plans.get(plan).state == "DONE"
 
 
 @pytest.mark.parametrize(
@@ -78,10 +79,10 @@ def test_a_plan_that_cannot_be_made_says_why_and_stops_nothing(
 ) -> None:
     driver = Driver(store)
     spec = make_spec("planned")
-    wrong = store.request_plan({**spec.to_mapping(), **broken}, PlanOptions()).id
+    wrong = store.plans.request({**spec.to_mapping(), **broken}, PlanOptions()).id
     right = requested(store, spec)
     made(store, right, driver)
-    failed = store.plan(wrong)
+    failed = store.plans.get(wrong)
     assert failed.state == "FAILED"
     assert said in failed.problem
-    assert store.plan(right).state == "DONE"
+    assert store.plans.get(right).state == "DONE"

@@ -16,8 +16,8 @@ from tuner.driver.driver import Driver
 def test_each_proposal_of_the_guided_search_has_one(store: Store) -> None:
     campaign = submit(store, make_spec(strategy="guided", budget={"trials": 5}))
     drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store))
-    found = store.predictions(campaign.id)
-    trials = store.trials(campaign.id)
+    found = store.trials.predictions(campaign.id)
+    trials = store.trials.find(campaign.id)
     assert [each.trial_id for each in found] == [trial.id for trial in trials]
     assert found[0].prediction.source == "estimates"
     assert found[-1].prediction.source == "calibrated"
@@ -37,12 +37,12 @@ def test_it_is_that_of_the_proposal_and_not_of_a_later_search(store: Store) -> N
     campaign = submit(store, make_spec(strategy="guided", budget={"trials": 6}))
     driver, worker = Driver(store), FakeWorker(store)
     driver.step()
-    (first, *_) = store.predictions(campaign.id)
+    (first, *_) = store.trials.predictions(campaign.id)
     drive_until(lambda: ended(store, campaign), driver.step, worker)
-    trial = store.trial(first.trial_id)
+    trial = store.trials.get(first.trial_id)
     assert trial.measurement is not None
-    assert store.trial_detail(trial.id).prediction == first.prediction
-    later = CampaignSearch.rebuild(campaign, store.trials(campaign.id)).predict(trial.layout)
+    assert store.trials.detail(trial.id).prediction == first.prediction
+    later = CampaignSearch.rebuild(campaign, store.trials.find(campaign.id)).predict(trial.layout)
     assert later is not None
     off_s = math.log(trial.measurement.step_time_s)
     assert abs(math.log(later.step_time_s) - off_s) < 0.1
@@ -52,13 +52,15 @@ def test_it_is_that_of_the_proposal_and_not_of_a_later_search(store: Store) -> N
 def test_it_is_what_a_search_with_the_same_history_predicts(store: Store) -> None:
     campaign = submit(store, make_spec(strategy="guided", budget={"trials": 6}))
     driver, worker = Driver(store), FakeWorker(store)
-    drive_until(lambda: store.count_trials(campaign.id)["COMPLETED"] == 3, driver.step, worker)
-    before = store.trials(campaign.id)
+    drive_until(
+        lambda: store.campaigns.count_trials(campaign.id)["COMPLETED"] == 3, driver.step, worker
+    )
+    before = store.trials.find(campaign.id)
     search = CampaignSearch.rebuild(campaign, before)
     driver.step()
-    for added in store.trials(campaign.id)[len(before) :]:
+    for added in store.trials.find(campaign.id)[len(before) :]:
         expected = search.predict(added.layout)
-        kept = store.trial_detail(added.id).prediction
+        kept = store.trials.detail(added.id).prediction
         assert expected is not None
         assert kept is not None
         assert kept.source == expected.source
@@ -72,8 +74,8 @@ def test_it_is_what_a_search_with_the_same_history_predicts(store: Store) -> Non
 def test_strategies_that_predict_nothing_keep_nothing(store: Store, strategy: str) -> None:
     campaign = submit(store, make_spec(strategy=strategy, budget={"trials": 2}))
     drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store))
-    assert store.predictions(campaign.id) == []
-    assert store.trial_detail(1).prediction is None
+    assert store.trials.predictions(campaign.id) == []
+    assert store.trials.detail(1).prediction is None
 
 
 def test_the_baseline_has_one_where_the_search_knows_it(store: Store) -> None:
@@ -83,18 +85,18 @@ def test_the_baseline_has_one_where_the_search_knows_it(store: Store) -> None:
     for spec, is_known in ((inside, True), (outside, False)):
         campaign = submit(store, spec)
         driver.step()
-        trial = store.trial_by_number(campaign.id, 1)
+        trial = store.trials.by_number(campaign.id, 1)
         assert trial.is_baseline
-        assert (store.trial_detail(trial.id).prediction is not None) == is_known
+        assert (store.trials.detail(trial.id).prediction is not None) == is_known
 
 
 def test_repeats_have_none(store: Store) -> None:
     campaign = submit(store, make_spec(strategy="guided"))
     Driver(store).step()
     FakeWorker(store).run_one()
-    repeat = store.repeat_trial(1)
-    assert store.trial_detail(repeat.id).prediction is None
-    assert len(store.predictions(campaign.id, limit=1)) == 1
+    repeat = store.trials.repeat(1)
+    assert store.trials.detail(repeat.id).prediction is None
+    assert len(store.trials.predictions(campaign.id, limit=1)) == 1
 
 
 def test_figures_beyond_the_database_are_cut() -> None:

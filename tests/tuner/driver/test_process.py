@@ -71,7 +71,9 @@ def test_killed_in_the_middle_and_started_again_it_completes_the_campaign(
     for num_done in (4, 11):
         with running_driver(data_dir) as process:
             wait_for(
-                lambda bound=num_done: store.count_trials(campaign.id)["COMPLETED"] >= bound,
+                lambda bound=num_done: (
+                    store.campaigns.count_trials(campaign.id)["COMPLETED"] >= bound
+                ),
                 worker.run_one,
             )
             process.kill()
@@ -79,8 +81,8 @@ def test_killed_in_the_middle_and_started_again_it_completes_the_campaign(
         assert not ended(store, campaign)
     with running_driver(data_dir):
         wait_for(lambda: ended(store, campaign), worker.run_one)
-    trials = store.trials(campaign.id)
-    assert store.campaign(campaign.id).reason == "budget"
+    trials = store.trials.find(campaign.id)
+    assert store.campaigns.get(campaign.id).reason == "budget"
     assert [trial.state for trial in trials] == ["COMPLETED"] * 18
     assert [trial.attempt for trial in trials] == [1] * 18
     assert len(set(layouts_of(trials))) == 18

@@ -60,23 +60,23 @@ def run_campaign(
 ) -> CampaignRecord:
     campaign = submit(store, make_spec(**changes))
     drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store, judge))
-    return store.campaign(campaign.id)
+    return store.campaigns.get(campaign.id)
 
 
 def repeats(store: Store, campaign: CampaignRecord) -> list[TrialRecord]:
-    return [trial for trial in store.trials(campaign.id) if trial.repeat_of is not None]
+    return [trial for trial in store.trials.find(campaign.id) if trial.repeat_of is not None]
 
 
 def test_the_best_that_cannot_be_told_apart_are_measured_again_in_turn(store: Store) -> None:
     record = run_campaign(
         store, judge_of(random.Random(2)), budget={"trials": 16}, stop={"remeasure": 3}
     )
-    trials = store.trials(record.id)
+    trials = store.trials.find(record.id)
     again = [trial.layout_key for trial in repeats(store, record)]
     first, second = trials[0].layout_key, trials[1].layout_key
     assert again == [first, second, first, second]
     assert len(trials) == 16, "repeats count for the budget"
-    best, rival, *others = store.ranked_layouts(record.id, record.objective)
+    best, rival, *others = store.leaderboard.ranked_layouts(record.id, record.objective)
     assert {best.trial.id, rival.trial.id} == {trials[0].id, trials[1].id}
     assert (best.num_runs, rival.num_runs) == (3, 3)
     assert not any(other.is_tied for other in others)
@@ -86,7 +86,7 @@ def test_a_winner_that_stands_alone_costs_no_repeat(store: Store) -> None:
     judge = judge_of(random.Random(2), rivals=1)
     record = run_campaign(store, judge, budget={"trials": 16}, stop={"remeasure": 3})
     assert repeats(store, record) == []
-    assert len(store.trials(record.id)) == 16, "the search has what was kept back"
+    assert len(store.trials.find(record.id)) == 16, "the search has what was kept back"
     assert record.reason == "budget"
 
 
@@ -100,7 +100,7 @@ def test_the_best_of_an_exhausted_space_are_measured_again_beyond_it(store: Stor
     judge = judge_of(random.Random(2))
     record = run_campaign(store, judge, strategy="exhaustive", budget={}, stop={"remeasure": 2})
     assert record.reason == "exhausted"
-    assert len(store.trials(record.id)) == record.num_legal_layouts + 4
+    assert len(store.trials.find(record.id)) == record.num_legal_layouts + 4
 
 
 def test_no_more_are_measured_again_than_the_campaign_allows(store: Store) -> None:
@@ -129,7 +129,7 @@ def test_a_driver_that_dies_at_any_turn_repeats_nothing_twice(store: Store, dice
     drive_until(lambda: ended(store, campaign), step_or_die, worker)
     assert len(drivers) > 3
     again = [trial.layout_key for trial in repeats(store, campaign)]
-    first, second = (trial.layout_key for trial in store.trials(campaign.id)[:2])
+    first, second = (trial.layout_key for trial in store.trials.find(campaign.id)[:2])
     assert again == [first, second, first, second]
 
 
@@ -138,7 +138,7 @@ def test_a_driver_that_dies_between_two_repeats_of_a_round_makes_the_other_one(
 ) -> None:
     campaign = submit(store, make_spec(budget={"trials": 16}, stop={"remeasure": 3}))
     worker = FakeWorker(store, judge_of(random.Random(2)))
-    repeat_trial, calls = store.repeat_trial, []
+    repeat_trial, calls = store.trials.repeat, []
 
     def dies_after_the_first(trial_id: int) -> TrialRecord:
         calls.append(trial_id)
@@ -149,7 +149,7 @@ def test_a_driver_that_dies_between_two_repeats_of_a_round_makes_the_other_one(
     monkeypatch.setattr(store, "repeat_trial", dies_after_the_first)
     drive_until(lambda: ended(store, campaign), Driver(store).step, worker)
     again = [trial.layout_key for trial in repeats(store, campaign)]
-    first, second = (trial.layout_key for trial in store.trials(campaign.id)[:2])
+    first, second = (trial.layout_key for trial in store.trials.find(campaign.id)[:2])
     assert again == [first, second, first, second]
 
 
@@ -166,7 +166,7 @@ def test_what_was_stopped_early_is_measured_in_full_where_nothing_else_is_left(
     space = {"global_batch_size": 16, "tp": 1, "pp": 1, "dp": 1}
     record = run_campaign(store, judge, space=space, budget={"trials": 9}, stop={"remeasure": 1})
     assert len(seen) == 2
-    winner = store.winner(record.id, record.objective)
+    winner = store.leaderboard.winner(record.id, record.objective)
     assert winner is not None
     assert not winner.shortened
 
@@ -220,7 +220,7 @@ def test_a_campaign_ends_when_what_is_left_promises_too_little(store: Store) -> 
     # and is not wasted.
     assert record.message.startswith("what is left improves the best by more than 2.3")
     assert "less than the 0.025 of stop.converged_within" in record.message
-    assert 14 <= len(store.trials(record.id)) <= 16
+    assert 14 <= len(store.trials.find(record.id)) <= 16
 
 
 @pytest.mark.usefixtures("expecting")
@@ -229,7 +229,7 @@ def test_a_campaign_is_never_called_converged_after_a_few_probes(store: Store) -
     stop = {"converged_within": 0.9, "remeasure": 0}
     record = run_campaign(store, judge, budget={"trials": 25}, stop=stop)
     assert record.reason == "converged"
-    assert 5 <= len(store.trials(record.id)) <= 7
+    assert 5 <= len(store.trials.find(record.id)) <= 7
 
 
 @pytest.mark.usefixtures("expecting")
@@ -263,13 +263,13 @@ def test_guided_ends_a_campaign_by_itself_long_before_everything_was_tried(store
 
     stop = {"converged_within": 0.05, "remeasure": 0}
     record = run_campaign(store, judge, strategy="guided", budget={"trials": 28}, stop=stop)
-    trials = store.trials(record.id)
+    trials = store.trials.find(record.id)
     assert record.reason == "converged"
     assert len(trials) < 20
     legal = spec.legal_set()
     best = max(
         judge(legal.layout(i)).measurement.tokens_per_s_per_device for i in range(len(legal))
     )
-    winner = store.winner(record.id, record.objective)
+    winner = store.leaderboard.winner(record.id, record.objective)
     assert winner is not None
     assert winner.value >= 0.95 * best

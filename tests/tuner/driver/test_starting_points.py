@@ -31,8 +31,8 @@ def test_the_search_is_given_what_other_campaigns_measured(store: Store) -> None
     worker = FakeWorker(store)
     first = finished(store, make_spec("first"), worker)
     second = submit(store, make_spec("second"))
-    samples = knowledge_of(store.known_trials(second)).samples
-    told = [trial for trial in store.trials(first) if trial.state == "COMPLETED"]
+    samples = knowledge_of(store.plans.known_trials(second)).samples
+    told = [trial for trial in store.trials.find(first) if trial.state == "COMPLETED"]
     told.sort(key=lambda trial: trial.ended_seq or 0)
     assert [sample.layout for sample in samples] == layouts_of(told)
     spec = make_spec("first")
@@ -50,7 +50,9 @@ def test_a_search_that_starts_from_others_asks_the_same_after_a_restart(store: S
     finished(store, make_spec("first"), worker)
     second = submit(store, make_spec("second", seed=3))
     asked = [
-        CampaignSearch.rebuild(second, store.trials(second.id), store.known_trials(second)).ask()
+        CampaignSearch.rebuild(
+            second, store.trials.find(second.id), store.plans.known_trials(second)
+        ).ask()
         for _ in range(2)
     ]
     assert asked[0] is not None
@@ -61,11 +63,11 @@ def test_a_campaign_with_a_headroom_is_driven_and_tells_peaks(store: Store) -> N
     worker = FakeWorker(store)
     # What the workers of the tests measure is more than a device has.
     campaign = finished(store, make_spec("tight", constraints={"memory_headroom": 0.1}), worker)
-    counts = store.count_trials(campaign)
+    counts = store.campaigns.count_trials(campaign)
     assert counts["COMPLETED"] == 6
     assert (
-        store.ranked_summary(campaign).num_ranked,
-        store.page_of_layouts(campaign, limit=0).constrained,
+        store.leaderboard.ranked_summary(campaign).num_ranked,
+        store.leaderboard.page_of_layouts(campaign, limit=0).constrained,
     ) == (0, 6)
 
 
@@ -87,11 +89,13 @@ def test_a_guided_campaign_of_several_objectives_starts_from_another_and_survive
     for _ in range(3):
         drive_until(lambda: worker.run_one(), Driver(store).step)
     asked = [
-        CampaignSearch.rebuild(second, store.trials(second.id), store.known_trials(second)).ask()
+        CampaignSearch.rebuild(
+            second, store.trials.find(second.id), store.plans.known_trials(second)
+        ).ask()
         for _ in range(2)
     ]
     assert asked[0] == asked[1]
     drive_until(lambda: ended(store, second), Driver(store).step, worker)
-    record = store.campaign(second.id)
+    record = store.campaigns.get(second.id)
     assert (record.state, record.reason) == ("COMPLETED", "budget"), record.message
-    assert store.count_trials(second.id)["COMPLETED"] == 6
+    assert store.campaigns.count_trials(second.id)["COMPLETED"] == 6

@@ -23,14 +23,14 @@ def test_a_layout_that_failed_and_works_when_it_is_queued_again_is_learnt_and_ra
     driver.step()
     worker.judge = lambda _layout: failed(reason)
     worker.run_one()
-    (first, *_) = store.trials(campaign.id)
+    (first, *_) = store.trials.find(campaign.id)
     driver.step()
-    again = store.requeue_trial(first.id)
+    again = store.trials.requeue(first.id)
     worker.judge = measured
     drive_until(lambda: ended(store, campaign), driver.step, worker)
-    record = store.campaign(campaign.id)
+    record = store.campaigns.get(campaign.id)
     assert (record.state, record.reason) == ("COMPLETED", "budget"), record.message
-    assert store.trial(again.id).state == "COMPLETED"
+    assert store.trials.get(again.id).state == "COMPLETED"
     ranked = ranked_trials(store, campaign.id, campaign.objective)
     assert first.layout_key in {trial.layout_key for trial in ranked}
 
@@ -40,10 +40,10 @@ def test_a_campaign_goes_on_without_a_trial_that_was_cancelled(store: Store, str
     campaign = submit(store, make_spec(strategy=strategy, budget={"trials": 6}))
     driver, worker = Driver(store), FakeWorker(store)
     driver.step()
-    (first, *_) = store.trials(campaign.id)
-    store.cancel_trial(first.id)
+    (first, *_) = store.trials.find(campaign.id)
+    store.trials.cancel(first.id)
     drive_until(lambda: ended(store, campaign), driver.step, worker)
-    states = [trial.state for trial in store.trials(campaign.id)]
+    states = [trial.state for trial in store.trials.find(campaign.id)]
     assert (states.count("CANCELLED"), states.count("COMPLETED")) == (1, 6)
 
 
@@ -52,10 +52,10 @@ def test_repeats_that_are_wished_count_in_the_budget_and_are_waited_for(store: S
     driver, worker = Driver(store), FakeWorker(store)
     driver.step()
     worker.run_one()
-    (first, *_) = store.trials(campaign.id)
-    store.measure_again(first.id, times=8)
+    (first, *_) = store.trials.find(campaign.id)
+    store.trials.measure_again(first.id, times=8)
     drive_until(lambda: ended(store, campaign), driver.step, worker)
-    trials = store.trials(campaign.id)
+    trials = store.trials.find(campaign.id)
     assert {trial.state for trial in trials} == {"COMPLETED"}
     assert sum(trial.repeat_of == first.id for trial in trials) == 8
-    assert store.campaign(campaign.id).reason == "budget"
+    assert store.campaigns.get(campaign.id).reason == "budget"
