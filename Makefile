@@ -70,7 +70,7 @@ test-slow: $(INSTALLED) browser-packages
 test-nightly: $(INSTALLED)
 	$(BIN)/pytest $(SIDE_BY_SIDE) -m "nightly and $(ELSEWHERE)"
 
-# Forty seeded faults, one run of the fast suite each: hours. An interrupted run goes on from its report.
+# Fifty seeded faults, one run of the fast suite each: hours. An interrupted run goes on from its report.
 FAULTS_REPORT ?= build/seeded-faults.json
 
 test-faults: $(INSTALLED)

@@ -1,4 +1,4 @@
-"""Forty small seeded faults, each a replacement inside one function.
+"""Fifty small seeded faults, each a replacement inside one function.
 
 They measure how many plausible mistakes the test suites catch. They were written without knowledge
 of the tests. A fault is found by the name of its function, so that it stays applicable when the
@@ -176,6 +176,49 @@ RESULTS_DB: Final = (
         after="newer.seq > EventRow.seq",
         what="Pruning keeps the newest event of all, instead of the newest of each campaign.",
     ),
+    Fault(
+        name="leaderboard-kept-for-ever",
+        function="LeaderboardMemo.get",
+        before="if seq != last_ended_seq:",
+        after="if board is None:",
+        what="A leaderboard that was read once is shown although trials have ended since.",
+    ),
+    Fault(
+        name="stopped-runs-are-pooled",
+        function="_pooled",
+        before="runs = [run for run in runs if not run.shortened] or runs",
+        after="runs = list(runs)",
+        what="Runs that were stopped early count in the step time of a layout that has full runs.",
+        also="objective",
+    ),
+    Fault(
+        name="peak-at-the-limit-breaks-it",
+        function="rank_layouts",
+        before="run.peak_memory_bytes <= limit",
+        after="run.peak_memory_bytes < limit",
+        what="A layout whose peak is exactly what the constraint allows is not ranked.",
+    ),
+    Fault(
+        name="stopped-layouts-within-a-share",
+        function="_passing",
+        before="each.value < least or (each.shortened and board.winner is not None)",
+        after="each.value < least",
+        what="Layouts that were stopped early are listed among the cheapest near the best.",
+    ),
+    Fault(
+        name="unmeasured-sorts-first",
+        function="listed_layouts",
+        before="[each for _, each in known] + [each for value, each in keyed if value is None]",
+        after="[each for value, each in keyed if value is None] + [each for _, each in known]",
+        what="Layouts that lack the figure they are sorted by come first.",
+    ),
+    Fault(
+        name="driver-writes-after-a-takeover",
+        function="Store.as_driver",
+        before="self._copy(fenced(self._db, fence), self._actor)",
+        after="self._copy(self._db, self._actor)",
+        what="A driver whose lease another has taken over can still write.",
+    ),
 )
 
 TUNER: Final = (
@@ -234,10 +277,10 @@ WORKERS: Final = (
     ),
     Fault(
         name="posted-outcome-posted-again",
-        function="Outbox._waiting",
-        before="[*(report for report in kept if _key(report) not in self._taken), *in_memory]",
-        after="[*kept, *in_memory]",
-        what="A posted outcome whose file cannot be removed is posted again and again.",
+        function="Outbox._post",
+        before="self._drop(outcome)",
+        after="pass",
+        what="An outcome that the service has taken is posted again and again.",
     ),
     Fault(
         name="signal-exits-below-128",
@@ -260,6 +303,20 @@ WORKERS: Final = (
         before='("-u", name, "-u", name.upper())',
         after='("-u", name)',
         what="The batch script leaves HTTP_PROXY and its like in the worker's environment.",
+    ),
+    Fault(
+        name="report-behind-an-exit-is-lost",
+        function="GroupLines._take_from_keeper",
+        before='self._take_from_rank(document["rank"], JsonLines.read_rest)',
+        after='self._report(document["rank"], [])',
+        what="What a rank reported just before it ended is read after the news of its end.",
+    ),
+    Fault(
+        name="unsaved-outcome-dropped",
+        function="Outbox.keep",
+        before="self._unsaved.add(_key(outcome))",
+        after="return None",
+        what="An outcome that the disk does not take is lost although the service answers.",
     ),
 )
 
@@ -301,6 +358,23 @@ TRAINER: Final = (
     ),
 )
 
+CONNECTION: Final = (
+    Fault(
+        name="pause-that-was-asked-for-ignored",
+        function="Retries.of_request",
+        before="return max(self.pause_s(failed.attempt_number), asked_s)",
+        after="return self.pause_s(failed.attempt_number)",
+        what="A request is sent again before the pause that the service asks for is over.",
+    ),
+    Fault(
+        name="outage-ended-by-another-part",
+        function="OutageLog.worked",
+        before="if self._began_at is None or part not in self._parts:",
+        after="if self._began_at is None:",
+        what="A part that never failed ends the outage of another part in the log.",
+    ),
+)
+
 API: Final = (
     Fault(
         name="one-rate-limit-a-role",
@@ -332,4 +406,4 @@ API: Final = (
     ),
 )
 
-FAULTS: Final = (*SEARCH_SPACES, *RESULTS_DB, *TUNER, *WORKERS, *TRAINER, *API)
+FAULTS: Final = (*SEARCH_SPACES, *RESULTS_DB, *TUNER, *WORKERS, *TRAINER, *CONNECTION, *API)
