@@ -113,6 +113,8 @@ def test_every_error_of_ours_has_a_status() -> None:
         "DatabaseNotEmptyError",
         "RetentionInvalidError",
         "EventsMissedError",  # of clients
+        "ServiceUnansweredError",  # of clients
+        "LayoutTunerError",  # the base of all
     }
     for module in (db_errors, api_errors, space_errors):
         for name, error in inspect.getmembers(module, inspect.isclass):

@@ -147,7 +147,7 @@ def test_a_failed_extension_of_leases_is_repeated(
         raise DatabaseUnavailableError("the disk is away")
 
     with monkeypatch.context() as broken:
-        broken.setattr(machine.store, "extend_leases", away)
+        broken.setattr(machine.store.leases, "extend", away)
         with pytest.raises(DatabaseUnavailableError):
             machine.sweeper.sweep()
     machine.sweep_for(5)
@@ -170,7 +170,7 @@ def test_sweeping_goes_on_after_whatever_went_wrong(
         recovered = asyncio.Event()
         loop = asyncio.get_running_loop()
 
-        def expire_leases() -> list[int]:
+        def expire() -> list[int]:
             nonlocal sweeps
             sweeps += 1
             if sweeps <= 2:
@@ -180,7 +180,7 @@ def test_sweeping_goes_on_after_whatever_went_wrong(
             loop.call_soon_threadsafe(recovered.set)
             return []
 
-        monkeypatch.setattr(machine.store, "expire_leases", expire_leases)
+        monkeypatch.setattr(machine.store.leases, "expire", expire)
         async with sweeping(sweeper):
             await asyncio.wait_for(recovered.wait(), 30)
 

@@ -210,5 +210,5 @@ def test_a_full_disk_is_one_outage_though_reading_works_meanwhile(
 
 
 def outage_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    name = "results_db.database.session"
+    name = "results_db.database.database"
     return [record.getMessage() for record in caplog.records if record.name == name]

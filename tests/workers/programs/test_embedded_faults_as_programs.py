@@ -31,8 +31,9 @@ DAEMON = (
 )
 TALK = "for n in range(20000): print('line', n, 'of a program that says too much, ' * 5)"
 FAILED = "rank 1: the program ended with exit code 1; its last line: ValueError: this rank was told"
-NOT_AT_FAULT = {"peak"}
-"""What comes before any program: the matmul that measures the devices."""
+NOT_AT_FAULT = {"peak", "garble"}
+"""What comes before any program: the matmul that measures the devices. And what none can do: send
+what is no report over the line of its rank."""
 
 
 def on_rank_1(code: str, others: str = "time.sleep(60)") -> str:
