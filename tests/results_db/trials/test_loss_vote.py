@@ -75,8 +75,8 @@ def test_a_fault_names_a_run_that_counts_and_whether_it_is_settled() -> None:
     assert (settled.kind, settled.against, settled.is_settled) == ("off", 1, True)
     # Trial 1 has the right losses, and its layout does not always have them.
     off = vote_on("Ax Bx Ay Cy").faults
-    assert (off[4].same_losses_asd, off[4].against) == ("off", 2)
-    assert (off[1].same_losses_asd, off[1].against, off[3].against) == ("unsteady", 3, 1)
+    assert (off[4].kind, off[4].against) == ("off", 2)
+    assert (off[1].kind, off[1].against, off[3].against) == ("unsteady", 3, 1)
 
 
 RUNS = st.lists(st.sampled_from([f"{a}{b}" for a in "ABCDE" for b in "xyz"]), max_size=14).map(

@@ -89,7 +89,7 @@ def test_every_flag_is_one_of_the_trainer_s_own(
 )
 def test_every_knob_of_the_layout_reaches_megatron(layout: Layout, said: str, unsaid: str) -> None:
     words = MEGATRON_LM.arguments(TrainerJob(model=LLAMA, layout=layout))
-    flags = re.findall(r"--[a-z-]+(?: (?!--)\S+)?", said)
+    flags = re.findall(r"--[a-z0-9-]+(?: (?!--)\S+)?", said)
     assert [flag for flag in flags if f" {flag} " not in f" {' '.join(words)} "] == []
     assert not set(unsaid.split()) & set(words)
 

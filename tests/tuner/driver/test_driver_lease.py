@@ -195,7 +195,7 @@ def test_a_tenure_goes_on_while_the_database_is_away(
             raise DatabaseUnavailableError("it is away")
         real(fence)
 
-    monkeypatch.setattr(store, "renew_driver_lease", renew)
+    monkeypatch.setattr(store.driver, "renew", renew)
     with caplog.at_level("INFO", logger="tuner"), HeldLease(store, lease) as held:
         wait_for(lambda: store.driver.lease().seen_at != lease.seen_at)
         assert held.is_held()

@@ -146,7 +146,7 @@ def test_a_driver_that_dies_between_two_repeats_of_a_round_makes_the_other_one(
             raise OSError("killed")
         return repeat_trial(trial_id)
 
-    monkeypatch.setattr(store, "repeat_trial", dies_after_the_first)
+    monkeypatch.setattr(store.trials, "repeat", dies_after_the_first)
     drive_until(lambda: ended(store, campaign), Driver(store).step, worker)
     again = [trial.layout_key for trial in repeats(store, campaign)]
     first, second = (trial.layout_key for trial in store.trials.find(campaign.id)[:2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from queue import SimpleQueue
+from typing import ClassVar
 
 import pytest
 
@@ -18,6 +19,7 @@ class FakeBridge:
 
     starts = 0
     starts_to_fail = (2, 3)
+    agents: ClassVar[list[JsonLines]] = []
 
     def __init__(self, _flags: Sequence[str], variables: Mapping[str, str]) -> None:
         FakeBridge.starts += 1
@@ -38,6 +40,7 @@ class FakeBridge:
     def start_agent(self, pid: int) -> JsonLines:
         where = {"node": f"key-{pid}", "name": "n0", "address": "127.0.0.1"}
         agent = greet(self.address, self.token, where)
+        FakeBridge.agents.append(agent)
         agent.send({"event": "ready", "pids": {"agent": pid}})
         return agent
 
@@ -46,9 +49,12 @@ class FakeBridge:
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayNodes]:
     monkeypatch.setattr("workers.launchers.ray.launcher.BridgeProcess", FakeBridge)
     monkeypatch.setattr(FakeBridge, "starts", 0)
+    monkeypatch.setattr(FakeBridge, "agents", [])
     nodes = RayNodes(num_devices=2)
     yield nodes
     nodes.close()
+    for agent in FakeBridge.agents:
+        agent.close()
 
 
 def bridge_of(nodes: RayNodes) -> FakeBridge:
