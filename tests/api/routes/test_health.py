@@ -41,8 +41,10 @@ def gone(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Any:
         raise DatabaseUnavailableError("the database db.example of user service cannot be used")
 
-    for name in ("driver_seen_at", "why_not_usable", "service_stats"):
-        monkeypatch.setattr(http.app.state.store, name, refuse)  # type: ignore[attr-defined]
+    store = http.app.state.store  # type: ignore[attr-defined]
+    monkeypatch.setattr(store.driver, "seen_at", refuse)
+    for name in ("why_not_usable", "service_stats"):
+        monkeypatch.setattr(store.statistics, name, refuse)
 
 
 def test_readiness_needs_no_token(http: TestClient) -> None:
