@@ -305,11 +305,11 @@ WORKERS: Final = (
         what="The batch script leaves HTTP_PROXY and its like in the worker's environment.",
     ),
     Fault(
-        name="report-behind-an-exit-is-lost",
-        function="GroupLines._take_from_keeper",
-        before='self._take_from_rank(document["rank"], JsonLines.read_rest)',
-        after='self._report(document["rank"], [])',
-        what="What a rank reported just before it ended is read after the news of its end.",
+        name="orders-to-ranks-are-lost",
+        function="GroupLines.tell",
+        before="line.send(document)",
+        after="continue",
+        what="What the worker tells the ranks of a group, as to stop early, reaches none of them.",
     ),
     Fault(
         name="unsaved-outcome-dropped",
