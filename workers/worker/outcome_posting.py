@@ -195,7 +195,9 @@ class Posting:
         self._hurried.set()
         self._news.set()
         if not self._has_caught_up.wait(within_s):
-            raise ServiceUnreachableError("outcomes wait to be posted before trials are leased")
+            error = ServiceUnreachableError("outcomes wait to be posted before trials are leased")
+            error.is_logged = True  # why they wait has a line of its own
+            raise error
 
     def close(self, within_s: float) -> None:
         """Stores the outcomes, tries once more to post them, and ends the threads.
