@@ -15,7 +15,6 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Select, func, select, update
 from sqlalchemy.orm import Session
 
-from results_db.actor import SYSTEM, Actor
 from results_db.allocations.workers import Beat, fits, not_live, take_beats
 from results_db.database.bulk_insert import insert_many
 from results_db.database.database import Database
@@ -266,8 +265,8 @@ class _LastQuery:
 class Leases(StoreSection):
     """The store's methods for leases."""
 
-    def __init__(self, database: Database, clock: Clock, actor: Actor = SYSTEM) -> None:
-        super().__init__(database, clock, actor)
+    def __init__(self, database: Database, clock: Clock) -> None:
+        super().__init__(database, clock)
         self._last_query = _LastQuery()
 
     def lease(

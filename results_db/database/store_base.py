@@ -61,10 +61,10 @@ def utc_now() -> datetime:
 class StoreSection:
     """The base of a section of the store."""
 
-    def __init__(self, database: Database, clock: Clock, actor: Actor = SYSTEM) -> None:
+    def __init__(self, database: Database, clock: Clock) -> None:
         self._db = database
         self._clock = clock
-        self._actor = actor
+        self._actor = SYSTEM
 
     def bound_to(self, database: Database, actor: Actor) -> Self:
         """The same section, with its caches, on a database and for an actor."""

@@ -16,7 +16,6 @@ from typing import Any, Final, cast
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from results_db.actor import SYSTEM, Actor
 from results_db.database.bulk_insert import insert_many
 from results_db.database.database import Database
 from results_db.database.locks import lock_campaigns, lock_trials
@@ -297,8 +296,8 @@ def _digest(report: OutcomeReport) -> str:
 class Outcomes(StoreSection):
     """The store's methods for outcomes."""
 
-    def __init__(self, database: Database, clock: Clock, actor: Actor = SYSTEM) -> None:
-        super().__init__(database, clock, actor)
+    def __init__(self, database: Database, clock: Clock) -> None:
+        super().__init__(database, clock)
         self._parsed = ParsedSpecs()
 
     def post(
