@@ -18,6 +18,7 @@ from typing import Any, Final
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
+from api.process.gc_tuning import keep_for_good
 from benchmarks.service.postgres_server import FAST, running_server
 from benchmarks.service.service_database import base_layouts, campaign_spec, made_measurement, tidy
 from benchmarks.trainer.trainer_table import Figure
@@ -55,12 +56,14 @@ _SERVER: Final = {**FAST, "shared_buffers": "512MB"}
 
 LARGE_LEADERBOARD_NOTES: Final = f"""\
 - One campaign; besides its ranked layouts, one trial in {_FAILED_ONE_IN} ran out of memory. Pages of {LIMIT} layouts with their total, by \
-`store.leaderboard.page_of_layouts`; medians of {ROUNDS} calls in this process, without HTTP
+`store.leaderboard.page_of_layouts`; medians of {ROUNDS} calls in this process, without HTTP; \
+the garbage collector is set as in the service
 - First the leaderboard is computed anew, as at the first call after an outcome. Then: the same call again"""
 
 
 def measure_large_leaderboard(folder: Path, scale: int) -> list[Figure]:
     """Both databases, each with one campaign."""
+    keep_for_good()  # as the service does after its start
     layouts = LAYOUTS_A_SCALE * scale
     with closing(Store.open(DataDir(folder / "large"))) as store:
         figures = _figures(store, "SQLite", layouts)

@@ -28,8 +28,8 @@ class DriverStatement:
     query: Select[*tuple[Any, ...]]
     """Its parameters are `bindparam`s."""
 
-    def rows(self, session: Session, **values: Any) -> Sequence[Place]:
-        """Runs it in a transaction; returns plain tuples, with values of the columns' types."""
+    def rows(self, session: Session, **values: Any) -> Iterable[Place]:
+        """Runs it in a transaction; yields plain tuples, with values of the columns' types."""
         connection = session.connection()
         compiled = _compiled(self, connection.dialect)
         found = connection.exec_driver_sql(compiled.sql, compiled.parameters(values)).cursor
@@ -54,14 +54,14 @@ class _Compiled:
             given[name] = check(given[name])
         return given if self.order is None else tuple(given[name] for name in self.order)
 
-    def converted(self, rows: Sequence[Place]) -> Sequence[Place]:
+    def converted(self, rows: Sequence[Place]) -> Iterable[Place]:
         if not (self.converters and rows):
             return rows
         # By columns, in a third of the time that it would take by rows.
         columns: list[Iterable[Any]] = list(zip(*rows, strict=True))
         for place, convert in self.converters:
             columns[place] = map(convert, columns[place])
-        return list(zip(*columns, strict=True))
+        return zip(*columns, strict=True)
 
 
 @lru_cache(maxsize=_STATEMENTS_KEPT)

@@ -11,9 +11,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from operator import itemgetter
 from statistics import median
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -48,11 +47,10 @@ class RankingRules:
     """None: the campaign's description does not say."""
 
 
-class MeasuredLayout(NamedTuple):
+@dataclass(eq=False, slots=True)
+class MeasuredLayout:
     """A layout on a leaderboard."""
 
-    rank: int
-    """From 1."""
     runs: Sequence[Run]
     """The runs that count, the first one first. Runs that were stopped early count only where the
     layout has no others."""
@@ -60,6 +58,8 @@ class MeasuredLayout(NamedTuple):
     """Median of these runs."""
     value: float
     """The objective that ranks, at this step time; more is better."""
+    rank: int = 0
+    """From 1; 0 until the layouts are in order."""
 
     @property
     def first(self) -> Run:
@@ -163,7 +163,8 @@ def rank_layouts(runs: Sequence[Run], rules: RankingRules) -> Leaderboard:
     by_layout: defaultdict[str, list[Run]] = defaultdict(list)
     for run in ranked:
         by_layout[run.layout_key].append(run)
-    layouts = _in_order([_pooled(each, rules.objective) for each in by_layout.values()])
+    layouts = [_pooled(each, rules.objective) for each in by_layout.values()]
+    _put_in_order(layouts)
     return Leaderboard(
         layouts=layouts,
         front=_front(layouts, rules),
@@ -176,11 +177,7 @@ def rank_layouts(runs: Sequence[Run], rules: RankingRules) -> Leaderboard:
     )
 
 
-def _pooled(runs: list[Run], objective: str) -> tuple[float, int, float, Sequence[Run]]:
-    """A layout as it is sorted: by its negative value, then by the trial of its first run.
-
-    Then come the median step time and the runs that count.
-    """
+def _pooled(runs: list[Run], objective: str) -> MeasuredLayout:
     first = runs[0]
     step_time_s = first.step_time_s
     if len(runs) > 1:
@@ -188,21 +185,17 @@ def _pooled(runs: list[Run], objective: str) -> tuple[float, int, float, Sequenc
         first, step_time_s = runs[0], median(run.step_time_s for run in runs)
     value = measured_objective(objective, first, num_nodes=first.num_nodes)
     assert value is not None  # every measurement has the objectives that rank
-    return -value * (first.step_time_s / step_time_s), first.id, step_time_s, runs
+    return MeasuredLayout(runs, step_time_s, value * (first.step_time_s / step_time_s))
 
 
-def _in_order(
-    layouts: list[tuple[float, int, float, Sequence[Run]]],
-) -> list[MeasuredLayout]:
-    layouts.sort(key=itemgetter(0, 1))
-    in_full = (place for place, (*_, runs) in enumerate(layouts) if not runs[0].shortened)
+def _put_in_order(layouts: list[MeasuredLayout]) -> None:
+    layouts.sort(key=lambda each: (-each.value, each.runs[0].id))
+    in_full = (place for place, each in enumerate(layouts) if not each.runs[0].shortened)
     first = next(in_full, None)
     if first is not None:
         layouts.insert(0, layouts.pop(first))
-    return [
-        MeasuredLayout(rank, runs, step_time_s, -negative)
-        for rank, (negative, _, step_time_s, runs) in enumerate(layouts, 1)
-    ]
+    for rank, each in enumerate(layouts, 1):
+        each.rank = rank
 
 
 def _front(
