@@ -48,7 +48,7 @@ _RUNS: Final = DriverStatement(
     )
     .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
     .where(
-        MeasurementRow.campaign_id == _CAMPAIGN,
+        Trial.campaign_id == _CAMPAIGN,
         MeasurementRow.oversubscribed.is_(False),
         # The trial of a measurement with wrong losses is not COMPLETED; its measurement is kept.
         Trial.state == "COMPLETED",
