@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
-from operator import attrgetter
+from functools import cache, partial
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from results_db.leaderboard.leaderboard_query import LeaderboardQuery
@@ -17,16 +19,16 @@ from search_spaces.units import SECONDS_PER_HOUR
 def listed_layouts(board: Leaderboard, listing: LeaderboardQuery) -> Sequence[MeasuredLayout]:
     """The layouts that a query lists, in its order."""
     found = list(_passing(board, listing))
-    if listing.sort is None and listing.within_percent is None:
+    if not found or (listing.sort is None and listing.within_percent is None):
         return found
     # Unlike in the order of the ranks, a layout that was stopped early may be before the first.
-    found.sort(key=lambda each: (-each.value, each.trial_id))
+    insort(found, found.pop(0), key=lambda each: (-each.value, each.trial_id))
     if listing.sort is None:
         return sorted(found, key=lambda each: -_tokens_per_node_hour(each))
     key = _sort_key(listing.sort)
     keyed = [(key(each.first), each) for each in found]
     known = [pair for pair in keyed if pair[0] is not None]
-    known.sort(key=lambda pair: pair[0], reverse=listing.descending)
+    known.sort(key=itemgetter(0), reverse=listing.descending)
     return [each for _, each in known] + [each for value, each in keyed if value is None]
 
 
@@ -96,8 +98,8 @@ def _sort_key(name: str) -> Callable[[Run], Any]:
     """Reads the value of a sort key as a number; None: not measured."""
     if name in METRICS:
         return _metric(name)
-    read = attrgetter(name)
-    return lambda run: knob_number(name, read(run))
+    read, number = attrgetter(name), cache(partial(knob_number, name))
+    return lambda run: number(read(run))
 
 
 def _tokens_per_node_hour(layout: MeasuredLayout) -> float:
