@@ -45,8 +45,14 @@ from api.routes import (
 )
 from api.schemas.campaigns_and_trials import Problem
 from api.schemas.openapi_descriptions import describe_fields
+from api.security.access_check import (
+    AccessCheck,
+    bearer_scheme,
+    check_again,
+    make_limits,
+    refuse_unchecked,
+)
 from api.security.authentication import Authentication
-from api.security.gate import Gate, bearer_scheme, judged, make_limits, refuse_unjudged
 from api.security.guess_limit import GuessLimit
 from api.security.ownership import Owners
 from api.security.roles import refuse_undeclared
@@ -172,13 +178,17 @@ def _all_routes() -> Sequence[BaseRoute]:
     ):
         router.include_router(
             routes.router,
-            dependencies=[Depends(bearer_scheme), Depends(judged), Depends(refuse_unknown_query)],
+            dependencies=[
+                Depends(bearer_scheme),
+                Depends(check_again),
+                Depends(refuse_unknown_query),
+            ],
             responses=_REFUSALS,
         )
     router.include_router(health.router)
     router.include_router(
         health.metrics_router,
-        dependencies=[Depends(bearer_scheme), Depends(judged)],
+        dependencies=[Depends(bearer_scheme), Depends(check_again)],
         responses=_REFUSALS,
     )
     return tuple(router.routes)
@@ -195,10 +205,10 @@ def _guard(app: FastAPI, settings: Settings) -> None:
     """Adds the middleware; all routes must be there. What is added last runs first."""
     app.state.routes = routes = RouteMap.of(app.routes)
     refuse_undeclared(routes.operations)
-    refuse_unjudged(app.routes)
+    refuse_unchecked(app.routes)
     app.add_middleware(BoundedBodies, routes=routes)
     app.add_middleware(
-        Gate,
+        AccessCheck,
         routes=routes,
         authentication=app.state.authentication,
         owners=app.state.owners,

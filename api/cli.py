@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from api.extras import missing_extra
+from api.command_packages import missing_packages_of
 from api.process.gc_tuning import nothing_collected
 from api.version import version
 from search_spaces.documents.numbers import read_number, read_whole
@@ -67,7 +67,7 @@ class LazyGroup(click.Group):
         With `--help`, only a command that cannot be imported is refused.
         """
         name, *rest = args
-        missing = missing_extra(name)
+        missing = missing_packages_of(name)
         if missing is not None and not set(ctx.help_option_names) & set(rest):
             raise click.ClickException(missing)
         try:

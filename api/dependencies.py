@@ -41,7 +41,7 @@ async def get_store(request: Request) -> Store:
 
 
 async def get_actor(request: Request) -> Actor:
-    """The actor of the request, which the gate has authenticated."""
+    """The actor of the request, which the access check has authenticated."""
     return cast("Actor", request.state.actor)
 
 
@@ -51,7 +51,7 @@ async def get_holder(request: Request) -> Holder:
 
 
 async def get_credential(request: Request) -> Credential:
-    """What the gate has authenticated the request with."""
+    """What the access check has authenticated the request with."""
     return cast("Credential", request.state.credential)
 
 
@@ -89,8 +89,8 @@ CampaignDep = Annotated[CampaignRecord, Depends(get_campaign)]
 async def get_own_campaign(campaign: CampaignDep, actor: ActorDep) -> CampaignRecord:
     """The campaign of a path, for routes that change it.
 
-    The gate has checked the owner of the name, but by now another campaign may have that name. The
-    route changes the campaign with the id of this record, whose owner never changes.
+    The owner of the name was checked, but by now another campaign may have that name. The route
+    changes the campaign with the id of this record, whose owner never changes.
 
     Raises:
         CampaignOwnedError: the actor is neither its owner nor an admin.

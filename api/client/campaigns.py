@@ -8,8 +8,8 @@ from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, Final
 
+from api.client.calls import PAGE, Calls, segment
 from api.client.following import Follower
-from api.client.sender import PAGE, Sender, segment
 from api.http.filter_encoding import filter_query
 from api.schemas.campaigns_and_trials import (
     AnalysisRead,
@@ -38,7 +38,7 @@ from search_spaces.statistics.job_duration import TrainingJob
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
-class CampaignCalls(Sender):
+class CampaignCalls(Calls):
     """Campaigns: submit, import, change, read."""
 
     def create_campaign(
@@ -208,7 +208,7 @@ class CampaignCalls(Sender):
         return self._get("/exports/formats", ExportFormatPage)
 
 
-class TrialCalls(Sender):
+class TrialCalls(Calls):
     """Trials: list by knobs and metrics, read, measure again, cancel."""
 
     def trial_page(
@@ -284,7 +284,7 @@ class TrialCalls(Sender):
         return self._post(f"/trials/{trial_id}/cancel", TrialRead)
 
 
-class LeaderboardCalls(Sender):
+class LeaderboardCalls(Calls):
     """A campaign's leaderboard, as documents or as a table."""
 
     def leaderboard(

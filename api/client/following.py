@@ -12,7 +12,7 @@ import httpx
 from httpx_sse import EventSource, ServerSentEvent
 from pydantic import ValidationError
 
-from api.client.sender import Sender, refusal, unanswered
+from api.client.calls import Calls, refusal, unanswered
 from api.errors import EventsMissedError, ServiceError
 from api.schemas.campaigns_and_trials import EventRead
 from search_spaces.errors import ServiceUnansweredError
@@ -52,7 +52,7 @@ class _Place:
             ) from error
 
 
-class Follower(Sender):
+class Follower(Calls):
     """Follows streams one at a time."""
 
     def _follow(self, path: str, after: int | None) -> Iterator[EventRead]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from api.client.sender import PAGE, Sender, segment
+from api.client.calls import PAGE, Calls, segment
 from api.schemas.access import (
     AuditEntryRead,
     AuditPage,
@@ -28,7 +28,7 @@ from api.schemas.campaigns_and_trials import Health, Readiness
 from api.schemas.catalogue import ClusterPage, ClusterRead, ModelPage, ModelRead
 
 
-class ServiceCalls(Sender):
+class ServiceCalls(Calls):
     """The service itself."""
 
     def health(self) -> Health:
@@ -45,7 +45,7 @@ class ServiceCalls(Sender):
         return self._send("GET", "/metrics", is_repeatable=True).text
 
 
-class CatalogueCalls(Sender):
+class CatalogueCalls(Calls):
     """Models and clusters that campaign files name."""
 
     def models(self) -> ModelPage:
@@ -81,7 +81,7 @@ class CatalogueCalls(Sender):
         self._delete(f"/clusters/{segment(name)}")
 
 
-class AllocationCalls(Sender):
+class AllocationCalls(Calls):
     """Workers, their allocations and nodes."""
 
     def workers(self) -> WorkerPage:
@@ -122,7 +122,7 @@ class AllocationCalls(Sender):
         return self._post(f"/nodes/{segment(cluster)}/{segment(node)}/release", ClusterNodeRead)
 
 
-class AccessCalls(Sender):
+class AccessCalls(Calls):
     """Tokens and the audit log."""
 
     def whoami(self) -> WhoAmI:

@@ -55,7 +55,7 @@ def watch_campaign(client: Client, name: str) -> CampaignDetail:
         block, view = LiveBlock(sys.stdout), CampaignView(client, name)
 
         def lines(campaign: CampaignDetail) -> list[str]:
-            # Read for every drawing: the terminal may have been resized.
+            # Read each time: the terminal may have been resized.
             width = terminal_width(sys.stdout) or 80
             return view.lines(campaign, width - 1, encoding=sys.stdout.encoding)
 

@@ -11,15 +11,15 @@ from markupsafe import Markup
 
 from api.dashboard.campaign_form import yaml_of
 from api.dependencies import HolderDep, StoreDep
-from api.drawings.bars import keys, stacked
-from api.drawings.layout_map import layout_map
-from api.drawings.schedule_chart import schedule_chart
-from api.drawings.static_plot import static_plot
-from api.figures.step_times import iterations
 from api.formatting import figure, objective_figure, step_words, unit
 from api.html.findings import REASONS, bounds, short_layout
 from api.html.rendering import render
 from api.html.trial_facts import TrialFacts, knob_pairs
+from api.plot_data.step_times import iterations
+from api.plots.bars import keys, stacked
+from api.plots.layout_map import layout_map
+from api.plots.schedule_plot import schedule_plot
+from api.plots.static_plot import static_plot
 from api.report.probe_command import MODEL_FILE, probe_command
 from api.routes.trials import TrialPath
 from results_db.leaderboard.leaderboard_records import RankedLayout
@@ -54,7 +54,7 @@ def show_trial(
         meaning=REASONS.get(trial.reason or ""),
         knobs=list(knob_pairs(trial.layout)),
         drawn=layout_map(trial.layout),
-        schedule=schedule_chart(trial.layout, compute_s=facts.compute_s),
+        schedule=schedule_plot(trial.layout, compute_s=facts.compute_s),
         steps=_steps(facts),
         rows=_rows(facts.detail.iterations),
         memory=facts.memory(),

@@ -17,7 +17,6 @@ from markupsafe import Markup
 from starlette.datastructures import QueryParams
 
 from api.campaigns.progress import node_seconds_left
-from api.drawings.svg import visible
 from api.formatting import (
     cheap_count_words,
     duration,
@@ -32,6 +31,7 @@ from api.formatting import (
 )
 from api.html.assets import assets, maplibre_style_id
 from api.html.findings import peak_words, short_layout
+from api.plots.svg import visible
 from api.version import version
 from results_db.records import EVENT_KINDS, CampaignRecord
 from search_spaces.belief.plan_text import knowledge_words

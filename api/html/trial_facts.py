@@ -6,10 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
-from api.drawings.bars import PlotPart, step_parts
-from api.drawings.static_plot import static_plot
-from api.drawings.svg import Drawn
-from api.figures.estimates import memory_by_stage
 from api.formatting import (
     figure,
     memory_of,
@@ -22,6 +18,10 @@ from api.formatting import (
 )
 from api.html.findings import bounds
 from api.plans.cheap_probes import cheap_probes
+from api.plot_data.estimates import memory_by_stage
+from api.plots.bars import PlotPart, step_parts
+from api.plots.static_plot import static_plot
+from api.plots.svg import Plot
 from results_db.leaderboard.leaderboard_query import LeaderboardQuery
 from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.records import CampaignRecord, TrialDetail, TrialRecord
@@ -121,11 +121,11 @@ class TrialFacts:
 
     @property
     def most_bytes(self) -> float:
-        """The largest number in the drawing of its memory."""
+        """The largest number in the plot of its memory."""
         peaks = (*_measured_bytes(self.trial), *_estimated_bytes(self.campaign, self.trial))
         return max((*peaks, _device_memory_bytes(self.campaign) or 0))
 
-    def memory(self, *, top_bytes: float | None = None) -> Drawn | None:
+    def memory(self, *, top_bytes: float | None = None) -> Plot | None:
         """Memory by stage, measured and estimated; None: neither is known."""
         return stages_drawn(self.campaign, self.trial, top_bytes=top_bytes)
 
@@ -155,7 +155,7 @@ def _estimated_bytes(campaign: CampaignRecord, trial: TrialRecord) -> list[float
 
 def stages_drawn(
     campaign: CampaignRecord, trial: TrialRecord, *, top_bytes: float | None = None
-) -> Drawn | None:
+) -> Plot | None:
     """Memory by stage, measured and estimated, below the capacity; None: neither is known."""
     measured, estimated = _measured_bytes(trial), _estimated_bytes(campaign, trial)
     if not measured and not estimated:

@@ -9,11 +9,6 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from api.drawings.bars import PlotPart, keys, stacked, swing
-from api.drawings.layout_map import layout_map
-from api.drawings.schedule_chart import schedule_chart
-from api.drawings.static_plot import static_plot
-from api.figures.campaign_plots import CampaignPlots, PlotChoices
 from api.formatting import duration, effect_words, figure, half_interval, machine, moment
 from api.html.assets import assets
 from api.html.findings import REASONS, bounds, finding_of, lead
@@ -22,6 +17,11 @@ from api.html.rendering import document
 from api.html.trial_facts import TrialFacts, knob_pairs
 from api.http.documents import write_yaml
 from api.plans.measured_jobs import measured_jobs, step_interval
+from api.plot_data.campaign_plots import CampaignPlots, PlotChoices
+from api.plots.bars import PlotPart, keys, stacked, swing
+from api.plots.layout_map import layout_map
+from api.plots.schedule_plot import schedule_plot
+from api.plots.static_plot import static_plot
 from api.report.failures import failures
 from api.report.reproduction import commands
 from api.version import version
@@ -79,9 +79,9 @@ def report(
         plots=plots,
         knobs=KNOBS,
         drawn=lambda name, label, knob=None: static_plot(
-            plots.draw(name, knob), label, **({"width": _SLICE_WIDTH} if knob else {})
+            plots.data_of(name, knob), label, **({"width": _SLICE_WIDTH} if knob else {})
         ),
-        front=plots.draw("pareto"),
+        front=plots.data_of("pareto"),
         shown=SHOWN,
         failures=failures(store, ended),
         reasons=REASONS,
@@ -139,7 +139,7 @@ def _job_lines(
 
 
 def _winner(store: Store, best: RankedLayout) -> dict[str, Any]:
-    """The knobs of the winner, its figures, and its drawings."""
+    """The knobs of the winner, its figures, and its plots."""
     facts, layout = TrialFacts.of(store, best.trial.id), best.trial.layout
     is_pipeline = layout.pp > 1
     return {
@@ -148,7 +148,7 @@ def _winner(store: Store, best: RankedLayout) -> dict[str, Any]:
         "figures": facts.figures,
         "bar": stacked(facts.parts) + keys(facts.parts) if facts.parts else None,
         "map": layout_map(layout),
-        "schedule": schedule_chart(layout, compute_s=facts.compute_s) if is_pipeline else None,
+        "schedule": schedule_plot(layout, compute_s=facts.compute_s) if is_pipeline else None,
         "memory": facts.memory() if is_pipeline else None,
     }
 

@@ -4,7 +4,7 @@ The Authorization header wins over the cookie. A request with a cookie that chan
 prove that one of this service's own pages sent it: the cookie is SameSite=Strict, the browser's own
 headers name the page (`why_foreign`), and the request has a form token of the session. A page's
 script sends the form token in a header. A plain form has it among its fields, which are checked
-where the body is read (`judged`).
+where the body is read (`check_again`).
 """
 
 from __future__ import annotations

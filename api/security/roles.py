@@ -1,7 +1,7 @@
 """The table of access: the role that each route of the service needs.
 
-The service does not start if a route is missing in the table. The gate (`api.security.gate`) uses
-the table before it reads the body of a request.
+The service does not start if a route is missing in the table. `api.security.access_check` uses the
+table before the body of a request is read.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ ACCESS: Final[Mapping[str, AccessRule]] = MappingProxyType(
         "do_repeat_trial": OWN_TRIAL,
         "do_cancel_trial": OWN_TRIAL,
         "show_plots": VIEWER,
-        "show_figure": VIEWER,
+        "show_plot_data": VIEWER,
         "show_timeline": VIEWER,
         # Campaigns, models and clusters.
         "create_campaign": SUBMITTER,

@@ -11,9 +11,9 @@ from fastapi.responses import HTMLResponse, JSONResponse
 
 from api.dashboard.campaign_view import render_campaign
 from api.dependencies import CampaignDep, StoreDep
-from api.figures.campaign_plots import CampaignPlots, FigureName, PlotChoices
 from api.formatting import unit
 from api.html.rendering import PAGE_HEADERS
+from api.plot_data.campaign_plots import CampaignPlots, PlotChoices, PlotName
 from results_db.campaigns.charts import FailureCount
 from search_spaces.spec.layout import KNOBS
 from search_spaces.spec.objectives import ALL_OBJECTIVES
@@ -45,13 +45,13 @@ def show_plots(
 
 
 @router.get("/campaigns/{campaign}/figures/{name}.json", include_in_schema=False)
-def show_figure(
-    name: FigureName, campaign: CampaignDep, store: StoreDep, choices: ChoicesDep
+def show_plot_data(
+    name: PlotName, campaign: CampaignDep, store: StoreDep, choices: ChoicesDep
 ) -> JSONResponse:
     """The data of one plot, for the script of the page."""
     plots = CampaignPlots(store=store, campaign=campaign, choices=choices)
     headers = {name: PAGE_HEADERS[name] for name in ("Cache-Control", "Vary")}
-    return JSONResponse(plots.draw(name, choices.knob).document(), headers=headers)
+    return JSONResponse(plots.data_of(name, choices.knob).document(), headers=headers)
 
 
 @router.get("/campaigns/{campaign}/timeline", include_in_schema=False)

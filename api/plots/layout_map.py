@@ -8,8 +8,8 @@ from typing import Final
 
 from markupsafe import Markup
 
-from api.drawings.svg import WIDTH, Drawn, drawing, join, number, tag
-from api.figures.figure import both_ends
+from api.plot_data.plot_data import both_ends
+from api.plots.svg import WIDTH, Plot, join, number, svg_tag, tag
 from search_spaces.mesh import coordinates, ranks_per_node
 from search_spaces.spec.layout import Layout
 from search_spaces.terminal.plurals import counted
@@ -31,7 +31,7 @@ _CHARACTER: Final = 5.6
 """Width of a character in a cell."""
 
 
-def layout_map(layout: Layout) -> Drawn:
+def layout_map(layout: Layout) -> Plot:
     """Nodes, devices, stages, tensor-parallel groups and replicas of a layout."""
     per_node = ranks_per_node(layout.num_devices, layout.num_nodes)
     is_folded = layout.num_devices > MAX_DEVICES
@@ -55,8 +55,8 @@ def layout_map(layout: Layout) -> Drawn:
         for place, node in enumerate(nodes)
     ]
     rows = -(-len(nodes) // a_row)
-    return Drawn(
-        svg=drawing(
+    return Plot(
+        svg=svg_tag(
             min(a_row, len(nodes)) * (width + 10.0) - 8.0,
             rows * (height + 10.0) - 8.0,
             tag("g", *boxes, class_="map", transform="translate(1,1)"),

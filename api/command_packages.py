@@ -35,7 +35,7 @@ NEEDS: Final[Mapping[str, CommandNeed]] = {
 """By command; all other commands run with the base install."""
 
 
-def missing_extra(command: str) -> str | None:
+def missing_packages_of(command: str) -> str | None:
     """A line about packages that a command lacks; None: nothing is missing."""
     need = NEEDS.get(command)
     if need is None:

@@ -1,4 +1,4 @@
-"""The gate: the checks of every request, before its body is read.
+"""The access check: the checks of every request, before its body is read.
 
 In order: authentication (401; a form token that is missing or wrong: 403), rate limit (429), role
 (403), ownership (403). A request that passes carries its `Actor`.
@@ -46,10 +46,10 @@ bearer_scheme = HTTPBearer(
     scheme_name="bearer",
     description="A token: that of the data directory, or one of `layout-tuner token create`.",
 )
-"""For the OpenAPI document only; the gate checks tokens."""
+"""For the OpenAPI document only; the access check checks tokens."""
 
 
-class Gate:
+class AccessCheck:
     """Middleware that passes on the requests that the table of access admits."""
 
     def __init__(
@@ -70,7 +70,9 @@ class Gate:
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http":
-            raise NotImplementedError(f"the gate does not check {scope['type']} connections")
+            raise NotImplementedError(
+                f"the access check does not check {scope['type']} connections"
+            )
         asked = self._routes.asked(scope)
         rule = _rule_of(asked, scope)
         if rule is OPEN:
@@ -149,10 +151,10 @@ def make_limits(requests_per_s: float) -> Mapping[TokenRole, Throttle]:
     return {"viewer": few, "submitter": few, "admin": many, "worker": many}
 
 
-async def judged(request: Request) -> None:
-    """Checks the route that answers again, in case the gate found another one: a fault of ours.
+async def check_again(request: Request) -> None:
+    """Checks the route that answers, in case the access check found another one: a fault of ours.
 
-    It also checks the form token of a form, which the gate cannot read.
+    It also checks the form token of a form, which the access check cannot read.
 
     Raises:
         AccessUndeclaredError: the rule of the route does not admit the actor.
@@ -162,7 +164,7 @@ async def judged(request: Request) -> None:
     rule = ACCESS.get(operation)
     actor: Actor | None = getattr(request.state, "actor", None)
     if rule is None or not (rule is OPEN or _admits(rule, actor)):
-        raise AccessUndeclaredError(f"{operation} was asked for past the gate")
+        raise AccessUndeclaredError(f"{operation} was asked for past the access check")
     credential: Credential | None = getattr(request.state, "credential", None)
     if credential is not None and not credential.is_proven:
         form = await request.form()
@@ -171,8 +173,8 @@ async def judged(request: Request) -> None:
             raise FormTokenInvalidError(WRONG_FORM_TOKEN)
 
 
-def refuse_unjudged(routes: Sequence[BaseRoute]) -> None:
-    """Checks that every route that changes something has the dependency `judged`.
+def refuse_unchecked(routes: Sequence[BaseRoute]) -> None:
+    """Checks that every route that changes something has the dependency `check_again`.
 
     Raises:
         AccessUndeclaredError: a route lacks it.
@@ -180,9 +182,9 @@ def refuse_unjudged(routes: Sequence[BaseRoute]) -> None:
     for route in iter_route_contexts(routes):
         if not set(route.methods or ()) - {"GET", "HEAD"}:
             continue
-        if not any(each.call is judged for each in route.dependant.dependencies):
+        if not any(each.call is check_again for each in route.dependant.dependencies):
             raise AccessUndeclaredError(
-                f"the route {route.name} lacks the dependency `judged`: it would accept forms of "
+                f"the route {route.name} lacks the dependency `check_again`: it would accept forms of "
                 "other sites' pages"
             )
 

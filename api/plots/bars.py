@@ -8,8 +8,8 @@ from typing import Final
 
 from markupsafe import Markup
 
-from api.drawings.svg import WIDTH, drawing, hatching, tag
-from api.figures.step_times import PARTS
+from api.plot_data.step_times import PARTS
+from api.plots.svg import WIDTH, hatching, svg_tag, tag
 from search_spaces.protocol.measurement import Breakdown
 
 _BAR_HEIGHT: Final = 26.0
@@ -33,7 +33,7 @@ def swing(effect: float, largest: float, *, width: int = 160) -> Markup:
     length = min(abs(effect) / largest, 1.0) * middle if largest else 0.0
     left = middle if effect >= 0 else middle - length
     kind = "better" if effect >= 0 else "worse"
-    return drawing(
+    return svg_tag(
         width,
         12,
         tag("rect", x=left, y=1.0, width=length, height=10.0, class_=kind),
@@ -80,7 +80,7 @@ def stacked(parts: Sequence[PlotPart], *, whole: float | None = None) -> Markup:
             drawn.append(hatching(left, 0.0, length, _BAR_HEIGHT))
         left += length
     names = ", ".join(f"{part.name} {part.says}" for part in parts)
-    return tag("div", drawing(WIDTH, _BAR_HEIGHT, *drawn, says=names), class_="stacked")
+    return tag("div", svg_tag(WIDTH, _BAR_HEIGHT, *drawn, says=names), class_="stacked")
 
 
 def keys(parts: Sequence[PlotPart]) -> Markup:

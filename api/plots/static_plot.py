@@ -1,7 +1,7 @@
-"""A figure drawn as SVG: the same data that the pages give to plotly, without a script.
+"""Plot data drawn as SVG: the same data that the pages give to plotly, without a script.
 
-It knows the part of plotly's format that `api.figures` uses. Colours are the style
-sheet's variables, so that a drawing follows the reader's theme.
+It knows the part of plotly's format that `api.plot_data` uses. Colours are the style
+sheet's variables, so that a plot follows the reader's theme.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from api.drawings.svg import WIDTH, Drawn, drawing, hatching, join, number, tag
-from api.figures.figure import PlotFigure, Trace, round_ticks
 from api.formatting import figure, percent
+from api.plot_data.plot_data import PlottedData, Trace, round_ticks
+from api.plots.svg import WIDTH, Plot, hatching, join, number, svg_tag, tag
 
 MAX_TOLD: Final = 1_000
 """Most points of a kind with a tooltip; more points are drawn as one path."""
@@ -39,12 +39,12 @@ _SHAPES: Final = {
 _DASHES: Final = {"dash": "7 4", "dot": "2 3"}
 
 
-def static_plot(plot: PlotFigure, says: str, *, width: float = WIDTH) -> Drawn:
-    """A figure with its caption; `says` is its text for screen readers."""
-    if not plot.traces:
-        return Drawn(svg=Markup(""), notes=tuple(plot.says))
-    layout = plot.layout
-    legend, top = _legend(plot, width)
+def static_plot(data: PlottedData, says: str, *, width: float = WIDTH) -> Plot:
+    """A plot of some data, with its caption; `says` is its text for screen readers."""
+    if not data.traces:
+        return Plot(svg=Markup(""), notes=tuple(data.says))
+    layout = data.layout
+    legend, top = _legend(data, width)
     top += 22.0 if layout["xaxis"].get("side") == "top" else 14.0
     y = _Axis(spec=layout["yaxis"], start=0.0, end=top)
     left = max(62.0, *(24.0 + _CHARACTER * len(words) for _, words in y.ticks))
@@ -55,21 +55,21 @@ def static_plot(plot: PlotFigure, says: str, *, width: float = WIDTH) -> Drawn:
     y = replace(y, start=top + body)
     x = _Axis(spec=layout["xaxis"], start=left, end=width - _RIGHT)
     height = top + body + _BOTTOM
-    svg = drawing(
+    svg = svg_tag(
         width,
         height,
         legend,
         _grid(x, y),
-        *(_trace(trace, x, y) for trace in plot.traces),
+        *(_trace(trace, x, y) for trace in data.traces),
         *(_note(note, x, y) for note in layout.get("annotations", ())),
         says=says,
     )
-    return Drawn(svg=svg, notes=tuple(plot.says))
+    return Plot(svg=svg, notes=tuple(data.says))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Axis:
-    """Maps values of one axis to positions in the drawing."""
+    """Maps values of one axis to positions in the plot."""
 
     spec: Mapping[str, Any]
     """Plotly's description."""
@@ -276,12 +276,12 @@ def _note(note: Mapping[str, Any], x: _Axis, y: _Axis) -> Markup:
     )
 
 
-def _legend(plot: PlotFigure, width: float) -> tuple[Markup, float]:
+def _legend(data: PlottedData, width: float) -> tuple[Markup, float]:
     """The names of the traces in rows, and the height of the rows."""
     left, top = 8.0, 12.0
     drawn = []
-    shown = plot.layout.get("showlegend", True)
-    for trace in plot.traces:
+    shown = data.layout.get("showlegend", True)
+    for trace in data.traces:
         if not (shown and trace.get("showlegend", True) and trace.get("name")):
             continue
         name = trace["name"]

@@ -10,8 +10,8 @@ from typing import Final
 
 from markupsafe import Markup
 
-from api.drawings.svg import Drawn, drawing, join, number, tag
-from api.figures.figure import both_ends
+from api.plot_data.plot_data import both_ends
+from api.plots.svg import Plot, join, number, svg_tag, tag
 from search_spaces.schedules import Backward, Forward, pipeline_schedule
 from search_spaces.spec.layout import Layout
 
@@ -108,12 +108,12 @@ def _passes(rank: int, pp: int, vpp: int, num_microbatches: int) -> list[tuple[b
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Window:
-    """Both ends of a schedule on the axis of the drawing; the middle may be left out."""
+    """Both ends of a schedule on the axis of the plot; the middle may be left out."""
 
     schedule: TimedSchedule
     """With fewer micro-batches than the layout's, if it is long."""
     scale: float
-    """Units of the drawing for a forward pass."""
+    """Units of the plot for a forward pass."""
     until: float
     """End of the part at the start, in forward passes."""
     since: float
@@ -135,7 +135,7 @@ class _Window:
         return self.until * self.scale + _GAP + (at - self.since) * self.scale
 
 
-def schedule_chart(layout: Layout, *, compute_s: float | None = None) -> Drawn | None:
+def schedule_plot(layout: Layout, *, compute_s: float | None = None) -> Plot | None:
     """The schedule of a layout; None: it has too many stages to be drawn.
 
     Args:
@@ -152,8 +152,8 @@ def schedule_chart(layout: Layout, *, compute_s: float | None = None) -> Drawn |
     a_pass_s = None
     if compute_s is not None:
         a_pass_s = compute_s / (layout.vpp * layout.num_microbatches * (1.0 + backward))
-    return Drawn(
-        svg=drawing(
+    return Plot(
+        svg=svg_tag(
             _LEFT + max(window.width, _LEGEND) + 4.0,
             height,
             tag("g", _legend(), *_drawn_rows(window, rows), class_="schedule"),

@@ -1,7 +1,7 @@
-"""What a figure is, and what figures share: axes, marks, samples and texts.
+"""What plot data is, and what plots share: axes, marks, samples and texts.
 
-A figure is plain JSON in plotly's form. The script of the pages draws it with plotly, and
-`api.drawings.static_plot` draws the same as SVG for the report. Colours are names of the
+Plot data is plain JSON in plotly's form. The script of the pages draws it with plotly, and
+`api.plots.static_plot` draws the same as SVG for the report. Colours are names of the
 style sheet's variables, such as `--part1`, so that both follow the reader's theme.
 """
 
@@ -19,7 +19,7 @@ from search_spaces.spec.objectives import MEMORY_HEADROOM
 from search_spaces.terminal.console import escaped
 
 MOST_ROWS: Final = 50
-"""Most rows of a figure's table."""
+"""Most rows of a plot's table."""
 
 MARKERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "measured": {"symbol": "circle", "color": "--mark"},
@@ -46,8 +46,8 @@ Trace = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlotFigure:
-    """A plot with its caption and its table."""
+class PlottedData:
+    """The data of a plot, with its caption and its table."""
 
     traces: Sequence[Trace] = ()
     """Empty: there is nothing to draw yet."""

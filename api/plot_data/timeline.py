@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from api.figures.figure import Bar, PlotFigure, Spot, bars, marked, rows_layout
 from api.formatting import moment, state_words
+from api.plot_data.plot_data import Bar, PlottedData, Spot, bars, marked, rows_layout
 from results_db.campaigns.charts import CampaignTimeline, TimelineAttempt
 
 MOST_ROWS_DRAWN: Final = 60
@@ -26,7 +26,7 @@ _UNITS: Final = ((5 * 3600.0, "hours", 3600.0), (300.0, "minutes", 60.0), (0.0, 
 """Units of the axis with their seconds, each from a length in seconds on."""
 
 
-def timeline(found: CampaignTimeline, now: datetime, marks: Mapping[int, str]) -> PlotFigure:
+def timeline(found: CampaignTimeline, now: datetime, marks: Mapping[int, str]) -> PlottedData:
     """Attempts in rows of their workers; a worker that runs several at once has several rows.
 
     Args:
@@ -35,7 +35,7 @@ def timeline(found: CampaignTimeline, now: datetime, marks: Mapping[int, str]) -
         marks: "winner" or "baseline" by the ids of trials.
     """
     if not found.attempts:
-        return PlotFigure(says=["No worker has leased a trial of this campaign."])
+        return PlottedData(says=["No worker has leased a trial of this campaign."])
     begin = min(each.started_at for each in found.attempts)
     last = max(each.ended_at or now for each in found.attempts)
     length_s = max((last - begin).total_seconds(), 1.0)
@@ -55,7 +55,7 @@ def timeline(found: CampaignTimeline, now: datetime, marks: Mapping[int, str]) -
         if mark := marks.get(each.trial_id):
             spot = Spot(start + length / 2, rows[each] - 0.35, text, each.trial_id)
             of_mark.setdefault(mark, []).append(spot)
-    return PlotFigure(
+    return PlottedData(
         traces=[
             *(
                 trace

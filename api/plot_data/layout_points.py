@@ -1,4 +1,4 @@
-"""What the figures are drawn from: a campaign's layouts as points, its winner and its baseline."""
+"""What plot data is made from: a campaign's layouts as points, its winner and its baseline."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from api.figures.figure import Spot, Trace, marked, objective_words
 from api.formatting import state_words
+from api.plot_data.plot_data import Spot, Trace, marked, objective_words
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.objectives import MEMORY_HEADROOM, memory_headroom
@@ -49,7 +49,7 @@ class LayoutPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class PlotFacts:
-    """A campaign's layouts, for its figures."""
+    """A campaign's layouts, for its plots."""
 
     objective: str
     """The objective that ranks."""

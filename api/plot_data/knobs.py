@@ -1,4 +1,4 @@
-"""Figures of the knobs: parallel coordinates, slices, and two knobs against each other."""
+"""Plots of the knobs: parallel coordinates, slices, and two knobs against each other."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, Final
 
-from api.figures.figure import (
+from api.formatting import objective_figure, unit
+from api.plot_data.layout_points import LayoutPoint, PlotFacts, in_order, knob_text, mark_traces
+from api.plot_data.plot_data import (
     MARKERS,
     MARKS,
     MOST_ROWS,
     AxisRange,
-    PlotFigure,
+    PlottedData,
     Spot,
     Trace,
     axis_range,
@@ -24,8 +26,6 @@ from api.figures.figure import (
     round_ticks,
     rounded,
 )
-from api.figures.points import LayoutPoint, PlotFacts, in_order, knob_text, mark_traces
-from api.formatting import objective_figure, unit
 from results_db.leaderboard.knob_counts import KnobCell
 from search_spaces.spec.layout import KNOBS
 
@@ -42,15 +42,15 @@ _MOST_COLUMNS_WITH_NUMBERS: Final = 10
 _MOST_CELLS_WITH_NUMBERS: Final = 80
 
 
-def parallel(facts: PlotFacts, *, show_all: bool = False) -> PlotFigure:
+def parallel(facts: PlotFacts, *, show_all: bool = False) -> PlottedData:
     """A line for each layout over the knobs that vary, coloured by the objective."""
     if not facts.varying:
-        return PlotFigure(says=[_why_no_knobs(facts)])
+        return PlottedData(says=[_why_no_knobs(facts)])
     objective = facts.objective
     ends = axis_range(facts.values, always=facts.marked_values, show_all=show_all)
     shown = [KNOBS[name] for name in facts.varying]
     best = sorted(facts.ranked, key=lambda point: -(point.value or 0.0))[:MOST_ROWS]
-    return PlotFigure(
+    return PlottedData(
         traces=_parallel_traces(facts, ends),
         layout=_parallel_layout(facts, ends),
         says=[
@@ -185,13 +185,13 @@ def _note(x: int, y: float, text: str, **font: Any) -> dict[str, Any]:
 
 def slice_of(
     facts: PlotFacts, knob: str, cells: Sequence[KnobCell], *, show_all: bool = False
-) -> PlotFigure:
+) -> PlottedData:
     """One knob against the objective.
 
     `cells` are all ranked layouts by the knob's value, including those that the sample leaves out.
     """
     if not facts.ranked or knob not in facts.varying:
-        return PlotFigure(says=[_why_no_knobs(facts)])
+        return PlottedData(says=[_why_no_knobs(facts)])
     ends = axis_range(facts.values, always=facts.marked_values, show_all=show_all)
 
     def spot(point: LayoutPoint) -> Spot:
@@ -207,7 +207,7 @@ def slice_of(
     best = [by_value[value].best for value in measured]
     traces.append(line("best", map(knob_text, measured), best, color="--good", width=1.5))
     marks = {name: spot(each) for name, each in facts.marks.items() if each.value is not None}
-    return PlotFigure(
+    return PlottedData(
         traces=traces + mark_traces(marks),
         layout={
             "xaxis": _category_axis(knob, values),
@@ -237,13 +237,13 @@ _Cells = Mapping[tuple[Any, ...], KnobCell]
 """Measured cells by the values of two knobs."""
 
 
-def two_knobs(facts: PlotFacts, across: str, up: str, cells: Sequence[KnobCell]) -> PlotFigure:
+def two_knobs(facts: PlotFacts, across: str, up: str, cells: Sequence[KnobCell]) -> PlottedData:
     """The best value of each tried combination of two knobs; nothing is interpolated.
 
     `cells` are all ranked layouts by the values of the two knobs, in this order.
     """
     if across not in facts.varying or up not in facts.varying or across == up:
-        return PlotFigure(says=[_why_no_pair(facts, across, up)])
+        return PlottedData(says=[_why_no_pair(facts, across, up)])
     measured: _Cells = {cell.values: cell for cell in cells}
     columns = in_order(across, [*facts.varying[across], *(cell[0] for cell in measured)])
     rows = in_order(up, [*facts.varying[up], *(cell[1] for cell in measured)])
@@ -276,7 +276,7 @@ def two_knobs(facts: PlotFacts, across: str, up: str, cells: Sequence[KnobCell])
             return objective_figure(facts.objective, measured[cell].best)
         return "none ranked" if cell in tried else ""
 
-    return PlotFigure(
+    return PlottedData(
         traces=traces,
         layout={
             "xaxis": _category_axis(across, columns),

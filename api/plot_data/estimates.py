@@ -1,4 +1,4 @@
-"""Figures of the estimates: predicted against measured step time and memory."""
+"""Plots of the estimates: predicted against measured step time and memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
-from api.figures.figure import (
+from api.formatting import figure, memory, percent
+from api.plot_data.layout_points import PlotFacts, mark_traces
+from api.plot_data.plot_data import (
     MARKERS,
     MOST_ROWS,
     Bar,
-    PlotFigure,
+    PlottedData,
     Spot,
     Trace,
     axis_range,
@@ -23,8 +25,6 @@ from api.figures.figure import (
     rounded,
     rows_layout,
 )
-from api.figures.points import PlotFacts, mark_traces
-from api.formatting import figure, memory, percent
 from results_db.records import PredictedTrial
 from search_spaces.campaigns.fidelity import is_cheap
 from search_spaces.terminal.plurals import counted
@@ -36,7 +36,7 @@ MAX_STAGES: Final = 32
 
 def estimated_time(
     facts: PlotFacts, trials: Sequence[PredictedTrial], *, show_all: bool = False
-) -> PlotFigure:
+) -> PlottedData:
     """Predicted against measured step times in milliseconds, on equal logarithmic axes."""
     pairs = [
         _Pair(trial=trial, x=1e3 * trial.step_time_s, y=1e3 * trial.prediction.step_time_s)
@@ -44,7 +44,7 @@ def estimated_time(
         if trial.step_time_s
     ]
     if not pairs:
-        return PlotFigure(says=[_why_none(trials)])
+        return PlottedData(says=[_why_none(trials)])
     inside = sum(
         abs(math.log(pair.ratio)) <= NORMAL_95 * pair.trial.prediction.log_step_time_sd
         for pair in pairs
@@ -68,7 +68,7 @@ def estimated_time(
 
 def estimated_memory(
     facts: PlotFacts, trials: Sequence[PredictedTrial], *, show_all: bool = False
-) -> PlotFigure:
+) -> PlottedData:
     """Predicted against measured peaks of memory in GiB, with the device's capacity."""
     pairs = [
         _Pair(
@@ -86,7 +86,7 @@ def estimated_memory(
         if capacity and trial.state == "INFEASIBLE" and trial.prediction.peak_memory_bytes
     ]
     if not pairs and not beyond:
-        return PlotFigure(says=[_why_none(trials)])
+        return PlottedData(says=[_why_none(trials)])
     axes = _EqualAxes.over(facts, [*pairs, *beyond], show_all=show_all)
     below: list[Trace] = []
     says = []
@@ -117,14 +117,14 @@ def memory_by_stage(
     *,
     capacity_bytes: int | None,
     top_bytes: float | None = None,
-) -> PlotFigure:
+) -> PlottedData:
     """Peak memory of each pipeline stage in GiB, measured and estimated, with the capacity.
 
     Args:
         measured: bytes by stage; empty: not measured.
         estimated: bytes by stage; empty: there is no estimate.
         capacity_bytes: memory of a device; None: not known.
-        top_bytes: the end of the scale, for several figures on one; None: the largest number.
+        top_bytes: the end of the scale, for several plots on one; None: the largest number.
     """
     num_stages = max(len(measured), len(estimated))
     stages = both_ends(num_stages, MAX_STAGES)
@@ -152,7 +152,7 @@ def memory_by_stage(
     if num_stages > MAX_STAGES:
         notes.append(f"Drawn are the first and the last {MAX_STAGES // 2} of {num_stages} stages.")
     top = top_bytes or max(*measured, *estimated, capacity_bytes or 0, 1)
-    return PlotFigure(
+    return PlottedData(
         traces=[
             *bars("measured", peaks, color="--part1"),
             *capacity,
@@ -235,7 +235,7 @@ def _estimated(
     below: Sequence[Trace],
     says: Sequence[str],
     above: Sequence[Trace] = (),
-) -> PlotFigure:
+) -> PlottedData:
     """The pairs with the diagonal and the marks, between what is drawn below and above them."""
     spots = [
         pair.spot(
@@ -246,7 +246,7 @@ def _estimated(
     ]
     ends = axes.low, axes.high
     furthest = sorted(pairs, key=lambda pair: -abs(math.log(pair.ratio)))
-    return PlotFigure(
+    return PlottedData(
         traces=[
             *below,
             line("estimate = measurement", ends, ends, color="--soft", width=1.5, dash="dot"),

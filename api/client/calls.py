@@ -1,4 +1,8 @@
-"""Sends the requests of the client, and reads the answers as documents."""
+"""What the calls of the client share: a request, and its answer as a document.
+
+When a request is sent again, and after which pause, is in
+`search_spaces/connection/service_connection.py`.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +41,8 @@ class Page(Protocol):
 SomePage = TypeVar("SomePage", bound=Page)
 
 
-class Sender:
-    """The requests of the client's methods; all raise `ServiceError`.
+class Calls:
+    """The base of the client's methods; all raise `ServiceError`.
 
     Parameters of a query that are None are left out; for a list the name is repeated.
     """

@@ -11,10 +11,10 @@ from markupsafe import Markup, escape
 from search_spaces.terminal.console import escaped
 
 WIDTH: Final = 860
-"""Width of a drawing that fills the page, in its own units."""
+"""Width of a plot that fills the page, in its own units."""
 
 _LARGE: Final = 700
-"""Drawings from this width on may shrink to it, where the page is narrower than they are."""
+"""Plots from this width on may shrink to it, where the page is narrower than they are."""
 
 _COLOURS_OF_TERMINALS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -24,8 +24,8 @@ Content = Markup | str | int | float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Drawn:
-    """A drawing with the sentences that belong to it."""
+class Plot:
+    """A plot with the sentences that belong to it."""
 
     svg: Markup
     notes: tuple[str, ...] = ()
@@ -57,8 +57,8 @@ def number(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-def drawing(width: float, height: float, *content: Markup, says: str) -> Markup:
-    """A drawing that scales with the page; `says` is its text for screen readers.
+def svg_tag(width: float, height: float, *content: Markup, says: str) -> Markup:
+    """A plot that scales with the page; `says` is its text for screen readers.
 
     With an empty text, screen readers skip it: its numbers stand beside it.
     """

@@ -1,12 +1,22 @@
-"""Figures of step times: their parts by layout, and the iterations of one probe."""
+"""Plots of step times: their parts by layout, and the iterations of one probe."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from api.figures.figure import MARKS, Bar, PlotFigure, Spot, Trace, bars, line, points, rows_layout
 from api.formatting import figure, percent
+from api.plot_data.plot_data import (
+    MARKS,
+    Bar,
+    PlottedData,
+    Spot,
+    Trace,
+    bars,
+    line,
+    points,
+    rows_layout,
+)
 from results_db.leaderboard.leaderboard_records import RankedLayout
 from search_spaces.protocol.measurement import Iteration
 
@@ -43,7 +53,7 @@ def time_parts(
     *,
     marks: Mapping[int, str],
     estimated_s: Mapping[int, float],
-) -> PlotFigure:
+) -> PlottedData:
     """The parts of a step of layouts, as stacked bars on one scale in milliseconds.
 
     Args:
@@ -53,7 +63,7 @@ def time_parts(
     """
     steps = list(_steps(found, marks, estimated_s))
     if not steps:
-        return PlotFigure(
+        return PlottedData(
             says=[
                 "No ranked layout has the parts of its step time: none was measured yet, or the "
                 "measurements were imported."
@@ -66,7 +76,7 @@ def time_parts(
     ]
     if any(step.estimated is not None for step in steps):
         says.append("Triangles are the estimates from before the trials ran.")
-    return PlotFigure(
+    return PlottedData(
         traces=[*_parts(steps), *_ends(steps)],
         layout=rows_layout(
             "time of a step, ms",
@@ -144,7 +154,7 @@ def _ms(value: float) -> str:
     return f"{figure(value)} ms"
 
 
-def iterations(found: Sequence[Iteration], median_s: float | None) -> PlotFigure:
+def iterations(found: Sequence[Iteration], median_s: float | None) -> PlottedData:
     """The step times of a probe's iterations in order; `median_s` is drawn as a line."""
     times = [each.step_time_s for each in found]
     low, high = min(times), max(times)
@@ -170,7 +180,7 @@ def iterations(found: Sequence[Iteration], median_s: float | None) -> PlotFigure
             if each.kind == kind
         ]
         traces += points(name, spots, **marker)
-    return PlotFigure(
+    return PlottedData(
         traces=traces,
         layout={
             "xaxis": {"title": {"text": "iteration"}, "range": [first, last]},

@@ -1,4 +1,7 @@
-"""Signing in: exchanges a one-time code or a token for a session."""
+"""The start of a session: exchanges a one-time code or a token for it.
+
+How long codes and sessions live is in `results_db/access/sign_ins.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a campaign's data for its plots from the store, and draws the figures by their names."""
+"""Reads a campaign from the store, and makes the data of its plots, by their names."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import BaseModel
 
-from api.figures import estimates, knobs, objectives
-from api.figures.figure import PlotFigure
-from api.figures.points import LayoutPoint, PlotFacts
-from api.figures.step_times import time_parts
-from api.figures.timeline import timeline
+from api.plot_data import estimates, knobs, objectives
+from api.plot_data.layout_points import LayoutPoint, PlotFacts
+from api.plot_data.plot_data import PlottedData
+from api.plot_data.step_times import time_parts
+from api.plot_data.timeline import timeline
 from results_db.campaigns.charts import MAX_TIMELINE
 from results_db.leaderboard.leaderboard_query import WHOLE, LeaderboardQuery
 from results_db.leaderboard.leaderboard_records import RankedLayout
@@ -27,7 +27,7 @@ from search_spaces.spec.layout import KNOBS
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.objectives import MEMORY_HEADROOM, OBJECTIVES, AnyObjective
 
-FigureName = Literal[
+PlotName = Literal[
     "history",
     "parallel",
     "slice",
@@ -38,7 +38,7 @@ FigureName = Literal[
     "time-parts",
     "timeline",
 ]
-"""The figures of a campaign."""
+"""The plots of a campaign."""
 
 NEWEST_ATTEMPTS: Final = 200
 """Attempts of a timeline unless a reader asks for all; more are hard to tell apart."""
@@ -81,8 +81,8 @@ class CampaignPlots:
     campaign: CampaignRecord
     choices: PlotChoices
 
-    def draw(self, name: FigureName, knob: str | None = None) -> PlotFigure:
-        """A figure; `knob` is that of a slice."""
+    def data_of(self, name: PlotName, knob: str | None = None) -> PlottedData:
+        """The data of a plot; `knob` is that of a slice."""
         facts, show_all = self.facts, self.choices.show_all
         if name == "history":
             best = self.store.history.best_so_far(self.campaign.id)
@@ -195,7 +195,7 @@ class CampaignPlots:
         """What was predicted of the newest trials, with what they measured."""
         return self.store.trials.predictions(self.campaign.id)
 
-    def _time_parts(self) -> PlotFigure:
+    def _time_parts(self) -> PlottedData:
         best = list(self._ranked(MOST_BARS))
         baseline = self.ranked_baseline
         if baseline is not None and baseline.trial.id not in {each.trial.id for each in best}:

@@ -1,4 +1,4 @@
-"""Figures of the objectives: the history of the best, and the Pareto front of two objectives."""
+"""Plots of the objectives: the history of the best, and the Pareto front of two objectives."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from api.figures.figure import (
+from api.formatting import objective_figure, state_words, unit
+from api.plot_data.layout_points import LayoutPoint, PlotFacts, mark_traces
+from api.plot_data.plot_data import (
     MARKERS,
     MOST_ROWS,
-    PlotFigure,
+    PlottedData,
     Spot,
     Trace,
     axis_range,
@@ -23,17 +25,15 @@ from api.figures.figure import (
     objective_words,
     points,
 )
-from api.figures.points import LayoutPoint, PlotFacts, mark_traces
-from api.formatting import objective_figure, state_words, unit
 from results_db.campaigns.charts import BestSoFar, HistoryPoint
 from search_spaces.spec.objectives import pareto_front
 
 
-def history(facts: PlotFacts, found: BestSoFar, *, show_all: bool = False) -> PlotFigure:
+def history(facts: PlotFacts, found: BestSoFar, *, show_all: bool = False) -> PlottedData:
     """The objective of every trial in the order in which they ended, with the best so far."""
     if not found.points:
         of_whole = " of a whole layout" if facts.num_cheap else ""
-        return PlotFigure(says=[f"No trial{of_whole} has ended yet.", *facts.cheap_words])
+        return PlottedData(says=[f"No trial{of_whole} has ended yet.", *facts.cheap_words])
     best = [each for each in found.points if each.is_improvement]
     ends = axis_range(
         [value for each in found.points if (value := _counted_value(each)) is not None],
@@ -58,7 +58,7 @@ def history(facts: PlotFacts, found: BestSoFar, *, show_all: bool = False) -> Pl
         for name, point in facts.marks.items()
         if point.trial_id in spots
     }
-    return PlotFigure(
+    return PlottedData(
         traces=traces + mark_traces(marks),
         layout={
             "xaxis": {
@@ -157,11 +157,11 @@ class _Placed(NamedTuple):
     y: float
 
 
-def pareto(facts: PlotFacts, across: str, up: str, *, show_all: bool = False) -> PlotFigure:
+def pareto(facts: PlotFacts, across: str, up: str, *, show_all: bool = False) -> PlottedData:
     """Layouts in the plane of two objectives, with those that no other beats in both."""
     placed = _in_plane(facts, facts.ranked, across, up)
     if not placed:
-        return PlotFigure(says=[_why_no_plane(facts, across, up)])
+        return PlottedData(says=[_why_no_plane(facts, across, up)])
     front = _front(placed)
     marks = {
         name: each
@@ -184,7 +184,7 @@ def pareto(facts: PlotFacts, across: str, up: str, *, show_all: bool = False) ->
     traces += points("on the front", [spot(p) for p in front], color="--part4", size=9)
     traces += mark_traces({name: spot(each) for name, each in marks.items()})
     are = "layout is" if len(placed) == 1 else "layouts are"
-    return PlotFigure(
+    return PlottedData(
         traces=traces,
         layout={"xaxis": objective_axis(across, x_ends), "yaxis": objective_axis(up, y_ends)},
         says=[
