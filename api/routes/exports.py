@@ -8,9 +8,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from api import exporters
 from api.dependencies import CampaignDep, StoreDep
 from api.errors import ExportUnavailableError
+from api.exporters import FORMATS, export
+from api.exporters.base import ExportImpossibleError, ExportSource
 from api.formatting import gain_sentence, measured_sentence, step_words
 from api.plans.cheap_probes import cheap_probes
 from api.schemas.campaigns_and_trials import ExportFormatPage, ExportFormatRead, ExportRead
@@ -36,7 +37,7 @@ router = APIRouter(prefix="/v1", tags=["exports"])
 def list_export_formats() -> ExportFormatPage:
     """List the formats of exports, with what each needs to run."""
     return ExportFormatPage(
-        formats=[ExportFormatRead.of(form.adapter) for form in exporters.FORMATS.values()]
+        formats=[ExportFormatRead.of(form.adapter) for form in FORMATS.values()]
     )
 
 
@@ -46,7 +47,7 @@ def export_trial(
     store: StoreDep,
     format: Annotated[  # noqa: A002 - the parameter's name in the URL
         str,
-        Query(description=f"One of {', '.join(exporters.FORMATS)}.", max_length=64),
+        Query(description=f"One of {', '.join(FORMATS)}.", max_length=64),
     ],
     trial: Annotated[
         int | None,
@@ -104,7 +105,7 @@ def export_of(
     source = _source(campaign, chosen, tuple(visible_line(each, MAX_WORDS) for each in comments))
     if nodes is not None and nodes != source.job.layout.num_nodes:
         source = _on_nodes(source, campaign, nodes)
-    bundle = exporters.export(format_name, source, without=without)
+    bundle = export(format_name, source, without=without)
     return ExportRead.of(bundle, trial=chosen.number, notes=[*source.comments, *bundle.notes])
 
 
@@ -132,9 +133,7 @@ def _cheap_comments(probe: CheapProbe, measured: str) -> Iterator[str]:
         yield "the memory of the layout was not measured: the probe ran fewer layers"
 
 
-def _on_nodes(
-    source: exporters.ExportSource, campaign: CampaignRecord, num_nodes: int
-) -> exporters.ExportSource:
+def _on_nodes(source: ExportSource, campaign: CampaignRecord, num_nodes: int) -> ExportSource:
     """The source for more nodes, with the same global batch."""
     spec, layout = CampaignSpec.from_mapping(campaign.spec), source.job.layout
     try:
@@ -146,7 +145,7 @@ def _on_nodes(
             allow_tp_across_nodes=spec.space.allow_tp_across_nodes,
         )
     except LayoutInvalidError as error:
-        raise exporters.ExportImpossibleError(str(error)) from error
+        raise ExportImpossibleError(str(error)) from error
     change = (
         f"scaled from {counted(layout.num_nodes, 'node')} to {num_nodes}: dp={larger.dp} instead of "
         f"{layout.dp}, num_microbatches={larger.num_microbatches} instead of "
@@ -203,7 +202,7 @@ def _gain(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> str:
 
 def _source(
     campaign: CampaignRecord, trial: TrialRecord, comments: tuple[str, ...]
-) -> exporters.ExportSource:
+) -> ExportSource:
     spec = CampaignSpec.from_mapping(campaign.spec)
     job = TrainerJob(
         model=spec.model,
@@ -212,6 +211,4 @@ def _source(
         warmup=spec.probe.warmup,
         compile=spec.probe.compile,
     )
-    return exporters.ExportSource(
-        campaign=campaign.name, trial=trial.number, job=job, comments=comments
-    )
+    return ExportSource(campaign=campaign.name, trial=trial.number, job=job, comments=comments)
