@@ -12,7 +12,6 @@ from typing import Any, Final
 import click
 
 from api.command_packages import missing_packages_of
-from api.process.gc_tuning import nothing_collected
 from api.version import version
 from search_spaces.documents.numbers import read_number, read_whole
 from search_spaces.terminal.console import escape_output
@@ -53,8 +52,7 @@ class LazyGroup(click.Group):
         entry = _entry_points().get(cmd_name)
         if entry is None:
             return super().get_command(ctx, cmd_name)
-        with nothing_collected():
-            command = entry.load()
+        command = entry.load()
         if not isinstance(command, click.Command):
             raise click.ClickException(f"the command {cmd_name!r} is not one: {entry.value}")
         return command

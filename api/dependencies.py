@@ -13,8 +13,8 @@ from api.live.event_hub import EventHub
 from api.process.metrics import Metrics
 from api.schemas.text_types import campaign_reference
 from api.security.authentication import Credential
+from api.security.holders import Holder
 from api.security.ownership import Owners, whose
-from api.security.token_cache import Holder, TokenBook
 from api.settings import Settings
 from results_db.actor import Actor
 from results_db.records import CampaignRecord
@@ -56,7 +56,6 @@ async def get_credential(request: Request) -> Credential:
 
 
 BatchesDep = Annotated[WorkerBatches, _of_app("batches")]
-BookDep = Annotated[TokenBook, _of_app("book")]
 ChangesDep = Annotated[DatabaseChanges, _of_app("changes")]
 HubDep = Annotated[EventHub, _of_app("hub")]
 MetricsDep = Annotated[Metrics, _of_app("metrics")]

@@ -13,7 +13,7 @@ from api.dependencies import CampaignDep, StoreDep
 from api.html.findings import finding_of, lead
 from api.html.leaderboard_table import COLUMNS, PAGE, leaderboard_table
 from api.html.rendering import campaign_path, go_to, page_url
-from api.http.query_parameters import StatedFilterDep
+from api.http.query_parameters import TrialFilterDep
 from api.routes.leaderboard import Front, Order, Ranking, Sort, Within
 from results_db.leaderboard.leaderboard_query import LeaderboardQuery, ListingSortKey
 from results_db.records import CampaignRecord
@@ -34,7 +34,7 @@ def show_campaign(
     request: Request,
     campaign: CampaignDep,
     store: StoreDep,
-    wanted: StatedFilterDep,
+    wanted: TrialFilterDep,
     objective: Ranking = None,
     front: Front = False,
     within: Within = None,

@@ -15,7 +15,7 @@ from api.dashboard.campaign_view import render_campaign
 from api.dependencies import CampaignDep, StoreDep
 from api.html.findings import REASONS
 from api.http.cursors import MAX_CURSOR
-from api.http.query_parameters import StatedFilterDep
+from api.http.query_parameters import TrialFilterDep
 from api.plans.cheap_probes import cheap_probes
 from results_db.campaigns.charts import FailureCount
 from results_db.events.event_log import EventRecord
@@ -61,7 +61,7 @@ def show_trials(
     request: Request,
     campaign: CampaignDep,
     store: StoreDep,
-    wanted: StatedFilterDep,
+    wanted: TrialFilterDep,
     cursor: Cursor = None,
     before: Cursor = None,
 ) -> HTMLResponse:
@@ -86,7 +86,7 @@ def show_failures(
     request: Request,
     campaign: CampaignDep,
     store: StoreDep,
-    wanted: StatedFilterDep,
+    wanted: TrialFilterDep,
     cursor: Cursor = None,
     before: Cursor = None,
 ) -> HTMLResponse:

@@ -78,12 +78,9 @@ async def sign_out(request: Request, store: StoreDep) -> Response:
 
 
 async def _end_session(request: Request, store: Store) -> None:
-    authentication = _authentication(request)
-    secret = authentication.cookie.secret(request.scope)
+    secret = _authentication(request).cookie.secret(request.scope)
     if secret is not None:
-        hashed = hash_of_token(secret.encode())
-        await run_in_threadpool(store.sign_ins.end_session, hashed)
-        authentication.sessions.forget(hashed)
+        await run_in_threadpool(store.sign_ins.end_session, hash_of_token(secret.encode()))
         request.app.state.hub.streams.check_soon()
 
 

@@ -10,11 +10,10 @@ from fastapi import Depends, Query, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, StringConstraints, ValidationError, create_model
+from pydantic import StringConstraints
 
 from api.errors import QueryUnknownError
 from api.http.filter_encoding import SINGULAR
-from results_db.leaderboard.leaderboard_query import EVERY_TRIAL
 from results_db.trials.filter import (
     BOUND_FIELDS,
     CHOICES,
@@ -72,9 +71,6 @@ def _type_of(name: str) -> Any:
     return Annotated[int, Query(ge=0, le=MAX_KNOB)]
 
 
-_ANNOTATIONS: Final = dict(_annotations())
-
-
 def read_trial_filter(**query: Any) -> TrialFilter:
     """The filter of a request's query.
 
@@ -94,59 +90,11 @@ def read_trial_filter(**query: Any) -> TrialFilter:
 read_trial_filter.__signature__ = Signature(  # type: ignore[attr-defined]
     [
         Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in _ANNOTATIONS.items()
+        for name, annotation in _annotations()
     ]
 )
 
 TrialFilterDep = Annotated[TrialFilter, Depends(read_trial_filter)]
-
-_FIELDS: Final[dict[str, Any]] = {name: (each, None) for name, each in _ANNOTATIONS.items()}
-
-_Query: Final[type[BaseModel]] = create_model("_Query", **_FIELDS)
-
-
-async def read_stated_filter(request: Request) -> TrialFilter:
-    """The filter of a request's query, for pages that are requested often and mostly unfiltered.
-
-    FastAPI looks up each parameter of a route in every request. For the parameters of a filter that
-    takes longer than reading the page; this function reads only those that the query has.
-
-    Raises:
-        RequestValidationError: a parameter cannot have this value.
-        TrialFilterInvalidError: a lower bound is above its upper bound.
-    """
-    given = request.query_params
-    stated = given.keys() & FILTER_NAMES
-    if not stated:
-        return EVERY_TRIAL
-    values = {
-        name: given.getlist(name) if _FIELD_OF[name] in LISTED_FIELDS else given[name]
-        for name in stated
-    }
-    try:
-        query = _Query.model_validate(values)
-    except ValidationError as error:
-        raise RequestValidationError(
-            [{**each, "loc": ("query", *each["loc"])} for each in error.errors()]
-        ) from error
-    return read_trial_filter(**query.model_dump())
-
-
-StatedFilterDep = Annotated[TrialFilter, Depends(read_stated_filter)]
-
-
-def describe_filters(document: dict[str, Any], path: str, like: str) -> None:
-    """Adds the parameters of a filter to the OpenAPI document of a route with `StatedFilterDep`.
-
-    Args:
-        document: the OpenAPI document.
-        path: of the route.
-        like: path of a route with `TrialFilterDep`, whose parameters are copied.
-    """
-    described = document["paths"][like]["get"]["parameters"]
-    document["paths"][path]["get"]["parameters"] += [
-        parameter for parameter in described if parameter["name"] in FILTER_NAMES
-    ]
 
 
 async def refuse_unknown_query(request: Request) -> None:
@@ -205,7 +153,5 @@ _OF_EVERY_PAGE: Final = frozenset({"done"})
 def _parameters_of(dependant: Dependant) -> Iterator[tuple[str, Any]]:
     """The names and types of the query parameters."""
     yield from ((field.alias, field.field_info.annotation) for field in dependant.query_params)
-    if dependant.call is read_stated_filter:
-        yield from _ANNOTATIONS.items()
     for below in dependant.dependencies:
         yield from _parameters_of(below)

@@ -10,7 +10,7 @@ from pydantic_core import to_json
 from api.campaigns.measurement_table import INTERVAL_COLUMNS, measurement_rows, measurement_table
 from api.campaigns.parquet import PARQUET_TYPE, parquet
 from api.dependencies import CampaignName, StoreDep, campaign_named
-from api.http.query_parameters import StatedFilterDep
+from api.http.query_parameters import TrialFilterDep
 from api.routes.etags import UNCHANGED, IfNoneMatch, tag_headers, tag_of
 from api.routes.from_records import leaderboard_page
 from api.schemas.campaigns_and_trials import LeaderboardPage
@@ -76,7 +76,7 @@ def read_leaderboard(
     campaign: CampaignName,
     store: StoreDep,
     request: Request,
-    wanted: StatedFilterDep,
+    wanted: TrialFilterDep,
     if_none_match: IfNoneMatch = None,
     objective: Ranking = None,
     front: Front = False,

@@ -1,4 +1,4 @@
-"""How long sessions are cached, and which of them are renewed."""
+"""Which sessions are valid, and which of them are renewed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from api.security.brief_cache import USED_FOR_S
-from api.security.session_cache import RENEWED_EVERY, SessionBook
-from api.security.token_cache import TokenBook, noting_uses
+from api.security.holders import RENEWED_EVERY, SessionBook, TokenBook, noting_uses
 from results_db.access.sign_ins import SESSION_IDLE_LIFE
 from results_db.access.tokens import hash_of_token
 from results_db.store import Store
-from tests.api.security.test_token_cache import Ticks
 from tests.kit.postgres import upgraded
 from tests.kit.store import TurnableClock
 
@@ -34,13 +31,8 @@ def store(tmp_path: Path, clock: TurnableClock) -> Iterator[Store]:
 
 
 @pytest.fixture
-def ticks() -> Ticks:
-    return Ticks()
-
-
-@pytest.fixture
-def book(store: Store, ticks: Ticks) -> SessionBook:
-    return SessionBook(store, ticks=ticks)
+def book(store: Store) -> SessionBook:
+    return SessionBook(store)
 
 
 @pytest.fixture
@@ -58,26 +50,15 @@ def test_a_session_leads_to_its_token(book: SessionBook, session: str) -> None:
     assert find(book, TOKEN) is None
 
 
-def test_an_end_in_another_process_is_known_within_a_second_and_ones_own_at_once(
-    book: SessionBook, store: Store, session: str, ticks: Ticks
+def test_an_ended_session_is_not_valid(
+    book: SessionBook, store: Store, session: str, clock: TurnableClock
 ) -> None:
     other = hash_of_token(store.sign_ins.create_session(TOKEN).encode())
-    assert find(book, session) == find(book, other) == TOKEN
     store.sign_ins.end_session(session)
-    store.sign_ins.end_session(other)
-    book.forget(other)
-    assert find(book, session) == TOKEN
-    assert find(book, other) is None
-    ticks.now += USED_FOR_S
     assert find(book, session) is None
-
-
-def test_a_session_ends_at_its_time_even_while_it_is_cached(
-    book: SessionBook, session: str, clock: TurnableClock
-) -> None:
-    assert find(book, session) == TOKEN
+    assert find(book, other) == TOKEN
     clock.forward(SESSION_IDLE_LIFE.total_seconds())
-    assert find(book, session) is None
+    assert find(book, other) is None
 
 
 def test_a_session_is_renewed_when_it_was_used_and_not_more_often_than_needed(
@@ -89,9 +70,6 @@ def test_a_session_is_renewed_when_it_was_used_and_not_more_often_than_needed(
     find(book, session)
     find(book, session)
     assert book.take_uses() == {session}
-    assert book.take_uses() == set()
-    find(book, session)
-    book.forget(session)
     assert book.take_uses() == set()
 
 

@@ -1,21 +1,19 @@
-"""The holders of tokens: cached for a second, and the times of their last use."""
+"""The holders of tokens and of browsers' sessions, and the times of their last use."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime
-from time import monotonic
+from datetime import datetime, timedelta
 from typing import Final
 
 from starlette.concurrency import run_in_threadpool
 
 from api.background_loops import in_background
-from api.security.brief_cache import BriefCache
-from api.security.session_cache import SessionBook
+from results_db.access.sign_ins import SESSION_IDLE_LIFE
 from results_db.access.tokens import LOCAL_ADMIN, LOCAL_WORKER, TokenRecord, hash_of_token
 from results_db.actor import TokenRole
 from results_db.records import CampaignRecord
@@ -24,6 +22,9 @@ from search_spaces.connection.outage_log import OutageLog
 
 NOTED_EVERY_S: Final = 30.0
 """Seconds between two updates of the times of last use."""
+
+RENEWED_EVERY: Final = timedelta(minutes=5)
+"""Precision of a session's last use."""
 
 _log = logging.getLogger(__name__)
 
@@ -65,20 +66,14 @@ def local_holders(admin_token: str, worker_token: str | None) -> Mapping[str, Ho
 class TokenBook:
     """Finds the holder of a token. Not thread-safe: the event loop uses it."""
 
-    def __init__(
-        self, store: Store, local: Mapping[str, Holder], *, ticks: Callable[[], float] = monotonic
-    ) -> None:
+    def __init__(self, store: Store, local: Mapping[str, Holder]) -> None:
         """Reads tokens from the store, except those of the data directory.
 
         Args:
             store: holds the tokens; its clock decides whether a token has expired.
             local: the other holders, by the hash of their token.
-            ticks: monotonic seconds.
         """
         self._store, self._local = store, local
-        self._cache = BriefCache(
-            lambda hashed: _holder(store.access.token_by_hash(hashed)), ticks=ticks
-        )
         self._used: set[int] = set()
 
     async def find(self, hashed: str) -> Holder | None:
@@ -87,7 +82,10 @@ class TokenBook:
         Raises:
             DatabaseUnavailableError: the database cannot be asked.
         """
-        return self._unexpired(self._local.get(hashed) or await self._cache.find(hashed))
+        found = self._local.get(hashed)
+        if found is None:
+            found = _holder(await run_in_threadpool(self._store.access.token_by_hash, hashed))
+        return self._unexpired(found)
 
     async def valid_ones(self, hashes: set[str]) -> set[str]:
         """Those of the hashes whose token is valid now; the database is asked once for all."""
@@ -104,12 +102,41 @@ class TokenBook:
             self._used.add(holder.token_id)
         return holder
 
-    def forget(self, token_id: int) -> None:
-        """Removes a token from the cache, because it was revoked."""
-        self._cache.forget(lambda holder: holder.token_id == token_id)
-
     def take_uses(self) -> set[int]:
         """The ids of the tokens that were used since the previous call."""
+        used, self._used = self._used, set()
+        return used
+
+
+class SessionBook:
+    """Finds the token that a session stands for. Not thread-safe: the event loop uses it."""
+
+    def __init__(self, store: Store) -> None:
+        """Reads sessions from the store, whose clock decides whether a session has expired."""
+        self._store = store
+        self._used: set[str] = set()
+
+    async def find(self, secret_hash: str) -> str | None:
+        """The hash of the token that a session stands for; None if the session is not valid.
+
+        Raises:
+            DatabaseUnavailableError: the database cannot be asked.
+        """
+        session = await run_in_threadpool(self._store.sign_ins.session_by_hash, secret_hash)
+        if session is None:
+            return None
+        if session.expires_at - self._store.now() < SESSION_IDLE_LIFE - RENEWED_EVERY:
+            self._used.add(secret_hash)
+        return session.token_hash
+
+    async def valid_ones(self, hashes: set[str]) -> set[str]:
+        """Those of the hashes whose session is valid now; the database is asked once for all."""
+        return set(
+            await run_in_threadpool(self._store.sign_ins.sessions_by_hash, hashes) if hashes else ()
+        )
+
+    def take_uses(self) -> set[str]:
+        """The hashes of the sessions to renew, because they were used since the previous call."""
         used, self._used = self._used, set()
         return used
 
