@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import click
 
+from api.campaigns.measured_jobs import MeasuredLayout, measured_jobs
 from api.campaigns.parquet import num_rows
 from api.client import Client
 from api.commands.connection import service_options
@@ -30,7 +31,6 @@ from api.formatting import (
     trainer_words,
     unit,
 )
-from api.plans.measured_jobs import measured_jobs, step_interval
 from api.schemas.campaigns_and_trials import CampaignDetail, LeaderboardPage, RankedTrial
 from results_db.records import BaselineRead
 from search_spaces.belief.job import JobEstimate
@@ -149,12 +149,8 @@ def _jobs(
 ) -> list[tuple[str, JobEstimate]]:
     """The training job with each listed layout."""
     ranked = (
-        (
-            each.rank,
-            each.layout,
-            step_interval(each.step_time_s, each.value, each.value_low, each.value_high),
-        )
-        for each in page.trials
+        MeasuredLayout(e.rank, e.layout, e.step_time_s, e.value, e.value_low, e.value_high)
+        for e in page.trials
     )
     return measured_jobs(job, campaign.spec, ranked)
 

@@ -10,13 +10,13 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
+from api.campaigns.cheap_probes import cheap_probes
 from api.campaigns.trial_listing import page_of_trials
 from api.dashboard.campaign_view import render_campaign
 from api.dependencies import CampaignDep, StoreDep
 from api.html.findings import REASONS
 from api.http.cursors import MAX_CURSOR
 from api.http.query_parameters import TrialFilterDep
-from api.plans.cheap_probes import cheap_probes
 from results_db.campaigns.charts import FailureCount
 from results_db.events.event_log import EventRecord
 from results_db.records import CampaignRecord, TrialDetail

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
+from api.campaigns.cheap_probes import cheap_probes
 from api.formatting import (
     figure,
     memory_of,
@@ -17,7 +18,6 @@ from api.formatting import (
     unit,
 )
 from api.html.findings import bounds
-from api.plans.cheap_probes import cheap_probes
 from api.plot_data.estimates import memory_by_stage
 from api.plots.bars import PlotPart, step_parts
 from api.plots.static_plot import static_plot

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
+from api.campaigns.measured_jobs import MeasuredLayout, measured_jobs
 from api.formatting import duration, effect_words, figure, half_interval, machine, moment
 from api.html.assets import assets
 from api.html.findings import REASONS, bounds, finding_of, lead
@@ -16,7 +17,6 @@ from api.html.leaderboard_table import LeaderboardTable, leaderboard_table
 from api.html.rendering import document
 from api.html.trial_facts import TrialFacts, knob_pairs
 from api.http.documents import write_yaml
-from api.plans.measured_jobs import measured_jobs, step_interval
 from api.plot_data.campaign_plots import CampaignPlots, PlotChoices
 from api.plots.bars import PlotPart, keys, stacked, swing
 from api.plots.layout_map import layout_map
@@ -128,12 +128,7 @@ def _job_lines(
 ) -> Iterator[str]:
     """The days of a training job with each of the best layouts."""
     ranked = (
-        (
-            each.rank,
-            each.trial.layout,
-            step_interval(each.step_time_s, each.value, each.low, each.high),
-        )
-        for each in best
+        MeasuredLayout(e.rank, e.trial.layout, e.step_time_s, e.value, e.low, e.high) for e in best
     )
     return job_lines(job, measured_jobs(job, campaign.spec, ranked), PROSE_WIDTH)
 

@@ -8,12 +8,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from api.campaigns.cheap_probes import cheap_probes
 from api.dependencies import CampaignDep, StoreDep
 from api.errors import ExportUnavailableError
 from api.exporters import FORMATS, export
 from api.exporters.base import ExportImpossibleError, ExportSource
 from api.formatting import gain_sentence, measured_sentence, step_words
-from api.plans.cheap_probes import cheap_probes
 from api.schemas.campaigns_and_trials import ExportFormatPage, ExportFormatRead, ExportRead
 from results_db.campaigns.imports import IMPORTED
 from results_db.records import CampaignRecord, TrialRecord
