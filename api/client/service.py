@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from api.client.calls import PAGE, Calls, segment
 from api.schemas.access import (
@@ -26,6 +26,17 @@ from api.schemas.allocations import (
 )
 from api.schemas.campaigns_and_trials import Health, Readiness
 from api.schemas.catalogue import ClusterPage, ClusterRead, ModelPage, ModelRead
+
+
+class AuditChoice(TypedDict, total=False):
+    """Which changes of the audit log are listed; None is no condition."""
+
+    actor: str | None
+    action: str | None
+    target_kind: str | None
+    target: str | None
+    since: datetime | None
+    until: datetime | None
 
 
 class ServiceCalls(Calls):
@@ -147,50 +158,15 @@ class AccessCalls(Calls):
         return self._read(answer, TokenRead)
 
     def audit_page(
-        self,
-        *,
-        actor: str | None = None,
-        action: str | None = None,
-        target_kind: str | None = None,
-        target: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        limit: int | None = None,
-        cursor: str | None = None,
+        self, *, limit: int | None = None, cursor: str | None = None, **chosen: Unpack[AuditChoice]
     ) -> AuditPage:
         """A page of the audit log, the newest change first; the arguments select changes."""
-        return self._get(
-            "/audit",
-            AuditPage,
-            actor=actor,
-            action=action,
-            target_kind=target_kind,
-            target=target,
-            since=since and since.isoformat(),
-            until=until and until.isoformat(),
-            limit=limit,
-            cursor=cursor,
-        )
+        given: dict[str, Any] = {**chosen}
+        times = {name: at.isoformat() for name, at in given.items() if isinstance(at, datetime)}
+        return self._get("/audit", AuditPage, **{**given, **times}, limit=limit, cursor=cursor)
 
-    def audit(
-        self,
-        *,
-        actor: str | None = None,
-        action: str | None = None,
-        target_kind: str | None = None,
-        target: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-    ) -> Iterator[AuditEntryRead]:
+    def audit(self, **chosen: Unpack[AuditChoice]) -> Iterator[AuditEntryRead]:
         """All changes in the audit log, the newest first; the arguments select changes."""
-        chosen: dict[str, Any] = {
-            "actor": actor,
-            "action": action,
-            "target_kind": target_kind,
-            "target": target,
-            "since": since,
-            "until": until,
-        }
         return self._walk(
             lambda cursor: self.audit_page(**chosen, limit=PAGE, cursor=cursor),
             lambda page: page.entries,
