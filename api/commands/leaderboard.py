@@ -15,8 +15,7 @@ from api.campaigns.measured_jobs import MeasuredLayout, measured_jobs
 from api.campaigns.parquet import num_rows
 from api.client import Client
 from api.commands.connection import service_options
-from api.commands.display import json_option, print_json
-from api.commands.job_duration_options import job_options, print_jobs
+from api.commands.display import job_options, json_option, print_jobs, print_json
 from api.commands.trial_conditions import read_conditions, where_option
 from api.formatting import (
     LAYOUT_HEADINGS,
