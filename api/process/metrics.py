@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from time import monotonic, perf_counter
 from typing import Final
 
@@ -126,7 +126,7 @@ class _ServiceCollector(Collector):
         """The metrics of the whole service; only `database_up` if the database does not answer."""
         yield InfoMetricFamily("layout_tuner", "This service", {"version": version()})
         stats = self._read()
-        yield _one("layout_tuner_database_up", "Whether the database answers", float(bool(stats)))
+        yield _one("database_up", "Whether the database answers", float(bool(stats)))
         if stats is not None:
             yield from _families(stats, self._store)
 
@@ -142,35 +142,23 @@ class _ServiceCollector(Collector):
 
 
 def _families(stats: ServiceStats, store: Store) -> Iterator[Metric]:
-    yield _by("layout_tuner_campaigns", "Campaigns", "state", stats.campaigns)
-    yield _by("layout_tuner_open_trials", "Trials that wait or run", "state", stats.open_trials)
-    yield _by("layout_tuner_workers", "Workers that are there", "cluster", stats.workers)
-    yield _by(
-        "layout_tuner_node_seconds",
-        "What campaigns have cost, in node-seconds",
-        "part",
-        stats.node_seconds,
-    )
-    yield _one("layout_tuner_quarantined_nodes", "Nodes set aside", stats.quarantined_nodes)
-    yield _one(
-        "layout_tuner_unnumbered_events",
-        "Events that watchers do not see yet",
-        stats.unnumbered_events,
-    )
-    yield _one("layout_tuner_database_bytes", "Size of the database", stats.num_bytes)
+    for name, documentation, label, values in (
+        ("campaigns", "Campaigns", "state", stats.campaigns),
+        ("open_trials", "Trials that wait or run", "state", stats.open_trials),
+        ("workers", "Workers that are there", "cluster", stats.workers),
+        ("node_seconds", "What campaigns have cost, in node-seconds", "part", stats.node_seconds),
+    ):
+        family = GaugeMetricFamily(f"layout_tuner_{name}", documentation, labels=(label,))
+        for key, value in values.items():
+            family.add_metric((key,), value)
+        yield family
+    yield _one("quarantined_nodes", "Nodes set aside", stats.quarantined_nodes)
+    yield _one("unnumbered_events", "Events that watchers do not see yet", stats.unnumbered_events)
+    yield _one("database_bytes", "Size of the database", stats.num_bytes)
     if stats.driver_seen_at is not None:
         silence_s = max((store.now() - stats.driver_seen_at).total_seconds(), 0.0)
-        yield _one(
-            "layout_tuner_driver_silence_seconds", "Since a driver was last at work", silence_s
-        )
+        yield _one("driver_silence_seconds", "Since a driver was last at work", silence_s)
 
 
 def _one(name: str, documentation: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, documentation, value)
-
-
-def _by(name: str, documentation: str, label: str, values: Mapping[str, float]) -> Metric:
-    family = GaugeMetricFamily(name, documentation, labels=(label,))
-    for key, value in values.items():
-        family.add_metric((key,), value)
-    return family
+    return GaugeMetricFamily(f"layout_tuner_{name}", documentation, value)

@@ -13,7 +13,7 @@ from api.dependencies import CampaignDep, StoreDep
 from api.http.cursors import MAX_CURSOR
 from api.http.query_parameters import TrialFilterDep
 from api.http.request_bodies import BodyRoute
-from api.routes.etags import LIVE_CAMPAIGN_TAG, UNCHANGED
+from api.routes.etags import UNCHANGED, TagDep
 from api.routes.from_records import trial_detail_read, trial_read, trials_read
 from api.schemas.campaigns_and_trials import (
     TrialDetailRead,
@@ -33,11 +33,12 @@ NOT_TO_BE_SNIFFED: Final = {"X-Content-Type-Options": "nosniff"}
 """Ranks may print anything; browsers must not guess that it is a page."""
 
 
-@router.get("/campaigns/{campaign}/trials", responses=UNCHANGED, dependencies=[LIVE_CAMPAIGN_TAG])
+@router.get("/campaigns/{campaign}/trials", responses=UNCHANGED)
 def list_trials(
     campaign: CampaignDep,
     store: StoreDep,
     wanted: TrialFilterDep,
+    add_tag: TagDep,
     sort: Annotated[
         SortKey,
         Query(
@@ -65,6 +66,7 @@ def list_trials(
     All pages are of the list at the time of the first page: trials that start or end meanwhile do
     not move others, and each trial is listed once. `total` is of the list as it is now.
     """
+    add_tag(store.events.page_version(campaign.id, beats=True))
     listed = page_of_trials(
         store,
         campaign,

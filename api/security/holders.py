@@ -12,7 +12,7 @@ from typing import Final
 
 from starlette.concurrency import run_in_threadpool
 
-from api.background_loops import in_background
+from api.background_loops import attempt, in_background
 from results_db.access.sign_ins import SESSION_IDLE_LIFE
 from results_db.access.tokens import LOCAL_ADMIN, LOCAL_WORKER, TokenRecord, hash_of_token
 from results_db.actor import TokenRole
@@ -153,6 +153,7 @@ def _holder(record: TokenRecord | None) -> Holder | None:
 async def noting_uses(book: TokenBook, sessions: SessionBook, store: Store) -> AsyncIterator[None]:
     """Stores the times of last use in the background while the block runs, and at its end."""
     outage = OutageLog(_log, "noting when tokens and sessions are used")
+    problem = "when tokens and sessions were last used could not be kept"
 
     def write(used: set[int], used_sessions: set[str]) -> None:
         if used:
@@ -162,21 +163,16 @@ async def noting_uses(book: TokenBook, sessions: SessionBook, store: Store) -> A
 
     async def note() -> None:
         used, used_sessions = book.take_uses(), sessions.take_uses()
-        try:
-            if used or used_sessions:
-                await run_in_threadpool(write, used, used_sessions)
-        except Exception as error:
-            outage.failed("when tokens and sessions were last used could not be kept", error)
-        else:
-            outage.worked()
+        if used or used_sessions:
+            await run_in_threadpool(write, used, used_sessions)
 
     async def note_repeatedly() -> None:
         while True:
             await asyncio.sleep(NOTED_EVERY_S)
-            await note()
+            await attempt(note, outage, problem)
 
     try:
         async with in_background(note_repeatedly()):
             yield
     finally:
-        await note()
+        await attempt(note, outage, problem)
