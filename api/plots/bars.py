@@ -13,6 +13,7 @@ from api.plots.svg import WIDTH, hatching, svg_tag, tag
 from search_spaces.protocol.measurement import Breakdown
 
 _BAR_HEIGHT: Final = 26.0
+_SWING_WIDTH: Final = 160
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,14 +28,14 @@ class PlotPart:
     """A class of the style sheet: part1 to part6."""
 
 
-def swing(effect: float, largest: float, *, width: int = 160) -> Markup:
+def swing(effect: float, largest: float) -> Markup:
     """A bar of a change, to the right if it is better, relative to the largest of its table."""
-    middle = width / 2
+    middle = _SWING_WIDTH / 2
     length = min(abs(effect) / largest, 1.0) * middle if largest else 0.0
     left = middle if effect >= 0 else middle - length
     kind = "better" if effect >= 0 else "worse"
     return svg_tag(
-        width,
+        _SWING_WIDTH,
         12,
         tag("rect", x=left, y=1.0, width=length, height=10.0, class_=kind),
         tag("line", x1=middle, x2=middle, y1=0.0, y2=12.0, class_="axis"),
