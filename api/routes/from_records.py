@@ -70,11 +70,6 @@ def _campaign_fields(
     }
 
 
-def trial_read(store: Store, trial: TrialRecord) -> TrialRead:
-    """A trial as lists show it."""
-    return trials_read(store, [trial])[0]
-
-
 def trials_read(store: Store, trials: Sequence[TrialRecord]) -> list[TrialRead]:
     """Trials as lists show them."""
     probes = cheap_probes(store, trials)

@@ -14,7 +14,7 @@ from api.http.cursors import MAX_CURSOR
 from api.http.query_parameters import TrialFilterDep
 from api.http.request_bodies import BodyRoute
 from api.routes.etags import UNCHANGED, TagDep
-from api.routes.from_records import trial_detail_read, trial_read, trials_read
+from api.routes.from_records import trial_detail_read, trials_read
 from api.schemas.campaigns_and_trials import (
     TrialDetailRead,
     TrialPage,
@@ -118,7 +118,7 @@ def requeue_trial(trial_id: TrialPath, store: StoreDep) -> TrialRead:
     409 if the trial is in another state, if its layout already waits or runs, or if its campaign
     has ended.
     """
-    return trial_read(store, store.trials.requeue(trial_id))
+    return trials_read(store, [store.trials.requeue(trial_id)])[0]
 
 
 @router.post("/trials/{trial_id}/cancel")
@@ -128,4 +128,4 @@ def cancel_trial(trial_id: TrialPath, store: StoreDep) -> TrialRead:
     A waiting trial is CANCELLED at once; a running one stays RUNNING until its worker has stopped
     it after its next heartbeat. 409 if it has ended in another way.
     """
-    return trial_read(store, store.trials.cancel(trial_id))
+    return trials_read(store, [store.trials.cancel(trial_id)])[0]
