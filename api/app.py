@@ -15,9 +15,8 @@ from api.background_loops import in_background
 from api.dashboard import pages
 from api.dashboard.problem_pages import ProblemPages
 from api.http import docs_page, problems
-from api.http.body_limits import BoundedBodies
+from api.http.body_limits import BoundedBodies, FairQueue
 from api.http.browser_guard import BrowserGuard
-from api.http.fair_queue import FairQueue
 from api.http.query_parameters import FILTER_NAMES, refuse_unknown_query
 from api.http.request_bodies import BODIES_AT_ONCE
 from api.http.route_map import RouteMap

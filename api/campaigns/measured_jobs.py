@@ -12,7 +12,7 @@ from search_spaces.spec.model_shape import ModelShape
 from search_spaces.statistics.job_duration import StepInterval, TrainingJob
 
 
-class MeasuredLayout(NamedTuple):
+class RankedStep(NamedTuple):
     """A layout on the leaderboard."""
 
     rank: int
@@ -27,7 +27,7 @@ class MeasuredLayout(NamedTuple):
 
 
 def measured_jobs(
-    job: TrainingJob, spec: Mapping[str, Any], ranked: Iterable[MeasuredLayout]
+    job: TrainingJob, spec: Mapping[str, Any], ranked: Iterable[RankedStep]
 ) -> list[tuple[str, JobEstimate]]:
     """The job with each layout, by the name of its rank.
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from api.campaigns.measured_jobs import MeasuredLayout, measured_jobs
+from api.campaigns.measured_jobs import RankedStep, measured_jobs
 from api.campaigns.parquet import num_rows
 from api.client import Client
 from api.commands.connection import service_options
@@ -150,7 +150,7 @@ def _jobs(
 ) -> list[tuple[str, JobEstimate]]:
     """The training job with each listed layout."""
     ranked = (
-        MeasuredLayout(e.rank, e.layout, e.step_time_s, e.value, e.value_low, e.value_high)
+        RankedStep(e.rank, e.layout, e.step_time_s, e.value, e.value_low, e.value_high)
         for e in page.trials
     )
     return measured_jobs(job, campaign.spec, ranked)

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
 from pydantic import ValidationError
 
-from api.dashboard.campaign_view import render_campaign
+from api.dashboard.campaign_page import render_campaign
 from api.dependencies import CampaignDep, OwnCampaignDep, StoreDep
 from api.html.rendering import campaign_path, go_to
 from api.http.request_bodies import BodyRoute

@@ -1,18 +1,18 @@
-"""The page of a campaign: what it found, and its leaderboard."""
+"""The page of a campaign: what it found, its leaderboard, and what its other pages show too."""
 
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import RedirectResponse, Response
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from api.dashboard.campaign_view import render_campaign
+from api.campaigns.progress import progress_of
 from api.dependencies import CampaignDep, StoreDep
 from api.html.findings import finding_of, lead
 from api.html.leaderboard_table import COLUMNS, PAGE, leaderboard_table
-from api.html.rendering import campaign_path, go_to, page_url
+from api.html.rendering import campaign_path, go_to, page_url, render
 from api.http.query_parameters import TrialFilterDep
 from api.routes.leaderboard import Front, Order, Ranking, Sort, Within
 from results_db.leaderboard.leaderboard_query import LeaderboardQuery, ListingSortKey
@@ -104,3 +104,41 @@ def _to_trial(
     offset = (rank - 1) // PAGE * PAGE
     address = page_url(request, path, offset=offset or None, objective=objective)
     return RedirectResponse(f"{address}#rank-{rank}", HTTPStatus.SEE_OTHER)
+
+
+TABS: Final = (
+    ("Leaderboard", ""),
+    ("Plots", "/plots"),
+    ("Timeline", "/timeline"),
+    ("Trials", "/trials"),
+    ("Failures", "/failures"),
+    ("Events", "/events"),
+)
+"""Names of the tabs with the ends of their paths."""
+
+
+def render_campaign(
+    request: Request, store: Store, campaign: CampaignRecord, template: str, **context: Any
+) -> HTMLResponse:
+    """A page of a campaign: a template that extends campaign_base.html.
+
+    Args:
+        request: the request that the page answers.
+        store: the store.
+        campaign: the campaign.
+        template: a file of `api/html/templates`.
+        context: variables of the template, besides those of `render`.
+    """
+    baselines = store.baselines.of_campaigns([campaign])
+    return render(
+        request,
+        template,
+        campaign=campaign,
+        base=campaign_path(campaign),
+        tabs=TABS,
+        progress=progress_of(store, [campaign], baselines, store.now())[campaign.id],
+        baseline=baselines.get(campaign.id),
+        budget=campaign.spec.get("budget", {}),
+        may_change=request.state.holder.may_change(campaign),
+        **context,
+    )

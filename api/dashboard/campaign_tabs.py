@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse
 
 from api.campaigns.cheap_probes import cheap_probes
 from api.campaigns.trial_listing import page_of_trials
-from api.dashboard.campaign_view import render_campaign
+from api.dashboard.campaign_page import render_campaign
 from api.dependencies import CampaignDep, StoreDep
 from api.html.findings import REASONS
 from api.http.cursors import MAX_CURSOR

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 
-from api.dashboard.campaign_view import render_campaign
+from api.dashboard.campaign_page import render_campaign
 from api.dependencies import CampaignDep, StoreDep
 from api.formatting import unit
 from api.html.rendering import PAGE_HEADERS

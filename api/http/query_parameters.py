@@ -1,4 +1,4 @@
-"""Query parameters of routes: filters of trials, and the refusal of unknown names."""
+"""Query parameters of routes: filters of trials, training jobs, and refusals of unknown names."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ from results_db.trials.filter import (
     TEXTS,
     TrialFilter,
 )
-from search_spaces.documents.reading import nearest, shown
+from search_spaces.documents.reading import MAX_COUNT, nearest, shown
+from search_spaces.errors import TrainingJobInvalidError
 from search_spaces.protocol.metrics import METRICS
 from search_spaces.spec.layout import DEGREES
+from search_spaces.statistics.job_duration import JOB_OPTIONS, TrainingJob
 
 _FIELD_OF: Final = {SINGULAR.get(name, name): name for name in (*LISTED_FIELDS, *BOUND_FIELDS)}
 """By query parameter, the field of the filter."""
@@ -155,3 +157,43 @@ def _parameters_of(dependant: Dependant) -> Iterator[tuple[str, Any]]:
     yield from ((field.alias, field.field_info.annotation) for field in dependant.query_params)
     for below in dependant.dependencies:
         yield from _parameters_of(below)
+
+
+_TEXTS: Final = {name: text for name, (_, text) in JOB_OPTIONS.items()}
+_MOST: Final = 1e12
+
+
+def _number(name: str) -> object:
+    return Query(ge=0, le=_MOST, allow_inf_nan=False, description=_TEXTS[name])
+
+
+def read_job(
+    tokens: Annotated[str | None, Query(max_length=32, description=_TEXTS["tokens"])] = None,
+    nodes: Annotated[int | None, Query(ge=1, le=MAX_COUNT, description=_TEXTS["nodes"])] = None,
+    mtbf_hours: Annotated[float | None, _number("mtbf_hours")] = None,
+    checkpoint_s: Annotated[float | None, _number("checkpoint_s")] = None,
+    restart_s: Annotated[float | None, _number("restart_s")] = None,
+) -> TrainingJob | None:
+    """The training job of a request; None where it describes none.
+
+    Raises:
+        RequestValidationError: a parameter is out of range, or is given without tokens.
+    """
+    try:
+        return TrainingJob.read(
+            tokens=tokens,
+            nodes=nodes,
+            mtbf_hours=mtbf_hours,
+            checkpoint_s=checkpoint_s,
+            restart_s=restart_s,
+        )
+    except TrainingJobInvalidError as error:
+        raise RequestValidationError(
+            [
+                {"type": "value_error", "loc": ("query", part.field), "msg": part.problem}
+                for part in error.parts
+            ]
+        ) from error
+
+
+JobDep = Annotated[TrainingJob | None, Depends(read_job)]
