@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from markupsafe import Markup
 
@@ -34,8 +33,7 @@ _LEGEND: Final = 170.0
 _CHARACTER: Final = 6.6
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TimedPass:
+class TimedPass(NamedTuple):
     """A pass of a chunk with its times, in durations of a chunk's forward pass."""
 
     chunk: int
@@ -45,8 +43,7 @@ class TimedPass:
     end: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TimedSchedule:
+class TimedSchedule(NamedTuple):
     """When each rank of a pipeline runs its passes, if transfers took no time."""
 
     ranks: Sequence[Sequence[TimedPass]]
@@ -85,16 +82,8 @@ def timed_schedule(
                 start = max(free, arrived)
                 end = start + (backward_units if is_backward else 1.0)
                 ends[is_backward, stage, microbatch] = end
-                ranks[rank].append(
-                    TimedPass(
-                        chunk=chunk,
-                        microbatch=microbatch,
-                        is_backward=is_backward,
-                        start=start,
-                        end=end,
-                    )
-                )
-    return TimedSchedule(ranks=ranks, length=max(passes[-1].end for passes in ranks))
+                ranks[rank].append(TimedPass(chunk, microbatch, is_backward, start, end))
+    return TimedSchedule(ranks, max(passes[-1].end for passes in ranks))
 
 
 def _passes(rank: int, pp: int, vpp: int, num_microbatches: int) -> list[tuple[bool, int, int]]:
@@ -106,8 +95,7 @@ def _passes(rank: int, pp: int, vpp: int, num_microbatches: int) -> list[tuple[b
     ]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Window:
+class _Window(NamedTuple):
     """Both ends of a schedule on the axis of the plot; the middle may be left out."""
 
     schedule: TimedSchedule
@@ -149,15 +137,12 @@ def schedule_plot(layout: Layout, *, compute_s: float | None = None) -> Plot | N
     window = _window(layout, backward)
     rows = both_ends(layout.pp, MAX_ROWS)
     height = _TOP + len(rows) * _ROW + 30.0
-    a_pass_s = None
-    if compute_s is not None:
-        a_pass_s = compute_s / (layout.vpp * layout.num_microbatches * (1.0 + backward))
     return Plot(
         svg=svg_tag(
             _LEFT + max(window.width, _LEGEND) + 4.0,
             height,
             tag("g", _legend(), *_drawn_rows(window, rows), class_="schedule"),
-            _axis(layout, window, backward, a_pass_s, height),
+            _axis(layout, window, backward, compute_s, height - 24.0),
             says=f"{'1F1B' if layout.vpp == 1 else 'interleaved'} schedule of {layout.pp} stages and {layout.num_microbatches} "
             "micro-batches",
         ),
@@ -177,12 +162,9 @@ def _window(layout: Layout, backward: float) -> _Window:
     left_out = num_microbatches - drawn
     if schedule.length <= MAX_UNITS and not left_out:
         scale = min(_LENGTH / schedule.length, _LONGEST_UNIT)
-        until = since = schedule.length
-    else:
-        end = end_units(pp)
-        scale = (_LENGTH - _GAP) / (2 * end)
-        until, since = end, schedule.length - end
-    return _Window(schedule=schedule, scale=scale, until=until, since=since, left_out=left_out)
+        return _Window(schedule, scale, schedule.length, schedule.length, left_out)
+    end = end_units(pp)
+    return _Window(schedule, (_LENGTH - _GAP) / (2 * end), end, schedule.length - end, left_out)
 
 
 def end_units(pp: int) -> float:
@@ -251,15 +233,13 @@ def _clipped(each: TimedPass, window: _Window) -> tuple[float, float]:
 
 
 def _axis(
-    layout: Layout,
-    window: _Window,
-    backward: float,
-    a_pass_s: float | None,
-    height: float,
+    layout: Layout, window: _Window, backward: float, compute_s: float | None, y: float
 ) -> Markup:
-    y = height - 24.0
     length = window.schedule.length + window.left_out * layout.vpp * (1.0 + backward)
-    end = f"{length:,.0f} passes" if a_pass_s is None else f"{length * a_pass_s:.4g} s"
+    end = f"{length:,.0f} passes"
+    if compute_s is not None:
+        num_passes = layout.vpp * layout.num_microbatches * (1.0 + backward)
+        end = f"{length * (compute_s / num_passes):.4g} s"
     middle = None
     if window.is_broken:
         x = _LEFT + window.until * window.scale + _GAP / 2
