@@ -23,7 +23,7 @@ from api.plots.static_plot import static_plot
 from api.report.probe_command import MODEL_FILE, probe_command
 from api.routes.trials import TrialPath
 from results_db.leaderboard.leaderboard_records import RankedLayout
-from results_db.records import ENDED_CAMPAIGN_STATES, CampaignRecord
+from results_db.records import ENDED_CAMPAIGN_STATES
 from search_spaces.belief.extrapolation import CheapProbe
 from search_spaces.protocol.outcome import Iteration
 
@@ -114,16 +114,12 @@ def _running(facts: TrialFacts) -> str:
         "ending": "is ending",
     }.get(attempt.phase or "", "has been leased")
     why = f" ({attempt.waiting_because})" if attempt.waiting_because else ""
+    probe = facts.campaign.spec.get("probe", {})
+    asked = int(probe.get("warmup", 0)) + int(probe.get("iterations", 0))
     return (
         f"Attempt {attempt.attempt} {words} on {attempt.worker_name}{why}: "
-        f"{facts.trial.iterations_done:,} iterations are done, of about "
-        f"{_iterations_asked(facts.campaign):,}. "
+        f"{facts.trial.iterations_done:,} iterations are done, of about {asked:,}. "
     )
-
-
-def _iterations_asked(campaign: CampaignRecord) -> int:
-    probe = campaign.spec.get("probe", {})
-    return int(probe.get("warmup", 0)) + int(probe.get("iterations", 0))
 
 
 def _steps(facts: TrialFacts) -> Markup | None:

@@ -99,12 +99,22 @@ def export_of(
         ExportImpossibleError: the format cannot express the layout, or it does not scale.
     """
     chosen = _best(store, campaign) if trial is None else _completed(store, campaign, trial)
+    spec = CampaignSpec.from_mapping(campaign.spec)
     if campaign.strategy == IMPORTED:
-        _refuse_illegal(campaign, chosen)
-    comments = _comments(store, campaign, chosen)
-    source = _source(campaign, chosen, tuple(visible_line(each, MAX_WORDS) for each in comments))
-    if nodes is not None and nodes != source.job.layout.num_nodes:
-        source = _on_nodes(source, campaign, nodes)
+        _refuse_illegal(spec, campaign, chosen)
+    job = TrainerJob(
+        model=spec.model,
+        layout=chosen.stands_for,
+        seed=spec.seed,
+        warmup=spec.probe.warmup,
+        compile=spec.probe.compile,
+    )
+    comments = (visible_line(each, MAX_WORDS) for each in _comments(store, campaign, chosen))
+    source = ExportSource(
+        campaign=campaign.name, trial=chosen.number, job=job, comments=tuple(comments)
+    )
+    if nodes is not None and nodes != job.layout.num_nodes:
+        source = _on_nodes(source, spec, nodes)
     bundle = export(format_name, source, without=without)
     return ExportRead.of(bundle, trial=chosen.number, notes=[*source.comments, *bundle.notes])
 
@@ -133,9 +143,9 @@ def _cheap_comments(probe: CheapProbe, measured: str) -> Iterator[str]:
         yield "the memory of the layout was not measured: the probe ran fewer layers"
 
 
-def _on_nodes(source: ExportSource, campaign: CampaignRecord, num_nodes: int) -> ExportSource:
+def _on_nodes(source: ExportSource, spec: CampaignSpec, num_nodes: int) -> ExportSource:
     """The source for more nodes, with the same global batch."""
-    spec, layout = CampaignSpec.from_mapping(campaign.spec), source.job.layout
+    layout = source.job.layout
     try:
         larger = scaled(
             layout,
@@ -175,9 +185,8 @@ def _completed(store: Store, campaign: CampaignRecord, number: int) -> TrialReco
     )
 
 
-def _refuse_illegal(campaign: CampaignRecord, trial: TrialRecord) -> None:
+def _refuse_illegal(spec: CampaignSpec, campaign: CampaignRecord, trial: TrialRecord) -> None:
     """Other trainers run layouts that ours does not: uneven stages, or tp across nodes."""
-    spec = CampaignSpec.from_mapping(campaign.spec)
     sentences = violations(
         trial.layout,
         spec.model,
@@ -198,17 +207,3 @@ def _gain(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> str:
     if baseline is None or gain is None:
         return ""
     return gain_sentence(gain, baseline, campaign.objective)
-
-
-def _source(
-    campaign: CampaignRecord, trial: TrialRecord, comments: tuple[str, ...]
-) -> ExportSource:
-    spec = CampaignSpec.from_mapping(campaign.spec)
-    job = TrainerJob(
-        model=spec.model,
-        layout=trial.stands_for,
-        seed=spec.seed,
-        warmup=spec.probe.warmup,
-        compile=spec.probe.compile,
-    )
-    return ExportSource(campaign=campaign.name, trial=trial.number, job=job, comments=comments)

@@ -76,13 +76,7 @@ def list_trials(
         before=before,
         limit=limit,
     )
-    return TrialPage(
-        trials=trials_read(store, listed.trials),
-        next_cursor=listed.next_cursor,
-        previous_cursor=listed.previous_cursor,
-        total=listed.total,
-        is_total_exact=listed.is_total_exact,
-    )
+    return TrialPage.of(listed, trials=trials_read(store, listed.trials))
 
 
 @router.get("/trials/{trial_id}")
