@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
 from pydantic import ValidationError
 
-from api.dashboard.campaign_page import render_campaign
+from api.dashboard.campaign_page import ShowDep
 from api.dependencies import CampaignDep, OwnCampaignDep, StoreDep
 from api.html.rendering import campaign_path, go_to
 from api.http.request_bodies import BodyRoute
@@ -117,14 +117,9 @@ def do_change_campaign(
 
 
 @router.get("/campaigns/{campaign}/delete")
-def show_delete_campaign(
-    request: Request, campaign: OwnCampaignDep, store: StoreDep
-) -> HTMLResponse:
+def show_delete_campaign(campaign: OwnCampaignDep, store: StoreDep, show: ShowDep) -> HTMLResponse:
     """What the deletion of a campaign loses, and what depends on the campaign."""
-    return render_campaign(
-        request,
-        store,
-        campaign,
+    return show(
         "campaign_delete.html",
         dependents=store.overview.campaigns_from(campaign.name),
         num_ranked=store.leaderboard.ranked_summary(campaign.id).num_ranked,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from api.campaigns.progress import progress_of
@@ -29,11 +30,49 @@ _OF_PAGE: Final = ("column", "facet", "offset", "jump", "done")
 """Query parameters of the page that the API's leaderboard does not have, or not so."""
 
 
+TABS: Final = (
+    ("Leaderboard", ""),
+    ("Plots", "/plots"),
+    ("Timeline", "/timeline"),
+    ("Trials", "/trials"),
+    ("Failures", "/failures"),
+    ("Events", "/events"),
+)
+"""Names of the tabs with the ends of their paths."""
+
+
+async def campaign_page(
+    request: Request, campaign: CampaignDep, store: StoreDep
+) -> Callable[..., HTMLResponse]:
+    """Renders a page of the campaign: a template that extends campaign_base.html."""
+
+    def show(template: str, **context: Any) -> HTMLResponse:
+        baselines = store.baselines.of_campaigns([campaign])
+        return render(
+            request,
+            template,
+            campaign=campaign,
+            base=campaign_path(campaign),
+            tabs=TABS,
+            progress=progress_of(store, [campaign], baselines, store.now())[campaign.id],
+            baseline=baselines.get(campaign.id),
+            budget=campaign.spec.get("budget", {}),
+            may_change=request.state.holder.may_change(campaign),
+            **context,
+        )
+
+    return show
+
+
+ShowDep = Annotated[Callable[..., HTMLResponse], Depends(campaign_page)]
+
+
 @router.get("/campaigns/{campaign}")
 def show_campaign(
     request: Request,
     campaign: CampaignDep,
     store: StoreDep,
+    show: ShowDep,
     wanted: TrialFilterDep,
     objective: Ranking = None,
     front: Front = False,
@@ -57,11 +96,7 @@ def show_campaign(
         store,
         campaign,
         LeaderboardQuery(
-            front=front,
-            wanted=wanted,
-            within_percent=within,
-            sort=sort,
-            descending=order == "desc",
+            front=front, wanted=wanted, within_percent=within, sort=sort, descending=order == "desc"
         ),
         objective=objective or campaign.objective,
         columns=column or (),
@@ -69,10 +104,7 @@ def show_campaign(
         opened=facet,
     )
     finding = finding_of(store, campaign)
-    return render_campaign(
-        request,
-        store,
-        campaign,
+    return show(
         "campaign.html",
         finding=finding,
         lead=lead(finding),
@@ -104,41 +136,3 @@ def _to_trial(
     offset = (rank - 1) // PAGE * PAGE
     address = page_url(request, path, offset=offset or None, objective=objective)
     return RedirectResponse(f"{address}#rank-{rank}", HTTPStatus.SEE_OTHER)
-
-
-TABS: Final = (
-    ("Leaderboard", ""),
-    ("Plots", "/plots"),
-    ("Timeline", "/timeline"),
-    ("Trials", "/trials"),
-    ("Failures", "/failures"),
-    ("Events", "/events"),
-)
-"""Names of the tabs with the ends of their paths."""
-
-
-def render_campaign(
-    request: Request, store: Store, campaign: CampaignRecord, template: str, **context: Any
-) -> HTMLResponse:
-    """A page of a campaign: a template that extends campaign_base.html.
-
-    Args:
-        request: the request that the page answers.
-        store: the store.
-        campaign: the campaign.
-        template: a file of `api/html/templates`.
-        context: variables of the template, besides those of `render`.
-    """
-    baselines = store.baselines.of_campaigns([campaign])
-    return render(
-        request,
-        template,
-        campaign=campaign,
-        base=campaign_path(campaign),
-        tabs=TABS,
-        progress=progress_of(store, [campaign], baselines, store.now())[campaign.id],
-        baseline=baselines.get(campaign.id),
-        budget=campaign.spec.get("budget", {}),
-        may_change=request.state.holder.may_change(campaign),
-        **context,
-    )

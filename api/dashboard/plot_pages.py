@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends
 from fastapi.responses import HTMLResponse, JSONResponse
 
-from api.dashboard.campaign_page import render_campaign
+from api.dashboard.campaign_page import ShowDep
 from api.dependencies import CampaignDep, StoreDep
 from api.formatting import unit
 from api.html.rendering import PAGE_HEADERS
@@ -23,19 +23,21 @@ router = APIRouter()
 MOST_NODES: Final = 12
 """Nodes with a column in the table of failures; the others share one."""
 
-ChoicesDep = Annotated[PlotChoices, Depends()]
+
+async def plots_of(
+    campaign: CampaignDep, store: StoreDep, choices: Annotated[PlotChoices, Depends()]
+) -> CampaignPlots:
+    """The plots of the campaign, as the reader has chosen them."""
+    return CampaignPlots(store=store, campaign=campaign, choices=choices)
+
+
+PlotsDep = Annotated[CampaignPlots, Depends(plots_of)]
 
 
 @router.get("/campaigns/{campaign}/plots", include_in_schema=False)
-def show_plots(
-    request: Request, campaign: CampaignDep, store: StoreDep, choices: ChoicesDep
-) -> HTMLResponse:
+def show_plots(show: ShowDep, plots: PlotsDep) -> HTMLResponse:
     """The plots of a campaign."""
-    plots = CampaignPlots(store=store, campaign=campaign, choices=choices)
-    return render_campaign(
-        request,
-        store,
-        campaign,
+    return show(
         "plots.html",
         plots=plots,
         knobs=KNOBS,
@@ -45,27 +47,19 @@ def show_plots(
 
 
 @router.get("/campaigns/{campaign}/figures/{name}.json", include_in_schema=False)
-def show_plot_data(
-    name: PlotName, campaign: CampaignDep, store: StoreDep, choices: ChoicesDep
-) -> JSONResponse:
+def show_plot_data(name: PlotName, plots: PlotsDep) -> JSONResponse:
     """The data of one plot, for the script of the page."""
-    plots = CampaignPlots(store=store, campaign=campaign, choices=choices)
     headers = {name: PAGE_HEADERS[name] for name in ("Cache-Control", "Vary")}
-    return JSONResponse(plots.data_of(name, choices.knob).document(), headers=headers)
+    return JSONResponse(plots.data_of(name, plots.choices.knob).document(), headers=headers)
 
 
 @router.get("/campaigns/{campaign}/timeline", include_in_schema=False)
-def show_timeline(
-    request: Request, campaign: CampaignDep, store: StoreDep, choices: ChoicesDep
-) -> HTMLResponse:
+def show_timeline(show: ShowDep, plots: PlotsDep) -> HTMLResponse:
     """The attempts of a campaign against time, and its failures by reason and node."""
-    failures = store.history.failures(campaign.id)
-    return render_campaign(
-        request,
-        store,
-        campaign,
+    failures = plots.store.history.failures(plots.campaign.id)
+    return show(
         "timeline.html",
-        plots=CampaignPlots(store=store, campaign=campaign, choices=choices),
+        plots=plots,
         failures=failure_table(failures),
         num_failures=sum(each.num_trials for each in failures),
     )
