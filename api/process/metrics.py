@@ -126,7 +126,7 @@ class _ServiceCollector(Collector):
         """The metrics of the whole service; only `database_up` if the database does not answer."""
         yield InfoMetricFamily("layout_tuner", "This service", {"version": version()})
         stats = self._read()
-        yield _one("database_up", "Whether the database answers", float(bool(stats)))
+        yield _one("layout_tuner_database_up", "Whether the database answers", float(bool(stats)))
         if stats is not None:
             yield from _families(stats, self._store)
 
@@ -143,22 +143,33 @@ class _ServiceCollector(Collector):
 
 def _families(stats: ServiceStats, store: Store) -> Iterator[Metric]:
     for name, documentation, label, values in (
-        ("campaigns", "Campaigns", "state", stats.campaigns),
-        ("open_trials", "Trials that wait or run", "state", stats.open_trials),
-        ("workers", "Workers that are there", "cluster", stats.workers),
-        ("node_seconds", "What campaigns have cost, in node-seconds", "part", stats.node_seconds),
+        ("layout_tuner_campaigns", "Campaigns", "state", stats.campaigns),
+        ("layout_tuner_open_trials", "Trials that wait or run", "state", stats.open_trials),
+        ("layout_tuner_workers", "Workers that are there", "cluster", stats.workers),
+        (
+            "layout_tuner_node_seconds",
+            "What campaigns have cost, in node-seconds",
+            "part",
+            stats.node_seconds,
+        ),
     ):
-        family = GaugeMetricFamily(f"layout_tuner_{name}", documentation, labels=(label,))
+        family = GaugeMetricFamily(name, documentation, labels=(label,))
         for key, value in values.items():
             family.add_metric((key,), value)
         yield family
-    yield _one("quarantined_nodes", "Nodes set aside", stats.quarantined_nodes)
-    yield _one("unnumbered_events", "Events that watchers do not see yet", stats.unnumbered_events)
-    yield _one("database_bytes", "Size of the database", stats.num_bytes)
+    yield _one("layout_tuner_quarantined_nodes", "Nodes set aside", stats.quarantined_nodes)
+    yield _one(
+        "layout_tuner_unnumbered_events",
+        "Events that watchers do not see yet",
+        stats.unnumbered_events,
+    )
+    yield _one("layout_tuner_database_bytes", "Size of the database", stats.num_bytes)
     if stats.driver_seen_at is not None:
         silence_s = max((store.now() - stats.driver_seen_at).total_seconds(), 0.0)
-        yield _one("driver_silence_seconds", "Since a driver was last at work", silence_s)
+        yield _one(
+            "layout_tuner_driver_silence_seconds", "Since a driver was last at work", silence_s
+        )
 
 
 def _one(name: str, documentation: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"layout_tuner_{name}", documentation, value)
+    return GaugeMetricFamily(name, documentation, value)
