@@ -63,7 +63,7 @@ class Submission:
         document = {**original.spec, **given}
         if "cluster" in given:
             document["warnings"] = []  # they were about the other cluster
-        names = () if given.get("name") is not None else _numbered(original.name)
+        names = () if given.get("name") is not None else numbered(original.name)
         if names:
             document["name"] = names[0]
         spec = self.resolve(document)
@@ -71,7 +71,7 @@ class Submission:
 
     def free_name(self, name: str) -> str:
         """The first free name for a campaign like another one."""
-        for free in _numbered(name):
+        for free in numbered(name):
             try:
                 self.refuse_taken(free)
             except CampaignDuplicateError:
@@ -186,8 +186,8 @@ class Submission:
                 raise CampaignInvalidError(str(error), field="start_from") from error
 
 
-def _numbered(name: str) -> tuple[str, ...]:
-    """Names for clones of a campaign, in order of preference."""
+def numbered(name: str) -> tuple[str, ...]:
+    """Names for further campaigns like one of this name, in order of preference."""
     suffixes = [f"-{number}" for number in range(2, MAX_CLONES + 2)]
     return tuple(name[: MAX_NAME_LENGTH - len(suffix)] + suffix for suffix in suffixes)
 
