@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any
 
 from playwright.sync_api import Browser, StorageState
-from tests.api.plot_data.layout_points import MODEL, make_model
 
 from api.settings import Settings
 from results_db.records import Analysis
@@ -21,6 +20,7 @@ from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from tests.api.dashboard.browser import Visitor, session_of, visiting
+from tests.api.figures.layout_points import MODEL, make_model
 from tests.kit.api import HEADERS, TOKEN
 from tests.kit.live import live_service
 from tests.kit.store import (

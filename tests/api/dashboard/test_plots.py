@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from tests.api.plot_data.layout_points import make_model
 
 from search_spaces.spec.layout import Layout
 from tests.api.dashboard.browser import assert_accessible, assert_fits
 from tests.api.dashboard.plotted_campaign import Plotted, plotted_service
+from tests.api.figures.layout_points import make_model
 from tests.kit.postgres import upgraded
 from tests.kit.store import completed, failed, make_spec, make_worker
 from tests.results_db.campaigns.test_imports import varied_rows

@@ -4,11 +4,11 @@ import math
 from typing import Any
 
 import pytest
-from tests.api.plot_data.layout_points import make_facts, make_point, named
 
 from api.plot_data.estimates import estimated_memory, estimated_time, memory_by_stage
 from results_db.records import PredictedTrial
 from search_spaces.estimates.prediction import Prediction
+from tests.api.figures.layout_points import make_facts, make_point, named
 
 
 def make_predicted(

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.api.plot_data.layout_points import make_facts, make_point, named
 
 from api.plot_data.knobs import NUM_COLOURS, parallel, slice_of, two_knobs
 from results_db.leaderboard.knob_counts import KnobCell
+from tests.api.figures.layout_points import make_facts, make_point, named
 
 POINTS = [
     make_point(1, 10.0, tp=1, recompute="full"),

@@ -3,16 +3,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.api.plot_data.layout_points import (
+
+from api.plot_data.objectives import history, pareto
+from results_db.campaigns.charts import BestSoFar, HistoryPoint
+from tests.api.figures.layout_points import (
     OBJECTIVE,
     make_facts,
     make_model,
     make_point,
     named,
 )
-
-from api.plot_data.objectives import history, pareto
-from results_db.campaigns.charts import BestSoFar, HistoryPoint
 
 
 def make_history(*values: float | None, left_out: int = 0, **changes: Any) -> BestSoFar:

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.api.plot_data.layout_points import named
 
 from api.plot_data.plot_data import PlottedData
 from api.plot_data.step_times import iterations, time_parts
 from search_spaces.protocol.measurement import Breakdown, Iteration
+from tests.api.figures.layout_points import named
 from tests.kit.store import make_breakdown
 
 

@@ -4,11 +4,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.api.plot_data.layout_points import named
 
 from api.plot_data.plot_data import PlottedData
 from api.plot_data.timeline import MOST_ROWS_DRAWN, timeline
 from results_db.campaigns.charts import CampaignTimeline, TimelineAttempt
+from tests.api.figures.layout_points import named
 from tests.kit.store import START
 
 
