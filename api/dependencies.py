@@ -30,6 +30,15 @@ def _of_app(name: str) -> Any:
     return Depends(read)
 
 
+def _of_request(name: str) -> Any:
+    """A dependency that reads what the access check has noted of the request."""
+
+    async def read(request: Request) -> Any:
+        return getattr(request.state, name)
+
+    return Depends(read)
+
+
 async def get_store(request: Request) -> Store:
     """The service's store; its audit names the actor of the request.
 
@@ -40,21 +49,6 @@ async def get_store(request: Request) -> Store:
     return store if actor is None else store.by(actor)
 
 
-async def get_actor(request: Request) -> Actor:
-    """The actor of the request, which the access check has authenticated."""
-    return cast("Actor", request.state.actor)
-
-
-async def get_holder(request: Request) -> Holder:
-    """The holder of the request's token."""
-    return cast("Holder", request.state.holder)
-
-
-async def get_credential(request: Request) -> Credential:
-    """What the access check has authenticated the request with."""
-    return cast("Credential", request.state.credential)
-
-
 BatchesDep = Annotated[WorkerBatches, _of_app("batches")]
 ChangesDep = Annotated[DatabaseChanges, _of_app("changes")]
 HubDep = Annotated[EventHub, _of_app("hub")]
@@ -62,9 +56,11 @@ MetricsDep = Annotated[Metrics, _of_app("metrics")]
 OwnersDep = Annotated[Owners, _of_app("owners")]
 SettingsDep = Annotated[Settings, _of_app("settings")]
 StoreDep = Annotated[Store, Depends(get_store)]
-ActorDep = Annotated[Actor, Depends(get_actor)]
-HolderDep = Annotated[Holder, Depends(get_holder)]
-CredentialDep = Annotated[Credential, Depends(get_credential)]
+ActorDep = Annotated[Actor, _of_request("actor")]
+HolderDep = Annotated[Holder, _of_request("holder")]
+"""Who asks: the name and the role of the token."""
+CredentialDep = Annotated[Credential, _of_request("credential")]
+"""What the request was authenticated with."""
 
 
 CampaignName = Annotated[str, Path(description="The campaign's name or id.", max_length=64)]

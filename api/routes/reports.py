@@ -24,8 +24,6 @@ def read_report(campaign: CampaignDep, store: StoreDep, job: JobDep) -> HTMLResp
     """
     headers = {
         "Content-Security-Policy": POLICY,
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
         "Content-Disposition": f'inline; filename="{campaign.name}.html"',
     }
     return HTMLResponse(report(store, campaign, store.now(), job), headers=headers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import PlainTextResponse
@@ -28,9 +28,6 @@ from search_spaces.protocol.worker_messages import TrialId
 router = APIRouter(route_class=BodyRoute, prefix="/v1", tags=["trials"])
 
 TrialPath = Annotated[TrialId, Path()]
-
-NOT_TO_BE_SNIFFED: Final = {"X-Content-Type-Options": "nosniff"}
-"""Ranks may print anything; browsers must not guess that it is a page."""
 
 
 @router.get("/campaigns/{campaign}/trials", responses=UNCHANGED)
@@ -88,7 +85,7 @@ def read_trial(trial_id: TrialPath, store: StoreDep) -> TrialDetailRead:
 @router.get("/trials/{trial_id}/log", response_class=PlainTextResponse)
 def read_trial_log(trial_id: TrialPath, store: StoreDep) -> PlainTextResponse:
     """Read the last lines of output of a trial's ranks. 404 if none are stored."""
-    return PlainTextResponse(store.trials.log(trial_id), headers=NOT_TO_BE_SNIFFED)
+    return PlainTextResponse(store.trials.log(trial_id))
 
 
 @router.post("/trials/{trial_id}/repeat", status_code=HTTPStatus.CREATED)
