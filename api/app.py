@@ -15,10 +15,9 @@ from api.background_loops import in_background
 from api.dashboard import pages
 from api.dashboard.problem_pages import ProblemPages
 from api.http import docs_page, problems
-from api.http.body_limits import BoundedBodies
+from api.http.body_limits import BoundedBodies, FairQueue
 from api.http.browser_guard import BrowserGuard
-from api.http.fair_queue import FairQueue
-from api.http.query_parameters import describe_filters, refuse_unknown_query
+from api.http.query_parameters import FILTER_NAMES, refuse_unknown_query
 from api.http.request_bodies import BODIES_AT_ONCE
 from api.http.route_map import RouteMap
 from api.http.url_prefix import UrlPrefix, refuse_taken_prefix
@@ -45,14 +44,19 @@ from api.routes import (
 )
 from api.schemas.campaigns_and_trials import Problem
 from api.schemas.openapi_descriptions import describe_fields
+from api.security.access_check import (
+    AccessCheck,
+    bearer_scheme,
+    check_again,
+    make_limits,
+    refuse_unchecked,
+)
 from api.security.authentication import Authentication
-from api.security.gate import Gate, bearer_scheme, judged, make_limits, refuse_unjudged
 from api.security.guess_limit import GuessLimit
+from api.security.holders import SessionBook, TokenBook, local_holders, noting_uses
 from api.security.ownership import Owners
 from api.security.roles import refuse_undeclared
-from api.security.session_cache import SessionBook
 from api.security.session_cookie import SessionCookie
-from api.security.token_cache import TokenBook, local_holders, noting_uses
 from api.settings import Settings
 from api.version import version
 from results_db.store import Store
@@ -102,7 +106,14 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
         look_s=min(settings.lease_poll_s, settings.event_poll_s),
     )
     app.state.book = book
-    app.state.authentication = _authentication(settings, book, sessions)
+    app.state.authentication = Authentication(
+        book=book,
+        sessions=sessions,
+        guess_limit=GuessLimit(settings.wrong_codes),
+        cookie=SessionCookie(
+            is_behind_proxy=settings.is_behind_proxy, url_prefix=settings.url_prefix
+        ),
+    )
     app.state.owners = Owners(store)
     app.state.readers = FairQueue(at_once=BODIES_AT_ONCE)
     app.state.metrics = Metrics(store, lambda: len(app.state.hub.streams))
@@ -136,17 +147,6 @@ async def _at_work(
             yield
 
 
-def _authentication(settings: Settings, book: TokenBook, sessions: SessionBook) -> Authentication:
-    return Authentication(
-        book=book,
-        sessions=sessions,
-        guess_limit=GuessLimit(settings.wrong_codes),
-        cookie=SessionCookie(
-            is_behind_proxy=settings.is_behind_proxy, url_prefix=settings.url_prefix
-        ),
-    )
-
-
 def _operation_id(route: APIRoute) -> str:
     """The name of the function; generated clients name their methods after it."""
     return route.name
@@ -172,13 +172,17 @@ def _all_routes() -> Sequence[BaseRoute]:
     ):
         router.include_router(
             routes.router,
-            dependencies=[Depends(bearer_scheme), Depends(judged), Depends(refuse_unknown_query)],
+            dependencies=[
+                Depends(bearer_scheme),
+                Depends(check_again),
+                Depends(refuse_unknown_query),
+            ],
             responses=_REFUSALS,
         )
     router.include_router(health.router)
     router.include_router(
         health.metrics_router,
-        dependencies=[Depends(bearer_scheme), Depends(judged)],
+        dependencies=[Depends(bearer_scheme), Depends(check_again)],
         responses=_REFUSALS,
     )
     return tuple(router.routes)
@@ -195,10 +199,10 @@ def _guard(app: FastAPI, settings: Settings) -> None:
     """Adds the middleware; all routes must be there. What is added last runs first."""
     app.state.routes = routes = RouteMap.of(app.routes)
     refuse_undeclared(routes.operations)
-    refuse_unjudged(app.routes)
+    refuse_unchecked(app.routes)
     app.add_middleware(BoundedBodies, routes=routes)
     app.add_middleware(
-        Gate,
+        AccessCheck,
         routes=routes,
         authentication=app.state.authentication,
         owners=app.state.owners,
@@ -223,11 +227,9 @@ def _document_problems(app: FastAPI) -> None:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = generate()
-            describe_filters(
-                schema,
-                "/v1/campaigns/{campaign}/leaderboard",
-                like="/v1/campaigns/{campaign}/trials",
-            )
+            # The document is compared with the one of earlier versions: there the filters are last.
+            leaderboard = schema["paths"]["/v1/campaigns/{campaign}/leaderboard"]["get"]
+            leaderboard["parameters"].sort(key=lambda each: each["name"] in FILTER_NAMES)
             schemas = schema["components"]["schemas"]
             for name in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(name, None)

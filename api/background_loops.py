@@ -1,4 +1,4 @@
-"""Loops in the background of the service: their end, and their pauses.
+"""Loops in the background of the service: their turns, their pauses, and their end.
 
 Loops that look for work pause together, so that an idle process wakes up once for all of them.
 """
@@ -6,9 +6,11 @@ Loops that look for work pause together, so that an idle process wakes up once f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
+
+from search_spaces.connection.outage_log import OutageLog
 
 TICK_S: Final = 0.1
 """Seconds between two looks of an idle process."""
@@ -24,6 +26,16 @@ def aligned_pause_s(now_s: float, interval_s: float = TICK_S) -> float:
     """
     pause_s = interval_s - now_s % interval_s
     return pause_s if pause_s >= _TOO_SHORT * interval_s else pause_s + interval_s
+
+
+async def attempt(work: Callable[[], Awaitable[None]], outage: OutageLog, problem: str) -> None:
+    """Does one turn of a loop. Its failure is logged, and the loop goes on: it tries again."""
+    try:
+        await work()
+    except Exception as error:
+        outage.failed(problem, error)
+    else:
+        outage.worked()
 
 
 @asynccontextmanager

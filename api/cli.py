@@ -11,8 +11,7 @@ from typing import Any, Final
 
 import click
 
-from api.extras import missing_extra
-from api.process.gc_tuning import nothing_collected
+from api.command_packages import missing_packages_of
 from api.version import version
 from search_spaces.documents.numbers import read_number, read_whole
 from search_spaces.terminal.console import escape_output
@@ -53,8 +52,7 @@ class LazyGroup(click.Group):
         entry = _entry_points().get(cmd_name)
         if entry is None:
             return super().get_command(ctx, cmd_name)
-        with nothing_collected():
-            command = entry.load()
+        command = entry.load()
         if not isinstance(command, click.Command):
             raise click.ClickException(f"the command {cmd_name!r} is not one: {entry.value}")
         return command
@@ -67,7 +65,7 @@ class LazyGroup(click.Group):
         With `--help`, only a command that cannot be imported is refused.
         """
         name, *rest = args
-        missing = missing_extra(name)
+        missing = missing_packages_of(name)
         if missing is not None and not set(ctx.help_option_names) & set(rest):
             raise click.ClickException(missing)
         try:

@@ -13,8 +13,8 @@ from api.live.event_hub import EventHub
 from api.process.metrics import Metrics
 from api.schemas.text_types import campaign_reference
 from api.security.authentication import Credential
+from api.security.holders import Holder
 from api.security.ownership import Owners, whose
-from api.security.token_cache import Holder, TokenBook
 from api.settings import Settings
 from results_db.actor import Actor
 from results_db.records import CampaignRecord
@@ -30,6 +30,15 @@ def _of_app(name: str) -> Any:
     return Depends(read)
 
 
+def _of_request(name: str) -> Any:
+    """A dependency that reads what the access check has noted of the request."""
+
+    async def read(request: Request) -> Any:
+        return getattr(request.state, name)
+
+    return Depends(read)
+
+
 async def get_store(request: Request) -> Store:
     """The service's store; its audit names the actor of the request.
 
@@ -40,32 +49,18 @@ async def get_store(request: Request) -> Store:
     return store if actor is None else store.by(actor)
 
 
-async def get_actor(request: Request) -> Actor:
-    """The actor of the request, which the gate has authenticated."""
-    return cast("Actor", request.state.actor)
-
-
-async def get_holder(request: Request) -> Holder:
-    """The holder of the request's token."""
-    return cast("Holder", request.state.holder)
-
-
-async def get_credential(request: Request) -> Credential:
-    """What the gate has authenticated the request with."""
-    return cast("Credential", request.state.credential)
-
-
 BatchesDep = Annotated[WorkerBatches, _of_app("batches")]
-BookDep = Annotated[TokenBook, _of_app("book")]
 ChangesDep = Annotated[DatabaseChanges, _of_app("changes")]
 HubDep = Annotated[EventHub, _of_app("hub")]
 MetricsDep = Annotated[Metrics, _of_app("metrics")]
 OwnersDep = Annotated[Owners, _of_app("owners")]
 SettingsDep = Annotated[Settings, _of_app("settings")]
 StoreDep = Annotated[Store, Depends(get_store)]
-ActorDep = Annotated[Actor, Depends(get_actor)]
-HolderDep = Annotated[Holder, Depends(get_holder)]
-CredentialDep = Annotated[Credential, Depends(get_credential)]
+ActorDep = Annotated[Actor, _of_request("actor")]
+HolderDep = Annotated[Holder, _of_request("holder")]
+"""Who asks: the name and the role of the token."""
+CredentialDep = Annotated[Credential, _of_request("credential")]
+"""What the request was authenticated with."""
 
 
 CampaignName = Annotated[str, Path(description="The campaign's name or id.", max_length=64)]
@@ -89,8 +84,8 @@ CampaignDep = Annotated[CampaignRecord, Depends(get_campaign)]
 async def get_own_campaign(campaign: CampaignDep, actor: ActorDep) -> CampaignRecord:
     """The campaign of a path, for routes that change it.
 
-    The gate has checked the owner of the name, but by now another campaign may have that name. The
-    route changes the campaign with the id of this record, whose owner never changes.
+    The owner of the name was checked, but by now another campaign may have that name. The route
+    changes the campaign with the id of this record, whose owner never changes.
 
     Raises:
         CampaignOwnedError: the actor is neither its owner nor an admin.

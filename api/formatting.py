@@ -212,10 +212,10 @@ def layout_cells(layout: Layout) -> dict[str, str]:
             cells[heading] = zero(layout) if knob.name == "zero_stage" else str(value)
         if knob.name == "num_microbatches":
             cells[">batch"] = str(layout.global_batch_size)
-    return cells | {"also": layout_extras(layout)}
+    return cells | {"also": other_knobs(layout)}
 
 
-def layout_extras(layout: Layout) -> str:
+def other_knobs(layout: Layout) -> str:
     """The knobs without a column that are not at their default, as one text."""
     words = [
         knob.words(getattr(layout, knob.name))

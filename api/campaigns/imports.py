@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
+from api.campaigns.submission import numbered
 from results_db.campaigns.imports import NewImport
 from search_spaces.campaigns.campaign import MAX_WARNINGS, CampaignSpec
 from search_spaces.documents.reading import MAX_NAME_LENGTH, MAX_TEXT_LENGTH
@@ -84,8 +85,7 @@ def _names(name: str | None, cells: Sequence[TableCell]) -> list[str]:
     names: list[str] = []
     for cell in cells:
         plain = _plain_name(cell)
-        twice = names.count(plain)
-        names.append(plain if not twice else _numbered(plain, names))
+        names.append(next(each for each in (plain, *numbered(plain)) if each not in names))
     return names
 
 
@@ -94,15 +94,6 @@ def _plain_name(cell: TableCell) -> str:
     told = f"{key.model}-{key.num_devices}x{key.cluster}-s{key.seq_length}-b{key.global_batch_size}"
     plain = re.sub(r"[^A-Za-z0-9._-]+", "_", told).lstrip("._-")
     return plain[:MAX_NAME_LENGTH] or "imported"
-
-
-def _numbered(plain: str, names: Sequence[str]) -> str:
-    for number in range(2, len(names) + 2):
-        suffix = f"-{number}"
-        candidate = plain[: MAX_NAME_LENGTH - len(suffix)] + suffix
-        if candidate not in names:
-            return candidate
-    raise AssertionError("so many names are not taken")
 
 
 def _spec(cell: TableCell, name: str, table: MeasurementTable) -> CampaignSpec:

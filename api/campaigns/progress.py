@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from api.leases.waiting import why_nowhere
 from api.schemas.campaigns_and_trials import Progress
@@ -43,10 +42,10 @@ def progress_of(
     """
     ids = [campaign.id for campaign in campaigns]
     counts, winners = store.campaigns.count_trials_of(ids), store.leaderboard.winners(ids)
-    helpers = _Helpers(store, now)
+    service = _Service(store, now, store.driver.seen_at(), store.workers.find())
     return {
         campaign.id: _progress(
-            helpers,
+            service,
             campaign,
             counts[campaign.id],
             winners.get(campaign.id),
@@ -56,25 +55,18 @@ def progress_of(
     }
 
 
-class _Helpers:
-    """The driver and the workers, which are read once for all campaigns."""
+class _Service(NamedTuple):
+    """What is read once for all campaigns."""
 
-    def __init__(self, store: Store, now: datetime) -> None:
-        self.store, self.now = store, now
-
-    @cached_property
-    def driver_seen_at(self) -> datetime | None:
-        """When a driver was active last."""
-        return self.store.driver.seen_at()
-
-    @cached_property
-    def workers(self) -> list[WorkerRecord]:
-        """The workers that reported lately."""
-        return self.store.workers.find()
+    store: Store
+    now: datetime
+    driver_seen_at: datetime | None
+    workers: list[WorkerRecord]
+    """The workers that reported lately."""
 
 
 def _progress(
-    helpers: _Helpers,
+    service: _Service,
     campaign: CampaignRecord,
     counts: dict[TrialState, int],
     best: Winner | None,
@@ -90,7 +82,7 @@ def _progress(
         best_trial=None if best is None else best.trial_number,
         best_layout=None if best is None else best.layout_key,
         seconds_left=seconds_left(campaign, ended, planned),
-        waiting_reason=_waiting_reason(helpers, campaign, counts),
+        waiting_reason=_waiting_reason(service, campaign, counts),
     )
 
 
@@ -130,21 +122,21 @@ def seconds_left(campaign: CampaignRecord, ended: int, planned: int | None) -> f
 
 
 def _waiting_reason(
-    helpers: _Helpers, campaign: CampaignRecord, counts: Mapping[TrialState, int]
+    service: _Service, campaign: CampaignRecord, counts: Mapping[TrialState, int]
 ) -> str | None:
     """Why no trial of the campaign runs, and what to do; None: the campaign does not wait."""
     if campaign.state == "PAUSED":
         return "the campaign is paused; resume it"
     if campaign.state != "RUNNING":
         return None
-    store = helpers.store
+    store = service.store
     if counts["RUNNING"]:
         return store.allocations.waiting_reason(campaign.id)
-    seen_at = helpers.driver_seen_at
-    if not counts["PENDING"] and not driver_is_alive(seen_at, helpers.now):
+    seen_at = service.driver_seen_at
+    if not counts["PENDING"] and not driver_is_alive(seen_at, service.now):
         seen = f"the last was seen at {seen_at:%H:%M:%S} UTC" if seen_at else "none yet"
         return f"no driver is at work ({seen}); start one with `layout-tuner driver`"
-    workers = [w for w in helpers.workers if w.cluster == campaign.cluster_name]
+    workers = [w for w in service.workers if w.cluster == campaign.cluster_name]
     if not workers:
         return (
             f"no worker of cluster {campaign.cluster_name} is there; start one with "
@@ -159,7 +151,7 @@ def _waiting_reason(
     if counts["PENDING"] and store.workers.count_too_large(campaign.id) >= counts["PENDING"]:
         waiting = store.trials.find(campaign.id, states=("PENDING",), limit=TRIALS_LOOKED_AT)
         return _too_small(waiting, workers) if waiting else None
-    return _nowhere(store, campaign, helpers.now)
+    return _nowhere(store, campaign, service.now)
 
 
 def _nowhere(store: Store, campaign: CampaignRecord, now: datetime) -> str | None:

@@ -10,13 +10,15 @@ from typing import Any, Final
 
 from api.campaigns.catalogue import with_own
 from results_db.campaigns.idempotency_keys import RequestKey
+from results_db.campaigns.plans import PlanOptions
 from results_db.errors import (
     CampaignDuplicateError,
     CampaignNotFoundError,
     IdempotencyKeyInUseError,
 )
-from results_db.records import CampaignRecord
+from results_db.records import CampaignRecord, PlanRecord
 from results_db.store import Store
+from search_spaces.belief.plan import Plan
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.documents.limits import name_problem
 from search_spaces.documents.reading import MAX_NAME_LENGTH, Problems, read_mapping
@@ -26,9 +28,12 @@ from search_spaces.spec.presets.calibration_file import with_measured_constants
 MAX_CLONES: Final = 1000
 """Names that are tried for a clone without a name."""
 
+MAX_AT_ONCE: Final = 50_000
+"""Most legal layouts that are planned while a client waits; the driver plans larger spaces."""
+
 
 class Submission:
-    """Makes campaigns, of new documents and of earlier campaigns."""
+    """Makes campaigns and plans of documents and of earlier campaigns."""
 
     def __init__(self, store: Store, data_dir: Path | None) -> None:
         self._store = store
@@ -58,7 +63,7 @@ class Submission:
         document = {**original.spec, **given}
         if "cluster" in given:
             document["warnings"] = []  # they were about the other cluster
-        names = () if given.get("name") is not None else _numbered(original.name)
+        names = () if given.get("name") is not None else numbered(original.name)
         if names:
             document["name"] = names[0]
         spec = self.resolve(document)
@@ -66,7 +71,7 @@ class Submission:
 
     def free_name(self, name: str) -> str:
         """The first free name for a campaign like another one."""
-        for free in _numbered(name):
+        for free in numbered(name):
             try:
                 self.refuse_taken(free)
             except CampaignDuplicateError:
@@ -89,6 +94,34 @@ class Submission:
             _refuse_names(spec)
         problems.refuse()
         return spec
+
+    def plan(self, document: Any, options: PlanOptions, *, by_driver: bool) -> Plan | PlanRecord:
+        """The plan of a document that could be submitted, with the measurements there are.
+
+        It knows the measurements from which the campaign would start if it were submitted now.
+
+        Args:
+            document: the campaign's.
+            options: what the plan lists and assumes.
+            by_driver: whether the plan of a large space is requested of the driver, and stored.
+
+        Raises:
+            SearchSpaceError: the document would be refused, or has too many legal layouts.
+            PlanLimitError: too many plans wait for the driver.
+        """
+        spec = self.resolve(document)
+        self.refuse_unknown_sources(spec)
+        legal = spec.legal_set()
+        if len(legal) <= MAX_AT_ONCE:
+            return self._store.plans.make(spec, options, legal=legal)
+        if by_driver:
+            spec.refuse_if_too_large(legal)
+            return self._store.plans.request(spec.to_mapping(), options)
+        raise CampaignInvalidError(
+            f"{len(legal):,} legal layouts are more than {MAX_AT_ONCE:,}, the most that this page "
+            "plans; use `layout-tuner campaign submit FILE --dry-run` or `layout-tuner plan FILE`",
+            field="space",
+        )
 
     def _made_before(self, request: RequestKey | None) -> CampaignRecord | None:
         return None if request is None else self._store.campaigns.of_request(request)
@@ -153,8 +186,8 @@ class Submission:
                 raise CampaignInvalidError(str(error), field="start_from") from error
 
 
-def _numbered(name: str) -> tuple[str, ...]:
-    """Names for clones of a campaign, in order of preference."""
+def numbered(name: str) -> tuple[str, ...]:
+    """Names for further campaigns like one of this name, in order of preference."""
     suffixes = [f"-{number}" for number in range(2, MAX_CLONES + 2)]
     return tuple(name[: MAX_NAME_LENGTH - len(suffix)] + suffix for suffix in suffixes)
 

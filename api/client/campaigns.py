@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
+import httpx
+
+from api.client.calls import PAGE, Calls, segment
 from api.client.following import Follower
-from api.client.sender import PAGE, Sender, segment
 from api.http.filter_encoding import filter_query
 from api.schemas.campaigns_and_trials import (
     AnalysisRead,
@@ -37,8 +40,10 @@ from search_spaces.statistics.job_duration import TrainingJob
 
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
+_FIRST_PAGE: Final = {"limit": 20, "offset": 0}
 
-class CampaignCalls(Sender):
+
+class CampaignCalls(Calls):
     """Campaigns: submit, import, change, read."""
 
     def create_campaign(
@@ -208,7 +213,7 @@ class CampaignCalls(Sender):
         return self._get("/exports/formats", ExportFormatPage)
 
 
-class TrialCalls(Sender):
+class TrialCalls(Calls):
     """Trials: list by knobs and metrics, read, measure again, cancel."""
 
     def trial_page(
@@ -233,9 +238,9 @@ class TrialCalls(Sender):
             cursor: `next_cursor` of the page before; None: the first page.
             before: `previous_cursor` of the page after, instead of `cursor`.
         """
-        query = _trials(wanted, sort, descending=descending)
-        edges = {"cursor": cursor, "before": before}
-        return self._get(_path(campaign, "trials"), TrialPage, **query, limit=limit, **edges)
+        asked = {"wanted": wanted, "sort": sort, "descending": descending, "limit": limit}
+        query = _query({**asked, "cursor": cursor, "before": before})
+        return self._get(_path(campaign, "trials"), TrialPage, **query)
 
     def trials(
         self,
@@ -284,78 +289,51 @@ class TrialCalls(Sender):
         return self._post(f"/trials/{trial_id}/cancel", TrialRead)
 
 
-class LeaderboardCalls(Sender):
+class Listing(TypedDict, total=False):
+    """Which layouts of a leaderboard are listed, and in which order."""
+
+    objective: str | None
+    """What to rank by; None: the campaign's own objective."""
+    front: bool
+    """Whether to list only the Pareto front over the campaign's objectives."""
+    within: float | None
+    """Lists only layouts at most this many percent below the best, cheapest first."""
+    wanted: TrialFilter | None
+    """Selects layouts by their knobs and the measurements of their first trials."""
+    sort: ListingSortKey | None
+    """A knob or metric to sort by; None: the rank."""
+    descending: bool
+    """Whether the largest value of `sort` comes first."""
+    limit: int
+    """Most layouts of the page; 20 unless it is given."""
+    offset: int
+    """How many listed layouts come before the page."""
+
+
+class LeaderboardCalls(Calls):
     """A campaign's leaderboard, as documents or as a table."""
 
-    def leaderboard(
-        self,
-        campaign: str,
-        *,
-        objective: str | None = None,
-        front: bool = False,
-        within: float | None = None,
-        wanted: TrialFilter | None = None,
-        sort: ListingSortKey | None = None,
-        descending: bool = False,
-        limit: int = 20,
-        offset: int = 0,
-    ) -> LeaderboardPage:
-        """A page of the campaign's leaderboard.
-
-        Args:
-            campaign: its name or id.
-            objective: what to rank by; None: the campaign's own objective.
-            front: whether to list only the Pareto front over the campaign's objectives.
-            within: lists only layouts at most this many percent below the best, cheapest first.
-            wanted: selects layouts by their knobs and the measurements of their first trials.
-            sort: a knob or metric to sort by; None: the rank.
-            descending: whether the largest value of `sort` comes first.
-            limit: most layouts of the page.
-            offset: how many listed layouts come before the page.
-        """
-        order = _order(sort, descending=descending)
-        query = {**_ranking(objective, front, within, wanted, limit, offset), **order}
-        return self._get(_path(campaign, "leaderboard"), LeaderboardPage, **query)
+    def leaderboard(self, campaign: str, **listing: Unpack[Listing]) -> LeaderboardPage:
+        """A page of the campaign's leaderboard."""
+        path = _path(campaign, "leaderboard")
+        return self._get(path, LeaderboardPage, **_query({**_FIRST_PAGE, **listing}))
 
     def leaderboard_csv(
-        self,
-        campaign: str,
-        *,
-        objective: str | None = None,
-        front: bool = False,
-        within: float | None = None,
-        wanted: TrialFilter | None = None,
-        sort: ListingSortKey | None = None,
-        descending: bool = False,
-        intervals: bool = False,
-        limit: int = 20,
-        offset: int = 0,
+        self, campaign: str, *, intervals: bool = False, **listing: Unpack[Listing]
     ) -> str:
         """The same as a measurement table; `intervals` adds runs, intervals and ties."""
-        order = _order(sort, descending=descending)
-        query = {**_ranking(objective, front, within, wanted, limit, offset), **order}
-        path = _path(campaign, "leaderboard")
-        return self._get_file(path, **query, intervals=intervals or None, format="csv").text
+        return self._table(campaign, "csv", intervals, listing).text
 
     def leaderboard_parquet(
-        self,
-        campaign: str,
-        *,
-        objective: str | None = None,
-        front: bool = False,
-        within: float | None = None,
-        wanted: TrialFilter | None = None,
-        sort: ListingSortKey | None = None,
-        descending: bool = False,
-        intervals: bool = False,
-        limit: int = 20,
-        offset: int = 0,
+        self, campaign: str, *, intervals: bool = False, **listing: Unpack[Listing]
     ) -> bytes:
         """The table as a Parquet file."""
-        order = _order(sort, descending=descending)
-        query = {**_ranking(objective, front, within, wanted, limit, offset), **order}
+        return self._table(campaign, "parquet", intervals, listing).content
+
+    def _table(self, campaign: str, form: str, intervals: bool, listing: Listing) -> httpx.Response:
+        query = _query({**_FIRST_PAGE, **listing})
         path = _path(campaign, "leaderboard")
-        return self._get_file(path, **query, intervals=intervals or None, format="parquet").content
+        return self._get_file(path, **query, intervals=intervals or None, format=form)
 
 
 class EventCalls(Follower):
@@ -379,47 +357,20 @@ def _path(campaign: str, part: str | None = None) -> str:
 
 
 def _campaigns(chosen: CampaignFilter) -> dict[str, Any]:
-    after, before = chosen.created_after, chosen.created_before
-    return {
-        "state": list(chosen.states),
-        "model": chosen.model,
-        "cluster": chosen.cluster,
-        "strategy": chosen.strategy,
-        "objective": chosen.objective,
-        "created_by": chosen.created_by,
-        "name_contains": chosen.name_contains,
-        "created_after": after and after.isoformat(),
-        "created_before": before and before.isoformat(),
-    }
+    """The query of a filter of campaigns."""
+    query = asdict(chosen)
+    query["state"] = list(query.pop("states"))
+    for name in ("created_after", "created_before"):
+        query[name] = query[name] and query[name].isoformat()
+    return query
 
 
-def _trials(
-    wanted: TrialFilter | None, sort: SortKey | None, *, descending: bool
-) -> dict[str, Any]:
-    stated = {} if wanted is None else filter_query(wanted)
-    return {**stated, **_order(sort, descending=descending)}
-
-
-def _order(sort: str | None, *, descending: bool) -> dict[str, str | None]:
-    return {"sort": sort, "order": "desc" if descending else None}
-
-
-def _ranking(
-    objective: str | None,
-    front: bool,
-    within: float | None,
-    wanted: TrialFilter | None,
-    limit: int,
-    offset: int,
-) -> dict[str, Any]:
-    return {
-        **({} if wanted is None else filter_query(wanted)),
-        "objective": objective,
-        "front": front or None,
-        "within": within,
-        "limit": limit,
-        "offset": offset,
-    }
+def _query(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The query of a list: its filter, its order, and what else is asked for."""
+    query = dict(asked)
+    wanted, descending = query.pop("wanted", None), query.pop("descending", False)
+    query |= {"order": "desc" if descending else None, "front": query.get("front") or None}
+    return query if wanted is None else {**filter_query(wanted), **query}
 
 
 def _job(job: TrainingJob | None) -> dict[str, Any]:

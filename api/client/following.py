@@ -6,13 +6,12 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 
 import httpx
 from httpx_sse import EventSource, ServerSentEvent
 from pydantic import ValidationError
 
-from api.client.sender import Sender, refusal, unanswered
+from api.client.calls import Calls, refusal, unanswered
 from api.errors import EventsMissedError, ServiceError
 from api.schemas.campaigns_and_trials import EventRead
 from search_spaces.errors import ServiceUnansweredError
@@ -21,38 +20,7 @@ _OPENED = "stream.opened"
 _CLOSED = "stream.closed"
 
 
-@dataclass(kw_only=True, slots=True)
-class _Place:
-    """The position in a stream, over all of its connections."""
-
-    url: str
-    last: str
-    """The number of the last event; empty: none was received yet."""
-    was_useful: bool = False
-    """Whether this connection received an event, or a message that the service ends the stream."""
-
-    def read(self, said: ServerSentEvent) -> EventRead | None:
-        """The event; None for a message about the stream itself, which is noted here."""
-        self.was_useful |= said.event != _OPENED
-        if said.event == _CLOSED or not said.data:
-            return None
-        self.last = said.id
-        if said.event == _OPENED:
-            if json.loads(said.data)["missed"]:
-                raise EventsMissedError(
-                    f"events after {said.id} are no longer stored: read again what you follow"
-                )
-            return None
-        try:
-            return EventRead.model_validate_json(said.data)
-        except ValidationError as error:
-            raise ServiceError(
-                f"{self.url} sent an event that this version does not understand; are client and "
-                "service of the same version?"
-            ) from error
-
-
-class Follower(Sender):
+class Follower(Calls):
     """Follows streams one at a time."""
 
     def _follow(self, path: str, after: int | None) -> Iterator[EventRead]:
@@ -67,15 +35,23 @@ class Follower(Sender):
             ServiceError: the service refuses or does not answer any more.
         """
         retries, url = self._connection.retries, self._connection.url
-        place = _Place(url=url, last="" if after is None else str(after))
+        last = "" if after is None else str(after)
         ended_at_once = 0
         while True:
-            opened_at, place.was_useful = time.monotonic(), False
-            try:
-                yield from self._events_until_lost(path, after, place)
-            except ServiceUnansweredError as error:
-                raise unanswered(error) from error
-            if place.was_useful or time.monotonic() - opened_at > retries.longest_pause_s:
+            opened_at, was_useful = time.monotonic(), False
+            for said in self._said(path, after, last):
+                # An event, or the service's own word that it ends the stream.
+                was_useful |= said.event != _OPENED
+                if said.event == _CLOSED or not said.data:
+                    continue
+                last = said.id
+                if said.event != _OPENED:
+                    yield _event(url, said.data)
+                elif json.loads(said.data)["missed"]:
+                    raise EventsMissedError(
+                        f"events after {last} are no longer stored: read again what you follow"
+                    )
+            if was_useful or time.monotonic() - opened_at > retries.longest_pause_s:
                 ended_at_once = 0
             else:
                 ended_at_once += 1
@@ -86,17 +62,27 @@ class Follower(Sender):
                 )
             time.sleep(retries.pause_s(max(ended_at_once, 1)))
 
-    def _events_until_lost(
-        self, path: str, after: int | None, place: _Place
-    ) -> Iterator[EventRead]:
+    def _said(self, path: str, after: int | None, last: str) -> Iterator[ServerSentEvent]:
+        """What the service sends until the stream is lost."""
         headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
-        if place.last:
-            headers["Last-Event-ID"] = place.last
+        if last:
+            headers["Last-Event-ID"] = last
         query = {} if after is None else {"after": after}
-        with self._connection.stream(f"/v1{path}", params=query, headers=headers) as answer:
-            if not answer.is_success:
-                raise refusal(answer)
-            with suppress(httpx.TransportError):
-                for said in EventSource(answer).iter_sse():
-                    if (event := place.read(said)) is not None:
-                        yield event
+        try:
+            with self._connection.stream(f"/v1{path}", params=query, headers=headers) as answer:
+                if not answer.is_success:
+                    raise refusal(answer)
+                with suppress(httpx.TransportError):
+                    yield from EventSource(answer).iter_sse()
+        except ServiceUnansweredError as error:
+            raise unanswered(error) from error
+
+
+def _event(url: str, data: str) -> EventRead:
+    try:
+        return EventRead.model_validate_json(data)
+    except ValidationError as error:
+        raise ServiceError(
+            f"{url} sent an event that this version does not understand; are client and "
+            "service of the same version?"
+        ) from error

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
-from api.client.sender import PAGE, Sender, segment
+from api.client.calls import PAGE, Calls, segment
 from api.schemas.access import (
     AuditEntryRead,
     AuditPage,
@@ -28,7 +28,18 @@ from api.schemas.campaigns_and_trials import Health, Readiness
 from api.schemas.catalogue import ClusterPage, ClusterRead, ModelPage, ModelRead
 
 
-class ServiceCalls(Sender):
+class AuditChoice(TypedDict, total=False):
+    """Which changes of the audit log are listed; None is no condition."""
+
+    actor: str | None
+    action: str | None
+    target_kind: str | None
+    target: str | None
+    since: datetime | None
+    until: datetime | None
+
+
+class ServiceCalls(Calls):
     """The service itself."""
 
     def health(self) -> Health:
@@ -45,7 +56,7 @@ class ServiceCalls(Sender):
         return self._send("GET", "/metrics", is_repeatable=True).text
 
 
-class CatalogueCalls(Sender):
+class CatalogueCalls(Calls):
     """Models and clusters that campaign files name."""
 
     def models(self) -> ModelPage:
@@ -81,7 +92,7 @@ class CatalogueCalls(Sender):
         self._delete(f"/clusters/{segment(name)}")
 
 
-class AllocationCalls(Sender):
+class AllocationCalls(Calls):
     """Workers, their allocations and nodes."""
 
     def workers(self) -> WorkerPage:
@@ -122,7 +133,7 @@ class AllocationCalls(Sender):
         return self._post(f"/nodes/{segment(cluster)}/{segment(node)}/release", ClusterNodeRead)
 
 
-class AccessCalls(Sender):
+class AccessCalls(Calls):
     """Tokens and the audit log."""
 
     def whoami(self) -> WhoAmI:
@@ -147,50 +158,15 @@ class AccessCalls(Sender):
         return self._read(answer, TokenRead)
 
     def audit_page(
-        self,
-        *,
-        actor: str | None = None,
-        action: str | None = None,
-        target_kind: str | None = None,
-        target: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        limit: int | None = None,
-        cursor: str | None = None,
+        self, *, limit: int | None = None, cursor: str | None = None, **chosen: Unpack[AuditChoice]
     ) -> AuditPage:
         """A page of the audit log, the newest change first; the arguments select changes."""
-        return self._get(
-            "/audit",
-            AuditPage,
-            actor=actor,
-            action=action,
-            target_kind=target_kind,
-            target=target,
-            since=since and since.isoformat(),
-            until=until and until.isoformat(),
-            limit=limit,
-            cursor=cursor,
-        )
+        given: dict[str, Any] = {**chosen}
+        times = {name: at.isoformat() for name, at in given.items() if isinstance(at, datetime)}
+        return self._get("/audit", AuditPage, **{**given, **times}, limit=limit, cursor=cursor)
 
-    def audit(
-        self,
-        *,
-        actor: str | None = None,
-        action: str | None = None,
-        target_kind: str | None = None,
-        target: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-    ) -> Iterator[AuditEntryRead]:
+    def audit(self, **chosen: Unpack[AuditChoice]) -> Iterator[AuditEntryRead]:
         """All changes in the audit log, the newest first; the arguments select changes."""
-        chosen: dict[str, Any] = {
-            "actor": actor,
-            "action": action,
-            "target_kind": target_kind,
-            "target": target,
-            "since": since,
-            "until": until,
-        }
         return self._walk(
             lambda cursor: self.audit_page(**chosen, limit=PAGE, cursor=cursor),
             lambda page: page.entries,

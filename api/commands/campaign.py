@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from itertools import islice
@@ -16,7 +17,7 @@ import click
 from api.client import Client
 from api.commands.campaign_changes import clone, delete, precision_words, print_submitted, update
 from api.commands.connection import service_options
-from api.commands.display import json_option, print_facts, print_json
+from api.commands.display import answers, json_option, print_facts, print_json
 from api.commands.watching import watch_campaign
 from api.errors import DocumentMalformedError
 from api.formatting import (
@@ -39,6 +40,7 @@ from api.schemas.campaigns_and_trials import (
     CampaignPage,
     CampaignRead,
     CostRead,
+    ImportRead,
 )
 from results_db.campaigns.filter import CampaignFilter
 from results_db.records import CAMPAIGN_STATES, BaselineRead, Cost, KnobStepRead
@@ -52,6 +54,11 @@ from search_spaces.terminal.plurals import counted
 from search_spaces.terminal.text_table import print_table
 
 _POLL_S: Final = 0.5
+
+_LIST_COLUMNS: Final = (
+    *("name", "state", "model", "cluster", "by"),
+    *(">trials", ">best", "unit", ">time left"),
+)
 
 
 @click.group()
@@ -99,19 +106,14 @@ def _moment(
 )
 @click.option("--created-before", callback=_moment, metavar="TIME", help="Before this time.")
 @click.option("--limit", type=click.IntRange(min=1), help="Most campaigns to list.")
-@json_option
+@answers(lambda page: print_table(_LIST_COLUMNS, [*map(_list_row, page.campaigns)]))
 @service_options
 def list_campaigns(
-    as_json: bool, client: Client, limit: int | None, states: tuple[str, ...], **asked: Any
-) -> None:
+    client: Client, limit: int | None, states: tuple[str, ...], **asked: Any
+) -> CampaignPage:
     """List campaigns, the newest first: all, or those that match every option."""
     chosen = CampaignFilter(states=cast("Any", states), **asked)
-    found = list(islice(client.campaigns(chosen), limit))
-    if as_json:
-        print_json(CampaignPage(campaigns=found, next_cursor=None))
-        return
-    columns = ("name", "state", "model", "cluster", "by", ">trials", ">best", "unit", ">time left")
-    print_table(columns, [_list_row(each) for each in found])
+    return CampaignPage(campaigns=list(islice(client.campaigns(chosen), limit)), next_cursor=None)
 
 
 @campaign.command()
@@ -127,7 +129,8 @@ def submit(file: Path, dry_run: bool, as_json: bool, client: Client) -> None:
     """
     document = read_document_file(file, "the campaign")
     if not dry_run:
-        print_submitted(client.create_campaign(document), as_json)
+        submitted = client.create_campaign(document)
+        (print_json if as_json else print_submitted)(submitted)
         return
     plan = _planned(client, document)
     if as_json:
@@ -162,11 +165,11 @@ def _planned(client: Client, document: dict[str, Any]) -> Plan:
     metavar="KEY=VALUE[,...]",
     help="Only the cells whose key has these values (num_devices=4|8 is either); may be repeated.",
 )
-@json_option
+@answers(lambda imported: _print_imported(imported))
 @service_options
 def import_table(
-    table: Path, name: str | None, cells: tuple[str, ...], as_json: bool, client: Client
-) -> None:
+    table: Path, name: str | None, cells: tuple[str, ...], client: Client
+) -> ImportRead:
     """Import the measurement table TABLE (CSV): every cell becomes a campaign that has ended.
 
     Its trials are ranked and listed like others; `start_from: [NAME]` lets a campaign start from
@@ -178,10 +181,10 @@ def import_table(
         raise click.UsageError(f"{table} cannot be read: {error.strerror}") from error
     with work_line(sys.stderr, ticks=True) as line:
         line.say(f"importing {table.name} ({len(content) / 1e6:.1f} MB)")
-        imported = client.import_table(content, name=name, cells=cells)
-    if as_json:
-        print_json(imported)
-        return
+        return client.import_table(content, name=name, cells=cells)
+
+
+def _print_imported(imported: ImportRead) -> None:
     for each in imported.campaigns:
         click.echo(f"campaign {each.name} imported: {each.message}")
     for note in imported.notes:
@@ -213,53 +216,30 @@ def read_document_file(file: Path, what: str) -> dict[str, Any]:
     return document
 
 
-@campaign.command()
-@click.argument("name")
-@json_option
-@service_options
-def show(name: str, as_json: bool, client: Client) -> None:
-    """Show one campaign."""
-    _show(client.campaign(name), as_json)
+def _add_command(name: str, call: Callable[[Client, str], CampaignDetail], words: str) -> None:
+    """A command that calls the service about a campaign, and shows the campaign."""
+
+    @campaign.command(name, help=words)
+    @click.argument("name")
+    @answers(lambda campaign: print_facts(_facts(campaign)))
+    @service_options
+    def _command(name: str, client: Client) -> CampaignDetail:
+        return call(client, name)
+
+
+_add_command("show", Client.campaign, "Show one campaign.")
+_add_command("pause", Client.pause_campaign, "Hand out no more trials; those that run finish.")
+_add_command("resume", Client.resume_campaign, "Take a paused campaign up again.")
+_add_command("cancel", Client.cancel_campaign, "End a campaign now; trials that run are stopped.")
 
 
 @campaign.command()
 @click.argument("name")
-@json_option
+@answers(lambda analysis: _print_analysis(analysis))
 @service_options
-def pause(name: str, as_json: bool, client: Client) -> None:
-    """Hand out no more trials; those that run finish."""
-    _show(client.pause_campaign(name), as_json)
-
-
-@campaign.command()
-@click.argument("name")
-@json_option
-@service_options
-def resume(name: str, as_json: bool, client: Client) -> None:
-    """Take a paused campaign up again."""
-    _show(client.resume_campaign(name), as_json)
-
-
-@campaign.command()
-@click.argument("name")
-@json_option
-@service_options
-def cancel(name: str, as_json: bool, client: Client) -> None:
-    """End a campaign now; trials that run are stopped."""
-    _show(client.cancel_campaign(name), as_json)
-
-
-@campaign.command()
-@click.argument("name")
-@json_option
-@service_options
-def analysis(name: str, as_json: bool, client: Client) -> None:
+def analysis(name: str, client: Client) -> AnalysisRead:
     """Show which knobs matter, and what one step in each does to the winner."""
-    found = client.analysis(name)
-    if as_json:
-        print_json(found)
-    else:
-        _print_analysis(found)
+    return client.analysis(name)
 
 
 @campaign.command()
@@ -314,13 +294,6 @@ def _print_analysis(analysis: AnalysisRead) -> None:
 def _step_row(step: KnobStepRead) -> tuple[str, ...]:
     effect = effect_words(step.effect, step.state, step.is_apart)
     return (step.knob, step.value, step.stepped_value, effect, step.source, ", ".join(step.also))
-
-
-def _show(campaign: CampaignDetail, as_json: bool) -> None:
-    if as_json:
-        print_json(campaign)
-    else:
-        print_facts(_facts(campaign))
 
 
 def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ import click
 
 from api.client import Client
 from api.commands.connection import service_options
-from api.commands.display import json_option, print_json
+from api.commands.display import answers
 from api.errors import DocumentMalformedError, ServiceError
 from api.formatting import budget_words
 from api.http.documents import read_yaml
@@ -58,16 +58,11 @@ def budget_options(function: Function) -> Function:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="File with the new notes.",
 )
-@json_option
+@answers(lambda changed: click.echo(f"campaign {changed.name}: {_budget_words(changed)}"))
 @service_options
 def update(
-    name: str,
-    notes: str | None,
-    notes_file: Path | None,
-    as_json: bool,
-    client: Client,
-    **bounds: Any,
-) -> None:
+    name: str, notes: str | None, notes_file: Path | None, client: Client, **bounds: Any
+) -> CampaignDetail:
     """Change the budget of a campaign that has not ended, and its notes.
 
     Bounds that are not named stay. The driver applies changes at once. A campaign that has ended
@@ -80,11 +75,11 @@ def update(
     budget = _changed_bounds(bounds)
     if not budget and notes is None:
         raise click.UsageError("nothing is to be changed: name a bound, or --notes")
-    changed = client.update_campaign(name, budget=budget or None, notes=notes)
-    if as_json:
-        print_json(changed)
-        return
-    click.echo(f"campaign {changed.name}: {budget_words(changed.spec['budget'])}")
+    return client.update_campaign(name, budget=budget or None, notes=notes)
+
+
+def _budget_words(campaign: CampaignDetail) -> str:
+    return budget_words(campaign.spec["budget"])
 
 
 def _read_text(file: Path) -> str:
@@ -111,14 +106,11 @@ def precision_words(campaign: CampaignDetail) -> str:
     return precision if isinstance(precision, str) else ", ".join(precision)
 
 
-def print_submitted(campaign: CampaignDetail, as_json: bool) -> None:
+def print_submitted(campaign: CampaignDetail) -> None:
     """Prints a campaign that `submit` or `clone` made, and its warnings."""
-    if as_json:
-        print_json(campaign)
-        return
     click.echo(
         f"campaign {campaign.name} submitted: {counted(campaign.num_legal_layouts, 'legal layout')}, "
-        f"precision {precision_words(campaign)}, {budget_words(campaign.spec['budget'])}"
+        f"precision {precision_words(campaign)}, {_budget_words(campaign)}"
     )
     if campaign.baseline is not None:
         where = " (outside of the space)" if campaign.baseline.outside_space else ""
@@ -138,16 +130,11 @@ def print_submitted(campaign: CampaignDetail, as_json: bool) -> None:
     metavar="FIELD=VALUE",
     help="A field of the campaign's file, as strategy=deephyper or space.tp='[1, 2]'; may be repeated.",
 )
-@json_option
+@answers(print_submitted)
 @service_options
 def clone(
-    campaign: str,
-    name: str | None,
-    settings: tuple[str, ...],
-    as_json: bool,
-    client: Client,
-    **bounds: Any,
-) -> None:
+    campaign: str, name: str | None, settings: tuple[str, ...], client: Client, **bounds: Any
+) -> CampaignDetail:
     """Submit a campaign like CAMPAIGN, but for what is named here.
 
     It is a campaign of its own, and starts from what the first one measured unless its file says
@@ -160,7 +147,7 @@ def clone(
         changes |= _changed_fields(spec, settings)
         if budget:
             changes["budget"] = _other_budget(changes.get("budget", spec["budget"]), budget)
-    print_submitted(client.clone_campaign(campaign, changes), as_json)
+    return client.clone_campaign(campaign, changes)
 
 
 def _other_budget(budget: Any, changes: Mapping[str, Any]) -> dict[str, Any]:

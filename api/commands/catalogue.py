@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from api.client import Client
 from api.commands.campaign import read_document_file
 from api.commands.connection import service_options
-from api.commands.display import json_option, print_json
+from api.commands.display import answers, json_option, print_json
 from api.formatting import memory
 from api.http.documents import write_yaml
-from api.schemas.catalogue import CatalogueEntry
+from api.schemas.catalogue import CatalogueEntry, ClusterPage, ClusterRead, ModelPage, ModelRead
 from search_spaces.errors import SiteInvalidError
 from search_spaces.spec.site import cluster_part
 from search_spaces.terminal.text_table import print_table
 
 _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+_MODEL_COLUMNS: Final = {
+    "family": "family",
+    ">layers": "num_layers",
+    ">hidden": "hidden_size",
+    ">heads": "num_heads",
+    ">sequence": "seq_length",
+}
+_CLUSTER_COLUMNS: Final = {
+    "device": "device",
+    ">nodes": "num_nodes",
+    ">devices a node": "devices_per_node",
+}
+"""Columns of lists, each with its field of the description."""
 
 
 @click.group()
@@ -32,89 +47,77 @@ def cluster() -> None:
 
 
 @model.command("list")
-@json_option
+@answers(
+    lambda page: _print_list(
+        page.models, _MODEL_COLUMNS, ">parameters", lambda each: f"{each.num_parameters:,}"
+    )
+)
 @service_options
-def list_models(as_json: bool, client: Client) -> None:
+def list_models(client: Client) -> ModelPage:
     """List presets, then the models of users."""
-    page = client.models()
-    if as_json:
-        print_json(page)
-        return
-    columns = ("name", "by", "family", ">layers", ">hidden", ">heads", ">sequence", ">parameters")
+    return client.models()
+
+
+@cluster.command("list")
+@answers(
+    lambda page: _print_list(
+        page.clusters,
+        _CLUSTER_COLUMNS,
+        ">memory a device",
+        lambda each: memory(each.description["device_memory_bytes"]),
+    )
+)
+@service_options
+def list_clusters(client: Client) -> ClusterPage:
+    """List presets, then the clusters of users."""
+    return client.clusters()
+
+
+def _print_list(
+    entries: Iterable[Any], columns: dict[str, str], last: str, last_of: Callable[[Any], str]
+) -> None:
     rows = [
         (
             each.name,
-            _by(each),
-            str(each.description["family"]),
-            str(each.description["num_layers"]),
-            str(each.description["hidden_size"]),
-            str(each.description["num_heads"]),
-            str(each.description["seq_length"]),
-            f"{each.num_parameters:,}",
+            "preset" if each.preset else str(each.created_by),
+            *(str(each.description[field]) for field in columns.values()),
+            last_of(each),
         )
-        for each in page.models
+        for each in entries
     ]
-    print_table(columns, rows)
+    print_table(("name", "by", *columns, last), rows)
+
+
+def _print_yaml(entry: CatalogueEntry) -> None:
+    click.echo(write_yaml(entry.description), nl=False)
 
 
 @model.command("show")
 @click.argument("name")
-@json_option
+@answers(_print_yaml)
 @service_options
-def show_model(name: str, as_json: bool, client: Client) -> None:
+def show_model(name: str, client: Client) -> ModelRead:
     """Print a model's shape as YAML, as campaign files write it."""
-    _show(client.model(name), as_json)
+    return client.model(name)
+
+
+@cluster.command("show")
+@click.argument("name")
+@answers(_print_yaml)
+@service_options
+def show_cluster(name: str, client: Client) -> ClusterRead:
+    """Print a cluster as YAML, as campaign files write it and `worker --cluster FILE` reads it."""
+    return client.cluster(name)
 
 
 @model.command("put")
 @click.argument("name")
 @click.argument("file", type=_FILE)
-@json_option
+@answers(lambda made: click.echo(f"model {made.name} is stored; campaign files can name it"))
 @service_options
-def put_model(name: str, file: Path, as_json: bool, client: Client) -> None:
+def put_model(name: str, file: Path, client: Client) -> ModelRead:
     """Store the model in FILE (YAML or JSON) under NAME: a shape, or {preset: ..., field: ...}."""
-    _print_stored(client.put_model(name, read_document_file(file, "the model")), "model", as_json)
-
-
-@model.command("delete")
-@click.argument("name")
-@service_options
-def delete_model(name: str, client: Client) -> None:
-    """Delete a model that is not a preset; campaigns stay as they are."""
-    client.delete_model(name)
-    click.echo(f"model {name} deleted")
-
-
-@cluster.command("list")
-@json_option
-@service_options
-def list_clusters(as_json: bool, client: Client) -> None:
-    """List presets, then the clusters of users."""
-    page = client.clusters()
-    if as_json:
-        print_json(page)
-        return
-    rows = [
-        (
-            each.name,
-            _by(each),
-            str(each.description["device"]),
-            str(each.description["num_nodes"]),
-            str(each.description["devices_per_node"]),
-            memory(each.description["device_memory_bytes"]),
-        )
-        for each in page.clusters
-    ]
-    print_table(("name", "by", "device", ">nodes", ">devices a node", ">memory a device"), rows)
-
-
-@cluster.command("show")
-@click.argument("name")
-@json_option
-@service_options
-def show_cluster(name: str, as_json: bool, client: Client) -> None:
-    """Print a cluster as YAML, as campaign files write it and `worker --cluster FILE` reads it."""
-    _show(client.cluster(name), as_json)
+    return client.put_model(name, read_document_file(file, "the model"))
 
 
 @cluster.command("put")
@@ -133,7 +136,10 @@ def put_cluster(name: str, file: Path, as_json: bool, client: Client) -> None:
     except SiteInvalidError as error:
         raise click.UsageError(f"{file}: {error}") from error
     made = client.put_cluster(name, described)
-    _print_stored(made, "cluster", as_json)
+    if as_json:
+        print_json(made)
+    else:
+        click.echo(f"cluster {name} is stored; campaign files can name it")
     if "site" in document:
         click.echo(
             f"note: the section site of {file} is not sent to the service; `layout-tuner allocation "
@@ -144,6 +150,15 @@ def put_cluster(name: str, file: Path, as_json: bool, client: Client) -> None:
         click.echo(f"warning: {made.warning}", err=True)
 
 
+@model.command("delete")
+@click.argument("name")
+@service_options
+def delete_model(name: str, client: Client) -> None:
+    """Delete a model that is not a preset; campaigns stay as they are."""
+    client.delete_model(name)
+    click.echo(f"model {name} deleted")
+
+
 @cluster.command("delete")
 @click.argument("name")
 @service_options
@@ -151,21 +166,3 @@ def delete_cluster(name: str, client: Client) -> None:
     """Delete a cluster that is not a preset; campaigns stay as they are."""
     client.delete_cluster(name)
     click.echo(f"cluster {name} deleted")
-
-
-def _by(entry: CatalogueEntry) -> str:
-    return "preset" if entry.preset else str(entry.created_by)
-
-
-def _show(entry: CatalogueEntry, as_json: bool) -> None:
-    if as_json:
-        print_json(entry)
-        return
-    click.echo(write_yaml(entry.description), nl=False)
-
-
-def _print_stored(entry: CatalogueEntry, kind: str, as_json: bool) -> None:
-    if as_json:
-        print_json(entry)
-    else:
-        click.echo(f"{kind} {entry.name} is stored; campaign files can name it")

@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NoReturn, TypeVar
 
 import click
 from pydantic import BaseModel
 
+from search_spaces.belief.job import JobEstimate
+from search_spaces.belief.plan_text import job_lines
+from search_spaces.statistics.job_duration import TrainingJob
+from search_spaces.terminal.console import terminal_width
+from search_spaces.terminal.job_options import with_job_options
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
 _LABEL_WIDTH: Final = 14
 
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def answers(show: Callable[[Any], None]) -> Callable[[Function], Function]:
+    """Adds --json to a command that returns a document, which is printed so or by `show`."""
+
+    def with_json(function: Function) -> Function:
+        @json_option
+        @functools.wraps(function)
+        def command(*arguments: Any, as_json: bool, **options: Any) -> None:
+            document = function(*arguments, **options)
+            (print_json if as_json else show)(document)
+
+        return command  # type: ignore[return-value]
+
+    return with_json
 
 
 def print_json(document: BaseModel) -> None:
@@ -22,3 +47,18 @@ def print_facts(facts: Sequence[tuple[str, str]]) -> None:
     """Prints labels and values; the further lines of a value are indented like the first."""
     for label, value in facts:
         click.echo(f"{label:<{_LABEL_WIDTH}}{value}".replace("\n", f"\n{'':<{_LABEL_WIDTH}}"))
+
+
+def job_options(function: Function) -> Function:
+    """See `with_job_options`."""
+    return with_job_options(function, option=click.option, refuse=_refuse)
+
+
+def _refuse(sentence: str) -> NoReturn:
+    raise click.UsageError(sentence)
+
+
+def print_jobs(job: TrainingJob, jobs: Sequence[tuple[str, JobEstimate]]) -> None:
+    """Prints the days of a training job with some layouts."""
+    for line in job_lines(job, jobs, terminal_width(sys.stdout)):
+        click.echo(line)

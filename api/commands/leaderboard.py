@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import click
 
+from api.campaigns.measured_jobs import RankedStep, measured_jobs
 from api.campaigns.parquet import num_rows
 from api.client import Client
 from api.commands.connection import service_options
-from api.commands.display import json_option, print_json
-from api.commands.job_duration_options import job_options, print_jobs
+from api.commands.display import job_options, json_option, print_jobs, print_json
 from api.commands.trial_conditions import read_conditions, where_option
 from api.formatting import (
     LAYOUT_HEADINGS,
@@ -30,9 +30,7 @@ from api.formatting import (
     trainer_words,
     unit,
 )
-from api.plans.measured_jobs import measured_jobs, step_interval
 from api.schemas.campaigns_and_trials import CampaignDetail, LeaderboardPage, RankedTrial
-from results_db.records import BaselineRead
 from search_spaces.belief.job import JobEstimate
 from search_spaces.spec.objectives import OBJECTIVES
 from search_spaces.statistics.job_duration import TrainingJob
@@ -106,8 +104,8 @@ def leaderboard(
         "objective": objective,
         "front": front,
         "within": within,
-        "wanted": read_conditions(conditions),
         "limit": limit,
+        "wanted": read_conditions(conditions),
     }
     if as_csv:
         click.echo(client.leaderboard_csv(campaign, intervals=intervals, **asked), nl=False)
@@ -139,7 +137,10 @@ def leaderboard(
         took = campaign_read.cheap_probe_node_seconds
         click.echo(f"beside them: {cheap_count_words(campaign_read.cheap_probes, took)}")
     if (baseline := campaign_read.baseline) is not None:
-        click.echo(_gain_line(baseline, campaign_read.objective))
+        objective = campaign_read.objective
+        words = f"baseline: {baseline_words(baseline, objective)}"
+        gain = baseline.gain
+        click.echo(words if gain is None else gain_sentence(gain, baseline, objective))
     if job is not None:
         print_jobs(job, jobs)
 
@@ -149,28 +150,31 @@ def _jobs(
 ) -> list[tuple[str, JobEstimate]]:
     """The training job with each listed layout."""
     ranked = (
-        (
-            each.rank,
-            each.layout,
-            step_interval(each.step_time_s, each.value, each.value_low, each.value_high),
-        )
-        for each in page.trials
+        RankedStep(e.rank, e.layout, e.step_time_s, e.value, e.value_low, e.value_high)
+        for e in page.trials
     )
     return measured_jobs(job, campaign.spec, ranked)
 
 
-def _gain_line(baseline: BaselineRead, objective: str) -> str:
-    """What the winner gains over the baseline, or why that is not known."""
-    if baseline.gain is None:
-        return f"baseline: {baseline_words(baseline, objective)}"
-    return gain_sentence(baseline.gain, baseline, objective)
-
-
 def _print_remarks(page: LeaderboardPage) -> None:
+    """Prints where the measurements come from, ties with the first, and what is not ranked."""
     if page.source is not None:
         click.echo(f"imported, not measured here: {page.source or 'of unknown origin'}")
-    for line in _notes(page):
-        click.echo(line)
+    measured = page.trials[0].measurement if page.trials else None
+    if measured is not None and (words := trainer_words(measured)):
+        click.echo(f"measured by the trainer {words}")
+    best = min((trial.rank for trial in page.trials), default=1)
+    if best > 1:
+        click.echo(
+            f"ranks are those of the whole leaderboard: the best that is listed is rank {best}"
+        )
+    tied = [str(trial.number) for trial in page.trials if trial.tied_with_first and trial.rank > 1]
+    if tied:
+        first = "the first" if best == 1 else "rank 1, which is not listed"
+        click.echo(f"cannot be told apart from {first} (95 %): trial {', '.join(tied)}")
+    if short := [str(trial.number) for trial in page.trials if trial.shortened]:
+        listed = ", ".join(short)
+        click.echo(f"stopped early, slower than the best of their time: trial {listed}")
     if page.constrained:
         click.echo(
             f"not ranked, for they break the campaign's constraints: "
@@ -246,26 +250,6 @@ def _print_ranking(
     objectives = (page.objective, *others)
     rows = [_row(trial, objectives, has_baseline=has_baseline) for trial in page.trials]
     print_table(columns, rows, title, keys=2)
-
-
-def _notes(page: LeaderboardPage) -> list[str]:
-    """Notes on ties with the first layout, and on layouts that were stopped early."""
-    tied = [str(trial.number) for trial in page.trials if trial.tied_with_first and trial.rank > 1]
-    short = [str(trial.number) for trial in page.trials if trial.shortened]
-    best = min((trial.rank for trial in page.trials), default=1)
-    measured = page.trials[0].measurement if page.trials else None
-    words = "" if measured is None else trainer_words(measured)
-    notes = [f"measured by the trainer {words}"] if words else []
-    if best > 1:
-        notes.append(
-            f"ranks are those of the whole leaderboard: the best that is listed is rank {best}"
-        )
-    if tied:
-        first = "the first" if best == 1 else "rank 1, which is not listed"
-        notes.append(f"cannot be told apart from {first} (95 %): trial {', '.join(tied)}")
-    if short:
-        notes.append(f"stopped early, slower than the best of their time: trial {', '.join(short)}")
-    return notes
 
 
 def _row(trial: RankedTrial, objectives: tuple[str, ...], *, has_baseline: bool) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import click
 
 from api.client import Client
 from api.commands.connection import service_options
-from api.commands.job_duration_options import job_options
+from api.commands.display import job_options
 from search_spaces.statistics.job_duration import TrainingJob
 
 

@@ -25,7 +25,6 @@ from api.http.connection_limits import MAX_CONNECTIONS, ConnectionLimits, allow_
 from api.http.protocol import LimitedProtocol
 from api.http.server import LimitedServer
 from api.http.url_prefix import read_prefix
-from api.process.gc_tuning import keep_for_good, nothing_collected
 from api.process.local_service import announced, serving
 from api.security.local_tokens import load_or_make_token
 from api.settings import Settings
@@ -142,9 +141,7 @@ def _serve(
         ),
     ):
         click.echo(f"layout-tuner serves {url}; its token is in {data.token_file}")
-        with nothing_collected():
-            config = _config(create_app(settings, store), endpoint, tls)
-        keep_for_good()
+        config = _config(create_app(settings, store), endpoint, tls)
         sys.setswitchinterval(GIL_SWITCH_S)
         _Server(config, limits, stopping).run(sockets=[listener])
 

@@ -13,10 +13,10 @@ from pydantic import ValidationError
 
 from api.client import Client
 from api.commands.connection import service_options
-from api.commands.display import json_option, print_json
+from api.commands.display import answers, json_option, print_json
 from api.errors import ServiceError
 from api.formatting import moment
-from api.schemas.access import TokenCreate, TokenRead
+from api.schemas.access import TokenCreate, TokenPage, TokenRead, WhoAmI
 from results_db.actor import TOKEN_ROLES, TokenRole
 from search_spaces.documents.duration import read_duration_s
 from search_spaces.errors import SearchSpaceError
@@ -62,21 +62,21 @@ def create(
     if as_json:
         print_json(TokenRead(**created.model_dump(exclude={"token"})) if out else created)
         return
-    end = f" until {moment(created.expires_at)}" if created.expires_at else ""
+    end = _until(created.expires_at)
     click.echo(f"token {created.id} of {created.name}: {created.role}{end}", err=True)
     click.echo(f"it is in {out}" if out else created.token, err=out is not None)
 
 
 @token.command("list")
 @click.option("--all", "revoked", is_flag=True, help="Also those that were revoked.")
-@json_option
+@answers(lambda page: _print_tokens(page))
 @service_options
-def list_tokens(revoked: bool, as_json: bool, client: Client) -> None:
+def list_tokens(revoked: bool, client: Client) -> TokenPage:
     """List tokens, the youngest first; those in the data directory's files are not among them."""
-    page = client.tokens(revoked=revoked)
-    if as_json:
-        print_json(page)
-        return
+    return client.tokens(revoked=revoked)
+
+
+def _print_tokens(page: TokenPage) -> None:
     print_table(
         (">id", "name", "role", "state", "made", "by", "last used"),
         [
@@ -96,28 +96,23 @@ def list_tokens(revoked: bool, as_json: bool, client: Client) -> None:
 
 @token.command()
 @click.argument("token_name", metavar="NAME-OR-ID")
-@json_option
+@answers(lambda revoked: click.echo(f"token {revoked.id} of {revoked.name} is revoked"))
 @service_options
-def revoke(token_name: str, as_json: bool, client: Client) -> None:
+def revoke(token_name: str, client: Client) -> TokenRead:
     """End a token for good: at once, and within two seconds in every process of the service."""
-    revoked = client.revoke_token(_id_of(client, token_name))
-    if as_json:
-        print_json(revoked)
-    else:
-        click.echo(f"token {revoked.id} of {revoked.name} is revoked")
+    return client.revoke_token(_id_of(client, token_name))
 
 
 @click.command()
-@json_option
+@answers(lambda found: click.echo(f"{found.name}: {found.role}{_until(found.expires_at)}"))
 @service_options
-def whoami(as_json: bool, client: Client) -> None:
+def whoami(client: Client) -> WhoAmI:
     """Show the name and the role of the token in use."""
-    found = client.whoami()
-    if as_json:
-        print_json(found)
-        return
-    until = f" until {moment(found.expires_at)}" if found.expires_at else ""
-    click.echo(f"{found.name}: {found.role}{until}")
+    return client.whoami()
+
+
+def _until(end: datetime | None) -> str:
+    return f" until {moment(end)}" if end else ""
 
 
 @click.command()

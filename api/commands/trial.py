@@ -11,7 +11,7 @@ import click
 
 from api.client import Client
 from api.commands.connection import service_options
-from api.commands.display import json_option, print_facts, print_json
+from api.commands.display import answers, json_option, print_facts, print_json
 from api.commands.trial_conditions import read_conditions, where_option
 from api.errors import ServiceError
 from api.formatting import (
@@ -110,15 +110,11 @@ def list_trials(
 
 @trial.command()
 @click.argument("trial")
-@json_option
+@answers(lambda trial: print_facts(_facts(trial)))
 @service_options
-def show(trial: str, as_json: bool, client: Client) -> None:
+def show(trial: str, client: Client) -> TrialDetailRead:
     """Show a trial: its layout, what it measured or why it did not, and its attempts."""
-    found = client.trial(_trial_id(client, trial))
-    if as_json:
-        print_json(found)
-        return
-    print_facts(_facts(found))
+    return client.trial(_trial_id(client, trial))
 
 
 @trial.command()
@@ -137,25 +133,20 @@ def log(trial: str, raw: bool, client: Client) -> None:
 @trial.command()
 @click.argument("trial")
 @click.option("--times", type=click.IntRange(1, 20), default=1, show_default=True)
-@json_option
+@answers(lambda added: _print_added(added.trials))
 @service_options
-def repeat(trial: str, times: int, as_json: bool, client: Client) -> None:
+def repeat(trial: str, times: int, client: Client) -> TrialsAdded:
     """Measure a COMPLETED trial's layout again; the leaderboard pools all of its runs."""
-    added = client.repeat_trial(_trial_id(client, trial), times=times)
-    _print_added(added, as_json)
+    return client.repeat_trial(_trial_id(client, trial), times=times)
 
 
 @trial.command()
 @click.argument("trial")
-@json_option
+@answers(lambda added: _print_added([added]))
 @service_options
-def requeue(trial: str, as_json: bool, client: Client) -> None:
+def requeue(trial: str, client: Client) -> TrialRead:
     """Try the layout of a FAILED, INFEASIBLE or CANCELLED trial once more."""
-    added = client.requeue_trial(_trial_id(client, trial))
-    if as_json:
-        print_json(added)
-    else:
-        _print_added(TrialsAdded(trials=[added]), as_json=False)
+    return client.requeue_trial(_trial_id(client, trial))
 
 
 @trial.command()
@@ -200,11 +191,8 @@ def _named(asked: str, trial: TrialRead) -> str:
     return f"trial {trial.id} (number {trial.number} of campaign {trial.campaign_id})"
 
 
-def _print_added(added: TrialsAdded, as_json: bool) -> None:
-    if as_json:
-        print_json(added)
-        return
-    for each in added.trials:
+def _print_added(added: Sequence[TrialRead]) -> None:
+    for each in added:
         click.echo(f"trial {each.id} (number {each.number}) is {each.state}: {each.layout_key}")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,8 +92,7 @@ def _run(
             for child in children[1:]:
                 child.start()
             _greet(data, service, endpoint.url_prefix)
-            ready = _Readiness(service)
-            watch(children, stopping=stopping, say=_say, each_round=ready.look)
+            watch(children, stopping=stopping, say=_say, each_round=_when_ready(service))
             _say("stopping the worker, the driver and the service")
         finally:
             # The worker is first: it needs the service to return its lease.
@@ -122,22 +123,10 @@ def _child(data: DataDir, command: str, *options: str, database: str | None = No
 def _worker(data: DataDir, service: LocalService, cluster: str, trainers: Path | None) -> Child:
     options = () if trainers is None else ("--trainers", str(trainers.absolute()))
     trusted = ("--certificate", str(service.certificate)) if service.certificate else ()
-    return _child(
-        data,
-        "worker",
-        "--url",
-        service.url,
-        *trusted,
-        "--token-file",
-        str(data.worker_token_file),
-        "--cluster",
-        cluster,
-        "--spool-dir",
-        str(data.path / "spool"),
-        "--name",
-        f"{socket.gethostname()}-up",  # a worker that is started by hand has the host's name
-        *options,
-    )
+    # A worker that is started by hand has the host's name.
+    own = ("--spool-dir", str(data.path / "spool"), "--name", f"{socket.gethostname()}-up")
+    where = ("--url", service.url, *trusted, "--token-file", str(data.worker_token_file))
+    return _child(data, "worker", *where, "--cluster", cluster, *own, *options)
 
 
 def _service(data: DataDir, serve: Child) -> LocalService | None:
@@ -162,27 +151,26 @@ def _health(service: LocalService) -> Any:
         return None
 
 
-class _Readiness:
-    """Prints once that the driver runs and a worker has registered."""
+def _when_ready(service: LocalService) -> Callable[[], None]:
+    """Prints once, at one of its calls, that the driver runs and a worker has registered."""
+    said = False
 
-    def __init__(self, service: LocalService) -> None:
-        self._service, self._said = service, False
-
-    def look(self) -> None:
-        if self._said:
-            return
-        health = _health(self._service)
-        if health is None:
-            return  # it restarts; the next round asks again
-        if health["driver_alive"] and health["workers"]:
+    def look() -> None:
+        nonlocal said
+        health = None if said else _health(service)  # None: it restarts
+        if health and health["driver_alive"] and health["workers"]:
             _say(f"ready: the driver is at work, and {health['workers']} worker")
-            self._said = True
+            said = True
+
+    return look
 
 
 def _greet(data: DataDir, service: LocalService, url_prefix: str) -> None:
     _say(f"layout-tuner is up at {service.url}{url_prefix}")
-    code = _sign_in_code(data, service)
-    if code is not None:
+    token = read_token(data.token_file)
+    # The service may have just stopped answering.
+    with suppress(ServiceError), Client(service.url, token, tls=service.tls_context()) as client:
+        code = client.create_sign_in_code().code
         _say(f"  sign in    {sign_in_url(service.url + url_prefix, code)}")
         _say("             (works once, within ten minutes; `layout-tuner login` prints another)")
     _say(f"  token file {data.token_file} (an admin's, readable by you alone)")
@@ -191,16 +179,6 @@ def _greet(data: DataDir, service: LocalService, url_prefix: str) -> None:
     _say(
         "Ctrl-C ends it; campaigns go on at the next start. Starting the driver and the worker ..."
     )
-
-
-def _sign_in_code(data: DataDir, service: LocalService) -> str | None:
-    """A code for the browser; None: the service has just stopped answering."""
-    token = read_token(data.token_file)
-    try:
-        with Client(service.url, token, tls=service.tls_context()) as client:
-            return client.create_sign_in_code().code
-    except ServiceError:
-        return None
 
 
 def _say(line: str) -> None:

@@ -94,12 +94,18 @@ def verify(
     source = client.campaign(campaign)
     if source.trainer == trainer:
         raise click.ClickException(f"campaign {campaign} was measured with {trainer}; name another")
-    second = _second_campaign(
-        client, source, trainer, _given(parameters), runs, name or f"{source.name}-{trainer}"
-    )
+    try:
+        given = parameters_of(parameters)
+    except ParameterInvalidError as error:
+        raise click.UsageError(str(error)) from error
+    probe = {**source.spec["probe"], "trainer": trainer, "parameters": dict(given)}
+    second = _second_campaign(client, source, probe, runs, name or f"{source.name}-{trainer}")
     ended = _wait(client, second.name)
     compared = _compare(client, source, ended)
-    agreement = rank_agreement(*_measured(compared))
+    both = [(each.ours, each.theirs) for each in compared if each.theirs is not None]
+    agreement = rank_agreement(
+        [_value(ours) for ours, _ in both], [_value(theirs) for _, theirs in both]
+    )
     if as_json:
         click.echo(json.dumps(_document(source, ended, compared, agreement), indent=2))
     else:
@@ -107,26 +113,19 @@ def verify(
 
 
 def _second_campaign(
-    client: Client,
-    source: CampaignDetail,
-    trainer: str,
-    parameters: Mapping[str, Any],
-    runs: int,
-    name: str,
+    client: Client, source: CampaignDetail, probe: Mapping[str, Any], runs: int, name: str
 ) -> CampaignDetail:
     """The campaign that measures the sample: the one of this name, or a new one."""
-    probe = {**source.spec["probe"], "trainer": trainer, "parameters": dict(parameters)}
     try:
         found = client.campaign(name)
+        if found.spec["probe"] == probe and found.spec["layouts"]:
+            return found
+        raise click.ClickException(
+            f"there is another campaign named {name}; choose a name with --name"
+        )
     except ServiceError as error:
         if error.status != 404:
             raise
-    else:
-        if (found.trainer, found.spec["probe"]) != (trainer, probe) or not found.spec["layouts"]:
-            raise click.ClickException(
-                f"there is another campaign named {name}; choose a name with --name"
-            )
-        return found
     ranked = client.leaderboard(source.name, limit=_MOST).trials
     if len(ranked) < 2:
         raise click.ClickException(
@@ -168,34 +167,22 @@ def _wait(client: Client, name: str) -> CampaignDetail:
 
 def _compare(client: Client, source: CampaignDetail, second: CampaignDetail) -> list[_Compared]:
     """The layouts of the sample in both trainers, in our order."""
-    keys = {trial.layout_key for trial in client.trials(second.name)}
-    ours = [
-        trial
-        for trial in client.leaderboard(source.name, limit=_MOST).trials
-        if trial.layout_key in keys
-    ]
+    sample = list(client.trials(second.name))
+    keys = {trial.layout_key for trial in sample}
     page = client.leaderboard(second.name, objective=source.objective, limit=_MOST)
     theirs = {trial.layout_key: trial for trial in page.trials}
     failures = {
-        trial.layout_key: f"{trial.reason}: {trial.message}"
-        for trial in client.trials(second.name)
-        if trial.reason is not None
+        trial.layout_key: f"{trial.reason}: {trial.message}" for trial in sample if trial.reason
     }
     return [
         _Compared(
-            ours=trial,
-            theirs=theirs.get(trial.layout_key),
-            failure=failures.get(trial.layout_key, "not measured"),
+            ours=ours,
+            theirs=theirs.get(ours.layout_key),
+            failure=failures.get(ours.layout_key, "not measured"),
         )
-        for trial in ours
+        for ours in client.leaderboard(source.name, limit=_MOST).trials
+        if ours.layout_key in keys
     ]
-
-
-def _measured(
-    compared: Sequence[_Compared],
-) -> tuple[list[MeasuredValue], list[MeasuredValue]]:
-    both = [(each.ours, each.theirs) for each in compared if each.theirs is not None]
-    return [_value(ours) for ours, _ in both], [_value(theirs) for _, theirs in both]
 
 
 def _value(trial: RankedTrial) -> MeasuredValue:
@@ -207,13 +194,12 @@ def _value(trial: RankedTrial) -> MeasuredValue:
 
 def _best_of_theirs(compared: Sequence[_Compared]) -> tuple[_Compared, float | None] | None:
     """The other trainer's best layout, and by which share it beats our first one there."""
-    there = [each for each in compared if each.theirs is not None]
+    there = [(each.theirs.value, each) for each in compared if each.theirs is not None]
     if not there:
         return None
-    best = max(there, key=lambda each: each.theirs.value if each.theirs else 0.0)
+    value, best = max(there, key=lambda each: each[0])
     first = compared[0].theirs
-    assert best.theirs is not None
-    return best, None if first is None else best.theirs.value / first.value - 1.0
+    return best, None if first is None else value / first.value - 1.0
 
 
 def _document(
@@ -256,16 +242,8 @@ def _print(
     agreement: RankAgreement,
 ) -> None:
     objective = source.objective
-    columns = (
-        ">rank",
-        *LAYOUT_HEADINGS,
-        f">{source.trainer}",
-        ">95 %",
-        f">{second.trainer}",
-        ">95 %",
-        ">runs",
-        ">ratio",
-    )
+    trainers = (f">{source.trainer}", ">95 %", f">{second.trainer}", ">95 %")
+    columns = (">rank", *LAYOUT_HEADINGS, *trainers, ">runs", ">ratio")
     rows = [(str(each.ours.rank), *_cells(each, objective)) for each in compared]
     title = f"{source.name}, {unit(objective)} in {source.trainer} and in {second.trainer}"
     print_table(columns, rows, title, keys=1)
@@ -282,14 +260,19 @@ def _print(
 
 def _cells(each: _Compared, objective: str) -> tuple[str, ...]:
     ours, theirs = each.ours, each.theirs
+    cells = ("-", "-", "-", "-")
+    if theirs is not None:
+        cells = (
+            objective_figure(objective, theirs.value),
+            half_interval(theirs.value, theirs.value_high),
+            str(theirs.num_runs),
+            f"{each.ratio:.3f}",
+        )
     return (
         *layout_cells(ours.layout).values(),
         objective_figure(objective, ours.value),
         half_interval(ours.value, ours.value_high),
-        "-" if theirs is None else objective_figure(objective, theirs.value),
-        "-" if theirs is None else half_interval(theirs.value, theirs.value_high),
-        "-" if theirs is None else str(theirs.num_runs),
-        "-" if each.ratio is None else f"{each.ratio:.3f}",
+        *cells,
     )
 
 
@@ -314,10 +297,3 @@ def _best_words(best: _Compared, over_first: float | None) -> str:
         f"the other trainer's best is our rank {best.ours.rank}: there it is {over_first:.1%} over "
         "our first"
     )
-
-
-def _given(parameters: Sequence[str]) -> Mapping[str, Any]:
-    try:
-        return parameters_of(parameters)
-    except ParameterInvalidError as error:
-        raise click.UsageError(str(error)) from error

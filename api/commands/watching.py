@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate, takewhile
+from itertools import accumulate, islice
 from typing import Final, TypeVar
 
 import click
@@ -33,8 +32,8 @@ PATIENCE_S: Final = 60.0
 MAX_READ: Final = 2000
 """Most ended trials that are read at once, for the reasons of failures and the best so far."""
 
-_PAGE_AT_FIRST: Final = 1000
-_PAGE: Final = 20
+_FAILED: Final[tuple[TrialState, ...]] = ("FAILED", "INFEASIBLE")
+_MEASURED: Final[tuple[TrialState, ...]] = ("COMPLETED",)
 _LABEL: Final = 9
 """Columns of a label, with the space after it."""
 _MAX_ROWS: Final = 3
@@ -55,7 +54,7 @@ def watch_campaign(client: Client, name: str) -> CampaignDetail:
         block, view = LiveBlock(sys.stdout), CampaignView(client, name)
 
         def lines(campaign: CampaignDetail) -> list[str]:
-            # Read for every drawing: the terminal may have been resized.
+            # Read each time: the terminal may have been resized.
             width = terminal_width(sys.stdout) or 80
             return view.lines(campaign, width - 1, encoding=sys.stdout.encoding)
 
@@ -143,30 +142,25 @@ class CampaignView:
         self._client = client
         self._name = name
         self._running: Sequence[TrialRead] = ()
-        self._failures: dict[int, str] = {}
-        """Reasons by the ids of trials."""
-        self._values: dict[int, float] = {}
-        """Objectives of completed trials by their ids, in the order in which they ended."""
-        self._counts: dict[TrialState, int] = {}
+        self._ended: dict[tuple[TrialState, ...], list[TrialRead]] = {_FAILED: [], _MEASURED: []}
+        """The newest trials, in the order in which they ended."""
+        self._counts: Mapping[TrialState, int] = {}
 
     def update(self, campaign: CampaignDetail) -> None:
-        """Reads running trials, and trials that have ended since the last call."""
-        now = campaign.progress.trials
-        self._running = (
-            self._client.trial_page(
-                self._name, wanted=TrialFilter(states=("RUNNING",)), limit=1
-            ).trials
-            if now["RUNNING"]
-            else ()
-        )
-        if self._has_changed(now, "FAILED", "INFEASIBLE"):
-            for trial in self._newest(("FAILED", "INFEASIBLE"), self._failures):
-                self._failures[trial.id] = trial.reason or "failed"
-        if self._has_changed(now, "COMPLETED"):
-            for trial in self._newest(("COMPLETED",), self._values):
-                value = _value(campaign, trial)
-                self._values[trial.id] = -math.inf if value is None else value
-        self._counts = dict(now)
+        """Reads running trials, and trials that have ended where their number has changed."""
+        counts = campaign.progress.trials
+        running = TrialFilter(states=("RUNNING",))
+        self._running = ()
+        if counts["RUNNING"]:
+            self._running = self._client.trial_page(self._name, wanted=running, limit=1).trials
+        for states in self._ended:
+            if any(counts[state] != self._counts.get(state, 0) for state in states):
+                wanted = TrialFilter(states=states)
+                newest = self._client.trials(
+                    self._name, wanted=wanted, sort="ended_at", descending=True
+                )
+                self._ended[states] = list(islice(newest, MAX_READ))[::-1]
+        self._counts = counts
 
     def lines(
         self, campaign: CampaignDetail, width: int, *, encoding: str | None = "utf-8"
@@ -201,7 +195,8 @@ class CampaignView:
 
     def _reasons(self, failed: int) -> str:
         """How often each reason occurred, the most frequent first."""
-        counts = Counter(self._failures.values()).most_common()
+        found = [trial.reason or "failed" for trial in self._ended[_FAILED]]
+        counts = Counter(found).most_common()
         words = ", ".join(f"{count} {reason}" for reason, count in counts)
         return words if failed <= MAX_READ else f"{words} (of the newest {MAX_READ})"
 
@@ -210,33 +205,8 @@ class CampaignView:
         best = campaign.progress.best
         if best is None:
             return []
-        counting = [value for value in self._values.values() if -math.inf < value <= best]
-        return list(accumulate(counting, max))
-
-    def _has_changed(self, now: Mapping[TrialState, int], *states: TrialState) -> bool:
-        return any(now[state] != self._counts.get(state, 0) for state in states)
-
-    def _newest(
-        self, states: tuple[TrialState, ...], known: Mapping[int, object]
-    ) -> list[TrialRead]:
-        """Trials that have ended since the known ones, in that order; at most `MAX_READ`."""
-        found: list[TrialRead] = []
-        cursor: str | None = None
-        while len(found) < MAX_READ:
-            page = self._client.trial_page(
-                self._name,
-                wanted=TrialFilter(states=states),
-                sort="ended_at",
-                descending=True,
-                limit=_PAGE_AT_FIRST if not known else _PAGE,
-                cursor=cursor,
-            )
-            fresh = list(takewhile(lambda trial: trial.id not in known, page.trials))
-            found += fresh
-            cursor = page.next_cursor
-            if cursor is None or len(fresh) < len(page.trials):
-                break
-        return found[::-1]
+        values = (_value(campaign, trial) for trial in self._ended[_MEASURED])
+        return list(accumulate((v for v in values if v is not None and v <= best), max))
 
 
 def _value(campaign: CampaignDetail, trial: TrialRead) -> float | None:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Form, Path, Query, Request
 from fastapi.responses import HTMLResponse, Response
 from pydantic import TypeAdapter
 
-from api.dependencies import BookDep, HubDep, StoreDep
+from api.dependencies import HubDep, StoreDep
 from api.html.rendering import go_to, render
 from api.routes.access import Word, list_audit, revoke_token
 from api.schemas.access import TokenId
@@ -67,14 +67,10 @@ def do_create_token(
 
 @router.post("/tokens/{token_id}/revoke")
 async def do_revoke_token(
-    request: Request,
-    token_id: Annotated[TokenId, Path()],
-    store: StoreDep,
-    book: BookDep,
-    hub: HubDep,
+    request: Request, token_id: Annotated[TokenId, Path()], store: StoreDep, hub: HubDep
 ) -> Response:
     """Revokes a token."""
-    await revoke_token(token_id, store, book, hub)
+    await revoke_token(token_id, store, hub)
     return go_to(request, "/tokens", done="revoked")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Annotated, Final, Literal
 
@@ -10,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
 from pydantic import ValidationError
 
-from api.dashboard.campaign_view import render_campaign
+from api.dashboard.campaign_page import ShowDep
 from api.dependencies import CampaignDep, OwnCampaignDep, StoreDep
 from api.html.rendering import campaign_path, go_to
 from api.http.request_bodies import BodyRoute
@@ -31,22 +32,45 @@ _Bound = Annotated[str, Form(max_length=40)]
 _BOUNDS: Final = ("trials", "node_hours", "wall_time_s")
 
 
-@router.post("/campaigns/{campaign}/pause")
-def do_pause_campaign(request: Request, campaign: OwnCampaignDep, store: StoreDep) -> Response:
-    """Pauses a campaign."""
-    return _back(request, store.campaigns.pause(campaign.id), "paused")
+_STEERING: Final[Mapping[str, tuple[Callable[[Store, int], CampaignRecord], str]]] = {
+    "pause": (lambda store, id_: store.campaigns.pause(id_), "paused"),
+    "resume": (lambda store, id_: store.campaigns.resume(id_), "resumed"),
+    "cancel": (lambda store, id_: store.campaigns.cancel(id_), "cancelled"),
+}
+_AGAIN: Final[Mapping[str, tuple[Callable[[Store, int], TrialRecord], str]]] = {
+    "requeue": (lambda store, id_: store.trials.requeue(id_), "trial-requeued"),
+    "repeat": (lambda store, id_: store.trials.measure_again(id_)[0], "trial-repeated"),
+    "cancel": (lambda store, id_: store.trials.cancel(id_), "trial-cancelled"),
+}
+"""By the word in the address: what the store does, and what the page says then."""
 
 
-@router.post("/campaigns/{campaign}/resume")
-def do_resume_campaign(request: Request, campaign: OwnCampaignDep, store: StoreDep) -> Response:
-    """Resumes a paused campaign."""
-    return _back(request, store.campaigns.resume(campaign.id), "resumed")
+def _add_steering(word: str) -> None:
+    change, done = _STEERING[word]
+
+    @router.post(f"/campaigns/{{campaign}}/{word}", name=f"do_{word}_campaign")
+    def _do(request: Request, campaign: OwnCampaignDep, store: StoreDep) -> Response:
+        return _back(request, change(store, campaign.id), done)
 
 
-@router.post("/campaigns/{campaign}/cancel")
-def do_cancel_campaign(request: Request, campaign: OwnCampaignDep, store: StoreDep) -> Response:
-    """Ends a campaign now."""
-    return _back(request, store.campaigns.cancel(campaign.id), "cancelled")
+def _add_change_of_trial(word: str) -> None:
+    change, done = _AGAIN[word]
+
+    @router.post(f"/trials/{{trial_id}}/{word}", name=f"do_{word}_trial")
+    def _do(
+        request: Request, trial_id: TrialPath, store: StoreDep, back: Back = "trials"
+    ) -> Response:
+        trial = change(store, trial_id)
+        if back == "trial":
+            return go_to(request, f"/trials/{trial.id}", done=done)
+        path = campaign_path(store.campaigns.get(trial.campaign_id))
+        return go_to(request, f"{path}/trials", done=done)
+
+
+for _word in _STEERING:
+    _add_steering(_word)
+for _word in _AGAIN:
+    _add_change_of_trial(_word)
 
 
 @router.post("/campaigns/{campaign}/clone")
@@ -93,14 +117,9 @@ def do_change_campaign(
 
 
 @router.get("/campaigns/{campaign}/delete")
-def show_delete_campaign(
-    request: Request, campaign: OwnCampaignDep, store: StoreDep
-) -> HTMLResponse:
+def show_delete_campaign(campaign: OwnCampaignDep, store: StoreDep, show: ShowDep) -> HTMLResponse:
     """What the deletion of a campaign loses, and what depends on the campaign."""
-    return render_campaign(
-        request,
-        store,
-        campaign,
+    return show(
         "campaign_delete.html",
         dependents=store.overview.campaigns_from(campaign.name),
         num_ranked=store.leaderboard.ranked_summary(campaign.id).num_ranked,
@@ -114,30 +133,6 @@ def do_delete_campaign(request: Request, campaign: OwnCampaignDep, store: StoreD
     return go_to(request, "/", done="deleted")
 
 
-@router.post("/trials/{trial_id}/requeue")
-def do_requeue_trial(
-    request: Request, trial_id: TrialPath, store: StoreDep, back: Back = "trials"
-) -> Response:
-    """Tries the layout of a trial without a result again."""
-    return _back_to(request, store, back, store.trials.requeue(trial_id), "trial-requeued")
-
-
-@router.post("/trials/{trial_id}/repeat")
-def do_repeat_trial(
-    request: Request, trial_id: TrialPath, store: StoreDep, back: Back = "trials"
-) -> Response:
-    """Measures the layout of a completed trial once more."""
-    return _back_to(request, store, back, store.trials.measure_again(trial_id)[0], "trial-repeated")
-
-
-@router.post("/trials/{trial_id}/cancel")
-def do_cancel_trial(
-    request: Request, trial_id: TrialPath, store: StoreDep, back: Back = "trials"
-) -> Response:
-    """Cancels a trial that waits or runs."""
-    return _back_to(request, store, back, store.trials.cancel(trial_id), "trial-cancelled")
-
-
 def _number(text: str) -> int | float | str | None:
     """The number of a field of a form; None: it is empty. A text that is no number stays."""
     for read in (read_whole, read_number):
@@ -148,10 +143,3 @@ def _number(text: str) -> int | float | str | None:
 
 def _back(request: Request, campaign: CampaignRecord, done: str) -> Response:
     return go_to(request, campaign_path(campaign), done=done)
-
-
-def _back_to(request: Request, store: Store, back: str, trial: TrialRecord, done: str) -> Response:
-    if back == "trial":
-        return go_to(request, f"/trials/{trial.id}", done=done)
-    path = campaign_path(store.campaigns.get(trial.campaign_id))
-    return go_to(request, f"{path}/trials", done=done)

@@ -1,19 +1,20 @@
-"""The page of a campaign: what it found, and its leaderboard."""
+"""The page of a campaign: what it found, its leaderboard, and what its other pages show too."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from http import HTTPStatus
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Query, Request
-from fastapi.responses import RedirectResponse, Response
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from api.dashboard.campaign_view import render_campaign
+from api.campaigns.progress import progress_of
 from api.dependencies import CampaignDep, StoreDep
 from api.html.findings import finding_of, lead
 from api.html.leaderboard_table import COLUMNS, PAGE, leaderboard_table
-from api.html.rendering import campaign_path, go_to, page_url
-from api.http.query_parameters import StatedFilterDep
+from api.html.rendering import campaign_path, go_to, page_url, render
+from api.http.query_parameters import TrialFilterDep
 from api.routes.leaderboard import Front, Order, Ranking, Sort, Within
 from results_db.leaderboard.leaderboard_query import LeaderboardQuery, ListingSortKey
 from results_db.records import CampaignRecord
@@ -29,12 +30,50 @@ _OF_PAGE: Final = ("column", "facet", "offset", "jump", "done")
 """Query parameters of the page that the API's leaderboard does not have, or not so."""
 
 
+TABS: Final = (
+    ("Leaderboard", ""),
+    ("Plots", "/plots"),
+    ("Timeline", "/timeline"),
+    ("Trials", "/trials"),
+    ("Failures", "/failures"),
+    ("Events", "/events"),
+)
+"""Names of the tabs with the ends of their paths."""
+
+
+async def campaign_page(
+    request: Request, campaign: CampaignDep, store: StoreDep
+) -> Callable[..., HTMLResponse]:
+    """Renders a page of the campaign: a template that extends campaign_base.html."""
+
+    def show(template: str, **context: Any) -> HTMLResponse:
+        baselines = store.baselines.of_campaigns([campaign])
+        return render(
+            request,
+            template,
+            campaign=campaign,
+            base=campaign_path(campaign),
+            tabs=TABS,
+            progress=progress_of(store, [campaign], baselines, store.now())[campaign.id],
+            baseline=baselines.get(campaign.id),
+            budget=campaign.spec.get("budget", {}),
+            may_change=request.state.holder.may_change(campaign),
+            **context,
+        )
+
+    return show
+
+
+ShowDep = Annotated[Callable[..., HTMLResponse], Depends(campaign_page)]
+
+
 @router.get("/campaigns/{campaign}")
 def show_campaign(
     request: Request,
     campaign: CampaignDep,
     store: StoreDep,
-    wanted: StatedFilterDep,
+    show: ShowDep,
+    wanted: TrialFilterDep,
     objective: Ranking = None,
     front: Front = False,
     within: Within = None,
@@ -57,11 +96,7 @@ def show_campaign(
         store,
         campaign,
         LeaderboardQuery(
-            front=front,
-            wanted=wanted,
-            within_percent=within,
-            sort=sort,
-            descending=order == "desc",
+            front=front, wanted=wanted, within_percent=within, sort=sort, descending=order == "desc"
         ),
         objective=objective or campaign.objective,
         columns=column or (),
@@ -69,10 +104,7 @@ def show_campaign(
         opened=facet,
     )
     finding = finding_of(store, campaign)
-    return render_campaign(
-        request,
-        store,
-        campaign,
+    return show(
         "campaign.html",
         finding=finding,
         lead=lead(finding),

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
+from api.campaigns.cheap_probes import cheap_probes
 from api.campaigns.trial_listing import page_of_trials
-from api.dashboard.campaign_view import render_campaign
+from api.dashboard.campaign_page import ShowDep
 from api.dependencies import CampaignDep, StoreDep
 from api.html.findings import REASONS
 from api.http.cursors import MAX_CURSOR
-from api.http.query_parameters import StatedFilterDep
-from api.plans.cheap_probes import cheap_probes
+from api.http.query_parameters import TrialFilterDep
 from results_db.campaigns.charts import FailureCount
 from results_db.events.event_log import EventRecord
 from results_db.records import CampaignRecord, TrialDetail
@@ -58,10 +58,10 @@ class FailureReason:
 
 @router.get("/trials")
 def show_trials(
-    request: Request,
     campaign: CampaignDep,
     store: StoreDep,
-    wanted: StatedFilterDep,
+    show: ShowDep,
+    wanted: TrialFilterDep,
     cursor: Cursor = None,
     before: Cursor = None,
 ) -> HTMLResponse:
@@ -69,10 +69,7 @@ def show_trials(
     listed = page_of_trials(
         store, campaign, wanted, _NEWEST_FIRST, cursor=cursor, before=before, limit=PAGE
     )
-    return render_campaign(
-        request,
-        store,
-        campaign,
+    return show(
         "campaign_trials.html",
         listed=listed,
         cheap_probes=cheap_probes(store, listed.trials),
@@ -83,10 +80,10 @@ def show_trials(
 
 @router.get("/failures")
 def show_failures(
-    request: Request,
     campaign: CampaignDep,
     store: StoreDep,
-    wanted: StatedFilterDep,
+    show: ShowDep,
+    wanted: TrialFilterDep,
     cursor: Cursor = None,
     before: Cursor = None,
 ) -> HTMLResponse:
@@ -96,10 +93,7 @@ def show_failures(
     listed = page_of_trials(
         store, campaign, wanted, _NEWEST_FIRST, cursor=cursor, before=before, limit=PAGE
     )
-    return render_campaign(
-        request,
-        store,
-        campaign,
+    return show(
         "campaign_failures.html",
         reasons=_reasons(store, campaign),
         listed=listed,
@@ -110,18 +104,15 @@ def show_failures(
 
 @router.get("/events")
 def show_events(
-    request: Request,
     campaign: CampaignDep,
     store: StoreDep,
+    show: ShowDep,
     before: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
 ) -> HTMLResponse:
     """What happened in the campaign, the newest first."""
     # One event more than the page shows whether there are older ones.
     found = store.events.newest(campaign.id, before=before, limit=PAGE + 1)
-    return render_campaign(
-        request,
-        store,
-        campaign,
+    return show(
         "campaign_events.html",
         events=[(event, event_sentence(event)) for event in found[:PAGE]],
         older=found[PAGE - 1].seq if len(found) > PAGE else None,

@@ -15,14 +15,14 @@ from api.dashboard import (
     campaign_tabs,
     comparisons,
     export_page,
-    plots,
-    sign_in,
+    plot_pages,
+    sign_in_page,
     submit,
     trial_page,
 )
 from api.html import assets
 from api.http.query_parameters import refuse_unknown_query_of_page
-from api.security.gate import judged
+from api.security.access_check import check_again
 
 _PAGES: Final = (
     campaign_list,
@@ -31,7 +31,7 @@ _PAGES: Final = (
     campaign_actions,
     comparisons,
     trial_page,
-    plots,
+    plot_pages,
     submit,
     export_page,
     allocation_list,
@@ -43,10 +43,10 @@ _PAGES: Final = (
 def router() -> APIRouter:
     """The routes of all pages and of their files."""
     found = APIRouter(include_in_schema=False)
-    checks = [Depends(judged), Depends(refuse_unknown_query_of_page)]
+    checks = [Depends(check_again), Depends(refuse_unknown_query_of_page)]
     for module in _PAGES:
         found.include_router(module.router, dependencies=checks)
     # The sign-in page reads its parameters itself: whoever opens it is not known yet.
-    found.include_router(sign_in.router, dependencies=[Depends(judged)])
+    found.include_router(sign_in_page.router, dependencies=[Depends(check_again)])
     found.include_router(assets.router)
     return found

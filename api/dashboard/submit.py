@@ -30,11 +30,11 @@ from api.html.rendering import go_to, render
 from api.http.body_limits import limits_of
 from api.http.documents import read_json, read_yaml
 from api.http.request_bodies import BodyRoute
-from api.plans.campaign_plan import plan_of
 from api.routes.campaigns import SubmissionDep
 from api.schemas.text_types import campaign_reference
 from results_db.campaigns.plans import PlanOptions
 from results_db.errors import ResultsDbError
+from results_db.records import PlanRecord
 from results_db.store import Store
 from search_spaces.belief.plan import Plan
 from search_spaces.campaigns.campaign import STRATEGIES
@@ -71,7 +71,7 @@ class SubmitPage:
         check: SubmissionCheck | None = None,
         *,
         is_checked: bool = True,
-        plan: Plan | None = None,
+        plan: Plan | PlanRecord | None = None,
     ) -> Response:
         """The page with the result of the check, and with a plan where there is one."""
         if check is None and is_checked:
@@ -101,7 +101,7 @@ class SubmitPage:
             return self.show(check)
         try:
             options = PlanOptions(top=PLANNED_ROWS)
-            plan = plan_of(self._document(), self.submission, self.store, options)
+            plan = self.submission.plan(self._document(), options, by_driver=False)
         except (*_WRONG_DOCUMENT, ResultsDbError) as error:
             return self.show(_refused(error))
         return self.show(check, plan=plan)

@@ -11,19 +11,19 @@ from markupsafe import Markup
 
 from api.dashboard.campaign_form import yaml_of
 from api.dependencies import HolderDep, StoreDep
-from api.drawings.bars import keys, stacked
-from api.drawings.layout_map import layout_map
-from api.drawings.schedule_chart import schedule_chart
-from api.drawings.static_plot import static_plot
-from api.figures.step_times import iterations
 from api.formatting import figure, objective_figure, step_words, unit
 from api.html.findings import REASONS, bounds, short_layout
 from api.html.rendering import render
 from api.html.trial_facts import TrialFacts, knob_pairs
+from api.plot_data.step_times import iterations
+from api.plots.bars import keys, stacked
+from api.plots.layout_map import layout_map
+from api.plots.schedule_plot import schedule_plot
+from api.plots.static_plot import static_plot
 from api.report.probe_command import MODEL_FILE, probe_command
 from api.routes.trials import TrialPath
 from results_db.leaderboard.leaderboard_records import RankedLayout
-from results_db.records import ENDED_CAMPAIGN_STATES, CampaignRecord
+from results_db.records import ENDED_CAMPAIGN_STATES
 from search_spaces.belief.extrapolation import CheapProbe
 from search_spaces.protocol.outcome import Iteration
 
@@ -54,7 +54,7 @@ def show_trial(
         meaning=REASONS.get(trial.reason or ""),
         knobs=list(knob_pairs(trial.layout)),
         drawn=layout_map(trial.layout),
-        schedule=schedule_chart(trial.layout, compute_s=facts.compute_s),
+        schedule=schedule_plot(trial.layout, compute_s=facts.compute_s),
         steps=_steps(facts),
         rows=_rows(facts.detail.iterations),
         memory=facts.memory(),
@@ -114,16 +114,12 @@ def _running(facts: TrialFacts) -> str:
         "ending": "is ending",
     }.get(attempt.phase or "", "has been leased")
     why = f" ({attempt.waiting_because})" if attempt.waiting_because else ""
+    probe = facts.campaign.spec.get("probe", {})
+    asked = int(probe.get("warmup", 0)) + int(probe.get("iterations", 0))
     return (
         f"Attempt {attempt.attempt} {words} on {attempt.worker_name}{why}: "
-        f"{facts.trial.iterations_done:,} iterations are done, of about "
-        f"{_iterations_asked(facts.campaign):,}. "
+        f"{facts.trial.iterations_done:,} iterations are done, of about {asked:,}. "
     )
-
-
-def _iterations_asked(campaign: CampaignRecord) -> int:
-    probe = campaign.spec.get("probe", {})
-    return int(probe.get("warmup", 0)) + int(probe.get("iterations", 0))
 
 
 def _steps(facts: TrialFacts) -> Markup | None:

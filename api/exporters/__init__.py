@@ -7,60 +7,47 @@ What a format's trainer accepts and how it is configured stands in its adapter
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from types import MappingProxyType
 from typing import Final
 
-from api.exporters.accelerate import ACCELERATE_FORMAT
+from api.exporters import formats, torchtitan
 from api.exporters.base import (
     ExportBundle,
-    ExportCommand,
-    ExportFile,
     ExportFormat,
     ExportFormatUnknownError,
     ExportImpossibleError,
     ExportSource,
     KnobsLackingError,
 )
-from api.exporters.command import COMMAND_FORMAT
-from api.exporters.deepspeed import DEEPSPEED_FORMAT
-from api.exporters.embedded import EMBEDDED_FORMAT
-from api.exporters.megatron_bridge import MEGATRON_BRIDGE_FORMAT
-from api.exporters.megatron_deepspeed import MEGATRON_DEEPSPEED_FORMAT
-from api.exporters.megatron_lm import MEGATRON_LM_FORMAT
-from api.exporters.nanotron import NANOTRON_FORMAT
-from api.exporters.torchtitan import (
-    TORCHTITAN_0_2_FORMAT,
-    TORCHTITAN_0_3_FORMAT,
-    TORCHTITAN_MAIN_FORMAT,
-)
+from search_spaces.trainers.accelerate import ACCELERATE
 from search_spaces.trainers.base import TrainerAdapter
+from search_spaces.trainers.command import COMMAND
+from search_spaces.trainers.deepspeed import DEEPSPEED
+from search_spaces.trainers.embedded import EMBEDDED
+from search_spaces.trainers.megatron_bridge import MEGATRON_BRIDGE
+from search_spaces.trainers.megatron_deepspeed import MEGATRON_DEEPSPEED
+from search_spaces.trainers.megatron_lm import MEGATRON_LM
+from search_spaces.trainers.nanotron import NANOTRON
+from search_spaces.trainers.torchtitan import TORCHTITAN_0_2, TORCHTITAN_0_3, TORCHTITAN_MAIN
 
-FORMATS: Final[Mapping[str, ExportFormat]] = MappingProxyType(
-    {
-        form.adapter.name: form
-        for form in (
-            EMBEDDED_FORMAT,
-            MEGATRON_LM_FORMAT,
-            MEGATRON_DEEPSPEED_FORMAT,
-            MEGATRON_BRIDGE_FORMAT,
-            DEEPSPEED_FORMAT,
-            TORCHTITAN_0_2_FORMAT,
-            TORCHTITAN_0_3_FORMAT,
-            TORCHTITAN_MAIN_FORMAT,
-            NANOTRON_FORMAT,
-            ACCELERATE_FORMAT,
-            COMMAND_FORMAT,
-        )
-    }
-)
+FORMATS: Final[Mapping[str, ExportFormat]] = {
+    adapter.name: ExportFormat(adapter=adapter, render=render)
+    for adapter, render in (
+        (EMBEDDED, formats.embedded),
+        (MEGATRON_LM, formats.megatron_lm),
+        (MEGATRON_DEEPSPEED, formats.megatron_deepspeed),
+        (MEGATRON_BRIDGE, formats.megatron_bridge),
+        (DEEPSPEED, formats.deepspeed),
+        (TORCHTITAN_0_2, torchtitan.torchtitan_0_2),
+        (TORCHTITAN_0_3, torchtitan.torchtitan_0_3),
+        (TORCHTITAN_MAIN, torchtitan.torchtitan_main),
+        (NANOTRON, formats.nanotron),
+        (ACCELERATE, formats.accelerate),
+        (COMMAND, formats.command),
+    )
+}
 """Formats by name."""
 
-ALIASES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "trainer": EMBEDDED_FORMAT.adapter.name,
-        "torchtitan": TORCHTITAN_0_3_FORMAT.adapter.name,
-    }
-)
+ALIASES: Final[Mapping[str, str]] = {"trainer": EMBEDDED.name, "torchtitan": TORCHTITAN_0_3.name}
 """Other names of formats: a former one, and a trainer's for its newest release."""
 
 
@@ -121,18 +108,3 @@ def _with_knobs_dropped(
         return source
     changes = (f"without {knob}: {why}" for knob, why in lacking.items())
     return source.changed(source.job.without(lacking), *changes)
-
-
-__all__ = [
-    "ALIASES",
-    "FORMATS",
-    "ExportBundle",
-    "ExportCommand",
-    "ExportFile",
-    "ExportFormat",
-    "ExportFormatUnknownError",
-    "ExportImpossibleError",
-    "ExportSource",
-    "KnobsLackingError",
-    "export",
-]

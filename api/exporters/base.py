@@ -92,12 +92,9 @@ class ExportCommand:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ExportBundle:
-    """All files of a training job, and notes on them."""
+class RenderedJob:
+    """All files of a training job, with the commands that run it."""
 
-    format: str
-    target_version: str
-    """The framework's version that the files are for."""
     files: tuple[ExportFile, ...]
     commands: tuple[ExportCommand, ...]
     notes: tuple[str, ...] = ()
@@ -105,13 +102,12 @@ class ExportBundle:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RenderedJob:
-    """What a format's own renderer writes."""
+class ExportBundle(RenderedJob):
+    """The same in a format, with the notes of its adapter."""
 
-    files: tuple[ExportFile, ...]
-    commands: tuple[ExportCommand, ...]
-    notes: tuple[str, ...] = ()
-    """Notes on the files, after those of the adapter."""
+    format: str
+    target_version: str
+    """The framework's version that the files are for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-from api.exporters.base import ExportCommand, ExportFile, ExportSource
+from api.exporters.base import ExportCommand, ExportFile, ExportSource, RenderedJob
 from search_spaces.documents.limits import visible_line
+from search_spaces.trainers.base import TrainerAdapter
 
 HERE: Final = 'HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"'
 """A line of bash that sets HERE to the folder of the script."""
@@ -80,16 +81,16 @@ ACCELERATE_NODES: Final[Launches] = (("accelerate", _ACCELERATE), ("srun", _SRUN
 class LaunchScript:
     """The parts of a launch script in which trainers differ."""
 
-    name: str
-    """Its file name."""
-    target_version: str
-    setup: Sequence[str]
-    """Lines of bash that check and set the environment."""
+    adapter: TrainerAdapter
     program: Sequence[str]
     """Lines of bash that set the array PROGRAM: the Python script or -m MODULE, with all
     arguments."""
-    required: Sequence[str] = ()
-    """Variables that the user must set, as "NAME=/path/to/it"."""
+    name: str = ""
+    """Its file name; empty: the adapter's name."""
+    setup: Sequence[str] = ()
+    """Lines of bash that set the environment."""
+    required: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Variables that the user must set, each with an example and with words for its value."""
     usage: Sequence[str] = ()
     """Further lines of the usage, without "#"."""
     arguments: Sequence[str] = ()
@@ -97,8 +98,22 @@ class LaunchScript:
     launches: Launches = PYTHON_RANKS
     """How it can be started."""
 
-    def file(self, source: ExportSource) -> ExportFile:
-        """The script for a job."""
+    def job(
+        self,
+        source: ExportSource,
+        *before: ExportFile,
+        after: tuple[ExportFile, ...] = (),
+        notes: tuple[str, ...] = (),
+    ) -> RenderedJob:
+        """The script between the other files of a job, with the command line that runs it."""
+        files = (*before, self._file(source), *after)
+        return RenderedJob(files=files, commands=(self._command(source),), notes=notes)
+
+    @property
+    def _name(self) -> str:
+        return self.name or f"{self.adapter.name}.sh"
+
+    def _file(self, source: ExportSource) -> ExportFile:
         layout = source.job.layout
         cases = "".join(f"{name})\n{body}    ;;\n" for name, body in self.launches).format(
             no_python="--no-python " if self.launches is PROGRAM_RANKS else "",
@@ -106,13 +121,15 @@ class LaunchScript:
             num_devices=layout.num_devices,
             ranks_per_node=source.job.ranks_per_node,
         )
+        checks = (f': "${{{name}:?set it to {what}}}"' for name, (_, what) in self.required.items())
+        examples = self.required.items()
         content = _SCRIPT.format(
             head=commented(source.head),
-            target_version=self.target_version,
-            usage="".join(f"{_assignment(each)} " for each in self.required),
+            target_version=self.adapter.target_version,
+            usage="".join(f"{name}={shlex.quote(example)} " for name, (example, _) in examples),
             usage_lines="".join(f"#   {line}\n" for line in self.usage),
-            name=self.name,
-            setup="\n".join(self.setup),
+            name=self._name,
+            setup="\n".join((*checks, *self.setup)),
             program="\n".join(self.program),
             arguments="".join(f" {each}" for each in self.arguments),
             num_nodes=layout.num_nodes,
@@ -121,24 +138,16 @@ class LaunchScript:
             cases=cases.rstrip("\n"),
             names=" or ".join(name for name, _body in self.launches),
         )
-        return ExportFile(name=self.name, content=content, executable=True)
+        return ExportFile(name=self._name, content=content, executable=True)
 
-    def commands(self, source: ExportSource) -> tuple[ExportCommand, ...]:
-        """The command line that runs it."""
+    def _command(self, source: ExportSource) -> ExportCommand:
         num_nodes = source.job.layout.num_nodes
-        environment = ("env", *self.required) if self.required else ()
+        when, variables = "here", [f"{name}={value}" for name, (value, _) in self.required.items()]
         if num_nodes > 1:
-            words = ("env", *self.required, "LAUNCH=srun", "bash", self.name, *self.arguments)
             when = f"in a Slurm allocation of {num_nodes} nodes"
-            return (ExportCommand(when=when, words=words),)
-        return (
-            ExportCommand(when="here", words=(*environment, "bash", self.name, *self.arguments)),
-        )
-
-
-def _assignment(required: str) -> str:
-    name, _, value = required.partition("=")
-    return f"{name}={shlex.quote(value)}"
+            variables.append("LAUNCH=srun")
+        environment = ("env", *variables) if variables else ()
+        return ExportCommand(when=when, words=(*environment, "bash", self._name, *self.arguments))
 
 
 def commented(texts: Sequence[str]) -> str:
@@ -150,6 +159,11 @@ def commented(texts: Sequence[str]) -> str:
     """
     divided = (line for text in texts for line in text.splitlines() or [""])
     return "\n".join(f"# {visible_line(line, len(line))}" for line in divided)
+
+
+def head_of(adapter: TrainerAdapter, source: ExportSource) -> str:
+    """The comments at the top of a file for a trainer, beside its script."""
+    return commented((*source.head, f"Written for {adapter.target_version}."))
 
 
 def exported(environment: Mapping[str, str]) -> tuple[str, ...]:

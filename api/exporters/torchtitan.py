@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from api.exporters.base import ExportFile, ExportFormat, ExportSource, RenderedJob
-from api.exporters.launch_script import HERE, LaunchScript, commented
+from api.exporters.base import ExportFile, ExportSource, RenderedJob
+from api.exporters.launch_script import HERE, LaunchScript, head_of
 from search_spaces.trainers.base import TrainerAdapter
 from search_spaces.trainers.torchtitan import (
     TORCHTITAN_0_2,
@@ -92,10 +92,11 @@ def layout() -> Trainer.Config:
 '''
 
 
-def _render_toml(source: ExportSource) -> RenderedJob:
+def torchtitan_0_2(source: ExportSource) -> RenderedJob:
+    """A TOML file, and the model's shape as Python."""
     arguments = model_arguments_of_0_2(source.job.model)
     model = _MODEL.format(
-        head=_head(TORCHTITAN_0_2, source),
+        head=head_of(TORCHTITAN_0_2, source),
         arguments="\n".join(f"    {name}={value!r}," for name, value in arguments.items()),
     )
     toml = "\n".join(_toml_lines(TORCHTITAN_0_2.values(source.job)))
@@ -103,7 +104,7 @@ def _render_toml(source: ExportSource) -> RenderedJob:
         TORCHTITAN_0_2,
         source,
         f'--job.config_file "$HERE/{_TOML_FILE}" --model.hf_assets_path "$TOKENIZER_DIR"',
-        ExportFile(name=_TOML_FILE, content=f"{_head(TORCHTITAN_0_2, source)}\n{toml}\n"),
+        ExportFile(name=_TOML_FILE, content=f"{head_of(TORCHTITAN_0_2, source)}\n{toml}\n"),
         ExportFile(name=_MODEL_FILE, content=model),
     )
 
@@ -121,11 +122,13 @@ def _toml_lines(sections: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             yield f"{key} = {written}"
 
 
-def _render_python(source: ExportSource) -> RenderedJob:
+def torchtitan_0_3(source: ExportSource) -> RenderedJob:
+    """A module of Python."""
     return _python_module(TORCHTITAN_0_3, source, longest="max_seq_len")
 
 
-def _render_main(source: ExportSource) -> RenderedJob:
+def torchtitan_main(source: ExportSource) -> RenderedJob:
+    """A module of Python."""
     return _python_module(TORCHTITAN_MAIN, source, longest="max_context_length")
 
 
@@ -137,7 +140,7 @@ def _python_module(adapter: TrainerAdapter, source: ExportSource, *, longest: st
         for key, value in values.items()
     ]
     content = _LAYOUT.format(
-        head=_head(adapter, source),
+        head=head_of(adapter, source),
         longest=longest,
         settings="\n".join(settings),
         activation_checkpoint="FullAC.Config()" if job.layout.recompute == "full" else None,
@@ -151,27 +154,14 @@ def _python_module(adapter: TrainerAdapter, source: ExportSource, *, longest: st
     )
 
 
-def _head(adapter: TrainerAdapter, source: ExportSource) -> str:
-    return commented((*source.head, f"Written for {adapter.target_version}."))
-
-
 def _rendered(
     adapter: TrainerAdapter, source: ExportSource, arguments: str, *files: ExportFile
 ) -> RenderedJob:
     script = LaunchScript(
+        adapter=adapter,
         name="torchtitan.sh",
-        target_version=adapter.target_version,
-        required=("TOKENIZER_DIR=/path/to/tokenizer",),
-        setup=(
-            ': "${TOKENIZER_DIR:?set it to a folder with tokenizer.json}"',
-            HERE,
-            'export PYTHONPATH="$HERE${PYTHONPATH:+:$PYTHONPATH}"',
-        ),
+        required={"TOKENIZER_DIR": ("/path/to/tokenizer", "a folder with tokenizer.json")},
+        setup=(HERE, 'export PYTHONPATH="$HERE${PYTHONPATH:+:$PYTHONPATH}"'),
         program=(f"PROGRAM=(-m torchtitan.train {arguments})",),
     )
-    return RenderedJob(files=(*files, script.file(source)), commands=script.commands(source))
-
-
-TORCHTITAN_0_2_FORMAT: Final = ExportFormat(adapter=TORCHTITAN_0_2, render=_render_toml)
-TORCHTITAN_0_3_FORMAT: Final = ExportFormat(adapter=TORCHTITAN_0_3, render=_render_python)
-TORCHTITAN_MAIN_FORMAT: Final = ExportFormat(adapter=TORCHTITAN_MAIN, render=_render_main)
+    return script.job(source, *files)

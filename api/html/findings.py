@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from api.formatting import (
-    layout_extras,
     memory_of,
     objective_figure,
+    other_knobs,
     trainer_words,
     unit,
     zero,
@@ -146,7 +146,7 @@ def short_layout(layout: Layout) -> str:
         for knob in KNOBS.values()
         if knob.heading and knob.name != "precision"
     ]
-    return ", ".join(filter(None, (*words, layout_extras(layout), layout.precision)))
+    return ", ".join(filter(None, (*words, other_knobs(layout), layout.precision)))
 
 
 def bounds(objective: str, ranked: RankedLayout) -> str:

@@ -66,7 +66,7 @@ class LeaderboardLine:
     marks: Sequence[str]
     """Words such as "tied" and "stopped early"."""
     drawn: tuple[float, float, float] | None
-    """The interval's lower end, the value and the upper end in units of the drawing."""
+    """The interval's lower end, the value and the upper end in units of the plot."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +106,7 @@ class LeaderboardTable:
 
     @property
     def width(self) -> float:
-        """Width of the drawing of an interval."""
+        """Width of the plot of an interval."""
         return _INTERVAL_WIDTH
 
 
@@ -262,7 +262,7 @@ def _marks(ranked: RankedLayout, *, on_front: bool) -> list[str]:
 
 
 def _scale(layouts: Sequence[RankedLayout]) -> Callable[[float], float]:
-    """Maps values to positions in the drawings of a page, which have one scale."""
+    """Maps values to positions in the plots of a page, which have one scale."""
     ends = [end for each in layouts for end in (each.low, each.value, each.high) if end is not None]
     low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
     reach = (high - low) or 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from http import HTTPStatus
@@ -17,7 +17,6 @@ from markupsafe import Markup
 from starlette.datastructures import QueryParams
 
 from api.campaigns.progress import node_seconds_left
-from api.drawings.svg import visible
 from api.formatting import (
     cheap_count_words,
     duration,
@@ -32,6 +31,7 @@ from api.formatting import (
 )
 from api.html.assets import assets, maplibre_style_id
 from api.html.findings import peak_words, short_layout
+from api.plots.svg import visible
 from api.version import version
 from results_db.records import EVENT_KINDS, CampaignRecord
 from search_spaces.belief.plan_text import knowledge_words
@@ -129,6 +129,13 @@ def _changed(query: QueryParams, changes: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, **changes}
 
 
+_FILTERS: Final[tuple[Callable[..., Any], ...]] = (
+    *(campaign_path, node_seconds_left, peak_words, short_layout, knowledge_words),
+    *(duration, figure, memory, objective_figure, percent, state_words, step_words, unit),
+)
+"""Functions that are filters of the templates under their own names."""
+
+
 @cache
 def _environment() -> Environment:
     environment = Environment(
@@ -139,25 +146,13 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
-        "campaign_path": campaign_path,
+    own: dict[str, Callable[..., Any]] = {
         "cheap_words": lambda probes: cheap_count_words(probes.number, probes.node_seconds),
-        "duration": duration,
-        "figure": figure,
-        "knowledge_words": knowledge_words,
-        "memory": memory,
-        "node_seconds_left": node_seconds_left,
-        "objective_figure": objective_figure,
-        "peak_words": peak_words,
-        "percent": percent,
-        "short_layout": short_layout,
-        "state_words": state_words,
-        "step_words": step_words,
-        "unit": unit,
         "count": lambda number: f"{number:,}",
         "node_hours": lambda seconds: figure(seconds / 3600),
         "timestamp": _timestamp,
     }
+    environment.filters |= own | {each.__name__: each for each in _FILTERS}
     environment.globals["zip"] = zip
     return environment
 

@@ -6,10 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
-from api.drawings.bars import PlotPart, step_parts
-from api.drawings.static_plot import static_plot
-from api.drawings.svg import Drawn
-from api.figures.estimates import memory_by_stage
+from api.campaigns.cheap_probes import cheap_probes
 from api.formatting import (
     figure,
     memory_of,
@@ -21,7 +18,10 @@ from api.formatting import (
     unit,
 )
 from api.html.findings import bounds
-from api.plans.cheap_probes import cheap_probes
+from api.plot_data.estimates import memory_by_stage
+from api.plots.bars import PlotPart, step_parts
+from api.plots.static_plot import static_plot
+from api.plots.svg import Plot
 from results_db.leaderboard.leaderboard_query import LeaderboardQuery
 from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.records import CampaignRecord, TrialDetail, TrialRecord
@@ -121,13 +121,19 @@ class TrialFacts:
 
     @property
     def most_bytes(self) -> float:
-        """The largest number in the drawing of its memory."""
+        """The largest number in the plot of its memory."""
         peaks = (*_measured_bytes(self.trial), *_estimated_bytes(self.campaign, self.trial))
         return max((*peaks, _device_memory_bytes(self.campaign) or 0))
 
-    def memory(self, *, top_bytes: float | None = None) -> Drawn | None:
-        """Memory by stage, measured and estimated; None: neither is known."""
-        return stages_drawn(self.campaign, self.trial, top_bytes=top_bytes)
+    def memory(self, *, top_bytes: float | None = None) -> Plot | None:
+        """Memory by stage, measured and estimated, below the capacity; None: neither is known."""
+        measured = _measured_bytes(self.trial)
+        estimated = _estimated_bytes(self.campaign, self.trial)
+        if not measured and not estimated:
+            return None
+        capacity = _device_memory_bytes(self.campaign)
+        data = memory_by_stage(measured, estimated, capacity_bytes=capacity, top_bytes=top_bytes)
+        return static_plot(data, "Peak memory by pipeline stage")
 
 
 def _device_memory_bytes(campaign: CampaignRecord) -> int | None:
@@ -151,18 +157,6 @@ def _estimated_bytes(campaign: CampaignRecord, trial: TrialRecord) -> list[float
     if trial.num_layers is not None:
         model = with_layers(model, trial.num_layers)
     return [stage.total_bytes for stage in stage_memory(layout, model)]
-
-
-def stages_drawn(
-    campaign: CampaignRecord, trial: TrialRecord, *, top_bytes: float | None = None
-) -> Drawn | None:
-    """Memory by stage, measured and estimated, below the capacity; None: neither is known."""
-    measured, estimated = _measured_bytes(trial), _estimated_bytes(campaign, trial)
-    if not measured and not estimated:
-        return None
-    capacity_bytes = _device_memory_bytes(campaign)
-    drawn = memory_by_stage(measured, estimated, capacity_bytes=capacity_bytes, top_bytes=top_bytes)
-    return static_plot(drawn, "Peak memory by pipeline stage")
 
 
 def _ranked(store: Store, campaign: CampaignRecord, layout: Layout) -> RankedLayout | None:

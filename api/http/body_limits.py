@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, deque
-from collections.abc import Hashable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Hashable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.http.fair_queue import FairQueue
 from api.http.problems import problem_response, too_many
 from api.http.route_map import RouteMap
 from results_db.actor import Actor
@@ -135,3 +135,46 @@ async def _read(scope: Scope, receive: Receive, send: Send, limits: BodyLimits) 
         return messages.popleft() if messages else await receive()
 
     return receive_again
+
+
+class FairQueue:
+    """Starts waiting work in turn by token, and runs one piece of work of each token at a time.
+
+    Not thread-safe: the event loop uses it.
+    """
+
+    def __init__(self, *, at_once: int) -> None:
+        """At most `at_once` pieces of work run at the same time, each of another token."""
+        self._at_once = at_once
+        self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
+        """In the order of turns, without the tokens that have one now."""
+        self._working: dict[Hashable, deque[asyncio.Future[None]]] = {}
+        """What else waits of each token that has a turn."""
+
+    @asynccontextmanager
+    async def turn(self, token: Hashable) -> AsyncIterator[None]:
+        """Waits for a turn of the token, which lasts as long as the block."""
+        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = self._working.get(token)
+        (self._waiting.setdefault(token, deque()) if waiting is None else waiting).append(begun)
+        self._start_waiting()
+        try:
+            await begun
+            yield
+        finally:
+            if not begun.cancelled():
+                # The token's next turn comes after one of each token that waits already.
+                if left := self._working.pop(token):
+                    self._waiting[token] = left
+                self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        while self._waiting and len(self._working) < self._at_once:
+            token = next(iter(self._waiting))
+            waiting = self._waiting.pop(token)
+            while waiting:
+                begun = waiting.popleft()
+                if not begun.cancelled():
+                    self._working[token] = waiting
+                    begun.set_result(None)
+                    break

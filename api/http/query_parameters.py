@@ -1,4 +1,4 @@
-"""Query parameters of routes: filters of trials, and the refusal of unknown names."""
+"""Query parameters of routes: filters of trials, training jobs, and refusals of unknown names."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from fastapi import Depends, Query, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, StringConstraints, ValidationError, create_model
+from pydantic import StringConstraints
 
 from api.errors import QueryUnknownError
 from api.http.filter_encoding import SINGULAR
-from results_db.leaderboard.leaderboard_query import EVERY_TRIAL
 from results_db.trials.filter import (
     BOUND_FIELDS,
     CHOICES,
@@ -25,9 +24,11 @@ from results_db.trials.filter import (
     TEXTS,
     TrialFilter,
 )
-from search_spaces.documents.reading import nearest, shown
+from search_spaces.documents.reading import MAX_COUNT, nearest, shown
+from search_spaces.errors import TrainingJobInvalidError
 from search_spaces.protocol.metrics import METRICS
 from search_spaces.spec.layout import DEGREES
+from search_spaces.statistics.job_duration import JOB_OPTIONS, TrainingJob
 
 _FIELD_OF: Final = {SINGULAR.get(name, name): name for name in (*LISTED_FIELDS, *BOUND_FIELDS)}
 """By query parameter, the field of the filter."""
@@ -72,9 +73,6 @@ def _type_of(name: str) -> Any:
     return Annotated[int, Query(ge=0, le=MAX_KNOB)]
 
 
-_ANNOTATIONS: Final = dict(_annotations())
-
-
 def read_trial_filter(**query: Any) -> TrialFilter:
     """The filter of a request's query.
 
@@ -94,59 +92,11 @@ def read_trial_filter(**query: Any) -> TrialFilter:
 read_trial_filter.__signature__ = Signature(  # type: ignore[attr-defined]
     [
         Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in _ANNOTATIONS.items()
+        for name, annotation in _annotations()
     ]
 )
 
 TrialFilterDep = Annotated[TrialFilter, Depends(read_trial_filter)]
-
-_FIELDS: Final[dict[str, Any]] = {name: (each, None) for name, each in _ANNOTATIONS.items()}
-
-_Query: Final[type[BaseModel]] = create_model("_Query", **_FIELDS)
-
-
-async def read_stated_filter(request: Request) -> TrialFilter:
-    """The filter of a request's query, for pages that are requested often and mostly unfiltered.
-
-    FastAPI looks up each parameter of a route in every request. For the parameters of a filter that
-    takes longer than reading the page; this function reads only those that the query has.
-
-    Raises:
-        RequestValidationError: a parameter cannot have this value.
-        TrialFilterInvalidError: a lower bound is above its upper bound.
-    """
-    given = request.query_params
-    stated = given.keys() & FILTER_NAMES
-    if not stated:
-        return EVERY_TRIAL
-    values = {
-        name: given.getlist(name) if _FIELD_OF[name] in LISTED_FIELDS else given[name]
-        for name in stated
-    }
-    try:
-        query = _Query.model_validate(values)
-    except ValidationError as error:
-        raise RequestValidationError(
-            [{**each, "loc": ("query", *each["loc"])} for each in error.errors()]
-        ) from error
-    return read_trial_filter(**query.model_dump())
-
-
-StatedFilterDep = Annotated[TrialFilter, Depends(read_stated_filter)]
-
-
-def describe_filters(document: dict[str, Any], path: str, like: str) -> None:
-    """Adds the parameters of a filter to the OpenAPI document of a route with `StatedFilterDep`.
-
-    Args:
-        document: the OpenAPI document.
-        path: of the route.
-        like: path of a route with `TrialFilterDep`, whose parameters are copied.
-    """
-    described = document["paths"][like]["get"]["parameters"]
-    document["paths"][path]["get"]["parameters"] += [
-        parameter for parameter in described if parameter["name"] in FILTER_NAMES
-    ]
 
 
 async def refuse_unknown_query(request: Request) -> None:
@@ -205,7 +155,45 @@ _OF_EVERY_PAGE: Final = frozenset({"done"})
 def _parameters_of(dependant: Dependant) -> Iterator[tuple[str, Any]]:
     """The names and types of the query parameters."""
     yield from ((field.alias, field.field_info.annotation) for field in dependant.query_params)
-    if dependant.call is read_stated_filter:
-        yield from _ANNOTATIONS.items()
     for below in dependant.dependencies:
         yield from _parameters_of(below)
+
+
+_TEXTS: Final = {name: text for name, (_, text) in JOB_OPTIONS.items()}
+_MOST: Final = 1e12
+
+
+def _number(name: str) -> object:
+    return Query(ge=0, le=_MOST, allow_inf_nan=False, description=_TEXTS[name])
+
+
+def read_job(
+    tokens: Annotated[str | None, Query(max_length=32, description=_TEXTS["tokens"])] = None,
+    nodes: Annotated[int | None, Query(ge=1, le=MAX_COUNT, description=_TEXTS["nodes"])] = None,
+    mtbf_hours: Annotated[float | None, _number("mtbf_hours")] = None,
+    checkpoint_s: Annotated[float | None, _number("checkpoint_s")] = None,
+    restart_s: Annotated[float | None, _number("restart_s")] = None,
+) -> TrainingJob | None:
+    """The training job of a request; None where it describes none.
+
+    Raises:
+        RequestValidationError: a parameter is out of range, or is given without tokens.
+    """
+    try:
+        return TrainingJob.read(
+            tokens=tokens,
+            nodes=nodes,
+            mtbf_hours=mtbf_hours,
+            checkpoint_s=checkpoint_s,
+            restart_s=restart_s,
+        )
+    except TrainingJobInvalidError as error:
+        raise RequestValidationError(
+            [
+                {"type": "value_error", "loc": ("query", part.field), "msg": part.problem}
+                for part in error.parts
+            ]
+        ) from error
+
+
+JobDep = Annotated[TrainingJob | None, Depends(read_job)]

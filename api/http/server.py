@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import uvicorn
 
-from api.background_loops import aligned_pause_s
 from api.http.connection_limits import ConnectionLimits, Connections
 from api.http.protocol import LimitedProtocol, refusal
 from api.http.rate_limit import network_of
@@ -26,9 +25,6 @@ RETRY_AFTER_S: Final = 5
 _TLS_HANDSHAKE: Final = b"\x16"
 _MAX_TURNED_AWAY: Final = 64
 """Refused clients that get a response at the same time; others are disconnected."""
-
-_TICKS_COUNTED: Final = 864_000
-"""Uvicorn's: a day of ticks."""
 
 _log = logging.getLogger(__name__)
 
@@ -80,13 +76,6 @@ class LimitedServer(uvicorn.Server):
             listener.setblocking(False)
             self._spawn(self._accept(listener))
         self._spawn(self._check())
-
-    async def main_loop(self) -> None:
-        """Updates the headers and looks whether to exit, as uvicorn does, at aligned moments."""
-        counter = 0
-        while not await self.on_tick(counter):
-            counter = (counter + 1) % _TICKS_COUNTED
-            await asyncio.sleep(aligned_pause_s(asyncio.get_running_loop().time()))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stops accepting connections, and waits for the requests that are being answered."""

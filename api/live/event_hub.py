@@ -18,6 +18,7 @@ from typing import Final
 from fastapi.sse import format_sse_event
 from starlette.concurrency import run_in_threadpool
 
+from api.background_loops import attempt
 from api.live.database_changes import DatabaseChanges
 from api.live.live_events import LiveEvent, first_events, live_events
 from api.live.open_streams import OpenStreams
@@ -169,13 +170,8 @@ class EventHub:
         """Reads and distributes events until cancelled."""
         outage = OutageLog(_log, "reading live events")
         while True:
-            try:
-                await self._turn()
-            except Exception as error:
-                # Watchers stay connected and get the missed events after the outage.
-                outage.failed("no live event was read", error)
-            else:
-                outage.worked()
+            # During an outage watchers stay connected, and get the missed events after it.
+            await attempt(self._turn, outage, "no live event was read")
             await self._pause()
 
     async def _pause(self) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from api.background_loops import aligned_pause_s
+from api.background_loops import aligned_pause_s, attempt
 from api.errors import WatchersTooManyError
 from api.security.authentication import Authentication, Credential
 from search_spaces.connection.outage_log import OutageLog
@@ -77,13 +77,8 @@ class OpenStreams:
                 async with asyncio.timeout(pause_s):
                     await self._wanted.wait()
             self._wanted.clear()
-            try:
-                await self._check()
-            except Exception as error:
-                # During an outage of the database the streams continue.
-                outage.failed("no token of an event stream was checked", error)
-            else:
-                outage.worked()
+            # During an outage of the database the streams continue.
+            await attempt(self._check, outage, "no token of an event stream was checked")
 
     async def _check(self) -> None:
         checked = self._going_on()

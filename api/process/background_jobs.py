@@ -11,7 +11,7 @@ from typing import Final
 
 from starlette.concurrency import run_in_threadpool
 
-from api.background_loops import in_background
+from api.background_loops import attempt, in_background
 from api.live.database_changes import DatabaseChanges
 from results_db.database.change_mark import RUNNING_TRIAL
 from results_db.database.reachability import once_it_answers
@@ -93,15 +93,13 @@ class Sweeper:
     async def run(self) -> None:
         """Sweeps until cancelled."""
         outage = OutageLog(_log, "taking leases back")
+
+        async def sweep() -> None:
+            if not self._skip():
+                await run_in_threadpool(self.sweep)
+
         while True:
-            try:
-                if not self._skip():
-                    await run_in_threadpool(self.sweep)
-            except Exception as error:
-                # Without sweeps, trials of lost workers would stay leased: try again.
-                outage.failed("no lease was taken back", error)
-            else:
-                outage.worked()
+            await attempt(sweep, outage, "no lease was taken back")
             await asyncio.sleep(self._interval_s)
 
     def _skip(self) -> bool:
@@ -142,15 +140,13 @@ async def prune(
 ) -> None:
     """Deletes old rows again and again, until cancelled."""
     outage = OutageLog(_log, "pruning")
+
+    async def prune_once() -> None:
+        pruned = await run_in_threadpool(store.retention.prune, retention)
+        if pruned.total:
+            _log.info("pruned old rows: %s", pruned)
+
     await asyncio.sleep(first_after_s)
     while True:
-        try:
-            pruned = await run_in_threadpool(store.retention.prune, retention)
-        except Exception as error:
-            # The next run deletes the rows; nothing depends on it.
-            outage.failed("nothing was pruned", error)
-        else:
-            outage.worked()
-            if pruned.total:
-                _log.info("pruned old rows: %s", pruned)
+        await attempt(prune_once, outage, "nothing was pruned")
         await asyncio.sleep(every_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from time import monotonic, perf_counter
 from typing import Final
 
@@ -142,15 +142,21 @@ class _ServiceCollector(Collector):
 
 
 def _families(stats: ServiceStats, store: Store) -> Iterator[Metric]:
-    yield _by("layout_tuner_campaigns", "Campaigns", "state", stats.campaigns)
-    yield _by("layout_tuner_open_trials", "Trials that wait or run", "state", stats.open_trials)
-    yield _by("layout_tuner_workers", "Workers that are there", "cluster", stats.workers)
-    yield _by(
-        "layout_tuner_node_seconds",
-        "What campaigns have cost, in node-seconds",
-        "part",
-        stats.node_seconds,
-    )
+    for name, documentation, label, values in (
+        ("layout_tuner_campaigns", "Campaigns", "state", stats.campaigns),
+        ("layout_tuner_open_trials", "Trials that wait or run", "state", stats.open_trials),
+        ("layout_tuner_workers", "Workers that are there", "cluster", stats.workers),
+        (
+            "layout_tuner_node_seconds",
+            "What campaigns have cost, in node-seconds",
+            "part",
+            stats.node_seconds,
+        ),
+    ):
+        family = GaugeMetricFamily(name, documentation, labels=(label,))
+        for key, value in values.items():
+            family.add_metric((key,), value)
+        yield family
     yield _one("layout_tuner_quarantined_nodes", "Nodes set aside", stats.quarantined_nodes)
     yield _one(
         "layout_tuner_unnumbered_events",
@@ -167,10 +173,3 @@ def _families(stats: ServiceStats, store: Store) -> Iterator[Metric]:
 
 def _one(name: str, documentation: str, value: float) -> Metric:
     return GaugeMetricFamily(name, documentation, value)
-
-
-def _by(name: str, documentation: str, label: str, values: Mapping[str, float]) -> Metric:
-    family = GaugeMetricFamily(name, documentation, labels=(label,))
-    for key, value in values.items():
-        family.add_metric((key,), value)
-    return family

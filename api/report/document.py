@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 from markupsafe import Markup
 
-from api.drawings.bars import PlotPart, keys, stacked, swing
-from api.drawings.layout_map import layout_map
-from api.drawings.schedule_chart import schedule_chart
-from api.drawings.static_plot import static_plot
-from api.figures.campaign_plots import CampaignPlots, PlotChoices
+from api.campaigns.measured_jobs import RankedStep, measured_jobs
 from api.formatting import duration, effect_words, figure, half_interval, machine, moment
 from api.html.assets import assets
 from api.html.findings import REASONS, bounds, finding_of, lead
@@ -21,9 +18,12 @@ from api.html.leaderboard_table import LeaderboardTable, leaderboard_table
 from api.html.rendering import document
 from api.html.trial_facts import TrialFacts, knob_pairs
 from api.http.documents import write_yaml
-from api.plans.measured_jobs import measured_jobs, step_interval
-from api.report.failures import failures
-from api.report.reproduction import commands
+from api.plot_data.campaign_plots import CampaignPlots, PlotChoices
+from api.plots.bars import PlotPart, keys, stacked, swing
+from api.plots.layout_map import layout_map
+from api.plots.schedule_plot import schedule_plot
+from api.plots.static_plot import static_plot
+from api.report.probe_command import commands
 from api.version import version
 from results_db.campaigns.imports import IMPORTED
 from results_db.campaigns.reports import TrialBrief
@@ -33,6 +33,7 @@ from results_db.records import Analysis, CampaignRecord, ProbeCount
 from results_db.store import Store
 from results_db.trials.filter import TrialFilter
 from search_spaces.belief.plan_text import PROSE_WIDTH, job_lines
+from search_spaces.protocol.worker_messages import TrialState
 from search_spaces.spec.layout import KNOBS
 from search_spaces.statistics.job_duration import TrainingJob
 
@@ -79,9 +80,9 @@ def report(
         plots=plots,
         knobs=KNOBS,
         drawn=lambda name, label, knob=None: static_plot(
-            plots.draw(name, knob), label, **({"width": _SLICE_WIDTH} if knob else {})
+            plots.data_of(name, knob), label, **({"width": _SLICE_WIDTH} if knob else {})
         ),
-        front=plots.draw("pareto"),
+        front=plots.data_of("pareto"),
         shown=SHOWN,
         failures=failures(store, ended),
         reasons=REASONS,
@@ -128,18 +129,13 @@ def _job_lines(
 ) -> Iterator[str]:
     """The days of a training job with each of the best layouts."""
     ranked = (
-        (
-            each.rank,
-            each.trial.layout,
-            step_interval(each.step_time_s, each.value, each.low, each.high),
-        )
-        for each in best
+        RankedStep(e.rank, e.trial.layout, e.step_time_s, e.value, e.low, e.high) for e in best
     )
     return job_lines(job, measured_jobs(job, campaign.spec, ranked), PROSE_WIDTH)
 
 
 def _winner(store: Store, best: RankedLayout) -> dict[str, Any]:
-    """The knobs of the winner, its figures, and its drawings."""
+    """The knobs of the winner, its figures, and its plots."""
     facts, layout = TrialFacts.of(store, best.trial.id), best.trial.layout
     is_pipeline = layout.pp > 1
     return {
@@ -148,7 +144,7 @@ def _winner(store: Store, best: RankedLayout) -> dict[str, Any]:
         "figures": facts.figures,
         "bar": stacked(facts.parts) + keys(facts.parts) if facts.parts else None,
         "map": layout_map(layout),
-        "schedule": schedule_chart(layout, compute_s=facts.compute_s) if is_pipeline else None,
+        "schedule": schedule_plot(layout, compute_s=facts.compute_s) if is_pipeline else None,
         "memory": facts.memory() if is_pipeline else None,
     }
 
@@ -254,3 +250,64 @@ def _steps(analysis: Analysis | None) -> list[tuple[Any, ...]]:
         )
         for step in steps
     ]
+
+
+LOG_LINES: Final = 14
+"""Last lines of a failed trial's log that are shown."""
+_NUMBERS_SHOWN: Final = 12
+_NODES_SHOWN: Final = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Trials without a result, for one reason."""
+
+    reason: str
+    trials: Sequence[TrialBrief]
+    """In the order in which they ended."""
+    log: str
+    """The last lines of the log of the newest of them."""
+
+    @property
+    def nodes(self) -> str:
+        """The nodes that failed first, where they are known, with their numbers of trials."""
+        counted = Counter(trial.node for trial in self.trials if trial.node).most_common()
+        named = [f"{node} ({times})" for node, times in counted[:_NODES_SHOWN]]
+        if len(counted) > _NODES_SHOWN:
+            named.append(f"{len(counted) - _NODES_SHOWN} more")
+        return ", ".join(named) or "not told"
+
+    @property
+    def numbers(self) -> str:
+        """The numbers of the trials in the campaign."""
+        numbers = [str(trial.number) for trial in self.trials]
+        if len(numbers) > _NUMBERS_SHOWN:
+            more = len(numbers) - _NUMBERS_SHOWN
+            return f"{', '.join(numbers[:_NUMBERS_SHOWN])} and {more} more"
+        return ", ".join(numbers)
+
+    @property
+    def node_seconds(self) -> float:
+        """Node-seconds that they cost."""
+        return sum(trial.node_seconds for trial in self.trials)
+
+
+def failures(store: Store, ended: Sequence[TrialBrief]) -> list[Failure]:
+    """Failures by reason, the most frequent first, without cancelled trials.
+
+    Those say nothing about their layouts.
+    """
+    by_reason: dict[tuple[TrialState, str], list[TrialBrief]] = {}
+    for trial in ended:
+        if trial.state in ("FAILED", "INFEASIBLE"):
+            key = (trial.state, trial.reason or trial.state.lower())
+            by_reason.setdefault(key, []).append(trial)
+    found = [
+        Failure(
+            reason=reason,
+            trials=trials,
+            log="\n".join(store.reports.log_tail(trials[-1].trial_id).splitlines()[-LOG_LINES:]),
+        )
+        for (_state, reason), trials in by_reason.items()
+    ]
+    return sorted(found, key=lambda failure: -len(failure.trials))

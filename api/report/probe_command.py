@@ -1,19 +1,23 @@
-"""The command that measures a trial's layout again, by itself and without a service."""
+"""The commands that measure a trial's layout again by itself, and that repeat a campaign."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from api.version import version
+from results_db.campaigns.imports import IMPORTED
+from results_db.records import CampaignRecord
 from search_spaces.campaigns.campaign_settings import ProbeSettings
 from search_spaces.campaigns.fidelity import cheap_iterations, with_layers
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import LOCAL_CPU
 from search_spaces.spec.presets.models import MODEL_PRESETS
+from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 from search_spaces.trainers.parameters import ParameterValue
 
 MODEL_FILE: Final = "model.yaml"
@@ -84,3 +88,28 @@ def _parameter(value: ParameterValue) -> str:
         except ValueError:
             return value
     return json.dumps(value, ensure_ascii=False)
+
+
+def commands(campaign: CampaignRecord, winner: Layout | None) -> Iterator[str]:
+    """Lines for a shell: the search again, the winner as a job, its probe, the table."""
+    name = shlex.quote(campaign.name)
+    yield f"# layout-tuner {version()}"
+    if campaign.strategy == IMPORTED:
+        yield f"layout-tuner campaign table {name} > {name}.csv   # where this is"
+        yield f"layout-tuner campaign import {name}.csv           # where it is to be"
+        return
+    yield "# the same search again (give it another name where this one is):"
+    yield f"layout-tuner campaign submit {name}.yaml"
+    if winner is not None:
+        yield "# the winner as a training job:"
+        if campaign.trainer == EMBEDDED_TRAINER:
+            yield f"layout-tuner export {name} --format embedded --out job/"
+            yield "layout-tuner train --config job/job.json"
+        else:
+            yield f"layout-tuner export {name} --format command --out job/"
+        probe = probe_command(campaign.spec, winner)
+        if probe is not None and probe.model is None:
+            yield "# the winner's probe by itself, here and now:"
+            yield probe.line
+    yield "# everything that was measured, as a table:"
+    yield f"layout-tuner campaign table {name} > {name}.csv"

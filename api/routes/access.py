@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query
 from pydantic import StringConstraints
 from starlette.concurrency import run_in_threadpool
 
-from api.dependencies import BookDep, CredentialDep, HolderDep, HubDep, StoreDep
+from api.dependencies import CredentialDep, HolderDep, HubDep, StoreDep
 from api.errors import SignInCodeSourceError
 from api.http.cursors import read_cursor, write_cursor
 from api.http.request_bodies import BodyRoute
@@ -77,14 +77,13 @@ def list_tokens(
 
 @router.delete("/tokens/{token_id}")
 async def revoke_token(
-    token_id: Annotated[TokenId, Path()], store: StoreDep, book: BookDep, hub: HubDep
+    token_id: Annotated[TokenId, Path()], store: StoreDep, hub: HubDep
 ) -> TokenRead:
     """Revoke a token: at once in this process, within two seconds in others.
 
     Repeating it is harmless.
     """
     record = await run_in_threadpool(store.access.revoke_token, token_id)
-    book.forget(token_id)
     hub.streams.check_soon()
     return _token(store, record)
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query
 
 from api.dependencies import StoreDep
 from api.http.request_bodies import BodyRoute
-from api.routes.etags import UNCHANGED, TagDocumentDep
+from api.routes.etags import UNCHANGED, TagDep
 from api.routes.from_records import allocation_reads
 from api.schemas.allocations import (
     AllocationPage,
@@ -29,7 +29,7 @@ NodeName = Annotated[str, Path(max_length=255)]
 @router.get("/allocations", responses=UNCHANGED)
 def list_allocations(
     store: StoreDep,
-    add_tag: TagDocumentDep,
+    add_tag: TagDep,
     all: Annotated[  # noqa: A002 - the parameter's name in the URL
         bool,
         Query(description="Also those that have ended, or whose workers sent no heartbeat lately."),
@@ -45,7 +45,7 @@ def list_allocations(
     """List allocations, the newest first: the status of each node, and why trials wait."""
     found = store.allocations.find(live=not all, called=name, limit=limit)
     page = AllocationPage(allocations=allocation_reads(store, found))
-    add_tag(page)
+    add_tag(page.model_dump_json())
     return page
 
 
@@ -69,14 +69,14 @@ def remove_allocation(allocation_id: AllocationId, store: StoreDep) -> None:
 @router.get("/nodes", responses=UNCHANGED)
 def list_nodes(
     store: StoreDep,
-    add_tag: TagDocumentDep,
+    add_tag: TagDep,
     cluster: Annotated[
         str | None, Query(max_length=200, description="Only nodes of this cluster.")
     ] = None,
 ) -> NodePage:
     """List the nodes of allocations, and nodes in quarantine that no allocation has now."""
     page = NodePage(nodes=[ClusterNodeRead.of(node) for node in store.allocations.nodes(cluster)])
-    add_tag(page)
+    add_tag(page.model_dump_json())
     return page
 
 

@@ -19,7 +19,7 @@ from api.http.request_bodies import (
     DocumentDep,
     body_of,
 )
-from api.routes.etags import UNCHANGED, TagDocumentDep
+from api.routes.etags import UNCHANGED, TagDep
 from api.routes.from_records import campaign_detail, campaigns_read
 from api.schemas.campaigns_and_trials import CampaignChange, CampaignDetail, CampaignPage
 from api.schemas.text_types import IdempotencyKeyText, Moment, QueryText
@@ -123,7 +123,7 @@ def _add_headers(response: Response, campaign: CampaignRecord, *, is_replay: boo
 @router.get("", responses=UNCHANGED)
 def list_campaigns(
     store: StoreDep,
-    add_tag: TagDocumentDep,
+    add_tag: TagDep,
     state: Annotated[list[CampaignState] | None, Query(description="Only these states.")] = None,
     model: Annotated[QueryText | None, Query(description="Name of the model.")] = None,
     cluster: Annotated[QueryText | None, Query(description="Name of the cluster.")] = None,
@@ -163,7 +163,7 @@ def list_campaigns(
         campaigns=campaigns_read(store, campaigns),
         next_cursor=write_cursor(campaigns[-1].id) if len(found) > limit else None,
     )
-    add_tag(page)
+    add_tag(page.model_dump_json())
     return page
 
 

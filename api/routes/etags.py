@@ -1,23 +1,20 @@
 """Entity tags: a poll of a page that has not changed is answered 304.
 
-The tag of a campaign's pages is computed from their version (`store.events.page_version`) before
-the page is read: an unchanged page is not computed, and after a change in between, the page is
-newer than its tag, and the next poll reads it again. The tag of a list is computed from the list
-itself.
+The version of a campaign's pages (`store.events.page_version`) is read before the page: an
+unchanged page is not computed, and after a change in between, the page is newer than its tag, and
+the next poll reads it again. The version of a list is the list itself.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
 from fastapi import Depends, FastAPI, Header, Request, Response
-from pydantic import BaseModel
 
-from api.dependencies import CampaignDep, StoreDep
 from api.version import version
 
 UNCHANGED: Final[dict[int | str, dict[str, Any]]] = {
@@ -41,44 +38,27 @@ class PageUnchanged(Exception):  # noqa: N818 - not an error
         self.tag = tag
 
 
-def live_campaign_tag(
-    campaign: CampaignDep,
-    store: StoreDep,
-    request: Request,
-    response: Response,
-    if_none_match: IfNoneMatch = None,
-) -> None:
-    """Adds the tag of a page that shows a campaign and the progress of its running trials.
+TagPage = Callable[[str], Mapping[str, str]]
+"""Adds the tag of a page with this version; returns it as headers, for routes that make a response.
 
-    Raises:
-        PageUnchanged: the client has this page.
-    """
-    mark = store.events.page_version(campaign.id, beats=True)
-    response.headers.update(tag_headers(tag_of(request, mark, if_none_match)))
+It raises `PageUnchanged` if the client has this page.
+"""
 
 
-TagDocument = Callable[[BaseModel], None]
-"""Adds the tag of a document, before a route returns it."""
-
-
-def document_tag(
+async def page_tag(
     request: Request, response: Response, if_none_match: IfNoneMatch = None
-) -> TagDocument:
-    """The tag of a list of campaigns, allocations or nodes, which follows from its content.
+) -> TagPage:
+    """The tag of the page that a route answers with."""
 
-    The function that it returns raises `PageUnchanged` if the client has this list.
-    """
-
-    def add_tag(document: BaseModel) -> None:
-        tag = tag_of(request, document.model_dump_json(), if_none_match)
-        response.headers.update(tag_headers(tag))
+    def add_tag(version: str) -> Mapping[str, str]:
+        headers = tag_headers(tag_of(request, version, if_none_match))
+        response.headers.update(headers)
+        return headers
 
     return add_tag
 
 
-TagDocumentDep = Annotated[TagDocument, Depends(document_tag)]
-LIVE_CAMPAIGN_TAG: Final = Depends(live_campaign_tag)
-"""For the `dependencies` of routes; those that make a `Response` add `tag_headers` themselves."""
+TagDep = Annotated[TagPage, Depends(page_tag)]
 
 
 def tag_of(request: Request, mark: str, if_none_match: str | None) -> str:

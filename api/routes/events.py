@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Depends, Header, Query, Response
 
 from api.dependencies import CampaignDep, HubDep, SettingsDep, StoreDep
 from api.errors import EventNumberInvalidError
@@ -51,46 +52,42 @@ _STREAM: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
+async def open_stream(
+    hub: HubDep,
+    store: StoreDep,
+    settings: SettingsDep,
+    last_event_id: LastEventId = None,
+    after: After = None,
+) -> Callable[[int | None], Response]:
+    """Opens the stream of a campaign by its id; None: of all campaigns."""
+    number = _number(last_event_id, after)
+    return lambda id_: EventStream(hub, store, settings, campaign_id=id_, after=number)
+
+
+StreamDep = Annotated[Callable[[int | None], Response], Depends(open_stream)]
+
+
 @router.get(
     "/campaigns/{campaign}/events",
     response_class=Response,
     response_model=None,
     responses=_STREAM,
 )
-def stream_campaign_events(
-    campaign: CampaignDep,
-    hub: HubDep,
-    store: StoreDep,
-    settings: SettingsDep,
-    last_event_id: LastEventId = None,
-    after: After = None,
-) -> Response:
+def stream_campaign_events(campaign: CampaignDep, stream: StreamDep) -> Response:
     """Stream the events of a campaign and its trials.
 
     A client that lost the stream sends `Last-Event-ID` and gets the missed events first.
     """
-    return EventStream(
-        hub,
-        store,
-        settings,
-        campaign_id=campaign.id,
-        after=_number(last_event_id, after),
-    )
+    return stream(campaign.id)
 
 
 @router.get("/events", response_class=Response, response_model=None, responses=_STREAM)
-def stream_events(
-    hub: HubDep,
-    store: StoreDep,
-    settings: SettingsDep,
-    last_event_id: LastEventId = None,
-    after: After = None,
-) -> Response:
+def stream_events(stream: StreamDep) -> Response:
     """Stream the events of all campaigns.
 
     A client that lost the stream sends `Last-Event-ID` and gets the missed events first.
     """
-    return EventStream(hub, store, settings, campaign_id=None, after=_number(last_event_id, after))
+    return stream(None)
 
 
 def _number(last_event_id: str | None, after: int | None) -> int | None:

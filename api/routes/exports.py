@@ -8,11 +8,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from api import exporters
+from api.campaigns.cheap_probes import cheap_probes
 from api.dependencies import CampaignDep, StoreDep
 from api.errors import ExportUnavailableError
+from api.exporters import FORMATS, export
+from api.exporters.base import ExportImpossibleError, ExportSource
 from api.formatting import gain_sentence, measured_sentence, step_words
-from api.plans.cheap_probes import cheap_probes
 from api.schemas.campaigns_and_trials import ExportFormatPage, ExportFormatRead, ExportRead
 from results_db.campaigns.imports import IMPORTED
 from results_db.records import CampaignRecord, TrialRecord
@@ -36,7 +37,7 @@ router = APIRouter(prefix="/v1", tags=["exports"])
 def list_export_formats() -> ExportFormatPage:
     """List the formats of exports, with what each needs to run."""
     return ExportFormatPage(
-        formats=[ExportFormatRead.of(form.adapter) for form in exporters.FORMATS.values()]
+        formats=[ExportFormatRead.of(form.adapter) for form in FORMATS.values()]
     )
 
 
@@ -46,7 +47,7 @@ def export_trial(
     store: StoreDep,
     format: Annotated[  # noqa: A002 - the parameter's name in the URL
         str,
-        Query(description=f"One of {', '.join(exporters.FORMATS)}.", max_length=64),
+        Query(description=f"One of {', '.join(FORMATS)}.", max_length=64),
     ],
     trial: Annotated[
         int | None,
@@ -98,13 +99,23 @@ def export_of(
         ExportImpossibleError: the format cannot express the layout, or it does not scale.
     """
     chosen = _best(store, campaign) if trial is None else _completed(store, campaign, trial)
+    spec = CampaignSpec.from_mapping(campaign.spec)
     if campaign.strategy == IMPORTED:
-        _refuse_illegal(campaign, chosen)
-    comments = _comments(store, campaign, chosen)
-    source = _source(campaign, chosen, tuple(visible_line(each, MAX_WORDS) for each in comments))
-    if nodes is not None and nodes != source.job.layout.num_nodes:
-        source = _on_nodes(source, campaign, nodes)
-    bundle = exporters.export(format_name, source, without=without)
+        _refuse_illegal(spec, campaign, chosen)
+    job = TrainerJob(
+        model=spec.model,
+        layout=chosen.stands_for,
+        seed=spec.seed,
+        warmup=spec.probe.warmup,
+        compile=spec.probe.compile,
+    )
+    comments = (visible_line(each, MAX_WORDS) for each in _comments(store, campaign, chosen))
+    source = ExportSource(
+        campaign=campaign.name, trial=chosen.number, job=job, comments=tuple(comments)
+    )
+    if nodes is not None and nodes != job.layout.num_nodes:
+        source = _on_nodes(source, spec, nodes)
+    bundle = export(format_name, source, without=without)
     return ExportRead.of(bundle, trial=chosen.number, notes=[*source.comments, *bundle.notes])
 
 
@@ -132,11 +143,9 @@ def _cheap_comments(probe: CheapProbe, measured: str) -> Iterator[str]:
         yield "the memory of the layout was not measured: the probe ran fewer layers"
 
 
-def _on_nodes(
-    source: exporters.ExportSource, campaign: CampaignRecord, num_nodes: int
-) -> exporters.ExportSource:
+def _on_nodes(source: ExportSource, spec: CampaignSpec, num_nodes: int) -> ExportSource:
     """The source for more nodes, with the same global batch."""
-    spec, layout = CampaignSpec.from_mapping(campaign.spec), source.job.layout
+    layout = source.job.layout
     try:
         larger = scaled(
             layout,
@@ -146,7 +155,7 @@ def _on_nodes(
             allow_tp_across_nodes=spec.space.allow_tp_across_nodes,
         )
     except LayoutInvalidError as error:
-        raise exporters.ExportImpossibleError(str(error)) from error
+        raise ExportImpossibleError(str(error)) from error
     change = (
         f"scaled from {counted(layout.num_nodes, 'node')} to {num_nodes}: dp={larger.dp} instead of "
         f"{layout.dp}, num_microbatches={larger.num_microbatches} instead of "
@@ -176,9 +185,8 @@ def _completed(store: Store, campaign: CampaignRecord, number: int) -> TrialReco
     )
 
 
-def _refuse_illegal(campaign: CampaignRecord, trial: TrialRecord) -> None:
+def _refuse_illegal(spec: CampaignSpec, campaign: CampaignRecord, trial: TrialRecord) -> None:
     """Other trainers run layouts that ours does not: uneven stages, or tp across nodes."""
-    spec = CampaignSpec.from_mapping(campaign.spec)
     sentences = violations(
         trial.layout,
         spec.model,
@@ -199,19 +207,3 @@ def _gain(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> str:
     if baseline is None or gain is None:
         return ""
     return gain_sentence(gain, baseline, campaign.objective)
-
-
-def _source(
-    campaign: CampaignRecord, trial: TrialRecord, comments: tuple[str, ...]
-) -> exporters.ExportSource:
-    spec = CampaignSpec.from_mapping(campaign.spec)
-    job = TrainerJob(
-        model=spec.model,
-        layout=trial.stands_for,
-        seed=spec.seed,
-        warmup=spec.probe.warmup,
-        compile=spec.probe.compile,
-    )
-    return exporters.ExportSource(
-        campaign=campaign.name, trial=trial.number, job=job, comments=comments
-    )

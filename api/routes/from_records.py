@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from api.campaigns.cheap_probes import cheap_probes
 from api.campaigns.progress import progress_of
 from api.leases.waiting import why_not_leased
-from api.plans.cheap_probes import cheap_probes
 from api.schemas.allocations import AllocationRead, NotLeasedRead
 from api.schemas.campaigns_and_trials import (
     CampaignDetail,
@@ -68,11 +68,6 @@ def _campaign_fields(
         "baseline": baseline,
         "warnings": campaign.spec.get("warnings", ()),
     }
-
-
-def trial_read(store: Store, trial: TrialRecord) -> TrialRead:
-    """A trial as lists show it."""
-    return trials_read(store, [trial])[0]
 
 
 def trials_read(store: Store, trials: Sequence[TrialRecord]) -> list[TrialRead]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 from pydantic_core import to_json
 
 from api.campaigns.measurement_table import INTERVAL_COLUMNS, measurement_rows, measurement_table
 from api.campaigns.parquet import PARQUET_TYPE, parquet
 from api.dependencies import CampaignName, StoreDep, campaign_named
-from api.http.query_parameters import StatedFilterDep
-from api.routes.etags import UNCHANGED, IfNoneMatch, tag_headers, tag_of
+from api.http.query_parameters import TrialFilterDep
+from api.routes.etags import UNCHANGED, TagDep
 from api.routes.from_records import leaderboard_page
 from api.schemas.campaigns_and_trials import LeaderboardPage
 from api.schemas.text_types import campaign_reference
@@ -75,9 +75,8 @@ Intervals = Annotated[
 def read_leaderboard(
     campaign: CampaignName,
     store: StoreDep,
-    request: Request,
-    wanted: StatedFilterDep,
-    if_none_match: IfNoneMatch = None,
+    add_tag: TagDep,
+    wanted: TrialFilterDep,
     objective: Ranking = None,
     front: Front = False,
     within: Within = None,
@@ -98,7 +97,7 @@ def read_leaderboard(
     """
     # FastAPI would run each of these in a thread if it were a dependency.
     record = campaign_named(campaign_reference(campaign), store)
-    tag = tag_of(request, store.events.page_version(record.id), if_none_match)
+    headers = add_tag(store.events.page_version(record.id))
     ranked_by = objective or record.objective
     listing = LeaderboardQuery(
         front=front, wanted=wanted, within_percent=within, sort=sort, descending=order == "desc"
@@ -106,7 +105,6 @@ def read_leaderboard(
     page = store.leaderboard.page_of_layouts(
         record.id, ranked_by, listing=listing, limit=limit, offset=offset
     )
-    headers = tag_headers(tag)
     if format == "json":
         document = leaderboard_page(record, page, listing, ranked_by=ranked_by, offset=offset)
         return Response(to_json(document), media_type="application/json", headers=headers)

@@ -8,10 +8,9 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Path, Query, Response
 
 from api.dependencies import StoreDep
-from api.http.job_parameters import JobDep
 from api.http.problems import names_fields_of_body
+from api.http.query_parameters import JobDep
 from api.http.request_bodies import CAMPAIGN_SCHEMA, BodyRoute, DocumentDep, body_of
-from api.plans.campaign_plan import plan_or_request
 from api.routes.campaigns import SubmissionDep
 from api.schemas.plans import PlanRead
 from results_db.campaigns.plans import PlanOptions
@@ -40,7 +39,6 @@ _ACCEPTED: Final[dict[int | str, dict[str, Any]]] = {
 def plan_campaign(
     document: DocumentDep,
     submission: SubmissionDep,
-    store: StoreDep,
     job: JobDep,
     top: Annotated[int, Query(ge=1, le=MAX_TOP, description="Layouts to list.")] = DEFAULT_TOP,
     probe_start_s: Annotated[
@@ -60,7 +58,7 @@ def plan_campaign(
     50,000 legal layouts the driver makes the plan: 202 with its id, and 409 while 8 others wait.
     """
     options = PlanOptions(top=top, probe_start_s=probe_start_s, job=job)
-    planned = plan_or_request(document, submission, store, options)
+    planned = submission.plan(document, options, by_driver=True)
     if isinstance(planned, Plan):
         return planned
     return Response(

@@ -7,7 +7,7 @@ from fastapi.responses import HTMLResponse
 
 from api.dependencies import CampaignDep, StoreDep
 from api.errors import AnalysisUnavailableError
-from api.http.job_parameters import JobDep
+from api.http.query_parameters import JobDep
 from api.report.document import POLICY, report
 from api.schemas.campaigns_and_trials import AnalysisRead, KnobImportance
 from results_db.campaigns.imports import IMPORTED
@@ -24,8 +24,6 @@ def read_report(campaign: CampaignDep, store: StoreDep, job: JobDep) -> HTMLResp
     """
     headers = {
         "Content-Security-Policy": POLICY,
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
         "Content-Disposition": f'inline; filename="{campaign.name}.html"',
     }
     return HTMLResponse(report(store, campaign, store.now(), job), headers=headers)

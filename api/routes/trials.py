@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import PlainTextResponse
@@ -13,8 +13,8 @@ from api.dependencies import CampaignDep, StoreDep
 from api.http.cursors import MAX_CURSOR
 from api.http.query_parameters import TrialFilterDep
 from api.http.request_bodies import BodyRoute
-from api.routes.etags import LIVE_CAMPAIGN_TAG, UNCHANGED
-from api.routes.from_records import trial_detail_read, trial_read, trials_read
+from api.routes.etags import UNCHANGED, TagDep
+from api.routes.from_records import trial_detail_read, trials_read
 from api.schemas.campaigns_and_trials import (
     TrialDetailRead,
     TrialPage,
@@ -29,15 +29,13 @@ router = APIRouter(route_class=BodyRoute, prefix="/v1", tags=["trials"])
 
 TrialPath = Annotated[TrialId, Path()]
 
-NOT_TO_BE_SNIFFED: Final = {"X-Content-Type-Options": "nosniff"}
-"""Ranks may print anything; browsers must not guess that it is a page."""
 
-
-@router.get("/campaigns/{campaign}/trials", responses=UNCHANGED, dependencies=[LIVE_CAMPAIGN_TAG])
+@router.get("/campaigns/{campaign}/trials", responses=UNCHANGED)
 def list_trials(
     campaign: CampaignDep,
     store: StoreDep,
     wanted: TrialFilterDep,
+    add_tag: TagDep,
     sort: Annotated[
         SortKey,
         Query(
@@ -65,6 +63,7 @@ def list_trials(
     All pages are of the list at the time of the first page: trials that start or end meanwhile do
     not move others, and each trial is listed once. `total` is of the list as it is now.
     """
+    add_tag(store.events.page_version(campaign.id, beats=True))
     listed = page_of_trials(
         store,
         campaign,
@@ -74,13 +73,7 @@ def list_trials(
         before=before,
         limit=limit,
     )
-    return TrialPage(
-        trials=trials_read(store, listed.trials),
-        next_cursor=listed.next_cursor,
-        previous_cursor=listed.previous_cursor,
-        total=listed.total,
-        is_total_exact=listed.is_total_exact,
-    )
+    return TrialPage.of(listed, trials=trials_read(store, listed.trials))
 
 
 @router.get("/trials/{trial_id}")
@@ -92,7 +85,7 @@ def read_trial(trial_id: TrialPath, store: StoreDep) -> TrialDetailRead:
 @router.get("/trials/{trial_id}/log", response_class=PlainTextResponse)
 def read_trial_log(trial_id: TrialPath, store: StoreDep) -> PlainTextResponse:
     """Read the last lines of output of a trial's ranks. 404 if none are stored."""
-    return PlainTextResponse(store.trials.log(trial_id), headers=NOT_TO_BE_SNIFFED)
+    return PlainTextResponse(store.trials.log(trial_id))
 
 
 @router.post("/trials/{trial_id}/repeat", status_code=HTTPStatus.CREATED)
@@ -116,7 +109,7 @@ def requeue_trial(trial_id: TrialPath, store: StoreDep) -> TrialRead:
     409 if the trial is in another state, if its layout already waits or runs, or if its campaign
     has ended.
     """
-    return trial_read(store, store.trials.requeue(trial_id))
+    return trials_read(store, [store.trials.requeue(trial_id)])[0]
 
 
 @router.post("/trials/{trial_id}/cancel")
@@ -126,4 +119,4 @@ def cancel_trial(trial_id: TrialPath, store: StoreDep) -> TrialRead:
     A waiting trial is CANCELLED at once; a running one stays RUNNING until its worker has stopped
     it after its next heartbeat. 409 if it has ended in another way.
     """
-    return trial_read(store, store.trials.cancel(trial_id))
+    return trials_read(store, [store.trials.cancel(trial_id)])[0]

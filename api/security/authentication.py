@@ -4,7 +4,7 @@ The Authorization header wins over the cookie. A request with a cookie that chan
 prove that one of this service's own pages sent it: the cookie is SameSite=Strict, the browser's own
 headers name the page (`why_foreign`), and the request has a form token of the session. A page's
 script sends the form token in a header. A plain form has it among its fields, which are checked
-where the body is read (`judged`).
+where the body is read (`check_again`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from api.http.browser_guard import browser_host, why_foreign
 from api.http.problems import problem_response
 from api.http.url_prefix import route_path
 from api.security.guess_limit import GuessLimit
-from api.security.session_cache import SessionBook
+from api.security.holders import Holder, SessionBook, TokenBook
 from api.security.session_cookie import FORM_HEADER, SessionCookie, is_form_token
-from api.security.token_cache import Holder, TokenBook
 from results_db.access.tokens import hash_of_token
 
 _READING: Final = ("GET", "HEAD")
@@ -108,7 +107,7 @@ class Authentication:
     async def valid_ones(self, credentials: Collection[Credential]) -> set[Credential]:
         """Those of the credentials whose token, and session, are valid now.
 
-        The database is asked once for all tokens and once for all sessions, and no cache.
+        The database is asked once for all tokens and once for all sessions.
         """
         tokens = await self.book.valid_ones({each.token_hash for each in credentials})
         hashes = {each.session_hash for each in credentials if each.session_hash}

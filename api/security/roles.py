@@ -1,7 +1,7 @@
 """The table of access: the role that each route of the service needs.
 
-The service does not start if a route is missing in the table. The gate (`api.security.gate`) uses
-the table before it reads the body of a request.
+The service does not start if a route is missing in the table. `api.security.access_check` uses the
+table before the body of a request is read.
 """
 
 from __future__ import annotations
@@ -54,113 +54,53 @@ OWN_TRIAL: Final = AccessRule("submitter", owned="trial")
 OWN_MODEL: Final = AccessRule("submitter", owned="model")
 OWN_CLUSTER: Final = AccessRule("submitter", owned="cluster")
 
+_OPERATIONS: Final[Mapping[AccessRule, str]] = {
+    # Health, the sign-in and the description of the API: no data of users.
+    OPEN: """
+        openapi docs-assets read_docs read_asset read_health read_readiness show_sign_in sign_in
+    """,
+    # Workers resolve the cluster that they are told.
+    HOLDER: "list_clusters read_cluster read_whoami",
+    # What can be read; workers have no sessions.
+    VIEWER: """
+        read_metrics sign_out create_sign_in_code
+        show_campaigns show_campaign show_trials show_failures show_events show_trial
+        show_plots show_plot_data show_timeline show_trial_comparison show_campaign_comparison
+        show_export show_export_file show_allocations
+        list_campaigns read_campaign read_plan read_report read_analysis read_table_of_campaign
+        export_trial list_export_formats list_models read_model
+        list_trials read_trial read_trial_log read_leaderboard
+        stream_campaign_events stream_events
+        list_allocations read_allocation list_nodes list_workers
+    """,
+    SUBMITTER: """
+        show_submit do_submit do_check do_clone_campaign
+        create_campaign plan_campaign import_campaigns clone_campaign
+    """,
+    OWN_CAMPAIGN: """
+        show_delete_campaign do_delete_campaign do_change_campaign
+        do_pause_campaign do_resume_campaign do_cancel_campaign
+        update_campaign delete_campaign pause_campaign resume_campaign cancel_campaign
+    """,
+    OWN_TRIAL: """
+        do_requeue_trial do_repeat_trial do_cancel_trial requeue_trial repeat_trial cancel_trial
+    """,
+    OWN_MODEL: "put_model delete_model",
+    OWN_CLUSTER: "put_cluster delete_cluster",
+    # Tokens and the audit; allocations and nodes, since a quarantine affects all users.
+    ADMIN: """
+        show_tokens do_create_token do_revoke_token show_audit
+        create_token list_tokens revoke_token list_audit
+        do_remove_allocation do_quarantine do_release
+        remove_allocation quarantine_node release_node
+    """,
+    # The worker protocol.
+    WORKER: "register_worker post_outcome",
+    OWN_WORKER: "drain_worker lease_trials post_heartbeat",
+}
+
 ACCESS: Final[Mapping[str, AccessRule]] = MappingProxyType(
-    {
-        # The description of the API and health: no data of users.
-        "openapi": OPEN,
-        "docs-assets": OPEN,
-        "read_docs": OPEN,
-        "read_asset": OPEN,
-        "read_health": OPEN,
-        "read_readiness": OPEN,
-        "read_metrics": VIEWER,
-        # Sign-in. Workers have no sessions.
-        "show_sign_in": OPEN,
-        "sign_in": OPEN,
-        "sign_out": VIEWER,
-        "create_sign_in_code": VIEWER,
-        # Pages.
-        "show_campaigns": VIEWER,
-        "show_trial": VIEWER,
-        "show_trial_comparison": VIEWER,
-        "show_submit": SUBMITTER,
-        "do_submit": SUBMITTER,
-        "do_check": SUBMITTER,
-        "show_export": VIEWER,
-        "show_export_file": VIEWER,
-        "show_allocations": VIEWER,
-        "do_remove_allocation": ADMIN,
-        "do_quarantine": ADMIN,
-        "do_release": ADMIN,
-        "show_tokens": ADMIN,
-        "do_create_token": ADMIN,
-        "do_revoke_token": ADMIN,
-        "show_audit": ADMIN,
-        "show_campaign_comparison": VIEWER,
-        "show_campaign": VIEWER,
-        "show_trials": VIEWER,
-        "show_failures": VIEWER,
-        "show_events": VIEWER,
-        "show_delete_campaign": OWN_CAMPAIGN,
-        "do_pause_campaign": OWN_CAMPAIGN,
-        "do_resume_campaign": OWN_CAMPAIGN,
-        "do_cancel_campaign": OWN_CAMPAIGN,
-        "do_change_campaign": OWN_CAMPAIGN,
-        "do_delete_campaign": OWN_CAMPAIGN,
-        "do_clone_campaign": SUBMITTER,
-        "do_requeue_trial": OWN_TRIAL,
-        "do_repeat_trial": OWN_TRIAL,
-        "do_cancel_trial": OWN_TRIAL,
-        "show_plots": VIEWER,
-        "show_figure": VIEWER,
-        "show_timeline": VIEWER,
-        # Campaigns, models and clusters.
-        "create_campaign": SUBMITTER,
-        "plan_campaign": SUBMITTER,
-        "read_plan": VIEWER,
-        "import_campaigns": SUBMITTER,
-        "list_campaigns": VIEWER,
-        "read_campaign": VIEWER,
-        "read_report": VIEWER,
-        "read_analysis": VIEWER,
-        "read_table_of_campaign": VIEWER,
-        "export_trial": VIEWER,
-        "list_export_formats": VIEWER,
-        "clone_campaign": SUBMITTER,
-        "update_campaign": OWN_CAMPAIGN,
-        "delete_campaign": OWN_CAMPAIGN,
-        "pause_campaign": OWN_CAMPAIGN,
-        "resume_campaign": OWN_CAMPAIGN,
-        "cancel_campaign": OWN_CAMPAIGN,
-        "list_models": VIEWER,
-        "read_model": VIEWER,
-        "put_model": OWN_MODEL,
-        "delete_model": OWN_MODEL,
-        "list_clusters": HOLDER,
-        "read_cluster": HOLDER,
-        "put_cluster": OWN_CLUSTER,
-        "delete_cluster": OWN_CLUSTER,
-        # Trials, leaderboard and events.
-        "list_trials": VIEWER,
-        "read_trial": VIEWER,
-        "read_trial_log": VIEWER,
-        "repeat_trial": OWN_TRIAL,
-        "requeue_trial": OWN_TRIAL,
-        "cancel_trial": OWN_TRIAL,
-        "read_leaderboard": VIEWER,
-        "stream_campaign_events": VIEWER,
-        "stream_events": VIEWER,
-        # Allocations and nodes: a quarantine affects all users.
-        "list_allocations": VIEWER,
-        "read_allocation": VIEWER,
-        "remove_allocation": ADMIN,
-        "list_nodes": VIEWER,
-        "quarantine_node": ADMIN,
-        "release_node": ADMIN,
-        "list_workers": VIEWER,
-        # The worker protocol.
-        "register_worker": WORKER,
-        "drain_worker": OWN_WORKER,
-        "lease_trials": OWN_WORKER,
-        "post_heartbeat": OWN_WORKER,
-        "post_outcome": WORKER,
-        # Tokens and the audit.
-        "read_whoami": HOLDER,
-        "create_token": ADMIN,
-        "list_tokens": ADMIN,
-        "revoke_token": ADMIN,
-        "list_audit": ADMIN,
-    }
+    {name: rule for rule, names in _OPERATIONS.items() for name in names.split()}
 )
 """The rule of each route by its operation id, the name of its function."""
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from api.extras import NEEDS
+from api.command_packages import NEEDS
 from tests.e2e.conftest import CAMPAIGN, Service
 from tests.kit.waiting import wait_until
 from tests.workers.process_checks import kill

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from api.exporters import FORMATS, ExportSource
+from api.exporters import FORMATS
+from api.exporters.base import ExportSource
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.trainers.base import TrainerJob

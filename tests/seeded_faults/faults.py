@@ -378,7 +378,7 @@ CONNECTION: Final = (
 API: Final = (
     Fault(
         name="one-rate-limit-a-role",
-        function="Gate._checked",
+        function="AccessCheck._checked",
         before=".take(holder.token_id or holder.name)",
         after=".take(holder.role)",
         what="All tokens of a role share one rate limit.",

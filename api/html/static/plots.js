@@ -49,7 +49,7 @@ function find() {
     window.Plotly?.purge(element);
     plots.delete(element);
   }
-  for (const element of document.querySelectorAll(".plot[data-figure]")) {
+  for (const element of document.querySelectorAll(".plot[data-plot]")) {
     if (plots.has(element)) continue;
     plots.set(element, { stale: true, visible: false, busy: false, asked: -REDRAW_MS });
     watcher.observe(element);
@@ -73,8 +73,8 @@ async function refresh(element, plot) {
   try {
     const answer = await fetch(address(element));
     if (!answer.ok) throw new Error(`the service answered ${answer.status}`);
-    plot.figure = await answer.json();
-    await draw(element, plot.figure);
+    plot.data = await answer.json();
+    await draw(element, plot.data);
     element.removeAttribute("data-problem");
   } catch (error) {
     element.dataset.problem = `This plot could not be drawn: ${error.message}.`;
@@ -84,9 +84,9 @@ async function refresh(element, plot) {
   refresh(element, plot);
 }
 
-/** The figure's address, with what the page's address chooses. */
+/** The address of the data, with what the page's address chooses. */
 function address(element) {
-  const url = new URL(element.dataset.figure, location.href);
+  const url = new URL(element.dataset.plot, location.href);
   for (const [name, value] of new URLSearchParams(location.search)) {
     if (!url.searchParams.has(name)) url.searchParams.set(name, value);
   }
@@ -168,7 +168,7 @@ function frame(colours, element) {
       },
     },
     autosize: true,
-    // Zoom is kept while the figure's choices are the same.
+    // Zoom is kept while the choices of the plot are the same.
     uirevision: address(element).search,
   };
 }
@@ -192,5 +192,5 @@ document.addEventListener("visibilitychange", () => {
   for (const [element, plot] of plots) refresh(element, plot);
 });
 dark.addEventListener("change", () => {
-  for (const [element, plot] of plots) if (plot.figure) draw(element, plot.figure);
+  for (const [element, plot] of plots) if (plot.data) draw(element, plot.data);
 });

@@ -6,7 +6,7 @@ import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, Unpack, get_args, get_origin, get_type_hints
 
 from api.client import Client
 from api.schemas.access import TokenCreate
@@ -67,8 +67,16 @@ def arguments(name: str) -> dict[str, Any]:
     """Something for each parameter of a method."""
     method = getattr(Client, name)
     hints = get_type_hints(method)
-    given = list(inspect.signature(method).parameters)[1:]
-    return {parameter: _sample(hints[parameter], f"{name}({parameter})") for parameter in given}
+    kinds = {
+        parameter: hints[parameter]
+        for parameter in inspect.signature(method).parameters
+        if parameter != "self"
+    }
+    for parameter, kind in list(kinds.items()):
+        if get_origin(kind) is Unpack:  # **parameter: the keys of a TypedDict
+            del kinds[parameter]
+            kinds |= get_type_hints(get_args(kind)[0])
+    return {parameter: _sample(kind, f"{name}({parameter})") for parameter, kind in kinds.items()}
 
 
 def _sample(kind: Any, where: str) -> Any:

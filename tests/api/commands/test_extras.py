@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from api.cli import main
-from api.extras import NEEDS, missing_extra
+from api.command_packages import NEEDS, missing_packages_of
 from search_spaces.terminal.missing_packages import missing_packages
 
 PROJECT: dict[str, Any] = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())[
@@ -99,8 +99,8 @@ def test_a_plan_needs_numpy_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_no_extra_is_missing_where_everything_is_installed() -> None:
-    assert [missing_extra(command) for command in NEEDS] == [None] * len(NEEDS)
-    assert missing_extra("estimate") is None
+    assert [missing_packages_of(command) for command in NEEDS] == [None] * len(NEEDS)
+    assert missing_packages_of("estimate") is None
 
 
 def test_every_extra_brings_what_its_commands_need() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from api.client import Client
-from api.commands import watching
 from api.commands.watching import CampaignView
 from api.settings import Settings
 from results_db.store import Store
@@ -90,32 +89,6 @@ def test_the_running_trial_is_shown_with_its_iterations(store: Store, client: Cl
         f"now      trial 1, iteration 3 of {planned}; 1 more: "
         "n1-tp1-pp1-dp1-vpp1-mbs1-mb1-z0-rc_none-sp0-fp32"
     ) in lines_of(view, client)
-
-
-def test_watching_reads_newly_ended_trials_only(
-    store: Store, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_worker(store)
-    for number in range(1, 6):
-        add_ended(store, 100.0 * number, number)
-    view = CampaignView(client, "watched")
-    lines_of(view, client)
-    read: list[int] = []
-    ask = client.trial_page
-
-    def counted(*args: object, **how: object) -> object:
-        page = ask(*args, **how)  # type: ignore[arg-type]
-        read.append(len(page.trials))
-        return page
-
-    monkeypatch.setattr(client, "trial_page", counted, raising=False)
-    monkeypatch.setattr(watching, "_PAGE", 2)
-    lines_of(view, client)
-    assert read == []
-    for number in range(6, 9):
-        add_ended(store, 100.0 * number, number)
-    assert lines_of(view, client)[2] == "so far   ▁▂▃▄▅▆▇█"
-    assert read == [2, 2]
 
 
 @pytest.mark.parametrize("width", [19, 40, 299])

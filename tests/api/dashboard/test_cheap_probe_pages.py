@@ -8,9 +8,9 @@ import re
 import pytest
 from playwright.sync_api import Browser, expect
 
-from api.figures.campaign_plots import CampaignPlots, PlotChoices
-from api.figures.figure import PlotFigure
 from api.html.findings import short_layout
+from api.plot_data.campaign_plots import CampaignPlots, PlotChoices
+from api.plot_data.plot_data import PlottedData
 from tests.api.dashboard.browser import look_at
 from tests.api.dashboard.explored import Explored
 from tests.kit.api import Api, measured_as_asked
@@ -43,7 +43,7 @@ def plots(api: Api) -> CampaignPlots:
     return CampaignPlots(store=api.store, campaign=campaign, choices=PlotChoices())
 
 
-def drawn_trials(figure: PlotFigure) -> set[int]:
+def drawn_trials(figure: PlottedData) -> set[int]:
     """The ids of the trials that a figure draws."""
     return {
         trial for trace in figure.traces for trial in trace.get("customdata", ()) if trial
@@ -101,11 +101,11 @@ def test_figures_of_layouts_leave_cheap_probes_out(
 ) -> None:
     found = plots(api)
     assert found.facts.num_layouts == 1
-    assert drawn_trials(found.draw(name)) <= {ids[3]}  # type: ignore[arg-type]
+    assert drawn_trials(found.data_of(name)) <= {ids[3]}  # type: ignore[arg-type]
 
 
 def test_the_history_says_that_it_leaves_them_out(api: Api, ids: dict[int, int]) -> None:
-    figure = plots(api).draw("history")
+    figure = plots(api).data_of("history")
     assert drawn_trials(figure) == {ids[3]}
     assert "1 trial has ended." in figure.says
     assert "2 cheap probes of parts of layouts: not drawn." in figure.says
@@ -115,7 +115,7 @@ def test_the_history_says_that_it_leaves_them_out(api: Api, ids: dict[int, int])
 def test_estimates_of_cheap_probes_are_of_the_part_that_ran(
     api: Api, ids: dict[int, int], name: str
 ) -> None:
-    figure = plots(api).draw(name)  # type: ignore[arg-type]
+    figure = plots(api).data_of(name)  # type: ignore[arg-type]
     assert drawn_trials(figure) == set(ids.values())
     assert "2 cheap probes: estimated and measured is the part that ran." in figure.says
 

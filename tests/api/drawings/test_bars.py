@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from api.drawings.bars import keys, stacked, step_parts
+from api.plots.bars import keys, stacked, step_parts
 from search_spaces.protocol.outcome import Breakdown
 from tests.kit.page import Page
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from api.drawings.layout_map import layout_map
+from api.plots.layout_map import layout_map
 from search_spaces.mesh import coordinates
 from search_spaces.spec.layout import Layout
 

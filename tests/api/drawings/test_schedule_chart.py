@@ -7,12 +7,12 @@ import re
 
 import pytest
 
-from api.drawings.schedule_chart import (
+from api.plots.schedule_plot import (
     MAX_STAGES,
     bubble,
     end_units,
     enough_microbatches,
-    schedule_chart,
+    schedule_plot,
     timed_schedule,
 )
 from search_spaces.schedules import pipeline_schedule
@@ -94,7 +94,7 @@ def test_the_drawn_ends_are_those_of_a_longer_schedule(pp: int, vpp: int, backwa
     ids=str,
 )
 def test_a_drawing_is_small_and_says_what_it_leaves_out(layout: Layout, is_broken: bool) -> None:
-    drawn = schedule_chart(layout)
+    drawn = schedule_plot(layout)
     assert drawn is not None
     assert len(drawn.svg) < 100_000
     assert any("left out" in note for note in drawn.notes) == is_broken
@@ -106,7 +106,7 @@ def test_a_drawing_is_small_and_says_what_it_leaves_out(layout: Layout, is_broke
 
 
 def test_the_numbers_of_both_ends_are_the_layouts() -> None:
-    drawn = schedule_chart(Layout(pp=2, num_microbatches=640))
+    drawn = schedule_plot(Layout(pp=2, num_microbatches=640))
     assert drawn is not None
     texts = re.findall(r">(\d+)</text>", drawn.svg)
     assert {"0", "1", "638", "639"} <= set(texts)
@@ -114,16 +114,16 @@ def test_the_numbers_of_both_ends_are_the_layouts() -> None:
 
 
 def test_the_measured_compute_time_is_spread_over_the_passes() -> None:
-    drawn = schedule_chart(Layout(pp=2, num_microbatches=2), compute_s=0.2)
+    drawn = schedule_plot(Layout(pp=2, num_microbatches=2), compute_s=0.2)
     assert drawn is not None
     # (m + pp - 1) / m times the compute time of a rank.
     assert ">0.3 s<" in drawn.svg
     assert any("0.2 s a step" in note for note in drawn.notes)
     assert any("33.3%" in note for note in drawn.notes)
-    again = schedule_chart(Layout(pp=2, num_microbatches=2, recompute="full"))
+    again = schedule_plot(Layout(pp=2, num_microbatches=2, recompute="full"))
     assert again is not None
     assert any("thrice" in note for note in again.notes)
 
 
 def test_more_stages_than_can_be_drawn_are_not_drawn() -> None:
-    assert schedule_chart(Layout(pp=MAX_STAGES, vpp=2, num_microbatches=256)) is None
+    assert schedule_plot(Layout(pp=MAX_STAGES, vpp=2, num_microbatches=256)) is None

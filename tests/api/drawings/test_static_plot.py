@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from api.drawings.static_plot import MAX_TOLD, static_plot
-from api.figures.figure import Bar, PlotFigure, Spot, bars, line, marked, points
-from api.figures.knobs import parallel, two_knobs
+from api.plot_data.knobs import parallel, two_knobs
+from api.plot_data.plot_data import Bar, PlottedData, Spot, bars, line, marked, points
+from api.plots.static_plot import MAX_TOLD, static_plot
 from results_db.leaderboard.knob_counts import KnobCell
 from tests.api.figures.layout_points import make_facts, make_point
 from tests.kit.page import Page
@@ -17,7 +17,7 @@ AXIS: dict[str, Any] = {"range": [0, 10]}
 
 
 def drawn(*traces: Any, x: dict[str, Any] = AXIS, y: dict[str, Any] = AXIS) -> Page:
-    figure = PlotFigure(traces=traces, layout={"xaxis": x, "yaxis": y}, says=["A caption."])
+    figure = PlottedData(traces=traces, layout={"xaxis": x, "yaxis": y}, says=["A caption."])
     found = static_plot(figure, "a plot")
     assert found.notes == ("A caption.",)
     return Page(found.svg)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from api.drawings.svg import join, tag
+from api.plots.svg import join, tag
 from tests.kit.page import Page
 
 

@@ -7,14 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from api.exporters import (
-    FORMATS,
-    ExportBundle,
-    ExportImpossibleError,
-    ExportSource,
-    KnobsLackingError,
-    export,
-)
+from api.exporters import FORMATS, export
+from api.exporters.base import ExportBundle, ExportImpossibleError, ExportSource, KnobsLackingError
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.trainers.base import TrainerJob

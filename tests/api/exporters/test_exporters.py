@@ -5,12 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from api.exporters import (
-    FORMATS,
-    ExportFormatUnknownError,
-    ExportSource,
-    export,
-)
+from api.exporters import FORMATS, export
+from api.exporters.base import ExportFormatUnknownError, ExportSource
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.trainers.base import TrainerJob

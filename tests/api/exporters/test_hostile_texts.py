@@ -19,7 +19,8 @@ import yaml
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from api.exporters import FORMATS, ExportSource, export
+from api.exporters import FORMATS, export
+from api.exporters.base import ExportSource
 from api.exporters.launch_script import exported
 from api.exporters.torchtitan import _toml_lines
 from api.formatting import measured_sentence

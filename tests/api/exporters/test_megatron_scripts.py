@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from api.exporters import ExportSource, export
+from api.exporters import export
+from api.exporters.base import ExportSource
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.trainers import ADAPTERS

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from api.exporters import ALIASES, FORMATS, ExportBundle, ExportSource, export
+from api.exporters import ALIASES, FORMATS, export
+from api.exporters.base import ExportBundle, ExportSource
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.trainers.base import TrainerJob

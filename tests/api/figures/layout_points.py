@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from api.figures.points import LayoutPoint, PlotFacts
+from api.plot_data.layout_points import LayoutPoint, PlotFacts
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from api.figures.estimates import estimated_memory, estimated_time, memory_by_stage
+from api.plot_data.estimates import estimated_memory, estimated_time, memory_by_stage
 from results_db.records import PredictedTrial
 from search_spaces.estimates.prediction import Prediction
 from tests.api.figures.layout_points import make_facts, make_point, named

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.figures.figure import (
+from api.plot_data.plot_data import (
     axis_range,
     hidden_words,
     left_out_words,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.figures.knobs import NUM_COLOURS, parallel, slice_of, two_knobs
+from api.plot_data.knobs import NUM_COLOURS, parallel, slice_of, two_knobs
 from results_db.leaderboard.knob_counts import KnobCell
 from tests.api.figures.layout_points import make_facts, make_point, named
 

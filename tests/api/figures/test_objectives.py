@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from api.figures.objectives import history, pareto
+from api.plot_data.objectives import history, pareto
 from results_db.campaigns.charts import BestSoFar, HistoryPoint
 from tests.api.figures.layout_points import (
     OBJECTIVE,

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from api.figures.figure import PlotFigure
-from api.figures.step_times import iterations, time_parts
+from api.plot_data.plot_data import PlottedData
+from api.plot_data.step_times import iterations, time_parts
 from search_spaces.protocol.measurement import Breakdown, Iteration
 from tests.api.figures.layout_points import named
 from tests.kit.store import make_breakdown
@@ -22,11 +22,11 @@ def make_step(step_time_s: float = 0.1, *, rank: int = 1, parts: Breakdown | Non
     return SimpleNamespace(rank=rank, trial=trial)
 
 
-def draw(*steps: Any, **changes: Any) -> PlotFigure:
+def draw(*steps: Any, **changes: Any) -> PlottedData:
     return time_parts(steps, **{"marks": {}, "estimated_s": {}} | changes)
 
 
-def bars(figure: PlotFigure) -> list[Any]:
+def bars(figure: PlottedData) -> list[Any]:
     """The parts of the bars in their order."""
     return [trace for trace in figure.traces if trace["type"] == "bar"]
 

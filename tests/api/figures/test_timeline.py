@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from api.figures.figure import PlotFigure
-from api.figures.timeline import MOST_ROWS_DRAWN, timeline
+from api.plot_data.plot_data import PlottedData
+from api.plot_data.timeline import MOST_ROWS_DRAWN, timeline
 from results_db.campaigns.charts import CampaignTimeline, TimelineAttempt
 from tests.api.figures.layout_points import named
 from tests.kit.store import START
@@ -35,13 +35,13 @@ def make_attempt(
 NOW = START + timedelta(seconds=100)
 
 
-def draw(*attempts: TimelineAttempt, left_out: int = 0, **marks: str) -> PlotFigure:
+def draw(*attempts: TimelineAttempt, left_out: int = 0, **marks: str) -> PlottedData:
     """The timeline; `marks` are names by trials, such as trial_101="winner"."""
     found = CampaignTimeline(attempts=attempts, num_attempts=len(attempts) + left_out)
     return timeline(found, NOW, {int(name[6:]): mark for name, mark in marks.items()})
 
 
-def kinds(figure: PlotFigure) -> dict[str, Any]:
+def kinds(figure: PlottedData) -> dict[str, Any]:
     return {trace["name"]: trace for trace in figure.traces if trace["type"] == "bar"}
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 
-from api.http.fair_queue import FairQueue
+from api.http.body_limits import FairQueue
 
 
 async def _started(queue: FairQueue, tokens: Sequence[str]) -> tuple[list[str], int]:

@@ -20,8 +20,7 @@ from api.background_loops import aligned_pause_s
 from api.errors import WatchersTooManyError
 from api.live.open_streams import CHECK_INTERVAL_S, CLOSING_S, DISPLACED, NOT_VALID, OpenStreams
 from api.security.authentication import Authentication, Credential
-from api.security.session_cache import SessionBook
-from api.security.token_cache import Holder, TokenBook
+from api.security.holders import Holder, SessionBook, TokenBook
 from api.settings import Settings
 from results_db.access.tokens import hash_of_token
 from results_db.actor import Actor

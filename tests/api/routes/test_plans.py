@@ -12,7 +12,7 @@ import yaml
 from click.testing import CliRunner
 from fastapi.testclient import TestClient
 
-from api.plans import campaign_plan
+from api.campaigns import submission
 from search_spaces.belief.plan import make_plan
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
@@ -121,7 +121,7 @@ def test_the_driver_makes_the_plan_of_a_large_space(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = api.post("/plans?top=2&probe_start_s=5&tokens=1M", CAMPAIGN)
-    monkeypatch.setattr(campaign_plan, "MAX_AT_ONCE", 3)
+    monkeypatch.setattr(submission, "MAX_AT_ONCE", 3)
     answer = api.http.post("/v1/plans?top=2&probe_start_s=5&tokens=1M", json=CAMPAIGN)
     assert answer.status_code == 202, answer.text
     waiting = answer.json()
@@ -144,7 +144,7 @@ def test_the_driver_makes_the_plan_of_a_large_space(
 def test_a_plan_for_the_driver_is_refused_like_a_submission(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(campaign_plan, "MAX_AT_ONCE", 3)
+    monkeypatch.setattr(submission, "MAX_AT_ONCE", 3)
     small = {**CLUSTER, "device_memory_bytes": 1 << 20}
     for changes in ({"start_from": ["nobody"]}, {"cluster": small}):
         planned = api.post("/plans", {**CAMPAIGN, **changes}, status=422)
@@ -156,7 +156,7 @@ def test_a_plan_for_the_driver_is_refused_like_a_submission(
 def test_no_more_than_eight_plans_wait_for_the_driver(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(campaign_plan, "MAX_AT_ONCE", 3)
+    monkeypatch.setattr(submission, "MAX_AT_ONCE", 3)
     for _ in range(8):
         api.post("/plans", CAMPAIGN, status=202)
     assert "8 plans wait for the driver" in api.post("/plans", CAMPAIGN, status=409)["detail"]

@@ -17,7 +17,7 @@ import trustme
 from fastapi import APIRouter
 
 from api.errors import AccessUndeclaredError
-from api.security.gate import refuse_unjudged
+from api.security.access_check import refuse_unchecked
 from api.security.session_cookie import form_token, is_form_token
 from results_db.access.tokens import hash_of_token
 from tests.api.security.test_gate import OPERATIONS, Operation
@@ -384,7 +384,7 @@ def test_a_route_that_changes_something_has_to_check_forms() -> None:
         """Lacks the dependency."""
 
     with pytest.raises(AccessUndeclaredError, match="change_unchecked lacks the dependency"):
-        refuse_unjudged(router.routes)
+        refuse_unchecked(router.routes)
 
 
 def test_a_person_gets_a_refusal_as_a_page_and_a_script_as_a_document(signing: Signing) -> None:

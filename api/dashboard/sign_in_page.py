@@ -1,0 +1,147 @@
+"""The sign-in page, and the requests that begin and end a session."""
+
+from __future__ import annotations
+
+import json
+import math
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, RedirectResponse, Response
+from starlette.concurrency import run_in_threadpool
+
+from api.dependencies import StoreDep
+from api.errors import SignInRefusedError, SignInTooOftenError
+from api.html.rendering import render
+from api.http.browser_guard import why_foreign
+from api.http.documents import JSON_TYPE, media_type_of
+from api.http.problems import STATUS_OF, problem_response
+from api.security.authentication import Authentication, address_of
+from api.security.session_start import begin_session, local_target
+from results_db.access.tokens import hash_of_token
+from results_db.store import Store
+
+router = APIRouter()
+
+
+@router.get("/sign-in")
+async def show_sign_in(request: Request) -> Response:
+    """The page to sign in on; a browser that is signed in goes on to `next`, if there is one."""
+    given = request.query_params.get("next")
+    if given is not None and await _authentication(request).session_holder(request.scope):
+        return _gone_on(request, local_target(given))
+    return _page(request, local_target(given or "/"))
+
+
+@router.post("/sign-in")
+async def sign_in(request: Request, store: StoreDep) -> Response:
+    """Begins a session with the code of an address, sent by the page's script, or with a form.
+
+    The form accepts a token too, which is used once and not stored.
+    """
+    is_script = media_type_of(request.headers.get("content-type", "")) == JSON_TYPE
+    authentication = _authentication(request)
+    why = why_foreign(request.headers, authentication.cookie.is_behind_proxy)
+    if why is not None:
+        return problem_response(HTTPStatus.FORBIDDEN, f"only this service's page signs in: {why}")
+    given = await (_fields_of_script(request) if is_script else _fields_of_form(request))
+    # Somebody may paste the whole address.
+    secret, target = given["secret"].rpartition("#code=")[2].strip(), local_target(given["next"])
+    try:
+        session = await begin_session(
+            store, authentication, secret, address=address_of(request.scope), codes_only=is_script
+        )
+    except SignInRefusedError as error:
+        return _refused(request, error, target, is_script=is_script)
+    await _end_session(request, store)  # that of before, if there was one
+    answer: Response
+    if is_script:
+        answer = JSONResponse({"next": request.scope.get("root_path", "") + target})
+    else:
+        answer = _gone_on(request, target)
+    answer.headers["Cache-Control"] = "no-store"
+    authentication.cookie.put(request.scope, answer, session)
+    return answer
+
+
+@router.post("/sign-out")
+async def sign_out(request: Request, store: StoreDep) -> Response:
+    """Ends the session of the browser."""
+    await _end_session(request, store)
+    answer = _gone_on(request, "/sign-in")
+    # Pages that the browser keeps in memory are gone too, and do not come back with its button.
+    answer.headers["Clear-Site-Data"] = '"cache"'
+    _authentication(request).cookie.remove(request.scope, answer)
+    return answer
+
+
+async def _end_session(request: Request, store: Store) -> None:
+    secret = _authentication(request).cookie.secret(request.scope)
+    if secret is not None:
+        await run_in_threadpool(store.sign_ins.end_session, hash_of_token(secret.encode()))
+        request.app.state.hub.streams.check_soon()
+
+
+def _authentication(request: Request) -> Authentication:
+    found: Authentication = request.app.state.authentication
+    return found
+
+
+def _gone_on(request: Request, target: str) -> Response:
+    url = request.scope.get("root_path", "") + target
+    return RedirectResponse(url, HTTPStatus.SEE_OTHER, headers={"Cache-Control": "no-store"})
+
+
+def _page(
+    request: Request, target: str, status: HTTPStatus = HTTPStatus.OK, refusal: str = ""
+) -> Response:
+    # A page of another site may have opened this address, with a code of somebody else's.
+    is_own_step = request.headers.get("sec-fetch-site", "none") in ("none", "same-origin")
+    page = render(
+        request,
+        "sign_in.html",
+        status=status,
+        target=target,
+        refusal=refusal,
+        is_own_step=is_own_step,
+    )
+    page.headers["Cache-Control"] = "no-store"
+    return page
+
+
+def _refused(
+    request: Request, error: SignInRefusedError, target: str, *, is_script: bool
+) -> Response:
+    status = STATUS_OF[type(error)]
+    if is_script:
+        answer = problem_response(status, str(error), kind="sign-in-refused")
+    else:
+        answer = _page(request, target, status, str(error))
+    if isinstance(error, SignInTooOftenError):
+        answer.headers["Retry-After"] = str(max(1, math.ceil(error.wait_s)))
+    return answer
+
+
+async def _fields_of_script(request: Request) -> dict[str, str]:
+    try:
+        document = json.loads(await request.body())
+    except (ValueError, RecursionError):
+        document = None
+    fields = document if isinstance(document, dict) else {}
+    return {"secret": _text(fields.get("code")), "next": _text(fields.get("next"))}
+
+
+async def _fields_of_form(request: Request) -> dict[str, str]:
+    body = (await request.body()).decode("utf-8", "replace")
+    try:
+        fields = parse_qs(body, max_num_fields=10)
+    except ValueError:
+        fields = {}
+    return {name: fields.get(name, [""])[0] for name in ("secret", "next")}
+
+
+def _text(value: Any) -> str:
+    """A text that can be encoded: JSON may have half of a surrogate pair."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else ""

@@ -1,4 +1,0 @@
-"""Figures of a campaign: pure functions from records to plain data.
-
-Only `campaign_plots` reads the store.
-"""

@@ -1,0 +1,229 @@
+"""Reads a campaign from the store, and makes the data of its plots, by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from pydantic import BaseModel
+
+from api.plot_data import estimates, knobs, objectives
+from api.plot_data.layout_points import LayoutPoint, PlotFacts
+from api.plot_data.plot_data import PlottedData
+from api.plot_data.step_times import time_parts
+from api.plot_data.timeline import timeline
+from results_db.campaigns.charts import MAX_TIMELINE
+from results_db.leaderboard.leaderboard_query import WHOLE, LeaderboardQuery
+from results_db.leaderboard.leaderboard_records import RankedLayout
+from results_db.leaderboard.plot_points import PlotPoint
+from results_db.records import Analysis, CampaignRecord, PredictedTrial
+from results_db.rows import baseline_of
+from results_db.store import Store
+from results_db.trials.filter import KNOB_FIELDS, TrialFilter
+from search_spaces.errors import SearchSpaceError
+from search_spaces.spec.layout import KNOBS
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.objectives import MEMORY_HEADROOM, OBJECTIVES, AnyObjective
+
+PlotName = Literal[
+    "history",
+    "parallel",
+    "slice",
+    "two-knobs",
+    "pareto",
+    "estimated-time",
+    "estimated-memory",
+    "time-parts",
+    "timeline",
+]
+"""The plots of a campaign."""
+
+NEWEST_ATTEMPTS: Final = 200
+"""Attempts of a timeline unless a reader asks for all; more are hard to tell apart."""
+MOST_BARS: Final = 12
+"""Layouts whose time parts are drawn, besides the baseline."""
+
+
+if TYPE_CHECKING:
+    KnobName = str
+else:
+    # pydantic reads the choices from it.
+    KnobName = Literal[tuple(KNOBS)]
+
+
+class PlotChoices(BaseModel):
+    """What a reader has chosen; it is in the URL. None: the page chooses."""
+
+    show: Literal["all"] | None = None
+    """all: axes include values that are far out, timelines all attempts."""
+    x: KnobName | None = None
+    """The knob across in the plot of two knobs."""
+    y: KnobName | None = None
+    across: AnyObjective | None = None
+    """The objective across in the plane of the front."""
+    up: AnyObjective | None = None
+    knob: KnobName | None = None
+    """The knob of a slice."""
+
+    @property
+    def show_all(self) -> bool:
+        """Whether nothing is left out."""
+        return self.show == "all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CampaignPlots:
+    """The plots of a campaign; data are read when a plot needs them."""
+
+    store: Store
+    campaign: CampaignRecord
+    choices: PlotChoices
+
+    def data_of(self, name: PlotName, knob: str | None = None) -> PlottedData:
+        """The data of a plot; `knob` is that of a slice."""
+        facts, show_all = self.facts, self.choices.show_all
+        if name == "history":
+            best = self.store.history.best_so_far(self.campaign.id)
+            return objectives.history(facts, best, show_all=show_all)
+        if name == "parallel":
+            return knobs.parallel(facts, show_all=show_all)
+        if name == "slice":
+            knob = knob or next(iter(facts.varying), "tp")
+            cells = self.store.knobs.cells(self.campaign.id, knob)
+            return knobs.slice_of(facts, knob, cells, show_all=show_all)
+        if name == "two-knobs":
+            cells = self.store.knobs.cells(self.campaign.id, *self.pair)
+            return knobs.two_knobs(facts, *self.pair, cells)
+        if name == "pareto":
+            return objectives.pareto(facts, *self.plane, show_all=show_all)
+        if name == "estimated-time":
+            return estimates.estimated_time(facts, self.estimated, show_all=show_all)
+        if name == "estimated-memory":
+            return estimates.estimated_memory(facts, self.estimated, show_all=show_all)
+        if name == "time-parts":
+            return self._time_parts()
+        limit = MAX_TIMELINE if show_all else NEWEST_ATTEMPTS
+        found = self.store.history.timeline(self.campaign.id, limit=limit)
+        return timeline(found, self.store.now(), facts.mark_of)
+
+    @cached_property
+    def facts(self) -> PlotFacts:
+        """The layouts, with the winner and the baseline."""
+        spec = self.campaign.spec
+        found = self.store.plot_data.points(self.campaign.id)
+        points = [_layout_point(point) for point in found.points]
+        baseline = self._baseline(points)
+        marks = {} if baseline is None else {"baseline": baseline}
+        # Ranked layouts come first, the best of them at the front.
+        if found.points and found.points[0].rank == 1 and not found.points[0].shortened:
+            marks["winner"] = points[0]
+        return PlotFacts(
+            objective=self.campaign.objective,
+            points=points,
+            num_layouts=found.num_ranked + found.num_unranked,
+            marks=marks,
+            model=_model_of(spec),
+            device_memory_bytes=spec["cluster"].get("device_memory_bytes"),
+            num_cheap=self.store.trials.ended_probes(self.campaign.id, cheap=True).number,
+        )
+
+    def _baseline(self, points: Sequence[LayoutPoint]) -> LayoutPoint | None:
+        layout = baseline_of(self.campaign.spec)
+        if layout is None:
+            return None
+        knobs = layout.to_mapping()
+        for point in points:
+            if point.knobs == knobs:
+                return point
+        # A sample may lack it.
+        ranked = self.ranked_baseline
+        if ranked is None or ranked.trial.measurement is None:
+            return None
+        return LayoutPoint(
+            trial_id=ranked.trial.id,
+            number=ranked.trial.number,
+            state=ranked.trial.state,
+            reason=ranked.trial.reason,
+            knobs=knobs,
+            value=ranked.value,
+            peak_memory_bytes=ranked.trial.measurement.peak_memory_bytes,
+            shortened=ranked.shortened,
+        )
+
+    @cached_property
+    def ranked_baseline(self) -> RankedLayout | None:
+        """The baseline on the leaderboard; None: there is none, or it is not ranked."""
+        layout = baseline_of(self.campaign.spec)
+        if layout is None:
+            return None
+        wanted = TrialFilter(**{name: (value,) for name, value in layout.to_mapping().items()})
+        found = self._ranked(1, LeaderboardQuery(wanted=wanted))
+        return found[0] if found else None
+
+    def _ranked(self, limit: int, listing: LeaderboardQuery = WHOLE) -> Sequence[RankedLayout]:
+        return self.store.leaderboard.ranked_layouts(
+            self.campaign.id, self.campaign.objective, listing=listing, limit=limit
+        )
+
+    @cached_property
+    def analysis(self) -> Analysis | None:
+        """The importance of knobs; None while there is none."""
+        return self.store.reports.analysis(self.campaign.id)
+
+    @property
+    def plane(self) -> tuple[str, str]:
+        """The objectives across and up of the front."""
+        own = self.campaign.objectives
+        up = self.choices.up or own[0]
+        others = [*own[1:], MEMORY_HEADROOM, *OBJECTIVES]
+        across = next(name for name in others if name != up)
+        return self.choices.across or across, up
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """The knobs across and up: the chosen ones, else the most important ones that vary."""
+        important = () if self.analysis is None else tuple(self.analysis.importances)
+        likely = [*(name for name in important if name in self.facts.varying), *self.facts.varying]
+        likely += KNOBS
+        x = self.choices.x or next(name for name in likely if name != self.choices.y)
+        return x, self.choices.y or next(name for name in likely if name != x)
+
+    @cached_property
+    def estimated(self) -> list[PredictedTrial]:
+        """What was predicted of the newest trials, with what they measured."""
+        return self.store.trials.predictions(self.campaign.id)
+
+    def _time_parts(self) -> PlottedData:
+        best = list(self._ranked(MOST_BARS))
+        baseline = self.ranked_baseline
+        if baseline is not None and baseline.trial.id not in {each.trial.id for each in best}:
+            best.append(baseline)
+        return time_parts(
+            best,
+            marks=self.facts.mark_of,
+            estimated_s={each.trial_id: each.prediction.step_time_s for each in self.estimated},
+        )
+
+
+def _layout_point(point: PlotPoint) -> LayoutPoint:
+    named = dict(zip(KNOB_FIELDS, point.knobs, strict=True))
+    return LayoutPoint(
+        trial_id=point.trial_id,
+        number=point.number,
+        state=point.state,
+        reason=point.reason,
+        # SQLite returns switches as numbers.
+        knobs={n: bool(named[n]) if knob.is_switch else named[n] for n, knob in KNOBS.items()},
+        value=point.value,
+        peak_memory_bytes=point.peak_memory_bytes,
+        shortened=point.shortened,
+    )
+
+
+def _model_of(spec: Mapping[str, Any]) -> ModelShape | None:
+    try:
+        return ModelShape.from_mapping(spec["model"])
+    except SearchSpaceError:
+        return None

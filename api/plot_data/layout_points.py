@@ -1,0 +1,165 @@
+"""What plot data is made from: a campaign's layouts as points, its winner and its baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from api.formatting import state_words
+from api.plot_data.plot_data import Spot, Trace, marked, objective_words
+from search_spaces.spec.layout import KNOBS, Layout
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.objectives import MEMORY_HEADROOM, memory_headroom
+from search_spaces.terminal.plurals import counted
+from search_spaces.units import SECONDS_PER_HOUR
+
+PointKind = Literal["measured", "stopped early", "not ranked"]
+"""not ranked: it has no result, it shared devices, or it breaks the campaign's constraints."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutPoint:
+    """A layout that was tried; its first trial stands for it."""
+
+    trial_id: int
+    number: int
+    """The trial's number in its campaign."""
+    state: str
+    reason: str | None
+    knobs: Mapping[str, Any]
+    value: float | None
+    """The objective that ranks, pooled over its runs; None: it is not ranked."""
+    peak_memory_bytes: int | None = None
+    shortened: bool = False
+
+    @property
+    def kind(self) -> PointKind:
+        """How it counts."""
+        if self.value is None:
+            return "not ranked"
+        return "stopped early" if self.shortened else "measured"
+
+    @cached_property
+    def layout_key(self) -> str:
+        """The canonical key of the layout."""
+        return Layout(**self.knobs).key
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlotFacts:
+    """A campaign's layouts, for its plots."""
+
+    objective: str
+    """The objective that ranks."""
+    points: Sequence[LayoutPoint]
+    """All layouts that were tried, or a sample."""
+    num_layouts: int
+    """Number of layouts that were tried in all."""
+    marks: Mapping[str, LayoutPoint]
+    """The baseline and the winner, as far as there are any, by their names in `MARKS`."""
+    model: ModelShape | None = None
+    """None: its description is not complete."""
+    device_memory_bytes: int | None = None
+    num_cheap: int = 0
+    """Cheap probes that have ended; they are no points."""
+
+    @property
+    def cheap_words(self) -> list[str]:
+        """That cheap probes are left out; empty: there are none."""
+        if not self.num_cheap:
+            return []
+        return [f"{counted(self.num_cheap, 'cheap probe')} of parts of layouts: not drawn."]
+
+    @property
+    def num_left_out(self) -> int:
+        """Layouts that the sample leaves out."""
+        return self.num_layouts - len(self.points)
+
+    @cached_property
+    def ranked(self) -> list[LayoutPoint]:
+        """The layouts on the leaderboard."""
+        return [point for point in self.points if point.value is not None]
+
+    @cached_property
+    def values(self) -> list[float]:
+        """The objective of the layouts on the leaderboard."""
+        return [point.value for point in self.ranked if point.value is not None]
+
+    @cached_property
+    def varying(self) -> dict[str, list[Any]]:
+        """The knobs that differ between layouts, each with its values in their order."""
+        every = [*self.points, *self.marks.values()]
+        found = {name: in_order(name, (point.knobs[name] for point in every)) for name in KNOBS}
+        return {name: values for name, values in found.items() if len(values) > 1}
+
+    @property
+    def mark_of(self) -> Mapping[int, str]:
+        """The names of the marks by the ids of their trials; winner for a baseline that won."""
+        return {point.trial_id: name for name, point in self.marks.items()}
+
+    @property
+    def marked_values(self) -> list[float]:
+        """The values of the winner and the baseline."""
+        return [point.value for point in self.marks.values() if point.value is not None]
+
+    def spot(self, point: LayoutPoint, x: Any, y: Any, *more: str) -> Spot:
+        """A layout at its place in a plot, with lines that its text has besides."""
+        if point.value is None:
+            found = f"{state_words(point.state, point.reason)}, not ranked"
+        else:
+            found = objective_words(self.objective, point.value)
+            found += " (stopped early)" if point.shortened else ""
+        text = "\n".join((f"trial {point.number}: {found}", point.layout_key, *more))
+        return Spot(x, y, text, point.trial_id)
+
+    def value(self, point: LayoutPoint, objective: str) -> float | None:
+        """Any objective of a ranked layout; None where it is not known.
+
+        All objectives but the free memory are proportional to 1 / step time, so that they follow
+        from the one that ranks.
+        """
+        if point.value is None or objective == self.objective:
+            return point.value
+        if objective == MEMORY_HEADROOM:
+            return memory_headroom(point.peak_memory_bytes, self.device_memory_bytes)
+        of_other, of_own = self._factor(point, objective), self._factor(point, self.objective)
+        return None if not of_other or not of_own else point.value * of_other / of_own
+
+    def _factor(self, point: LayoutPoint, objective: str) -> float | None:
+        """An objective over tokens a second (`search_spaces.spec.objectives`)."""
+        knobs = point.knobs
+        num_devices = knobs["tp"] * knobs["pp"] * knobs["dp"]
+        if objective == "tokens_per_s":
+            return 1.0
+        if objective == "tokens_per_node_hour":
+            return SECONDS_PER_HOUR / float(knobs["num_nodes"])
+        if objective == "tokens_per_s_per_device":
+            return 1.0 / float(num_devices)
+        if self.model is None:
+            return None
+        if objective == "model_tflops_per_device":
+            return self.model.model_flops_per_token / 1e12 / float(num_devices)
+        return self.model.hardware_flops_per_token(knobs["recompute"]) / 1e12 / float(num_devices)
+
+
+def mark_traces(spots: Mapping[str, Spot]) -> list[Trace]:
+    """The baseline and the winner at their places, by their names."""
+    return [trace for name, spot in spots.items() for trace in marked(name, spot)]
+
+
+def in_order(knob: str, values: Iterable[Any]) -> list[Any]:
+    """Different values of a knob: numbers ascending, words in their legal order."""
+    found = set(values)
+    if KNOBS[knob].is_switch:
+        # SQLite returns switches as numbers.
+        found = set(map(bool, found))
+    return sorted(found, key=KNOBS[knob].code)
+
+
+def knob_text(value: Any) -> str:
+    """A knob's value; switches are on or off."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)

@@ -1,0 +1,147 @@
+"""The layout drawn: nodes as boxes, their devices as cells with stage and replica."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final
+
+from markupsafe import Markup
+
+from api.plot_data.plot_data import both_ends
+from api.plots.svg import WIDTH, Plot, join, number, svg_tag, tag
+from search_spaces.mesh import coordinates, ranks_per_node
+from search_spaces.spec.layout import Layout
+from search_spaces.terminal.plurals import counted
+
+MAX_DEVICES: Final = 256
+"""Devices up to which every node is drawn."""
+MAX_NODES: Final = 16
+"""Nodes that are drawn of a larger job."""
+MAX_PER_NODE: Final = 32
+"""Devices that are drawn of a node of a larger job."""
+TINTS: Final = 6
+"""Tints of stages; further stages repeat them."""
+
+_COLUMNS: Final = 8
+_CELL_HEIGHT: Final = 20.0
+_MARGIN: Final = 5.0
+_HEAD: Final = 18.0
+_CHARACTER: Final = 5.6
+"""Width of a character in a cell."""
+
+
+def layout_map(layout: Layout) -> Plot:
+    """Nodes, devices, stages, tensor-parallel groups and replicas of a layout."""
+    per_node = ranks_per_node(layout.num_devices, layout.num_nodes)
+    is_folded = layout.num_devices > MAX_DEVICES
+    nodes = _drawn_nodes(layout, per_node) if is_folded else list(range(layout.num_nodes))
+    shown = min(per_node, MAX_PER_NODE) if is_folded else per_node
+    cell = 8.0 + _CHARACTER * len(_cell_text(layout.pp - 1, layout.dp - 1))
+    columns = min(shown, _COLUMNS)
+    width = max(columns * cell + 2 * _MARGIN, 150.0)
+    height = _HEAD + -(-shown // columns) * _CELL_HEIGHT + 2 * _MARGIN
+    a_row = max(int(WIDTH // (width + 10.0)), 1)
+    boxes = [
+        _node(
+            layout,
+            node,
+            range(node * per_node, min((node + 1) * per_node, layout.num_devices)),
+            shown=shown,
+            cell=cell,
+            corner=((place % a_row) * (width + 10.0), (place // a_row) * (height + 10.0)),
+            size=(width, height),
+        )
+        for place, node in enumerate(nodes)
+    ]
+    rows = -(-len(nodes) // a_row)
+    return Plot(
+        svg=svg_tag(
+            min(a_row, len(nodes)) * (width + 10.0) - 8.0,
+            rows * (height + 10.0) - 8.0,
+            tag("g", *boxes, class_="map", transform="translate(1,1)"),
+            says=_words(layout),
+        ),
+        notes=tuple(_notes(layout, nodes, per_node, shown)),
+    )
+
+
+def _drawn_nodes(layout: Layout, per_node: int) -> list[int]:
+    """The first node of each stage; of many stages, of the first and the last ones."""
+    stages = both_ends(layout.pp, MAX_NODES)
+    firsts = [stage * layout.dp * layout.tp // per_node for stage in stages]
+    return list(dict.fromkeys(firsts))
+
+
+def _node(
+    layout: Layout,
+    node: int,
+    ranks: range,
+    *,
+    shown: int,
+    cell: float,
+    corner: tuple[float, float],
+    size: tuple[float, float],
+) -> Markup:
+    left, top = corner
+    columns = min(shown, _COLUMNS)
+    by_tint: defaultdict[int, list[str]] = defaultdict(list)
+    runs: dict[tuple[int, int], list[float]] = {}
+    texts = []
+    for index, rank in enumerate(ranks[:shown]):
+        place = coordinates(rank, layout)
+        x = left + _MARGIN + index % columns * cell
+        y = top + _HEAD + _MARGIN + index // columns * _CELL_HEIGHT
+        by_tint[place.pp_rank % TINTS].append(
+            f"M{number(x)} {number(y)}h{number(cell - 2)}v{number(_CELL_HEIGHT - 2)}"
+            f"h-{number(cell - 2)}z"
+        )
+        texts.append(
+            tag("text", _cell_text(place.pp_rank, place.dp_rank), x=x + cell / 2 - 1, y=y + 13.0)
+        )
+        runs.setdefault((rank // layout.tp, index // columns), [x, y, 0.0])[2] += cell
+    frames = "".join(
+        f"M{number(x - 1)} {number(y - 1)}h{number(length)}v{number(_CELL_HEIGHT)}"
+        f"h-{number(length)}z"
+        for x, y, length in runs.values()
+    )
+    name = f"node {node}: rank" + (
+        f"s {ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else f" {ranks[0]}"
+    )
+    return join(
+        tag("rect", x=left, y=top, width=size[0], height=size[1], rx=4.0, class_="node"),
+        tag("text", name, x=left + 6.0, y=top + 14.0, class_="head"),
+        *(tag("path", d="".join(cells), class_=f"tint{tint}") for tint, cells in by_tint.items()),
+        tag("path", d=frames, class_="tp") if layout.tp > 1 else None,
+        *texts,
+    )
+
+
+def _cell_text(stage: int, replica: int) -> str:
+    return f"S{stage} R{replica}"
+
+
+def _words(layout: Layout) -> str:
+    return (
+        f"{counted(layout.num_devices, 'rank')} on {counted(layout.num_nodes, 'node')}: "
+        f"{counted(layout.pp, 'pipeline stage')}, {counted(layout.dp, 'data-parallel replica')}, "
+        f"tensor-parallel groups of {layout.tp}"
+    )
+
+
+def _notes(layout: Layout, nodes: Sequence[int], per_node: int, shown: int) -> list[str]:
+    found = [
+        "A box is a node, with its ranks; a cell is a device, with its pipeline stage (S, and a "
+        "tint) and its data-parallel replica (R)."
+        + (f" A frame holds a tensor-parallel group of {layout.tp}." if layout.tp > 1 else "")
+    ]
+    if len(nodes) < layout.num_nodes:
+        of = "each" if layout.pp <= MAX_NODES else f"the first and the last {MAX_NODES // 2}"
+        stages = "pipeline stage" if layout.pp <= MAX_NODES else "pipeline stages"
+        found.append(
+            f"Drawn are {len(nodes)} of {layout.num_nodes:,} nodes: the first of {of} {stages}. "
+            "The other nodes hold the further replicas of the stages in the same order."
+        )
+    if shown < per_node:
+        found.append(f"Drawn are the first {shown} of the {per_node:,} devices of a node.")
+    return found

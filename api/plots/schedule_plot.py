@@ -1,0 +1,277 @@
+"""The pipeline schedule drawn: which pass each stage runs when, from the trainer's own schedule."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from markupsafe import Markup
+
+from api.plot_data.plot_data import both_ends
+from api.plots.svg import Plot, join, number, svg_tag, tag
+from search_spaces.schedules import Backward, Forward, pipeline_schedule
+from search_spaces.spec.layout import Layout
+
+MAX_STAGES: Final = 128
+"""Model chunks (pp * vpp) up to which a schedule is drawn."""
+MAX_ROWS: Final = 24
+"""Pipeline ranks that are drawn; of more, the first and the last."""
+MAX_UNITS: Final = 240.0
+"""Length that is drawn whole, in forward passes of a chunk; of a longer schedule, both ends."""
+_SHORTEST_END: Final = 45.0
+
+_LEFT: Final = 74.0
+_TOP: Final = 28.0
+_ROW: Final = 20.0
+_LENGTH: Final = 1100.0
+_LONGEST_UNIT: Final = 44.0
+_GAP: Final = 26.0
+"""Width of the break in a long schedule."""
+_LEGEND: Final = 170.0
+_CHARACTER: Final = 6.6
+
+
+class TimedPass(NamedTuple):
+    """A pass of a chunk with its times, in durations of a chunk's forward pass."""
+
+    chunk: int
+    microbatch: int
+    is_backward: bool
+    start: float
+    end: float
+
+
+class TimedSchedule(NamedTuple):
+    """When each rank of a pipeline runs its passes, if transfers took no time."""
+
+    ranks: Sequence[Sequence[TimedPass]]
+    """The passes of each pipeline rank in order."""
+    length: float
+    """The end of the last pass."""
+
+
+@lru_cache(maxsize=8)
+def timed_schedule(
+    *, pp: int, vpp: int, num_microbatches: int, backward_units: float
+) -> TimedSchedule:
+    """Starts each pass when its rank is free and its input is there.
+
+    A backward pass takes `backward_units` as long as a forward pass. The idle share is then
+    (pp - 1) / (vpp * num_microbatches + pp - 1), equation 1 of arXiv:2104.04473 as a share of the
+    whole step.
+    """
+    waiting = [_passes(rank, pp, vpp, num_microbatches)[::-1] for rank in range(pp)]
+    ranks: list[list[TimedPass]] = [[] for _ in range(pp)]
+    # When the pass of a stage and micro-batch ended, forward or backward.
+    ends: dict[tuple[bool, int, int], float] = {}
+    last_stage = pp * vpp - 1
+    while any(waiting):
+        for rank, passes in enumerate(waiting):
+            while passes:
+                is_backward, chunk, microbatch = passes[-1]
+                stage = chunk * pp + rank
+                before = stage + 1 if is_backward else stage - 1
+                has_input = 0 <= before <= last_stage
+                arrived = ends.get((is_backward, before, microbatch)) if has_input else 0.0
+                if arrived is None:
+                    break
+                passes.pop()
+                free = ranks[rank][-1].end if ranks[rank] else 0.0
+                start = max(free, arrived)
+                end = start + (backward_units if is_backward else 1.0)
+                ends[is_backward, stage, microbatch] = end
+                ranks[rank].append(TimedPass(chunk, microbatch, is_backward, start, end))
+    return TimedSchedule(ranks, max(passes[-1].end for passes in ranks))
+
+
+def _passes(rank: int, pp: int, vpp: int, num_microbatches: int) -> list[tuple[bool, int, int]]:
+    actions = pipeline_schedule(rank, pp=pp, vpp=vpp, num_microbatches=num_microbatches)
+    return [
+        (isinstance(action, Backward), action.of.chunk, action.of.microbatch)
+        for action in actions
+        if isinstance(action, Forward | Backward)
+    ]
+
+
+class _Window(NamedTuple):
+    """Both ends of a schedule on the axis of the plot; the middle may be left out."""
+
+    schedule: TimedSchedule
+    """With fewer micro-batches than the layout's, if it is long."""
+    scale: float
+    """Units of the plot for a forward pass."""
+    until: float
+    """End of the part at the start, in forward passes."""
+    since: float
+    """Start of the part at the end; the same as `until` if nothing is left out."""
+    left_out: int
+    """Micro-batches that the schedule lacks: their passes are in the middle."""
+
+    @property
+    def is_broken(self) -> bool:
+        return self.since > self.until or self.left_out > 0
+
+    @property
+    def width(self) -> float:
+        return self.x(self.schedule.length)
+
+    def x(self, at: float) -> float:
+        if at <= self.until:
+            return at * self.scale
+        return self.until * self.scale + _GAP + (at - self.since) * self.scale
+
+
+def schedule_plot(layout: Layout, *, compute_s: float | None = None) -> Plot | None:
+    """The schedule of a layout; None: it has too many stages to be drawn.
+
+    Args:
+        layout: the layout.
+        compute_s: compute time of a step, as measured: it is spread over the passes. None: the
+            axis counts forward passes.
+    """
+    if layout.pp * layout.vpp > MAX_STAGES:
+        return None
+    backward = 3.0 if layout.recompute == "full" else 2.0
+    window = _window(layout, backward)
+    rows = both_ends(layout.pp, MAX_ROWS)
+    height = _TOP + len(rows) * _ROW + 30.0
+    return Plot(
+        svg=svg_tag(
+            _LEFT + max(window.width, _LEGEND) + 4.0,
+            height,
+            tag("g", _legend(), *_drawn_rows(window, rows), class_="schedule"),
+            _axis(layout, window, backward, compute_s, height - 24.0),
+            says=f"{'1F1B' if layout.vpp == 1 else 'interleaved'} schedule of {layout.pp} stages and {layout.num_microbatches} "
+            "micro-batches",
+        ),
+        notes=tuple(_notes(layout, window, backward, compute_s)),
+    )
+
+
+def bubble(layout: Layout) -> float:
+    """The idle share of the modelled schedule: (pp - 1) / (vpp * m + pp - 1)."""
+    return (layout.pp - 1) / (layout.vpp * layout.num_microbatches + layout.pp - 1)
+
+
+def _window(layout: Layout, backward: float) -> _Window:
+    pp, vpp, num_microbatches = layout.pp, layout.vpp, layout.num_microbatches
+    drawn = min(num_microbatches, enough_microbatches(pp, vpp, backward))
+    schedule = timed_schedule(pp=pp, vpp=vpp, num_microbatches=drawn, backward_units=backward)
+    left_out = num_microbatches - drawn
+    if schedule.length <= MAX_UNITS and not left_out:
+        scale = min(_LENGTH / schedule.length, _LONGEST_UNIT)
+        return _Window(schedule, scale, schedule.length, schedule.length, left_out)
+    end = end_units(pp)
+    return _Window(schedule, (_LENGTH - _GAP) / (2 * end), end, schedule.length - end, left_out)
+
+
+def end_units(pp: int) -> float:
+    """Length of each end of a long schedule that is drawn, in forward passes.
+
+    It holds the start of the last stage and the return of its gradients, up to a limit.
+    """
+    return min(max(3.0 * pp + 12.0, _SHORTEST_END), MAX_UNITS / 2)
+
+
+def enough_microbatches(pp: int, vpp: int, backward_units: float) -> int:
+    """Micro-batches with which a schedule has the ends of any longer one.
+
+    In the middle a schedule repeats itself. Interleaved schedules have groups of pp micro-batches.
+    """
+    needed = int(MAX_UNITS / (vpp * (1.0 + backward_units))) + pp
+    return needed + -needed % pp
+
+
+def _legend() -> Markup:
+    kinds = (("forward0", "forward"), ("backward0", "backward"))
+    drawn = []
+    for place, (kind, words) in enumerate(kinds):
+        x = _LEFT + place * 80.0
+        drawn.append(tag("path", d=f"M{number(x)} 9h12", class_=kind))
+        drawn.append(tag("text", words, x=x + 17.0, y=13.0, class_="start"))
+    return join(*drawn)
+
+
+def _drawn_rows(window: _Window, rows: Sequence[int]) -> Iterator[Markup]:
+    # A pass is a thick line: that takes half of the bytes of a rectangle.
+    paths: defaultdict[str, list[str]] = defaultdict(list)
+    texts: defaultdict[str, list[Markup]] = defaultdict(list)
+    for row, rank in enumerate(rows):
+        y = _TOP + row * _ROW + _ROW / 2
+        paths["idle"].extend(
+            f"M{number(_LEFT + window.x(start))} {number(y)}"
+            f"h{number(window.x(end) - window.x(start))}"
+            for start, end in ((0.0, window.until), (window.since, window.schedule.length))
+            if end > start
+        )
+        yield tag("text", f"stage {rank}", x=_LEFT - 8.0, y=y + 4.0, class_="end")
+        for each in window.schedule.ranks[rank]:
+            start, end = _clipped(each, window)
+            if end <= start:
+                continue
+            x, length = _LEFT + window.x(start), (end - start) * window.scale
+            kind = f"{'backward' if each.is_backward else 'forward'}{each.chunk % 2}"
+            paths[kind].append(f"M{number(x)} {number(y)}h{number(max(length - 0.7, 0.3))}")
+            shown = each.microbatch + (window.left_out if start >= window.since else 0)
+            if length >= max(13.0, _CHARACTER * len(str(shown)) + 2.0):
+                texts[kind].append(tag("text", shown, x=x + length / 2, y=y + 4.0))
+    for kind, places in sorted(paths.items(), key=lambda item: item[0] != "idle"):
+        yield tag("path", d="".join(places), class_=kind)
+    for kind, numbers in texts.items():
+        yield tag("g", *numbers, class_=f"on-{kind}")
+
+
+def _clipped(each: TimedPass, window: _Window) -> tuple[float, float]:
+    """The part of a pass that is drawn; its end is not after its start if nothing is."""
+    if each.end <= window.until or each.start >= window.since:
+        return each.start, each.end
+    if each.start < window.until:
+        return each.start, window.until
+    return max(each.start, window.since), each.end
+
+
+def _axis(
+    layout: Layout, window: _Window, backward: float, compute_s: float | None, y: float
+) -> Markup:
+    length = window.schedule.length + window.left_out * layout.vpp * (1.0 + backward)
+    end = f"{length:,.0f} passes"
+    if compute_s is not None:
+        num_passes = layout.vpp * layout.num_microbatches * (1.0 + backward)
+        end = f"{length * (compute_s / num_passes):.4g} s"
+    middle = None
+    if window.is_broken:
+        x = _LEFT + window.until * window.scale + _GAP / 2
+        middle = tag("text", "...", x=x, y=_TOP - 6.0, class_="middle")
+    return join(
+        tag("line", x1=_LEFT, x2=_LEFT + window.width, y1=y, y2=y, class_="axis"),
+        tag("text", "0", x=_LEFT, y=y + 15.0),
+        tag("text", end, x=_LEFT + window.width, y=y + 15.0, class_="end"),
+        middle,
+    )
+
+
+def _notes(
+    layout: Layout, window: _Window, backward: float, compute_s: float | None
+) -> Iterator[str]:
+    times = "thrice" if backward > 2 else "twice"
+    why = ", since it recomputes the activations" if backward > 2 else ""
+    paler = "; every other model chunk has another shade" if layout.vpp > 1 else ""
+    yield (
+        f"A row is a pipeline stage, a number a micro-batch{paler}. A backward pass takes {times} "
+        f"as long as a forward pass{why}, and transfers take no time."
+    )
+    if compute_s is not None:
+        yield f"The measured compute time, {compute_s:.4g} s a step, is spread over the passes."
+    yield (
+        f"In this model a stage is idle for {bubble(layout):.1%} of the step: "
+        "(pp - 1) / (vpp * micro-batches + pp - 1)."
+    )
+    if window.is_broken:
+        yield (
+            f"The schedule is long: its start and its end are drawn, and the middle, which repeats "
+            f"itself, is left out ({layout.num_microbatches:,} micro-batches in all)."
+        )
+    if layout.pp > MAX_ROWS:
+        yield f"Drawn are the first and the last {MAX_ROWS // 2} of {layout.pp} stages."

@@ -1,0 +1,319 @@
+"""Plot data drawn as SVG: the same data that the pages give to plotly, without a script.
+
+It knows the part of plotly's format that `api.plot_data` uses. Colours are the style
+sheet's variables, so that a plot follows the reader's theme.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from html import unescape
+from typing import Any, Final
+
+from markupsafe import Markup
+
+from api.formatting import figure, percent
+from api.plot_data.plot_data import PlottedData, Trace, round_ticks
+from api.plots.svg import WIDTH, Plot, hatching, join, number, svg_tag, tag
+
+MAX_TOLD: Final = 1_000
+"""Most points of a kind with a tooltip; more points are drawn as one path."""
+
+_RIGHT: Final = 24.0
+_BOTTOM: Final = 46.0
+_LEGEND_ROW: Final = 18.0
+_CHARACTER: Final = 6.4
+"""Width of a character."""
+
+_SHAPES: Final = {
+    "square": "M-1-1H1V1H-1z",
+    "triangle-down": "M-1.1-.8H1.1L0 1.1z",
+    "diamond": "M0-1L1 0L0 1L-1 0z",
+    "star": "M0-1L.25-.34L.95-.31L.4.13L.59.81L0 .42L-.59.81L-.4.13L-.95-.31L-.25-.34z",
+    "x": "M-1-1L1 1M-1 1L1-1",
+    "line-ns": "M0-1V1",
+}
+"""Outlines of plotly's symbols with a radius of 1; all others are circles."""
+_DASHES: Final = {"dash": "7 4", "dot": "2 3"}
+
+
+def static_plot(data: PlottedData, says: str, *, width: float = WIDTH) -> Plot:
+    """A plot of some data, with its caption; `says` is its text for screen readers."""
+    if not data.traces:
+        return Plot(svg=Markup(""), notes=tuple(data.says))
+    layout = data.layout
+    legend, top = _legend(data, width)
+    top += 22.0 if layout["xaxis"].get("side") == "top" else 14.0
+    y = _Axis(spec=layout["yaxis"], start=0.0, end=top)
+    left = max(62.0, *(24.0 + _CHARACTER * len(words) for _, words in y.ticks))
+    body = 280.0 if width >= WIDTH else 190.0
+    if "barmode" in layout or "categoryarray" in y.spec:
+        low, high = y.spec["range"]
+        body = abs(high - low) * (26.0 if "barmode" in layout else 40.0)
+    y = replace(y, start=top + body)
+    x = _Axis(spec=layout["xaxis"], start=left, end=width - _RIGHT)
+    height = top + body + _BOTTOM
+    svg = svg_tag(
+        width,
+        height,
+        legend,
+        _grid(x, y),
+        *(_trace(trace, x, y) for trace in data.traces),
+        *(_note(note, x, y) for note in layout.get("annotations", ())),
+        says=says,
+    )
+    return Plot(svg=svg, notes=tuple(data.says))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Axis:
+    """Maps values of one axis to positions in the plot."""
+
+    spec: Mapping[str, Any]
+    """Plotly's description."""
+    start: float
+    end: float
+
+    def at(self, value: Any) -> float:
+        """The position of a value, which may lie beyond the axis; of a category, its middle."""
+        low, high = self.spec["range"]
+        if isinstance(value, str):
+            value = self.spec["categoryarray"].index(value)
+        elif self.spec.get("type") == "log":
+            value = math.log10(value)
+        return float(self.start + (value - low) / (high - low) * (self.end - self.start))
+
+    def within(self, value: Any) -> float:
+        """The same; what lies beyond an end is at this end."""
+        low, high = sorted((self.start, self.end))
+        return min(max(self.at(value), low), high)
+
+    def holds(self, value: Any) -> bool:
+        """Whether a value is on the axis."""
+        return abs(self.within(value) - self.at(value)) < 1e-6
+
+    @property
+    def ticks(self) -> list[tuple[Any, str]]:
+        """Values with their texts."""
+        if names := self.spec.get("categoryarray"):
+            return [(name, name) for name in names]
+        if "tickvals" in self.spec:
+            return list(zip(self.spec["tickvals"], self.spec["ticktext"], strict=True))
+        words = percent if self.spec.get("tickformat") else figure
+        return [(tick, words(tick)) for tick in round_ticks(*self.spec["range"])]
+
+
+def _grid(x: _Axis, y: _Axis) -> Markup:
+    """Grid lines, the texts at them, and the titles of the axes."""
+    drawn = []
+    on_top = x.spec.get("side") == "top"
+    place = y.end - 8.0 if on_top else y.start + 16.0
+    for value, words in x.ticks:
+        at = x.at(value)
+        if x.spec.get("showgrid", True):
+            drawn.append(tag("line", x1=at, x2=at, y1=y.start, y2=y.end, class_="grid"))
+        drawn.append(tag("text", words, x=at, y=place, class_="middle"))
+    for value, words in y.ticks if y.spec.get("visible", True) else ():
+        at = y.at(value)
+        if y.spec.get("showgrid", True):
+            drawn.append(tag("line", x1=x.start, x2=x.end, y1=at, y2=at, class_="grid"))
+        drawn.append(tag("text", words, x=x.start - 6.0, y=at + 4.0, class_="end"))
+    across, up = (axis.spec.get("title", {}).get("text", "") for axis in (x, y))
+    return join(
+        *drawn,
+        tag("text", across, x=(x.start + x.end) / 2, y=y.start + 36.0, class_="middle label"),
+        tag("text", up, x=4.0, y=y.end - 8.0, class_="label"),
+    )
+
+
+def _trace(trace: Trace, x: _Axis, y: _Axis) -> Markup:
+    if trace["type"] == "heatmap":
+        return join(*_cells(trace, x, y))
+    if trace["type"] == "bar":
+        return join(*_bars(trace, x, y))
+    if trace["mode"] == "lines":
+        return _line(trace, x, y)
+    return _markers(trace, x, y)
+
+
+def _line(trace: Trace, x: _Axis, y: _Axis) -> Markup:
+    """A line as one path, which stays between the ends of the axes."""
+    style = trace["line"]
+    steps = {"hv": "H{0}V{1}", "vh": "V{1}H{0}"}.get(style.get("shape"), "L{0} {1}")
+    path, form = "", "M{0} {1}"
+    for a, b in zip(trace["x"], trace["y"], strict=True):
+        if a is None:
+            form = "M{0} {1}"
+            continue
+        path += form.format(number(x.within(a)), number(y.within(b)))
+        form = steps
+    return tag(
+        "path",
+        d=path,
+        fill=_colour(trace.get("fillcolor", "none")),
+        stroke=_colour(style["color"]) if style.get("width") else None,
+        stroke_width=style.get("width"),
+        stroke_dasharray=_DASHES.get(style.get("dash", "")),
+        stroke_opacity=trace.get("opacity"),
+    )
+
+
+def _markers(trace: Trace, x: _Axis, y: _Axis) -> Markup:
+    """The markers of a trace as far as they are on the axes, with their texts."""
+    marker = trace["marker"]
+    colours = marker.get("color")
+    spots = [
+        (x.at(a), y.at(b), words, colours if isinstance(colours, str | None) else colours[place])
+        for place, (a, b, words) in enumerate(
+            zip(trace["x"], trace["y"], trace["text"], strict=True)
+        )
+        if x.holds(a) and y.holds(b)
+    ]
+    if len(spots) > MAX_TOLD:
+        # Lines of length 0 with round ends take a tenth of the bytes.
+        by_colour: dict[str | None, list[str]] = {}
+        for left, top, _, colour in spots:
+            by_colour.setdefault(colour, []).append(f"M{left:.1f} {top:.1f}h0")
+        return join(
+            *(
+                tag("path", d="".join(places), class_="many", stroke=_colour(colour))
+                for colour, places in by_colour.items()
+            )
+        )
+    return join(
+        *(
+            _marker(marker, left, top, colour, tag("title", _plain(words)))
+            for left, top, words, colour in spots
+        )
+    )
+
+
+def _marker(
+    marker: Mapping[str, Any], left: float, top: float, colour: str | None, title: Markup
+) -> Markup:
+    symbol, is_open, _ = marker.get("symbol", "circle").partition("-open")
+    outline = _SHAPES.get(symbol)
+    edge = marker.get("line", {})
+    is_line = symbol in ("x", "line-ns")
+    style = {
+        "fill": "none" if is_open or is_line else _colour(colour),
+        "stroke": _colour(edge.get("color") or colour),
+        "stroke_width": 2.0 if is_line else edge.get("width", 1.2),
+        "fill_opacity": marker.get("opacity"),
+    }
+    radius = marker["size"] / 2
+    if outline is None:
+        return tag("circle", title, cx=left, cy=top, r=radius, **style)
+    move = f"translate({number(left)},{number(top)}) scale({number(radius)})"
+    style["vector_effect"] = "non-scaling-stroke"
+    return tag("path", title, d=outline, transform=move, **style)
+
+
+def _bars(trace: Trace, x: _Axis, y: _Axis) -> Iterator[Markup]:
+    marker = trace["marker"]
+    edge = marker.get("line", {}).get("color")
+    columns = (trace[name] for name in ("y", "base", "x", "width", "hovertext", "text"))
+    for row, base, length, thickness, words, label in zip(*columns, strict=True):
+        left, right = sorted((x.at(base), x.at(base + length)))
+        height = thickness * abs(y.at(1) - y.at(0))
+        top = y.at(row) - height / 2
+        yield tag(
+            "rect",
+            tag("title", _plain(words)),
+            x=left,
+            y=top,
+            width=right - left,
+            height=height,
+            fill=_colour(marker["color"]),
+            stroke=_colour(edge or "--ground"),
+        )
+        if "pattern" in marker:
+            yield hatching(left, top, right - left, height)
+        if label and _CHARACTER * len(label) + 8.0 < right - left:
+            ink = _colour("--ink" if edge else "--on-pass")
+            yield tag("text", label, x=left + 4.0, y=y.at(row) + 4.0, fill=ink)
+
+
+def _cells(trace: Trace, x: _Axis, y: _Axis) -> Iterator[Markup]:
+    """The cells of a map that have a value, in the nearest colour of its scale."""
+    values = [value for row in trace["z"] for value in row if value is not None]
+    low, high = min(values), max(values)
+    scale = [colour for _, colour in trace["colorscale"]]
+    width = (x.end - x.start) / len(trace["x"])
+    height = (y.start - y.end) / len(trace["y"])
+    for name, row, texts in zip(trace["y"], trace["z"], trace["text"], strict=True):
+        for column, value, words in zip(trace["x"], row, texts, strict=True):
+            if value is None:
+                continue
+            part = (value - low) / (high - low) if high > low else 1.0
+            colour = scale[round(part * (len(scale) - 1))]
+            yield tag(
+                "rect",
+                tag("title", words),
+                x=x.at(column) - width / 2 + 1.0,
+                y=y.at(name) - height / 2 + 1.0,
+                width=width - 2.0,
+                height=height - 2.0,
+                fill=_colour(colour),
+            )
+            if "texttemplate" in trace:
+                place = {"x": x.at(column), "y": y.at(name) + 4.0}
+                ink = f"var(--on-{colour.removeprefix('--')})"
+                yield tag("text", words, class_="middle", fill=ink, **place)
+
+
+def _note(note: Mapping[str, Any], x: _Axis, y: _Axis) -> Markup:
+    anchor = {"left": "note", "right": "note end"}.get(note.get("xanchor", ""), "note middle")
+    return tag(
+        "text",
+        note["text"],
+        x=x.at(note["x"]) + note.get("xshift", 0),
+        y=y.at(note["y"]) - note.get("yshift", 0) + 4.0,
+        class_=anchor,
+        fill=_colour(note["font"].get("color")),
+    )
+
+
+def _legend(data: PlottedData, width: float) -> tuple[Markup, float]:
+    """The names of the traces in rows, and the height of the rows."""
+    left, top = 8.0, 12.0
+    drawn = []
+    shown = data.layout.get("showlegend", True)
+    for trace in data.traces:
+        if not (shown and trace.get("showlegend", True) and trace.get("name")):
+            continue
+        name = trace["name"]
+        length = 34.0 + _CHARACTER * len(name)
+        if left + length > width:
+            left, top = 8.0, top + _LEGEND_ROW
+        drawn += [_key(trace, left, top), tag("text", name, x=left + 20.0, y=top + 4.0)]
+        left += length
+    return join(*drawn), top + 16.0 if drawn else 20.0
+
+
+def _key(trace: Trace, left: float, top: float) -> Markup:
+    """A sample of a trace."""
+    if "marker" not in trace:
+        line = _Axis(spec={"range": (0, 1)}, start=left, end=left + 14.0)
+        flat = _Axis(spec={"range": (0, 1)}, start=top, end=top)
+        width = max(trace["line"].get("width", 0), 1.5) if "fillcolor" not in trace else 8
+        colour = trace.get("fillcolor", trace["line"].get("color"))
+        style = {**trace["line"], "width": width, "color": colour, "shape": None}
+        return _line({"x": (0, 1), "y": (0, 0), "line": style}, line, flat)
+    if trace["type"] == "bar":
+        colour = _colour(trace["marker"]["color"])
+        return tag("rect", x=left, y=top - 6.0, width=12.0, height=12.0, fill=colour)
+    marker = {**trace["marker"], "size": min(trace["marker"]["size"], 12)}
+    return _marker(marker, left + 7.0, top, marker.get("color"), Markup(""))
+
+
+def _colour(name: str | None) -> str | None:
+    """A colour for an attribute: a name of the style sheet's variable, or a word such as none."""
+    return f"var({name})" if name and name.startswith("--") else name
+
+
+def _plain(words: str) -> str:
+    """A text of plotly, which has entities and line ends as markup."""
+    return unescape(words.replace("<br>", "\n"))

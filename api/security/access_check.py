@@ -1,0 +1,200 @@
+"""The access check: the checks of every request, before its body is read.
+
+In order: authentication (401; a form token that is missing or wrong: 403), rate limit (429), role
+(403), ownership (403). A request that passes carries its `Actor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Final
+
+from fastapi import Request
+from fastapi.routing import iter_route_contexts
+from fastapi.security import HTTPBearer
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.errors import AccessUndeclaredError, FormTokenInvalidError
+from api.http.problems import problem_response, too_many
+from api.http.rate_limit import Throttle
+from api.http.route_map import Asked, RouteMap
+from api.security.authentication import (
+    WRONG_FORM_TOKEN,
+    Authentication,
+    Credential,
+    address_of,
+    is_api,
+)
+from api.security.holders import Holder
+from api.security.ownership import Owners
+from api.security.roles import ACCESS, OPEN, AccessRule
+from api.security.session_cookie import FORM_FIELD, form_token, is_form_token
+from results_db.actor import Actor, TokenRole
+from results_db.errors import DatabaseUnavailableError
+
+BURST_S: Final = 2.0
+"""A burst may have as many requests as the rate allows in this many seconds."""
+
+_BUSY_ROLES: Final = 10
+"""The rate of workers and admins, as a multiple of a viewer's: many workers may share a token."""
+
+bearer_scheme = HTTPBearer(
+    auto_error=False,
+    scheme_name="bearer",
+    description="A token: that of the data directory, or one of `layout-tuner token create`.",
+)
+"""For the OpenAPI document only; the access check checks tokens."""
+
+
+class AccessCheck:
+    """Middleware that passes on the requests that the table of access admits."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        routes: RouteMap,
+        authentication: Authentication,
+        owners: Owners,
+        limits: Mapping[TokenRole, Throttle],
+    ) -> None:
+        self._app = app
+        self._routes, self._authentication, self._owners = routes, authentication, owners
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            raise NotImplementedError(
+                f"the access check does not check {scope['type']} connections"
+            )
+        asked = self._routes.asked(scope)
+        rule = _rule_of(asked, scope)
+        if rule is OPEN:
+            await self._app(scope, receive, send)
+            return
+        try:
+            credential = await self._checked(scope, asked, rule)
+        except DatabaseUnavailableError as error:
+            credential = problem_response(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                str(error),
+                kind="database-unavailable",
+                headers={"Retry-After": "1"},
+            )
+        if isinstance(credential, Response):
+            await credential(scope, receive, send)
+            return
+        _note(scope, credential)
+        await self._app(scope, receive, send)
+
+    async def _checked(
+        self, scope: Scope, asked: Asked | None, rule: AccessRule | None
+    ) -> Credential | Response:
+        """The credential of a request that may pass, or the refusal."""
+        credential = await self._authentication.credential(scope)
+        if isinstance(credential, Response):
+            return credential
+        holder = credential.holder
+        wait_s = self._limits[holder.role].take(holder.token_id or holder.name)
+        if wait_s > 0:
+            return too_many(f"the token {holder.name!r} asks too often", wait_s)
+        if asked is not None and rule is not None:
+            why = await self._why_not(holder, asked, rule)
+            if why is not None:
+                return problem_response(HTTPStatus.FORBIDDEN, why)
+        return credential
+
+    async def _why_not(self, holder: Holder, asked: Asked, rule: AccessRule) -> str | None:
+        if not rule.admits(holder.role):
+            return (
+                f"the token {holder.name!r} has the role {holder.role}, and {asked.operation} takes "
+                f"{rule.admitted()}; ask an admin of the service for another token"
+            )
+        if rule.owned is None or holder.role == "admin":
+            return None
+        return await self._owners.why_not(rule.owned, asked.path_parameters, holder.name)
+
+
+def _note(scope: Scope, credential: Credential) -> None:
+    """Adds the credential, the holder and the actor to the state of a request."""
+    holder = credential.holder
+    state = scope.setdefault("state", {})
+    state["credential"], state["holder"] = credential, holder
+    state["actor"] = Actor(
+        name=holder.name,
+        role=holder.role,
+        token_id=holder.token_id,
+        address=address_of(scope)[:64],
+    )
+    if credential.session_secret is not None and not is_api(scope):
+        state["csrf_token"] = form_token(credential.session_secret)
+
+
+def make_limits(requests_per_s: float) -> Mapping[TokenRole, Throttle]:
+    """The rate limits by role.
+
+    Args:
+        requests_per_s: for a viewer's or submitter's token; admins and workers get ten times that.
+    """
+
+    def limit(times: int) -> Throttle:
+        per_s = requests_per_s * times
+        return Throttle(per_s=per_s, burst=max(1.0, per_s * BURST_S))
+
+    few, many = limit(1), limit(_BUSY_ROLES)
+    return {"viewer": few, "submitter": few, "admin": many, "worker": many}
+
+
+async def check_again(request: Request) -> None:
+    """Checks the route that answers, in case the access check found another one: a fault of ours.
+
+    It also checks the form token of a form, which the access check cannot read.
+
+    Raises:
+        AccessUndeclaredError: the rule of the route does not admit the actor.
+        FormTokenInvalidError: a form of a page has no token of its session.
+    """
+    operation = request.scope["route"].name
+    rule = ACCESS.get(operation)
+    actor: Actor | None = getattr(request.state, "actor", None)
+    if rule is None or not (rule is OPEN or _admits(rule, actor)):
+        raise AccessUndeclaredError(f"{operation} was asked for past the access check")
+    credential: Credential | None = getattr(request.state, "credential", None)
+    if credential is not None and not credential.is_proven:
+        form = await request.form()
+        assert credential.session_secret is not None  # a token needs no proof
+        if not is_form_token(credential.session_secret, form.get(FORM_FIELD)):
+            raise FormTokenInvalidError(WRONG_FORM_TOKEN)
+
+
+def refuse_unchecked(routes: Sequence[BaseRoute]) -> None:
+    """Checks that every route that changes something has the dependency `check_again`.
+
+    Raises:
+        AccessUndeclaredError: a route lacks it.
+    """
+    for route in iter_route_contexts(routes):
+        if not set(route.methods or ()) - {"GET", "HEAD"}:
+            continue
+        if not any(each.call is check_again for each in route.dependant.dependencies):
+            raise AccessUndeclaredError(
+                f"the route {route.name} lacks the dependency `check_again`: it would accept forms of "
+                "other sites' pages"
+            )
+
+
+def _admits(rule: AccessRule, actor: Actor | None) -> bool:
+    return actor is not None and actor.role != "system" and rule.admits(actor.role)
+
+
+def _rule_of(asked: Asked | None, scope: Scope) -> AccessRule | None:
+    """The rule of a request; None: no route below /v1 matches, which only token holders may see."""
+    if asked is not None:
+        return ACCESS[asked.operation]
+    return None if is_api(scope) else OPEN
