@@ -174,7 +174,7 @@ class RankGroup:
 
     def _follow(self) -> None:
         progress = self._progress
-        while not self._is_settled():
+        while not self._stops_waiting():
             left_s = self._ends_at - time.monotonic()
             if self._cancelled():
                 message = f"the probe was cancelled ({progress.last()})"
@@ -195,7 +195,7 @@ class RankGroup:
                     self._take(event)
         return None
 
-    def _is_settled(self) -> bool:
+    def _stops_waiting(self) -> bool:
         """Whether to stop waiting for events."""
         progress, verdict = self._progress, self._verdict()
         if verdict is True:

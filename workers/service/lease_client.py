@@ -36,7 +36,7 @@ from workers.service.http import (
     ServiceHttp,
 )
 
-SETTLED_AFTER_S: Final = 6.0
+OVER_AFTER_S: Final = 6.0
 """Seconds without a failure after which an outage is over; longer than the pause between two tries:
 while heartbeats are answered, leases may still be refused."""
 
@@ -83,7 +83,7 @@ class LeaseClient:
             _log,
             f"the service at {self.url}",
             most_reasons=2,  # it is away, and it refuses the token
-            settled_after_s=SETTLED_AFTER_S,
+            settled_after_s=OVER_AFTER_S,
         )
         self._has_worked = False
 

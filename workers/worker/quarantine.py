@@ -91,7 +91,7 @@ class NodeHistory:
         for node in suspects:
             strike = Strike(probe=probe, why=doubt.why, is_alone=alone)
             self._strikes.setdefault(node, []).append(strike)
-        return {node: why for node in suspects if (why := self._judge(node)) is not None}
+        return {node: why for node in suspects if (why := self._strike_out(node)) is not None}
 
     def forget(self, probe: Hashable) -> None:
         """Drops a suspicion: the second run was cancelled, or there are no other nodes."""
@@ -102,7 +102,7 @@ class NodeHistory:
         self._quarantined.pop(node, None)
         self._strikes.pop(node, None)
 
-    def _judge(self, node: str) -> str | None:
+    def _strike_out(self, node: str) -> str | None:
         strikes = self._strikes[node]
         if node in self._quarantined or len(strikes) < STRIKES_OUT:
             return None
@@ -124,7 +124,7 @@ class SecondOpinions:
         self._roster = roster
         self._history = NodeHistory()
 
-    def judge(self, trial: HeldTrial, outcome: Outcome) -> frozenset[int]:
+    def suspects_after(self, trial: HeldTrial, outcome: Outcome) -> frozenset[int]:
         """Notes the end of a probe that still holds its devices.
 
         Returns:

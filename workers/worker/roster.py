@@ -154,7 +154,7 @@ class NodeRoster:
         node = self._nodes[event.node]
         if node.state != "recovering":
             return None
-        if event.hopeless:
+        if event.ranks_are_left:
             return self.quarantine(event.node, event.error)
         if event.error:
             self._change(event.node, next_try_at=now + self._backoffs[event.node].take())
@@ -244,7 +244,7 @@ class NodeRoster:
             return NodeRecovered(node=index)
 
         def failed(error: Exception) -> WorkerEvent:
-            hopeless = isinstance(error, RanksLeftError)
-            return NodeRecovered(node=index, error=str(error), hopeless=hopeless)
+            are_left = isinstance(error, RanksLeftError)
+            return NodeRecovered(node=index, error=str(error), ranks_are_left=are_left)
 
         in_background(self._events, recover, name=f"recover-{index}", failed=failed)

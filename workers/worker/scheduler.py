@@ -158,7 +158,7 @@ class Scheduler:
             until = self._usable_until()
             self._trials.end_doubts(now, until)
             self._trials.start(now, until)
-            self._trials.give_back_hopeless(now, until)
+            self._trials.give_back_unplaceable(now, until)
             self._request_more(now, until)
         self._idle = self._idle.then(now, max(0.0, len(self._roster) - self._trials.nodes_held))
 

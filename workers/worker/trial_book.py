@@ -129,7 +129,7 @@ class TrialBook:
         for event in due:
             self._end(event, until)
 
-    def give_back_hopeless(self, now: float, until: float | None) -> None:
+    def give_back_unplaceable(self, now: float, until: float | None) -> None:
         """Gives trials back that can't be run here, so that another worker can lease them."""
         if not self.waiting:
             return
@@ -137,11 +137,11 @@ class TrialBook:
         for trial in self.waiting:
             trial.waiting_because = visible_line(whys.get(trial.key, ""), MAX_WORDS)
             if self._packer.has_prospect(trial.key, now, until):
-                trial.hopeless_since = None
+                trial.unplaceable_since = None
                 continue
-            trial.hopeless_since = trial.hopeless_since or now
+            trial.unplaceable_since = trial.unplaceable_since or now
             too_late = until is not None and now + _at_most_s(trial.request) > until
-            if trial.runs or too_late or now >= trial.hopeless_since + _GIVE_BACK_AFTER_S:
+            if trial.runs or too_late or now >= trial.unplaceable_since + _GIVE_BACK_AFTER_S:
                 self._give_back(trial, f"given back: {trial.waiting_because}")
 
     def stop(self, trials: Sequence[HeldTrial], trial_ids: Sequence[int]) -> None:
@@ -193,7 +193,7 @@ class TrialBook:
             self._roster.quarantine(node, event.unclean)
         if outcome.reason == "node_lost":
             self._roster.look(time.monotonic())  # before other probes are placed there
-        suspects = self.opinions.judge(trial, outcome)
+        suspects = self.opinions.suspects_after(trial, outcome)
         trial.finish(outcome)
         self._recent_s.append(trial.runs[-1].held_s)
         if suspects and _may_run_again(trial, until):
