@@ -27,13 +27,7 @@ from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 from search_spaces.trainers.parameters import ParameterInvalidError
 from search_spaces.trainers.program import ProgramTrainer
 from workers.errors import PlacementImpossibleError, TrainerUnknownError, WorkerError
-from workers.launchers.base import (
-    Cancelled,
-    Launcher,
-    Node,
-    NodeSet,
-    OnEvent,
-)
+from workers.launchers.base import Cancelled, Node, NodeSet, OnEvent
 from workers.launchers.group import GroupEnd, GroupFailure, RankGroup, Verdict
 from workers.launchers.placement import Processes, place
 from workers.packing.request import Placement, Share
@@ -57,8 +51,11 @@ class TrainingEnd:
     """Last lines of output of the rank that failed."""
 
 
-class GroupLauncher(Launcher):
-    """Runs probes and training jobs on a set of nodes, any number at a time.
+class GroupLauncher:
+    """Runs probes and training jobs on a set of nodes; failures of probes are outcomes.
+
+    Any thread may call it. The caller ensures that groups which run at the same time hold disjoint
+    shares.
 
     Args:
         nodes: the nodes; the launcher closes them.
@@ -92,7 +89,7 @@ class GroupLauncher(Launcher):
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """The nodes, in order."""
+        """The nodes, in order. There may be more later, at the end; none is ever taken out."""
         return self._nodes.nodes
 
     @property
@@ -108,7 +105,14 @@ class GroupLauncher(Launcher):
         on_event: OnEvent,
         cancelled: Cancelled,
     ) -> Outcome:
-        """Runs a probe to its end.
+        """Runs a probe to its end; no process of it is left when this returns.
+
+        Args:
+            request: the probe.
+            shares: devices that it holds meanwhile; None: the first devices, as many as it needs.
+            on_event: called with {"event": "listening"} when the first rank is ready, and with each
+                iteration: its "index" and "step_time_s".
+            cancelled: whether it must end.
 
         Raises:
             RanksLeftError: a process of it can't be ended; its nodes must not be used again.
@@ -281,11 +285,15 @@ class GroupLauncher(Launcher):
             self._peaks.setdefault(precision, (tflops, source))
 
     def lost(self) -> Mapping[int, str]:
-        """Nodes that can't be used now, and why."""
+        """Nodes that can't be used now, by position, and why."""
         return self._nodes.lost()
 
     def recover(self, node: int) -> None:
-        """Makes a lost node usable again."""
+        """Makes a lost node usable again, while groups run on others.
+
+        Raises:
+            WorkerError: that is not possible at the moment.
+        """
         self._nodes.recover(node)
 
     def close(self) -> None:

@@ -12,7 +12,8 @@ from typing import Any, Final
 from search_spaces.protocol.worker_messages import NodeState, SetAside
 from workers.backoff import Backoff
 from workers.errors import RanksLeftError
-from workers.launchers.base import Cancelled, Launcher
+from workers.launchers.base import Cancelled
+from workers.launchers.group_launcher import GroupLauncher
 from workers.packing.packer import Packer
 from workers.worker.events import Events, NodeRecovered, NodesChecked, WorkerEvent, in_background
 from workers.worker.node_health import HealthReport, problems
@@ -63,7 +64,7 @@ class NodeRoster:
 
     def __init__(
         self,
-        launcher: Launcher,
+        launcher: GroupLauncher,
         packer: Packer,
         events: Events,
         *,

@@ -121,7 +121,7 @@ class Scheduler:
         """Notes an event; `advance` acts on it."""
         match event:
             case ProbeEnded():
-                self._trials.end(event, self._usable_until())
+                self._trials.note_end(event, self._usable_until())
             case LeaseAnswered():
                 self._take_lease(event)
             case HeartbeatAnswered():
@@ -156,7 +156,7 @@ class Scheduler:
         self._end_in_time(now)
         if self._drains_until is None:
             until = self._usable_until()
-            self._trials.end_doubts(now, until)
+            self._trials.note_delayed_ends(now, until)
             self._trials.start(now, until)
             self._trials.give_back_unplaceable(now, until)
             self._request_more(now, until)
@@ -211,7 +211,7 @@ class Scheduler:
         self._roster.take_wishes(answer.quarantine)
         for name in answer.release:
             if self._roster.release(name):
-                self._trials.opinions.release(name)
+                self._trials.second_opinions.release(name)
 
     def _begin_session(self, registration: WorkerCreated) -> None:
         self._worker_id = registration.worker_id

@@ -17,7 +17,8 @@ from typing import Any, Final
 
 from search_spaces.protocol.worker_messages import WorkerCreate, WorkerCreated
 from workers.errors import WorkerError, WorkerReplacedError, WorkerUnknownError
-from workers.launchers.base import Cancelled, Launcher
+from workers.launchers.base import Cancelled
+from workers.launchers.group_launcher import GroupLauncher
 from workers.packing.packer import Packer
 from workers.service.http import patiently
 from workers.service.lease_client import LeaseClient
@@ -43,7 +44,8 @@ _REGISTER_WITHIN_S: Final = 10.0
 _LEAVE_LEASING_WITHIN_S: Final = 1.0
 
 CheckOf = Callable[
-    [Launcher, Sequence[int], Cancelled, Mapping[int, HealthReport]], Mapping[int, HealthReport]
+    [GroupLauncher, Sequence[int], Cancelled, Mapping[int, HealthReport]],
+    Mapping[int, HealthReport],
 ]
 """Checks the health of some nodes of a launcher, in comparison with reports of other nodes."""
 
@@ -166,7 +168,7 @@ class Worker:
         *,
         client: LeaseClient,
         identity: WorkerCreate,
-        start_launcher: Callable[[], Launcher],
+        start_launcher: Callable[[], GroupLauncher],
         outbox: Outbox,
         drain: Drain,
         options: SchedulerOptions,
