@@ -22,6 +22,7 @@ from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.statistics.step_times import quartiles
 from workers.launchers.group_launcher import GroupLauncher
+from workers.launchers.local import LocalNodes
 from workers.ranks.json_lines import Document
 
 BEYOND_S: Final = 0.5

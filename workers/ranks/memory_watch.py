@@ -11,7 +11,6 @@ NVIDIA: the management library, through the bindings of nvidia-ml-py
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,14 +26,7 @@ from workers.ranks.visible_devices import CUDA, HIP, ROCR, rank_variables
 
 _KFD_NODES: Final = "sys/class/kfd/kfd/topology/nodes"
 
-NVIDIA_SMI: Final = (
-    "nvidia-smi",
-    "--query-gpu=index,uuid,memory.used",
-    "--format=csv,noheader,nounits",
-)
-
 _DRIVER_ANSWERS_WITHIN_S: Final = 10.0
-_MIB: Final = 1 << 20
 
 WAIT_S: Final = 10.0
 """Drivers free the memory of an ended process within about a second."""
@@ -150,30 +142,21 @@ def _properties(path: Path) -> dict[str, int]:
 class NvidiaDevices:
     """Lists NVIDIA's devices. Any thread may call it.
 
-    The management library answers within microseconds. Where it can't be loaded, `nvidia-smi` is
-    called, which takes a second on a node of eight devices. Either may hang with the driver: the
-    library is called in a thread, which is then left behind, and nvidia-smi is killed.
+    The management library answers within microseconds, or hangs with the driver: it is called in a
+    thread, which is then left behind.
 
     Args:
         nvml: the functions of the management library; None: those of pynvml.
-        nvidia_smi: the command that lists number, UUID and MiB in use.
         within_s: how long the driver may take to answer.
     """
 
-    def __init__(
-        self,
-        *,
-        nvml: Any = None,
-        nvidia_smi: Sequence[str] = NVIDIA_SMI,
-        within_s: float = _DRIVER_ANSWERS_WITHIN_S,
-    ) -> None:
+    def __init__(self, *, nvml: Any = None, within_s: float = _DRIVER_ANSWERS_WITHIN_S) -> None:
         self._nvml = nvml
-        self._nvidia_smi = nvidia_smi
         self._within_s = within_s
         self._hangs = False
 
     def __call__(self) -> tuple[DeviceUse, ...]:
-        """The devices that this process may use; none where neither library nor command answers."""
+        """The devices that this process may use; none where the library does not answer."""
         if self._hangs:
             return ()
         answers: list[tuple[DeviceUse, ...]] = []
@@ -184,23 +167,14 @@ class NvidiaDevices:
         return answers[0] if answers else ()
 
     def _list(self) -> tuple[DeviceUse, ...]:
-        nvml = self._nvml or _pynvml()
+        nvml = self._nvml
         if nvml is None:
-            return _devices_by_command(self._nvidia_smi, self._within_s)
+            import pynvml as nvml
         try:
             nvml.nvmlInit()  # a second call only counts
             return tuple(_nvml_device(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
-        except nvml.NVMLError:
-            return _devices_by_command(self._nvidia_smi, self._within_s)
-
-
-def _pynvml() -> Any:
-    """The bindings of the management library; None: they are not installed."""
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    return pynvml
+        except nvml.NVMLError:  # there is no driver
+            return ()
 
 
 def _nvml_device(nvml: Any, index: int) -> DeviceUse:
@@ -210,26 +184,6 @@ def _nvml_device(nvml: Any, index: int) -> DeviceUse:
         return DeviceUse(names=names, used_bytes=nvml.nvmlDeviceGetMemoryInfo(handle).used)
     except nvml.NVMLError:  # not supported, where the device shares the host's memory
         return DeviceUse(names=names, used_bytes=None)
-
-
-def _devices_by_command(command: Sequence[str], within_s: float) -> tuple[DeviceUse, ...]:
-    try:
-        listed = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=within_s,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):  # not installed, or it failed
-        return ()
-    rows = [[cell.strip() for cell in line.split(",")] for line in listed.stdout.splitlines()]
-    return tuple(
-        # "[N/A]" where the device shares the host's memory.
-        DeviceUse(names=(index, uuid), used_bytes=int(mib) * _MIB if mib.isdecimal() else None)
-        for index, uuid, mib in rows
-    )
 
 
 _NVIDIA: Final = NvidiaDevices()
