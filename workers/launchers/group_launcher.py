@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from types import MappingProxyType
 from typing import Any, Final, Self
@@ -37,18 +37,6 @@ from workers.trainer.revision import GIT_REVISION
 
 _PEAK_WITHIN_S: Final = 60.0
 _NO_DEADLINE_S: Final = 10 * 365 * 86400.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingEnd:
-    """How a training job ended."""
-
-    result: Mapping[str, Any] | None
-    """The result of rank 0; None: the job failed."""
-    message: str = ""
-    """Why it failed."""
-    log_tail: str = ""
-    """Last lines of output of the rank that failed."""
 
 
 class GroupLauncher:
@@ -208,25 +196,20 @@ class GroupLauncher:
             failure = GroupFailure(reason=reason, message=str(error))
             return self._outcome(replace(end, failure=failure))
 
-    def train(
-        self, job: Mapping[str, Any], *, on_event: OnEvent, cancelled: Cancelled
-    ) -> TrainingEnd:
-        """Runs a training job to its end.
+    def train(self, job: Mapping[str, Any], *, on_event: OnEvent, cancelled: Cancelled) -> GroupEnd:
+        """Runs a training job to its end; the result of rank 0 is its "training".
 
         Raises:
             PlacementImpossibleError: it needs more devices than there are.
             RanksLeftError: a process of it can't be ended.
         """
-        end = self._run_layout(
+        return self._run_layout(
             Layout.from_mapping(job["layout"]),
             {"kind": "train", "job": dict(job)},
             deadline_s=_NO_DEADLINE_S,
             on_event=lambda event: None if event["event"] == "listening" else on_event(event),
             cancelled=cancelled,
         )
-        if end.failure is not None:
-            return TrainingEnd(result=None, message=end.failure.message, log_tail=end.log_tail)
-        return TrainingEnd(result=end.results[0]["training"])
 
     def run_job(
         self,
