@@ -13,7 +13,8 @@ layouts.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -93,8 +94,15 @@ def input_of(each: Pass, num_stages: int) -> Pass | None:
     return each._replace(stage=each.stage + 1)
 
 
+@lru_cache(maxsize=1 << 16)
 def most_in_flight(schedule: Schedule, rank: int) -> int:
-    """Most passes of a rank whose activations are held at once, each of one of its stages."""
+    """Most passes of a rank whose activations are held at once, each of one of its stages.
+
+    Beyond the warm-up the length of a schedule does not matter.
+    """
+    enough = 2 * schedule.pp * max(schedule.vpp, 1) * schedule.pp
+    if schedule.num_microbatches > enough:
+        return most_in_flight(replace(schedule, num_microbatches=enough), rank)
     held = most = 0
     for each in rank_order(schedule, rank):
         held += 1 if each.is_forward else -1
