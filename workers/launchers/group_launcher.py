@@ -238,7 +238,11 @@ class GroupLauncher:
             rendezvous=rendezvous,
         )
         return RankGroup(
-            self._nodes, tasks, deadline_s=deadline_s, on_event=on_event, cancelled=cancelled
+            nodes=self._nodes,
+            tasks=tasks,
+            deadline_s=deadline_s,
+            on_event=on_event,
+            cancelled=cancelled,
         ).run()
 
     def peak(
@@ -342,8 +346,8 @@ class GroupLauncher:
             processes=processes,
         )
         return RankGroup(
-            self._nodes,
-            tasks,
+            nodes=self._nodes,
+            tasks=tasks,
             deadline_s=deadline_s,
             on_event=on_event,
             cancelled=cancelled,

@@ -113,16 +113,11 @@ class NodeHistory:
         return why
 
 
-class SecondOpinions:
-    """Decides which failed probes are run again on other nodes, and quarantines nodes.
+@dataclass(kw_only=True)
+class SecondOpinions(NodeHistory):
+    """Decides which failed probes are run again on other nodes, and quarantines nodes."""
 
-    Args:
-        roster: the nodes.
-    """
-
-    def __init__(self, roster: NodeRoster) -> None:
-        self._roster = roster
-        self._history = NodeHistory()
+    roster: NodeRoster
 
     def suspects_after(self, trial: HeldTrial, outcome: Outcome) -> frozenset[int]:
         """Notes the end of a probe that still holds its devices.
@@ -130,34 +125,26 @@ class SecondOpinions:
         Returns:
             Positions of the nodes to avoid when it is run again; empty: it is not run again.
         """
-        names = [self._roster.name(share.node) for share in trial.placement]
+        names = [self.roster.name(share.node) for share in trial.placement]
         if outcome.state == "completed":
-            for name, why in self._history.completed(trial.key, names).items():
-                if (index := self._roster.position(name)) is not None:
-                    self._roster.quarantine(index, why)
+            for name, why in self.completed(trial.key, names).items():
+                if (index := self.roster.position(name)) is not None:
+                    self.roster.quarantine(index, why)
             return frozenset()
-        if not self._history.failed(trial.key, names, outcome):
-            self.forget(trial)
+        if not self.failed(trial.key, names, outcome):
+            self.forget(trial.key)
             return frozenset()
         held = frozenset(share.node for share in trial.placement)
-        named = self._roster.position(outcome.node)
+        named = self.roster.position(outcome.node)
         suspects = frozenset({named}) if named in held and named is not None else held
         if not self._has_others(trial, suspects):
-            self.forget(trial)
+            self.forget(trial.key)
             return frozenset()
         return suspects
-
-    def forget(self, trial: HeldTrial) -> None:
-        """Drops a suspicion: there is no second run."""
-        self._history.forget(trial.key)
-
-    def release(self, name: str) -> None:
-        """Removes the strikes of a node that is released from quarantine."""
-        self._history.release(name)
 
     def _has_others(self, trial: HeldTrial, suspects: frozenset[int]) -> bool:
         layout = trial.request.layout
         per_node = -(-layout.num_devices // layout.num_nodes)
-        others = [index for index in self._roster.usable() if index not in suspects]
-        large_enough = sum(size >= per_node for size in self._roster.sizes(others))
+        others = [index for index in self.roster.usable() if index not in suspects]
+        large_enough = sum(size >= per_node for size in self.roster.sizes(others))
         return large_enough >= layout.num_nodes

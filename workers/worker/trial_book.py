@@ -21,6 +21,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
@@ -51,40 +52,30 @@ _RECENT: Final = 51
 """Probes whose median duration is the expected duration of the next."""
 
 
+@dataclass(kw_only=True)
 class TrialBook:
-    """The trials that the worker holds. Only the thread that owns the worker's state uses it.
+    """The trials that the worker holds. Only the thread that owns the worker's state uses it."""
 
-    Args:
-        launcher: runs probes.
-        packer: assigns devices to them.
-        roster: the nodes, and which of them can be used.
-        posting: posts outcomes.
-        events: where the ends of probes are put.
-        share_nodes: whether probes smaller than a node run side by side on one.
-    """
+    launcher: GroupLauncher
+    """Runs probes."""
+    packer: Packer
+    """Assigns devices to them."""
+    roster: NodeRoster
+    """The nodes, and which of them can be used."""
+    posting: Posting
+    """Posts outcomes."""
+    events: Events
+    """Where the ends of probes are put."""
+    share_nodes: bool
+    """Whether probes smaller than a node run side by side on one."""
 
-    def __init__(
-        self,
-        *,
-        launcher: GroupLauncher,
-        packer: Packer,
-        roster: NodeRoster,
-        posting: Posting,
-        events: Events,
-        share_nodes: bool,
-    ) -> None:
-        self._launcher = launcher
-        self._packer = packer
-        self._roster = roster
-        self._posting = posting
-        self._events = events
-        self._share_nodes = share_nodes
+    def __post_init__(self) -> None:
         self._held: dict[str, HeldTrial] = {}
         self._delayed_ends: list[tuple[float, ProbeEnded]] = []
         """Ends of probes that the end of the job may have killed, and when to note them."""
         self._recent_s: deque[float] = deque(maxlen=_RECENT)
         """How long the latest probes held their devices."""
-        self.second_opinions = SecondOpinions(roster)
+        self.second_opinions = SecondOpinions(roster=self.roster)
 
     @property
     def held(self) -> tuple[HeldTrial, ...]:
@@ -125,13 +116,13 @@ class TrialBook:
             now: the time.
             until: when they must have ended; None: no limit.
         """
-        for key, placement in self._packer.place(now, until):
+        for key, placement in self.packer.place(now, until):
             self._start(self._held[str(key)], placement)
 
     def _refuse_too_large(self, request: ProbeRequest) -> None:
         layout = request.layout
         per_node = -(-layout.num_devices // layout.num_nodes)
-        large_enough = sum(size >= per_node for size in self._roster.sizes())
+        large_enough = sum(size >= per_node for size in self.roster.sizes())
         if large_enough < layout.num_nodes:
             raise ValueError(
                 f"{layout.num_devices} ranks on num_nodes={layout.num_nodes} are {per_node} a node, "
@@ -142,7 +133,7 @@ class TrialBook:
         message = visible_line(f"this worker can't run the request: {why}", MAX_MESSAGE_LENGTH)
         outcome = Outcome(state="failed", reason="unsupported", message=message)
         _LOG.warning("trial %d of %s %s", lease.number, lease.campaign, _summary(outcome))
-        self._posting.take(
+        self.posting.take(
             OutcomeReport(
                 trial_id=lease.trial_id,
                 attempt=lease.attempt,
@@ -159,7 +150,7 @@ class TrialBook:
             avoid: positions of nodes that it must not get.
         """
         layout, at_most_s = trial.request.layout, _at_most_s(trial.request)
-        self._packer.submit(
+        self.packer.submit(
             PackRequest(
                 key=trial.key,
                 num_nodes=layout.num_nodes,
@@ -172,14 +163,14 @@ class TrialBook:
         self._held[trial.key] = trial
 
     def _start(self, trial: HeldTrial, placement: Placement) -> None:
-        (size,) = self._roster.sizes([placement[0].node])
-        whole = not self._share_nodes or len(placement) > 1
+        (size,) = self.roster.sizes([placement[0].node])
+        whole = not self.share_nodes or len(placement) > 1
         nodes_held = len(placement) if whole else len(placement[0].devices) / size
         trial.begin(placement, whole=whole, nodes_held=nodes_held)
         again = " again, elsewhere" if trial.runs else ""
-        where = ", ".join(self._roster.name(share.node) for share in placement)
+        where = ", ".join(self.roster.name(share.node) for share in placement)
         _LOG.info("%s starts%s on %s", trial.key, again, where)
-        start_probe(self._launcher, trial, self._events)
+        start_probe(self.launcher, trial, self.events)
 
     # From the end of the probe to the outcome.
 
@@ -199,11 +190,11 @@ class TrialBook:
 
     def _note_end(self, event: ProbeEnded, until: float | None) -> None:
         trial, outcome = event.trial, event.outcome
-        self._packer.release(trial.key)
+        self.packer.release(trial.key)
         for node in event.unclean_nodes:
-            self._roster.quarantine(node, event.unclean)
+            self.roster.quarantine(node, event.unclean)
         if outcome.reason == "node_lost":
-            self._roster.look(time.monotonic())  # before other probes are placed there
+            self.roster.look(time.monotonic())  # before other probes are placed there
         suspects = self.second_opinions.suspects_after(trial, outcome)
         trial.finish(outcome)
         self._recent_s.append(trial.runs[-1].held_s)
@@ -216,11 +207,11 @@ class TrialBook:
     def _finish(self, trial: HeldTrial) -> None:
         """Posts the outcome of the last run; without a lease, only one that is worth keeping."""
         del self._held[trial.key]
-        self.second_opinions.forget(trial)
+        self.second_opinions.forget(trial.key)
         outcome = trial.runs[-1].outcome
         _LOG.info("%s %s", trial.key, _summary(outcome))
         if not trial.is_returned or outcome.state not in ("cancelled", "failed"):
-            self._posting.take(trial.report())
+            self.posting.take(trial.report())
 
     # Trials that leave the book early.
 
@@ -231,10 +222,10 @@ class TrialBook:
         """
         if not self.waiting:
             return
-        whys = self._packer.why_waiting(now, until)
+        whys = self.packer.why_waiting(now, until)
         for trial in self.waiting:
             trial.waiting_because = visible_line(whys.get(trial.key, ""), MAX_WORDS)
-            if self._packer.has_prospect(trial.key, now, until):
+            if self.packer.has_prospect(trial.key, now, until):
                 trial.unplaceable_since = None
                 continue
             trial.unplaceable_since = trial.unplaceable_since or now
@@ -243,7 +234,7 @@ class TrialBook:
                 why = f"given back: {trial.waiting_because}"
                 _LOG.info("%s is %s", trial.key, why)
                 self._drop_waiting(trial)
-                self._posting.take(trial.report(None if trial.runs else _cancelled(why)))
+                self.posting.take(trial.report(None if trial.runs else _cancelled(why)))
 
     def stop(self, trials: Sequence[HeldTrial], trial_ids: Sequence[int]) -> None:
         """Stops those of the trials that the service names."""
@@ -254,7 +245,7 @@ class TrialBook:
                 trial.stop.set()
             else:
                 self._drop_waiting(trial)
-                self._posting.take(trial.report(_cancelled("stopped before its probe began")))
+                self.posting.take(trial.report(_cancelled("stopped before its probe began")))
 
     def lose_leases(self) -> None:
         """Notes the end of the session: drops the trials that wait and lets the others run.
@@ -283,8 +274,8 @@ class TrialBook:
             self._drop_waiting(trial)
 
     def _drop_waiting(self, trial: HeldTrial) -> None:
-        self._packer.withdraw(trial.key)
-        self.second_opinions.forget(trial)
+        self.packer.withdraw(trial.key)
+        self.second_opinions.forget(trial.key)
         del self._held[trial.key]
 
 

@@ -121,18 +121,15 @@ class RayNodes:
         """Returns at once: each agent waits for its zygote before its node joins."""
 
     def start(self, tasks: Mapping[int, Sequence[RankTask]]) -> None:
-        """Forks ranks on some nodes."""
         self._router.open(next(iter(tasks.values()))[0].group, list(tasks))
         for node, on_node in tasks.items():
             self._order(node, {"order": "start", "tasks": [asdict(task) for task in on_node]})
 
     def tell(self, nodes: Sequence[int], group: str, document: Document) -> None:
-        """Sends a document to every rank of a group."""
         for node in nodes:
             self._order(node, {"order": "tell", "group": group, "document": document})
 
     def poll(self, _nodes: Sequence[int], group: str, timeout_s: float) -> list[NodeEvent]:
-        """The events of a group and of its nodes since the last call."""
         return self._router.poll(group, timeout_s)
 
     def end(self, nodes: Sequence[int], group: str) -> dict[int, str]:
@@ -157,7 +154,6 @@ class RayNodes:
         return tails
 
     def lost(self) -> Mapping[int, str]:
-        """Nodes that are lost now, and why."""
         return self._router.lost()
 
     def recover(self, node: int) -> None:

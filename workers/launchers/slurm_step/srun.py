@@ -125,11 +125,9 @@ class SrunNodes:
         self._launch_what_may_run()
 
     def tell(self, _nodes: Sequence[int], group: str, document: Document) -> None:
-        """Sends a document to every rank of a group."""
         self.step(group).tell({"order": "tell", "group": group, "document": document})
 
     def poll(self, _nodes: Sequence[int], group: str, timeout_s: float) -> list[NodeEvent]:
-        """The events of the group since the last call."""
         step = self.step(group)
         events = step.poll(timeout_s)
         self._note_losses(step)
