@@ -83,7 +83,7 @@ class RayNode:
         _LOG.info("Ray starts on %s; the head is %s", self._address, self._head)
         head = HeadWatch(self._head)
         try:
-            while not processes.have_ended() and not self._end_signal.within(_LOOK_S):
+            while not processes.has_ended() and not self._end_signal.within(_LOOK_S):
                 # Ray itself would notice after a minute; a new head does not know this node.
                 if self._port is None and head.has_ended():
                     return f"the head at {self._head} has ended"

@@ -21,7 +21,6 @@ from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.statistics.step_times import quartiles
-from workers.launchers.base import Launcher
 from workers.launchers.group_launcher import GroupLauncher
 from workers.launchers.local import LocalNodes
 from workers.ranks.json_lines import Document
@@ -55,7 +54,7 @@ class ProbeCost:
 
 
 @contextmanager
-def warm_launcher() -> Iterator[Launcher]:
+def warm_launcher() -> Iterator[GroupLauncher]:
     """The launcher of `layout-tuner probe`, whose ranks also say how long they counted memory."""
     cluster = detect_local_cpu()
     nodes = LocalNodes(
@@ -69,7 +68,7 @@ def warm_launcher() -> Iterator[Launcher]:
 
 
 def probe_cost(
-    launcher: Launcher, model: ModelShape, layout: Layout, *, iterations: int, repeats: int
+    launcher: GroupLauncher, model: ModelShape, layout: Layout, *, iterations: int, repeats: int
 ) -> ProbeCost:
     """The probe whose cost is the median of some; one before them makes everything warm.
 
@@ -81,7 +80,7 @@ def probe_cost(
     return sorted(costs, key=lambda cost: cost.beyond_s)[len(costs) // 2]
 
 
-def _run(launcher: Launcher, request: ProbeRequest) -> ProbeCost:
+def _run(launcher: GroupLauncher, request: ProbeRequest) -> ProbeCost:
     memory_s: list[float] = []
 
     def note(event: Document) -> None:
@@ -123,7 +122,7 @@ def torchrun_start_s(num_ranks: int, *, repeats: int) -> float:
     return quartiles(seconds)[1]
 
 
-def start_figures(launcher: Launcher, model: ModelShape) -> list[Figure]:
+def start_figures(launcher: GroupLauncher, model: ModelShape) -> list[Figure]:
     """What a probe of two ranks costs beyond its iterations, and torchrun's start beside it."""
     layout = make_layout(precision="fp32", dp=2, num_microbatches=1)
     costs = {
@@ -150,7 +149,7 @@ def start_figures(launcher: Launcher, model: ModelShape) -> list[Figure]:
     return [*figures, torchrun]
 
 
-def breakdown_figures(launcher: Launcher) -> list[Figure]:
+def breakdown_figures(launcher: GroupLauncher) -> list[Figure]:
     """What the breakdown of an iteration leaves unexplained, a layout of two ranks each."""
     figures = []
     for axis in ("tp", "pp", "dp"):

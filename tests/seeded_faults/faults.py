@@ -306,7 +306,7 @@ WORKERS: Final = (
     ),
     Fault(
         name="orders-to-ranks-are-lost",
-        function="GroupLines.tell",
+        function="RankReports.tell",
         before="line.send(document)",
         after="continue",
         what="What the worker tells the ranks of a group, as to stop early, reaches none of them.",

@@ -109,8 +109,8 @@ def run_group(
         allow_sharing=True,
     )
     group = RankGroup(
-        nodes,
-        tasks,
+        nodes=nodes,
+        tasks=tasks,
         deadline_s=deadline_s,
         on_event=on_event,
         cancelled=cancelled,

@@ -288,11 +288,11 @@ def _train_here(job: TrainJob, machine: Cluster, progress: ProgressLog) -> Any:
                 err=True,
             )
         end = launcher.train(job.to_mapping(), on_event=progress, cancelled=lambda: False)
-    if end.result is None:
+    if end.failure is not None:
         if end.log_tail:
             click.echo(end.log_tail, err=True)
-        fail(end.message)
-    return end.result
+        fail(end.failure.message)
+    return end.results[0]["training"]
 
 
 def _say_progress(line: WorkLine, request: ProbeRequest, event: Mapping[str, Any]) -> None:

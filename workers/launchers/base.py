@@ -1,4 +1,4 @@
-"""The interfaces of launchers, which run probes, and of the nodes below them."""
+"""The interface of the nodes of a launcher, and what they report."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from search_spaces.protocol.outcome import Outcome, ProbeRequest
-from workers.packing.request import Placement
 from workers.ranks.json_lines import Document
 from workers.ranks.rank_task import Device, RankTask
 
@@ -20,52 +18,6 @@ Cancelled = Callable[[], bool]
 CAUSE_WITHIN_S: Final = 10.0
 """How long a failure that may be the consequence of another one waits for its cause, unless all
 ranks end before: trainers on several nodes take seconds to print an error and to end."""
-
-
-class Launcher(Protocol):
-    """Runs groups of ranks; failures of probes are outcomes, not exceptions.
-
-    Any thread may call it. The caller ensures that groups which run at the same time hold disjoint
-    shares.
-    """
-
-    @property
-    def nodes(self) -> Sequence[Node]:
-        """The nodes, in order. There may be more later, at the end; none is ever taken out."""
-
-    def run(
-        self,
-        request: ProbeRequest,
-        *,
-        shares: Placement | None = None,
-        on_event: OnEvent,
-        cancelled: Cancelled,
-    ) -> Outcome:
-        """Runs a probe to its end; no process of it is left when this returns.
-
-        Args:
-            request: the probe.
-            shares: devices that it holds meanwhile; None: the first devices, as many as it needs.
-            on_event: called with {"event": "listening"} when the first rank is ready, and with each
-                iteration: its "index" and "step_time_s".
-            cancelled: whether it must end.
-
-        Raises:
-            RanksLeftError: a process of it can't be ended; its nodes must not be used again.
-        """
-
-    def lost(self) -> Mapping[int, str]:
-        """Nodes that can't be used now, by position, and why."""
-
-    def recover(self, node: int, /) -> None:
-        """Makes a lost node usable again, while groups run on others.
-
-        Raises:
-            WorkerError: that is not possible at the moment.
-        """
-
-    def close(self) -> None:
-        """Ends every process that the launcher has started."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

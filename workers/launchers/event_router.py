@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from workers.errors import NodeLostError
 from workers.launchers.base import NodeEvent
 from workers.ranks.json_lines import Document
 
 
+@dataclass(kw_only=True, slots=True)
+class _Queue:
+    """The events that a group has not polled yet."""
+
+    nodes: Sequence[int]
+    changed: threading.Condition
+    events: list[NodeEvent] = field(default_factory=list)
+
+    def put(self, node: int, document: Document) -> None:
+        self.events.append(NodeEvent(node=node, document=document))
+        self.changed.notify()
+
+
 class EventRouter:
     """One queue a group; the reader of the nodes fills it, and the group's thread empties it.
 
-    The cost of an event does not depend on the number of nodes and groups. It wakes one thread.
+    The cost of a report does not depend on the number of nodes and groups. It wakes one thread.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._queues: dict[str, _Queue] = {}
-        self._groups_by_node: defaultdict[int, set[str]] = defaultdict(set)
         self._lost: dict[int, str] = {}
 
     def open(self, group: str, nodes: Sequence[int]) -> None:
@@ -33,16 +45,12 @@ class EventRouter:
             for node in nodes:
                 if node in self._lost:
                     raise NodeLostError(self._lost[node], node=node)
-            self._queues[group] = _Queue(self._lock, nodes)
-            for node in nodes:
-                self._groups_by_node[node].add(group)
+            self._queues[group] = _Queue(nodes=nodes, changed=threading.Condition(self._lock))
 
     def close(self, group: str) -> None:
         """Removes the queue of a group; later events of it are dropped."""
         with self._lock:
-            queue = self._queues.pop(group, None)
-            for node in () if queue is None else queue.nodes:
-                self._groups_by_node[node].discard(group)
+            self._queues.pop(group, None)
 
     def deliver(self, node: int, documents: Iterable[Document]) -> None:
         """Puts events of a node into the queues of their groups."""
@@ -50,17 +58,17 @@ class EventRouter:
             for document in documents:
                 queue = self._queues.get(document["group"])
                 if queue is not None:
-                    queue.put(NodeEvent(node=node, document=document))
+                    queue.put(node, document)
 
     def lose(self, node: int, why: str) -> None:
         """Puts the loss of a node into the queues of its groups; the first reason is kept."""
-        lost = NodeEvent(node=node, document={"event": "lost", "message": why})
         with self._lock:
             if node in self._lost:
                 return
             self._lost[node] = why
-            for group in self._groups_by_node[node]:
-                self._queues[group].put(lost)
+            for queue in self._queues.values():
+                if node in queue.nodes:
+                    queue.put(node, {"event": "lost", "message": why})
 
     def find(self, node: int) -> None:
         """Notes that a lost node can be used again."""
@@ -79,22 +87,7 @@ class EventRouter:
     def poll(self, group: str, timeout_s: float) -> list[NodeEvent]:
         """The events of a group since the last call; waits for one up to the timeout."""
         with self._lock:
-            return self._queues[group].take(timeout_s)
-
-
-class _Queue:
-    """The events that a group has not polled yet."""
-
-    def __init__(self, lock: threading.Lock, nodes: Sequence[int]) -> None:
-        self.nodes = tuple(nodes)
-        self._changed = threading.Condition(lock)
-        self._events: list[NodeEvent] = []
-
-    def put(self, event: NodeEvent) -> None:
-        self._events.append(event)
-        self._changed.notify()
-
-    def take(self, timeout_s: float) -> list[NodeEvent]:
-        self._changed.wait_for(lambda: self._events, timeout_s)
-        events, self._events = self._events, []
-        return events
+            queue = self._queues[group]
+            queue.changed.wait_for(lambda: queue.events, timeout_s)
+            events, queue.events = queue.events, []
+            return events

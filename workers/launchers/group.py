@@ -104,42 +104,31 @@ class _Progress:
         return "no iteration had ended" if self.met else "the ranks had not met"
 
 
+@dataclass(kw_only=True)
 class RankGroup:
-    """Runs one group: starts it, sends rank 0's port to the others, ends it at the first failure.
+    """Runs one group: starts it, passes on the port of rank 0, ends it at the first failure."""
 
-    Args:
-        nodes: where it runs.
-        tasks: the ranks, by position of their node.
-        deadline_s: seconds from the start after which it is ended.
-        on_event: called with each report of the ranks.
-        cancelled: called now and then; whether to end.
-        memory_limit_bytes: memory that each rank may use; None: no limit was given.
-        verdict: called now and then; a failure ends the group with it, and True without one.
-    """
+    nodes: NodeSet
+    """Where it runs."""
+    tasks: Mapping[int, Sequence[RankTask]]
+    """The ranks, by position of their node."""
+    deadline_s: float
+    """Seconds from the start after which it is ended."""
+    on_event: OnEvent
+    """Called with each report of the ranks."""
+    cancelled: Cancelled
+    """Called now and then; whether to end."""
+    memory_limit_bytes: int | None = None
+    """Memory that each rank may use; None: no limit was given."""
+    verdict: Verdict = lambda: False
+    """Called now and then; a failure ends the group with it, and True without one."""
 
-    def __init__(
-        self,
-        nodes: NodeSet,
-        tasks: Mapping[int, Sequence[RankTask]],
-        *,
-        deadline_s: float,
-        on_event: OnEvent,
-        cancelled: Cancelled,
-        memory_limit_bytes: int | None = None,
-        verdict: Verdict = lambda: False,
-    ) -> None:
-        self._nodes = nodes
-        self._tasks = tasks
-        self._used = tuple(tasks)
-        first = tasks[self._used[0]][0]
+    def __post_init__(self) -> None:
+        self._used = tuple(self.tasks)
+        first = self.tasks[self._used[0]][0]
         self._group = first.group
         self._num_ranks = first.world_size
         self._master_address = first.address
-        self._deadline_s = deadline_s
-        self._on_event = on_event
-        self._cancelled = cancelled
-        self._memory_limit_bytes = memory_limit_bytes
-        self._verdict = verdict
         self._progress = _Progress(met=not first.rendezvous)
         self._ends_at = math.inf
 
@@ -151,17 +140,17 @@ class RankGroup:
         """
         started = time.monotonic()
         try:
-            self._nodes.wait_until_ready()
+            self.nodes.wait_until_ready()
             started = time.monotonic()  # importing torch does not count
-            self._ends_at = started + self._deadline_s
-            self._nodes.start(self._tasks)
+            self._ends_at = started + self.deadline_s
+            self.nodes.start(self.tasks)
             self._follow()
         except NodeLostError as error:
             self._progress.note(
                 GroupFailure(reason="node_lost", message=str(error), node=error.node)
             )
         finally:
-            tails = self._nodes.end(self._used, self._group)
+            tails = self.nodes.end(self._used, self._group)
         failure = self._progress.failure
         return GroupEnd(
             failure=failure,
@@ -169,20 +158,20 @@ class RankGroup:
             log_tail=_log_tail(tails, failure),
             duration_s=time.monotonic() - started,
             first_node=self._used[0],
-            oversubscribed=self._tasks[self._used[0]][0].oversubscribed,
+            oversubscribed=self.tasks[self._used[0]][0].oversubscribed,
         )
 
     def _follow(self) -> None:
         progress = self._progress
-        while not self._is_settled():
+        while not self._stops_waiting():
             left_s = self._ends_at - time.monotonic()
-            if self._cancelled():
+            if self.cancelled():
                 message = f"the probe was cancelled ({progress.last()})"
                 progress.note(GroupFailure(reason="cancelled", message=message))
             elif left_s <= 0:
-                names = ", ".join(self._nodes.nodes[node].name for node in self._used)
+                names = ", ".join(self.nodes.nodes[node].name for node in self._used)
                 message = (
-                    f"the probe did not end within deadline_s={self._deadline_s:g} "
+                    f"the probe did not end within deadline_s={self.deadline_s:g} "
                     f"({progress.last()}) on {names}"
                 )
                 only_node = self._used[0] if len(self._used) == 1 else None
@@ -191,17 +180,17 @@ class RankGroup:
                 )
             else:
                 timeout_s = min(left_s, _TICK_S)
-                for event in self._nodes.poll(self._used, self._group, timeout_s):
+                for event in self.nodes.poll(self._used, self._group, timeout_s):
                     self._take(event)
         return None
 
-    def _is_settled(self) -> bool:
+    def _stops_waiting(self) -> bool:
         """Whether to stop waiting for events."""
-        progress, verdict = self._progress, self._verdict()
+        progress, verdict = self._progress, self.verdict()
         if verdict is True:
             if not progress.asked_to_drain:
                 progress.asked_to_drain = True
-                self._nodes.tell(self._used, self._group, {"drain": True})
+                self.nodes.tell(self._used, self._group, {"drain": True})
             if len(progress.drained) == self._num_ranks:
                 progress.failure = None
                 return True
@@ -221,7 +210,7 @@ class RankGroup:
             self._ends_at = math.inf
             return None
         if document["event"] == "started":
-            self._ends_at = time.monotonic() + self._deadline_s
+            self._ends_at = time.monotonic() + self.deadline_s
             return None
         if document["event"] == "exit":
             return self._take_exit(event.node, document)
@@ -232,8 +221,8 @@ class RankGroup:
             case "listening":
                 self._progress.met = True
                 where = {"address": self._master_address, "port": report["port"]}
-                self._nodes.tell(self._used, self._group, where)
-                self._on_event(report)
+                self.nodes.tell(self._used, self._group, where)
+                self.on_event(report)
             case "drained":
                 self._progress.drained.add(rank)
             case "result":
@@ -251,7 +240,7 @@ class RankGroup:
             case _:
                 if "index" in report:
                     self._progress.last_iteration = report["index"]
-                self._on_event(report)
+                self.on_event(report)
 
     def _take_exit(self, node: int, document: Document) -> None:
         rank, code = document["rank"], document["code"]
@@ -298,7 +287,7 @@ class RankGroup:
         It is where one of its ranks on that node took more than its limit, or where there is no
         limit. Otherwise other processes, perhaps those of another group, used the memory.
         """
-        limit_bytes = self._memory_limit_bytes
+        limit_bytes = self.memory_limit_bytes
         free = f"{document['memory_available_bytes']} bytes free at the start"
         if limit_bytes is None:
             return "out_of_memory", f"which had {free}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from types import MappingProxyType
 from typing import Any, Final, Self
@@ -27,13 +27,7 @@ from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 from search_spaces.trainers.parameters import ParameterInvalidError
 from search_spaces.trainers.program import ProgramTrainer
 from workers.errors import PlacementImpossibleError, TrainerUnknownError, WorkerError
-from workers.launchers.base import (
-    Cancelled,
-    Launcher,
-    Node,
-    NodeSet,
-    OnEvent,
-)
+from workers.launchers.base import Cancelled, Node, NodeSet, OnEvent
 from workers.launchers.group import GroupEnd, GroupFailure, RankGroup, Verdict
 from workers.launchers.placement import Processes, place
 from workers.packing.request import Placement, Share
@@ -45,20 +39,11 @@ _PEAK_WITHIN_S: Final = 60.0
 _NO_DEADLINE_S: Final = 10 * 365 * 86400.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingEnd:
-    """How a training job ended."""
+class GroupLauncher:
+    """Runs probes and training jobs on a set of nodes; failures of probes are outcomes.
 
-    result: Mapping[str, Any] | None
-    """The result of rank 0; None: the job failed."""
-    message: str = ""
-    """Why it failed."""
-    log_tail: str = ""
-    """Last lines of output of the rank that failed."""
-
-
-class GroupLauncher(Launcher):
-    """Runs probes and training jobs on a set of nodes, any number at a time.
+    Any thread may call it. The caller ensures that groups which run at the same time hold disjoint
+    shares.
 
     Args:
         nodes: the nodes; the launcher closes them.
@@ -92,7 +77,7 @@ class GroupLauncher(Launcher):
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """The nodes, in order."""
+        """The nodes, in order. There may be more later, at the end; none is ever taken out."""
         return self._nodes.nodes
 
     @property
@@ -108,7 +93,14 @@ class GroupLauncher(Launcher):
         on_event: OnEvent,
         cancelled: Cancelled,
     ) -> Outcome:
-        """Runs a probe to its end.
+        """Runs a probe to its end; no process of it is left when this returns.
+
+        Args:
+            request: the probe.
+            shares: devices that it holds meanwhile; None: the first devices, as many as it needs.
+            on_event: called with {"event": "listening"} when the first rank is ready, and with each
+                iteration: its "index" and "step_time_s".
+            cancelled: whether it must end.
 
         Raises:
             RanksLeftError: a process of it can't be ended; its nodes must not be used again.
@@ -204,25 +196,20 @@ class GroupLauncher(Launcher):
             failure = GroupFailure(reason=reason, message=str(error))
             return self._outcome(replace(end, failure=failure))
 
-    def train(
-        self, job: Mapping[str, Any], *, on_event: OnEvent, cancelled: Cancelled
-    ) -> TrainingEnd:
-        """Runs a training job to its end.
+    def train(self, job: Mapping[str, Any], *, on_event: OnEvent, cancelled: Cancelled) -> GroupEnd:
+        """Runs a training job to its end; the result of rank 0 is its "training".
 
         Raises:
             PlacementImpossibleError: it needs more devices than there are.
             RanksLeftError: a process of it can't be ended.
         """
-        end = self._run_layout(
+        return self._run_layout(
             Layout.from_mapping(job["layout"]),
             {"kind": "train", "job": dict(job)},
             deadline_s=_NO_DEADLINE_S,
             on_event=lambda event: None if event["event"] == "listening" else on_event(event),
             cancelled=cancelled,
         )
-        if end.failure is not None:
-            return TrainingEnd(result=None, message=end.failure.message, log_tail=end.log_tail)
-        return TrainingEnd(result=end.results[0]["training"])
 
     def run_job(
         self,
@@ -251,7 +238,11 @@ class GroupLauncher(Launcher):
             rendezvous=rendezvous,
         )
         return RankGroup(
-            self._nodes, tasks, deadline_s=deadline_s, on_event=on_event, cancelled=cancelled
+            nodes=self._nodes,
+            tasks=tasks,
+            deadline_s=deadline_s,
+            on_event=on_event,
+            cancelled=cancelled,
         ).run()
 
     def peak(
@@ -281,11 +272,15 @@ class GroupLauncher(Launcher):
             self._peaks.setdefault(precision, (tflops, source))
 
     def lost(self) -> Mapping[int, str]:
-        """Nodes that can't be used now, and why."""
+        """Nodes that can't be used now, by position, and why."""
         return self._nodes.lost()
 
     def recover(self, node: int) -> None:
-        """Makes a lost node usable again."""
+        """Makes a lost node usable again, while groups run on others.
+
+        Raises:
+            WorkerError: that is not possible at the moment.
+        """
         self._nodes.recover(node)
 
     def close(self) -> None:
@@ -351,8 +346,8 @@ class GroupLauncher(Launcher):
             processes=processes,
         )
         return RankGroup(
-            self._nodes,
-            tasks,
+            nodes=self._nodes,
+            tasks=tasks,
             deadline_s=deadline_s,
             on_event=on_event,
             cancelled=cancelled,

@@ -51,20 +51,16 @@ class LocalNodes:
         self.ranks.wait_until_ready()
 
     def start(self, tasks: Mapping[int, Sequence[RankTask]]) -> None:
-        """Forks ranks."""
         self._router.open(tasks[0][0].group, [0])
         self.ranks.start(tasks[0])
 
     def tell(self, _nodes: Sequence[int], group: str, document: Document) -> None:
-        """Sends a document to every rank of a group."""
         self.ranks.tell(group, document)
 
     def poll(self, _nodes: Sequence[int], group: str, timeout_s: float) -> list[NodeEvent]:
-        """The events of a group since the last call."""
         return self._router.poll(group, timeout_s)
 
     def end(self, _nodes: Sequence[int], group: str) -> dict[int, str]:
-        """Ends the remaining processes of a group."""
         try:
             return self.ranks.end(group)
         except NodeLostError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -179,8 +179,7 @@ class Packer:
         first: Hashable | None = None
         whys: dict[Hashable, str] = {}
         for request in self._waiting.values():
-            prospect = self._prospect(request, now_s, ends_at_s, free, first)
-            whys[request.key] = why_it_waits(prospect)
+            whys[request.key] = self._why(request, now_s, ends_at_s, free, first)
             if first is None and self._reserve(request, now_s, ends_at_s) is not None:
                 first = request.key
         return whys
@@ -258,92 +257,47 @@ class Packer:
             at_s = min(at_s, ends_at_s - request.at_most_s)
         return Reservation(key=request.key, devices=devices, lent_until_s=at_s)
 
-    def _prospect(
+    def _why(
         self,
         request: PackRequest,
         now_s: float,
         ends_at_s: float | None,
         free: FreeDevices,
-        first: Hashable | None,
-    ) -> WaitingProbe:
-        whole = self._is_whole(request)
-        at = earliest(self._table, request, whole=whole, now_s=now_s)
-        large_enough = self._table.num_devices >= request.per_node
-        usable = large_enough & self._table.usable
-        return WaitingProbe(
-            request=request,
-            whole=whole,
-            num_nodes=int(np.count_nonzero(large_enough)),
-            num_usable=int(np.count_nonzero(usable)),
-            unusable={self._names[node]: why for node, why in sorted(self._unusable.items())},
-            num_free=free.num_whole if whole else free.longest,
-            starts_in_s=None if at is None else max(0.0, at[0] - now_s),
-            ends_in_s=None if ends_at_s is None else ends_at_s - now_s,
-            behind=first,
-        )
+        behind: Hashable | None,
+    ) -> str:
+        """Why a probe waits; `behind` is an older one for which free devices are kept."""
+        whole, table = self._is_whole(request), self._table
+        needs = _needed(request, whole=whole)
+        large_enough = table.num_devices >= request.per_node
+        if (num_nodes := np.count_nonzero(large_enough)) < request.num_nodes:
+            has = f"{counted(int(num_nodes), 'node')} of {request.per_node} devices or more"
+            return f"needs {needs}, and the allocation has {has}"
+        if (num_usable := np.count_nonzero(large_enough & table.usable)) < request.num_nodes:
+            states = sorted(self._unusable.items())
+            unusable = ", ".join(f"{self._names[node]} is {why}" for node, why in states)
+            return (
+                f"needs more nodes than are usable: {num_usable} of {request.num_nodes}; {unusable}"
+            )
+        if ends_at_s is not None and request.at_most_s > ends_at_s - now_s:
+            return (
+                f"does not fit before the allocation ends in {max(0.0, ends_at_s - now_s):.0f} s: "
+                f"it may take {request.at_most_s:.0f} s"
+            )
+        at = earliest(table, request, whole=whole, now_s=now_s)
+        if at is None:
+            return f"waits for {needs}: not on the nodes where it failed before, and no others are usable"
+        num_free = free.num_whole if whole else free.longest
+        waits = f"waits for {needs}: {num_free or 'none'} {'are' if num_free > 1 else 'is'} free"
+        if num_free >= (request.num_nodes if whole else request.num_devices):
+            kept = f"kept for {behind}, which has waited longer"
+            return f"{waits}, {kept if behind is not None else 'so it starts next'}"
+        if behind is not None:
+            return f"{waits}; {behind} has waited longer"
+        return f"{waits}, enough are in {max(0.0, at[0] - now_s):.0f} s at the latest"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WaitingProbe:
-    """A waiting probe and the devices that it may get."""
-
-    request: PackRequest
-    whole: bool
-    """Whether it needs whole nodes."""
-    num_nodes: int
-    """Nodes of the allocation that are large enough for it."""
-    num_usable: int
-    """Those of them that are usable."""
-    unusable: Mapping[str, str]
-    """Why each of the others is not usable, by name."""
-    num_free: int
-    """Free whole nodes; or the largest number of contiguous free devices of a node."""
-    starts_in_s: float | None
-    """Seconds until enough are free, at the latest; None: never, with the nodes usable now."""
-    ends_in_s: float | None
-    """Seconds until the allocation ends; None: it does not end."""
-    behind: Hashable | None
-    """An older probe for which free devices are kept; None: there is none."""
-
-
-def why_it_waits(prospect: WaitingProbe) -> str:
-    """The sentence, without a full stop."""
-    request = prospect.request
-    if prospect.num_nodes < request.num_nodes:
-        has = f"{counted(prospect.num_nodes, 'node')} of {request.per_node} devices or more"
-        return f"needs {_needs(prospect)}, and the allocation has {has}"
-    if prospect.num_usable < request.num_nodes:
-        unusable = ", ".join(f"{name} is {why}" for name, why in prospect.unusable.items())
-        return (
-            f"needs more nodes than are usable: {prospect.num_usable} of {request.num_nodes}; "
-            f"{unusable}"
-        )
-    if prospect.ends_in_s is not None and request.at_most_s > prospect.ends_in_s:
-        return (
-            f"does not fit before the allocation ends in {max(0.0, prospect.ends_in_s):.0f} s: "
-            f"it may take {request.at_most_s:.0f} s"
-        )
-    return _waits(prospect)
-
-
-def _waits(prospect: WaitingProbe) -> str:
-    request = prospect.request
-    waits = f"waits for {_needs(prospect)}"
-    if prospect.starts_in_s is None:
-        return f"{waits}: not on the nodes where it failed before, and no others are usable"
-    free = f"{prospect.num_free or 'none'} {'are' if prospect.num_free > 1 else 'is'} free"
-    needed = request.num_nodes if prospect.whole else request.num_devices
-    if prospect.num_free >= needed:
-        kept = f"kept for {prospect.behind}, which has waited longer"
-        return f"{waits}: {free}, {kept if prospect.behind is not None else 'so it starts next'}"
-    if prospect.behind is not None:
-        return f"{waits}: {free}; {prospect.behind} has waited longer"
-    return f"{waits}: {free}, enough are in {prospect.starts_in_s:.0f} s at the latest"
-
-
-def _needs(prospect: WaitingProbe) -> str:
-    request = prospect.request
-    if prospect.whole:
+def _needed(request: PackRequest, *, whole: bool) -> str:
+    if whole:
         return counted(request.num_nodes, "whole node")
     many = "device" if request.num_devices == 1 else "contiguous devices"
     return f"{request.num_devices} {many} of a node"

@@ -17,8 +17,8 @@ from workers.ranks.rank_task import RankTask
 
 _EVERY_S: Final = 0.1
 _PAUSES: Final = 20
-"""How many times longer than a sample the pause after it is at least: nvidia-smi takes a second of
-a core of the ranks where the driver's library can't be loaded."""
+"""How many times longer than a sample the pause after it is at least: samples use a core of the
+ranks."""
 
 
 class MemorySample:

@@ -105,7 +105,6 @@ class _Report:
     since_start_s: float
     figures: Mapping[str, float]
     """NaN and infinity are possible."""
-    sampled_bytes: int
 
 
 class ProgramRun:
@@ -149,11 +148,7 @@ class ProgramRun:
         figures = {name: float(value) for name, value in event["figures"].items()}
         self._sampled_bytes = max(self._sampled_bytes, event["sampled_bytes"])
         self._reports[event["source"]][event["reporter"]].append(
-            _Report(
-                since_start_s=event["since_start_s"],
-                figures=figures,
-                sampled_bytes=event["sampled_bytes"],
-            )
+            _Report(since_start_s=event["since_start_s"], figures=figures)
         )
         self._wrong = self._wrong or _wrong_figures(event, figures)
         for step in self._new_steps(event):

@@ -261,8 +261,8 @@ class _Supervisor:
             return False
         with suppress(OSError):  # the keeper has ended, and this process is about to
             os.write(1, data)
-        *lines, rest = (self._partial.get(fd, b"") + data).replace(b"\r", b"\n").split(b"\n")
-        self._partial[fd] = rest[-_CHUNK:]
+        *lines, unfinished = (self._partial.get(fd, b"") + data).replace(b"\r", b"\n").split(b"\n")
+        self._partial[fd] = unfinished[-_CHUNK:]
         for each in lines:
             self._take_line(each)
         return True
@@ -298,10 +298,10 @@ class _Supervisor:
             data = os.read(fd, _CHUNK)
         except BlockingIOError:
             return False
-        *lines, rest = (self._partial.get(fd, b"") + data).split(b"\n")
-        if len(rest) > _LONGEST_REPORT:
-            lines.append(rest)
-        self._partial[fd] = rest
+        *lines, unfinished = (self._partial.get(fd, b"") + data).split(b"\n")
+        if len(unfinished) > _LONGEST_REPORT:
+            lines.append(unfinished)
+        self._partial[fd] = unfinished
         for each in lines:
             self._take_report(each)
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, Final
 
 import torch
@@ -11,7 +12,6 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import Store
 
 from search_spaces.machine import available_memory_bytes, usable_memory_bytes
-from workers.ranks.rank_group import join_process_group
 from workers.ranks.rank_task import RankTask
 from workers.trainer.device_peak import MEASURED, measured_tflops
 
@@ -94,3 +94,22 @@ def _best_seconds(
         if repeat:
             best_s = min(best_s, time.perf_counter() - before)
     return best_s, size
+
+
+def join_process_group(task: RankTask, store: Store) -> torch.device:
+    """Joins the ranks of a task without the trainer in the default group; returns the device.
+
+    The deadline of the task is the timeout of the group.
+    """
+    device = torch.device("cpu")
+    if task.device == "cuda":
+        device = torch.device("cuda", 0)  # a rank sees only its own device
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "gloo" if device.type == "cpu" else "nccl",
+        store=store,
+        rank=task.rank,
+        world_size=task.world_size,
+        timeout=timedelta(seconds=task.deadline_s),
+    )
+    return device

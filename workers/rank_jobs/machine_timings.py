@@ -19,8 +19,8 @@ from torch._C._distributed_c10d import Store
 
 from search_spaces.spec.layout import PRECISIONS, Layout, Precision
 from search_spaces.statistics.step_times import quartiles
+from workers.rank_jobs.health_job import join_process_group
 from workers.ranks.json_lines import JsonLines
-from workers.ranks.rank_group import join_process_group
 from workers.ranks.rank_task import RankTask
 from workers.trainer.comm.collectives import all_reduce, barrier, gather_rows, scatter_rows
 from workers.trainer.comm.mesh import Mesh, build_mesh

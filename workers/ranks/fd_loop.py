@@ -1,4 +1,4 @@
-"""The event loop of zygote, keeper and a group's lines: a handler for each file descriptor."""
+"""The event loop of zygote, keeper and `RankReports`: a handler for each file descriptor."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class JsonLines:
             return ready
         return ready + self._complete(data) if data else None
 
-    def read_rest(self) -> list[Document]:
+    def read_all(self) -> list[Document]:
         """All documents that have arrived; to be called when the other end has stopped writing."""
         documents: list[Document] = []
         while data := self._receive(block=False):

@@ -26,6 +26,7 @@ import signal
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -43,32 +44,23 @@ END_WITHIN_S: Final = 10.0
 """Seconds that killed processes may take to end, before the group's end says that some are left."""
 
 
+@dataclass(kw_only=True)
 class GroupKeeper:
-    """The loop that forks the ranks of one group, reports their ends, and reaps them.
+    """The loop that forks the ranks of one group, reports their ends, and reaps them."""
 
-    Args:
-        agent: connection to the node's agent.
-        zygote_pid: pid of the zygote; its end is the end of the group.
-        tasks: the group's ranks on this node.
-        line_fds: the ranks' lines to the agent.
-        entry: what a rank runs.
-    """
+    agent: JsonLines
+    """Connection to the node's agent."""
+    zygote_pid: int
+    """Its end is the end of the group."""
+    tasks: Sequence[RankTask]
+    """The group's ranks on this node."""
+    line_fds: list[int]
+    """The ranks' lines to the agent."""
+    entry: RankEntry
+    """What a rank runs."""
 
-    def __init__(
-        self,
-        agent: JsonLines,
-        *,
-        zygote_pid: int,
-        tasks: Sequence[RankTask],
-        line_fds: Sequence[int],
-        entry: RankEntry,
-    ) -> None:
-        self._agent = agent
-        self._zygote_pid = zygote_pid
-        self._tasks = tasks
-        self._line_fds = list(line_fds)
-        self._entry = entry
-        self._group = tasks[0].group
+    def __post_init__(self) -> None:
+        self._group = self.tasks[0].group
         self._ranks: list[ForkedRank] = []
         self._peak_rss_bytes: dict[int, int] = {}  # of the ranks that have been reaped
         self._readers = Readers()
@@ -77,10 +69,10 @@ class GroupKeeper:
     def run(self) -> None:
         """Starts the ranks, and serves until the group or the zygote has ended."""
         become_subreaper()
-        self._readers.add(os.pidfd_open(self._zygote_pid), self._stop)
-        if os.getppid() != self._zygote_pid:  # it ended while this process was forked
+        self._readers.add(os.pidfd_open(self.zygote_pid), self._stop)
+        if os.getppid() != self.zygote_pid:  # it ended while this process was forked
             return
-        self._readers.add(self._agent.socket.fileno(), self._take_orders)
+        self._readers.add(self.agent.socket.fileno(), self._take_orders)
         self._start()
         while self._alive:
             self._readers.handle(None)
@@ -88,11 +80,11 @@ class GroupKeeper:
     def _stop(self) -> None:
         """Ends the group without a report, since the zygote or the agent has ended."""
         end_descendants(known=self._pids())
-        remove_directories(self._tasks[0])
+        remove_directories(self.tasks[0])
         self._alive = False
 
     def _take_orders(self) -> None:
-        orders = self._agent.read(block=False)
+        orders = self.agent.read(block=False)
         if orders is None:
             self._stop()
         elif orders:
@@ -102,12 +94,12 @@ class GroupKeeper:
         self._oom_kills_before = oom_kills()
         self._memory_available_bytes = available_memory_bytes()
         try:
-            for task in self._tasks:
-                line_fd = self._line_fds.pop(0)
-                inherited = (*self._readers, *self._line_fds)
-                self._hold(fork_rank(task, self._entry, line_fd, close_in_rank=inherited))
+            for task in self.tasks:
+                line_fd = self.line_fds.pop(0)
+                inherited = (*self._readers, *self.line_fds)
+                self._hold(fork_rank(task, self.entry, line_fd, close_in_rank=inherited))
         except OSError as error:
-            message = f"{len(self._tasks)} ranks could not be forked: {error}"
+            message = f"{len(self.tasks)} ranks could not be forked: {error}"
             self._send({"event": "group_lost", "group": self._group, "message": message})
 
     def _hold(self, rank: ForkedRank) -> None:
@@ -126,7 +118,7 @@ class GroupKeeper:
             while rank.log.keep_more():
                 pass
             tails[str(rank.task.rank)] = rank.log.tail()
-        remove_directories(self._tasks[0])
+        remove_directories(self.tasks[0])
         self._send({"event": "ended", "group": self._group, "log_tails": tails, "left": left})
         if left is not None:
             os._exit(1)  # the zygote goes on trying
@@ -175,7 +167,7 @@ class GroupKeeper:
         for rank in self._ranks:
             if rank.pidfd in self._readers:
                 peaks[rank.task.rank] = memory_of(rank.pid)["VmHWM"]
-        shared = memory_of(self._zygote_pid)["VmRSS"]
+        shared = memory_of(self.zygote_pid)["VmRSS"]
         return {str(rank): max(0, peak - shared) for rank, peak in sorted(peaks.items())}
 
     def _oom_kills(self) -> int | None:
@@ -184,7 +176,7 @@ class GroupKeeper:
 
     def _send(self, event: Document) -> None:
         with suppress(OSError):  # the agent has ended; the end of its line reports that too
-            self._agent.send(event)
+            self.agent.send(event)
 
 
 def memory_of(pid: int) -> Counter[str]:

@@ -10,12 +10,12 @@ NVIDIA: the management library, through the bindings of nvidia-ml-py
 
 from __future__ import annotations
 
+import importlib
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,14 +27,7 @@ from workers.ranks.visible_devices import CUDA, HIP, ROCR, rank_variables
 
 _KFD_NODES: Final = "sys/class/kfd/kfd/topology/nodes"
 
-NVIDIA_SMI: Final = (
-    "nvidia-smi",
-    "--query-gpu=index,uuid,memory.used",
-    "--format=csv,noheader,nounits",
-)
-
 _DRIVER_ANSWERS_WITHIN_S: Final = 10.0
-_MIB: Final = 1 << 20
 
 WAIT_S: Final = 10.0
 """Drivers free the memory of an ended process within about a second."""
@@ -150,30 +143,21 @@ def _properties(path: Path) -> dict[str, int]:
 class NvidiaDevices:
     """Lists NVIDIA's devices. Any thread may call it.
 
-    The management library answers within microseconds. Where it can't be loaded, `nvidia-smi` is
-    called, which takes a second on a node of eight devices. Either may hang with the driver: the
-    library is called in a thread, which is then left behind, and nvidia-smi is killed.
+    The management library answers within microseconds, or hangs with the driver: it is called in a
+    thread, which is then left behind.
 
     Args:
         nvml: the functions of the management library; None: those of pynvml.
-        nvidia_smi: the command that lists number, UUID and MiB in use.
         within_s: how long the driver may take to answer.
     """
 
-    def __init__(
-        self,
-        *,
-        nvml: Any = None,
-        nvidia_smi: Sequence[str] = NVIDIA_SMI,
-        within_s: float = _DRIVER_ANSWERS_WITHIN_S,
-    ) -> None:
+    def __init__(self, *, nvml: Any = None, within_s: float = _DRIVER_ANSWERS_WITHIN_S) -> None:
         self._nvml = nvml
-        self._nvidia_smi = nvidia_smi
         self._within_s = within_s
         self._hangs = False
 
     def __call__(self) -> tuple[DeviceUse, ...]:
-        """The devices that this process may use; none where neither library nor command answers."""
+        """The devices that this process may use; none where the library does not answer."""
         if self._hangs:
             return ()
         answers: list[tuple[DeviceUse, ...]] = []
@@ -184,23 +168,12 @@ class NvidiaDevices:
         return answers[0] if answers else ()
 
     def _list(self) -> tuple[DeviceUse, ...]:
-        nvml = self._nvml or _pynvml()
-        if nvml is None:
-            return _devices_by_command(self._nvidia_smi, self._within_s)
+        nvml = self._nvml or importlib.import_module("pynvml")
         try:
             nvml.nvmlInit()  # a second call only counts
             return tuple(_nvml_device(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
-        except nvml.NVMLError:
-            return _devices_by_command(self._nvidia_smi, self._within_s)
-
-
-def _pynvml() -> Any:
-    """The bindings of the management library; None: they are not installed."""
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    return pynvml
+        except nvml.NVMLError:  # there is no driver
+            return ()
 
 
 def _nvml_device(nvml: Any, index: int) -> DeviceUse:
@@ -212,30 +185,11 @@ def _nvml_device(nvml: Any, index: int) -> DeviceUse:
         return DeviceUse(names=names, used_bytes=None)
 
 
-def _devices_by_command(command: Sequence[str], within_s: float) -> tuple[DeviceUse, ...]:
-    try:
-        listed = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=within_s,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):  # not installed, or it failed
-        return ()
-    rows = [[cell.strip() for cell in line.split(",")] for line in listed.stdout.splitlines()]
-    return tuple(
-        # "[N/A]" where the device shares the host's memory.
-        DeviceUse(names=(index, uuid), used_bytes=int(mib) * _MIB if mib.isdecimal() else None)
-        for index, uuid, mib in rows
-    )
-
-
 _NVIDIA: Final = NvidiaDevices()
 """This machine's devices, for samples."""
 
 
+@dataclass
 class MemoryWatch:
     """Notes the memory in use before each group of a node, and waits until it is free again.
 
@@ -244,31 +198,22 @@ class MemoryWatch:
     by side, after the last of them has ended: before that, memory that one group left can't be
     distinguished from memory that the others use. Any thread may call it.
 
-    Args:
-        environment: of the zygote; it decides which devices the ranks see.
-        root: where the kernel's files are.
-        nvidia_devices: lists NVIDIA's devices; None: those of this machine.
-        wait_s: how long freeing memory may take.
-        device_slack_bytes: how much more a device may use than before.
-        host_slack_bytes: how much more the host may use than before.
     """
 
-    def __init__(
-        self,
-        environment: Mapping[str, str] = os.environ,
-        *,
-        root: Path = ROOT,
-        nvidia_devices: Callable[[], Sequence[DeviceUse]] | None = None,
-        wait_s: float = WAIT_S,
-        device_slack_bytes: int = DEVICE_SLACK_BYTES,
-        host_slack_bytes: int = HOST_SLACK_BYTES,
-    ) -> None:
-        self._environment = environment
-        self._root = root
-        self._nvidia_devices = nvidia_devices or NvidiaDevices()
-        self._wait_s = wait_s
-        self._device_slack_bytes = device_slack_bytes
-        self._host_slack_bytes = host_slack_bytes
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    """Of the zygote; it decides which devices the ranks see."""
+    root: Path = ROOT
+    """Where the kernel's files are."""
+    nvidia_devices: Callable[[], Sequence[DeviceUse]] = field(default_factory=NvidiaDevices)
+    """Lists NVIDIA's devices."""
+    wait_s: float = WAIT_S
+    """How long freeing memory may take."""
+    device_slack_bytes: int = DEVICE_SLACK_BYTES
+    """How much more a device may use than before."""
+    host_slack_bytes: int = HOST_SLACK_BYTES
+    """How much more the host may use than before."""
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._names_by_group: dict[str, frozenset[str]] = {}
         self._idle_bytes: dict[str, int] = {}
@@ -279,7 +224,7 @@ class MemoryWatch:
         names = self._device_names(tasks)
         with self._lock:
             if not self._names_by_group:
-                self._host_bytes = host_bytes_in_use(self._root)
+                self._host_bytes = host_bytes_in_use(self.root)
             self._names_by_group[tasks[0].group] = names
             unknown = names - self._idle_bytes.keys()
         if unknown:
@@ -304,7 +249,7 @@ class MemoryWatch:
         backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while missing := [*self._missing_on_devices(names), *self._missing_on_host()]:
             waited_s = time.monotonic() - started
-            if waited_s > self._wait_s:
+            if waited_s > self.wait_s:
                 raise MemoryNotBackError(
                     f"{waited_s:.1f} s after a group ended {' and '.join(missing)}; look for what "
                     "holds the memory (a process of another user, files in /dev/shm, the driver)"
@@ -320,7 +265,7 @@ class MemoryWatch:
         for name in sorted(wanted):
             if name not in now:
                 missing.append(f"device {name} no longer reports its memory in use")
-            elif (held := now[name] - self._idle_bytes[name]) > self._device_slack_bytes:
+            elif (held := now[name] - self._idle_bytes[name]) > self.device_slack_bytes:
                 missing.append(f"device {name} has {held} bytes more in use than before it")
         if not missing:
             self._take(now)
@@ -330,8 +275,8 @@ class MemoryWatch:
         with self._lock:
             if self._names_by_group:  # the other groups use memory of the host too
                 return []
-            held = host_bytes_in_use(self._root) - self._host_bytes
-        if held <= self._host_slack_bytes:
+            held = host_bytes_in_use(self.root) - self._host_bytes
+        if held <= self.host_slack_bytes:
             return []
         return [f"the host has {held} bytes more in use, by no living process, than before it"]
 
@@ -343,12 +288,12 @@ class MemoryWatch:
     def _device_names(self, tasks: Sequence[RankTask]) -> frozenset[str]:
         if tasks[0].device == "cpu":
             return frozenset()
-        amd = bool(amd_devices(self._root))
-        found = (device_names(task, self._environment, amd=amd) for task in tasks)
+        amd = bool(amd_devices(self.root))
+        found = (device_names(task, self.environment, amd=amd) for task in tasks)
         return frozenset(name for names in found for name in names)
 
     def _in_use(self, names: Iterable[str]) -> dict[str, int]:
-        return _used_bytes(amd_devices(self._root) or self._nvidia_devices(), names)
+        return _used_bytes(amd_devices(self.root) or self.nvidia_devices(), names)
 
 
 def _is(device: DeviceUse, name: str) -> bool:

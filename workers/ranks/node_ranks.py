@@ -19,11 +19,11 @@ from typing import Any, Final
 
 from search_spaces.connection.service_address import PRIVATE_VARIABLES
 from workers.errors import NodeLostError, RanksLeftError, WorkerError
-from workers.ranks.group_lines import GroupLines
 from workers.ranks.json_lines import MOST_FDS, Document, JsonLines
 from workers.ranks.keeper import END_WITHIN_S
 from workers.ranks.memory_watch import MemoryWatch
 from workers.ranks.processes import end_marked, ended_within, last_words
+from workers.ranks.rank_reports import RankReports
 from workers.ranks.rank_task import RANK_ENTRY, RankTask
 from workers.ranks.scratch import SCRATCH_VARIABLE
 from workers.ranks.warden import python_module, start_under_warden
@@ -96,7 +96,7 @@ class NodeRanks:
         self._changed = threading.Condition()
         self._sending = threading.Lock()
         self._events: list[Document] = []
-        self._groups: dict[str, GroupLines] = {}
+        self._groups: dict[str, RankReports] = {}
         self._ended: dict[str, Document] = {}
         """Groups that their keepers have ended."""
         self._gone: set[str] = set()
@@ -133,22 +133,22 @@ class NodeRanks:
         self._memory.group_starts(tasks)
         group = tasks[0].group
         try:
-            lines = GroupLines(tasks, self._take)
+            reports = RankReports(tasks, self._take)
         except OSError as error:
             message = f"{len(tasks)} ranks could not be connected: {error}"
             return self._take([{"event": "group_lost", "group": group, "message": message}])
         try:
-            self._order({"order": "start", "tasks": [asdict(task) for task in tasks]}, lines)
+            self._order({"order": "start", "tasks": [asdict(task) for task in tasks]}, reports)
         except NodeLostError:
-            lines.close()
+            reports.close()
             raise
-        self._groups[group] = lines
-        return threading.Thread(target=lines.run, name=f"group-{group}", daemon=True).start()
+        self._groups[group] = reports
+        return threading.Thread(target=reports.run, name=f"group-{group}", daemon=True).start()
 
     def tell(self, group: str, document: Document) -> None:
         """Sends a document to every rank of the group on this node."""
-        if (lines := self._groups.get(group)) is not None:
-            lines.tell(document)
+        if (reports := self._groups.get(group)) is not None:
+            reports.tell(document)
 
     def poll(self, timeout_s: float) -> list[Document]:
         """The events since the last call; waits for one up to the timeout.
@@ -180,11 +180,11 @@ class NodeRanks:
         return tails
 
     def _end_processes(self, group: str) -> dict[int, str]:
-        if (lines := self._groups.get(group)) is not None:
-            lines.end()
-            if not self._wait_for_end(lines, _KEEPER_WITHIN_S):
+        if (reports := self._groups.get(group)) is not None:
+            reports.end()
+            if not self._wait_for_end(reports, _KEEPER_WITHIN_S):
                 self._order({"order": "kill", "group": group})
-                self._wait_for_end(lines, _ORPHANS_WITHIN_S)
+                self._wait_for_end(reports, _ORPHANS_WITHIN_S)
         with self._changed:
             self._groups.pop(group, None)
             is_gone = group in self._gone
@@ -193,7 +193,7 @@ class NodeRanks:
         if self._loss and not is_gone:
             raise NodeLostError(self._how_lost())
         left = ended["left"]
-        if lines is not None and not is_gone and left is None:
+        if reports is not None and not is_gone and left is None:
             within_s = _KEEPER_WITHIN_S + _ORPHANS_WITHIN_S
             left = (
                 f"processes of group {group} are still there {within_s:g} s after its end was "
@@ -203,12 +203,12 @@ class NodeRanks:
             raise RanksLeftError(left)
         return {int(rank): tail for rank, tail in ended["log_tails"].items()}
 
-    def _wait_for_end(self, lines: GroupLines, within_s: float) -> bool:
+    def _wait_for_end(self, reports: RankReports, within_s: float) -> bool:
         """Waits until a group is gone and all of its events have come, or it can't be ended."""
 
         def is_over() -> bool:
-            is_left = bool(self._ended.get(lines.group, {}).get("left"))
-            return is_left or (lines.group in self._gone and lines.is_closed)
+            is_left = bool(self._ended.get(reports.group, {}).get("left"))
+            return is_left or (reports.group in self._gone and reports.is_closed)
 
         with self._changed:
             self._changed.wait_for(lambda: is_over() or self._loss, within_s)
@@ -238,8 +238,8 @@ class NodeRanks:
             end_marked(_MARK_VARIABLE, self._mark, within_s=_CLOSE_WITHIN_S)
             shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _order(self, order: Document, lines: GroupLines | None = None) -> None:
-        others_ends = () if lines is None else lines.others_ends
+    def _order(self, order: Document, reports: RankReports | None = None) -> None:
+        others_ends = () if reports is None else reports.others_ends
         fds = [end.fileno() for end in others_ends]
         try:
             with self._sending:

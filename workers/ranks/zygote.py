@@ -181,10 +181,10 @@ class Zygote:
             for fd in (*self._readers, *self._agent.fds):
                 os.close(fd)
             GroupKeeper(
-                JsonLines(socket.socket(fileno=line_fds[0])),
+                agent=JsonLines(socket.socket(fileno=line_fds[0])),
                 zygote_pid=zygote_pid,
                 tasks=tasks,
-                line_fds=line_fds[1:],
+                line_fds=list(line_fds[1:]),
                 entry=self._entry,
             ).run()
 

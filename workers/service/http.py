@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 import httpx
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    retry_if_exception_type,
-    stop_before_delay,
-    stop_never,
-    wait_exponential,
-)
 
 from search_spaces.connection.outage_log import OutageLog
 from search_spaces.connection.service_connection import (
@@ -170,23 +164,20 @@ def patiently(
         ServiceUnreachableError: the time is over.
         ServiceFailedError: likewise.
     """
-    outage = OutageLog(_LOG, what)
-
-    def log(attempt: RetryCallState) -> None:
-        error = None if attempt.outcome is None else attempt.outcome.exception()
-        outage.failed(f"{what} is tried again", error)
-
-    retrying = Retrying(
-        retry=retry_if_exception_type((ServiceUnreachableError, ServiceFailedError)),
-        stop=stop_never if patience_s is None else stop_before_delay(patience_s),
-        wait=wait_exponential(_FIRST_PAUSE_S, max=_LONGEST_PAUSE_S),
-        before_sleep=log,
-        sleep=sleep,
-        reraise=True,
-    )
-    answer = retrying(call)
-    outage.worked()
-    return answer
+    outage, backoff = OutageLog(_LOG, what), pauses()
+    give_up_at = math.inf if patience_s is None else time.monotonic() + patience_s
+    while True:
+        try:
+            answer = call()
+        except (ServiceUnreachableError, ServiceFailedError) as error:
+            pause_s = backoff.take()
+            if time.monotonic() + pause_s >= give_up_at:
+                raise
+            outage.failed(f"{what} is tried again", error)
+            sleep(pause_s)
+        else:
+            outage.worked()
+            return answer
 
 
 def _detail(answer: httpx.Response) -> str:

@@ -36,7 +36,7 @@ from workers.service.http import (
     ServiceHttp,
 )
 
-SETTLED_AFTER_S: Final = 6.0
+OVER_AFTER_S: Final = 6.0
 """Seconds without a failure after which an outage is over; longer than the pause between two tries:
 while heartbeats are answered, leases may still be refused."""
 
@@ -64,10 +64,11 @@ class EncodedOutcome:
         return cls(trial_id=trial_id, attempt=report.attempt, body=body)
 
 
-class LeaseClient:
+class LeaseClient(ServiceHttp):
     """A client of the worker protocol. Threads may share it.
 
-    It logs the start and the end of each outage of the service once, for all threads.
+    It logs the start and the end of each outage of the service once, for all threads; a failure of
+    `role` is not logged as an outage.
 
     Every method raises the errors of `ServiceHttp.request`.
 
@@ -76,27 +77,19 @@ class LeaseClient:
     """
 
     def __init__(self, url: str, token: str, *, certificate: Path | None = None) -> None:
-        self._http = ServiceHttp(url, token, certificate=certificate)
-        self.url = self._http.url
-        """The address of the service."""
+        super().__init__(url, token, certificate=certificate)
         self._outage = OutageLog(
             _log,
             f"the service at {self.url}",
             most_reasons=2,  # it is away, and it refuses the token
-            settled_after_s=SETTLED_AFTER_S,
+            settled_after_s=OVER_AFTER_S,
         )
         self._has_worked = False
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.close()
-
     def register(self, worker: WorkerCreate) -> WorkerCreated:
         """Begins a session; an earlier one of the same name ends."""
-        answer = self._request("POST", "/v1/workers", asdict(worker), within_s=_REGISTERED_WITHIN_S)
-        return self._http.read(
+        answer = self._call("POST", "/v1/workers", asdict(worker), within_s=_REGISTERED_WITHIN_S)
+        return self.read(
             answer,
             lambda: WorkerCreated(
                 worker_id=answer["worker_id"],
@@ -105,10 +98,6 @@ class LeaseClient:
                 quarantined=_set_aside(answer["quarantined"]),
             ),
         )
-
-    def role(self) -> str:
-        """The role of the token; a failure is not logged as an outage."""
-        return self._http.role()
 
     def lease(self, worker_id: str, request: LeaseRequest) -> LeaseRead | None:
         """Leases a trial; None where there was none in time.
@@ -121,7 +110,7 @@ class LeaseClient:
         answer = self._request_of_worker(
             worker_id, "POST", "/leases", asdict(request), within_s=within_s
         )
-        leases = self._http.read(answer, lambda: [_lease(lease) for lease in answer["leases"]])
+        leases = self.read(answer, lambda: [_lease(lease) for lease in answer["leases"]])
         return leases[0] if leases else None
 
     def heartbeat(
@@ -139,7 +128,7 @@ class LeaseClient:
         """
         body = asdict(heartbeat)
         answer = self._request_of_worker(worker_id, "POST", "/heartbeats", body, within_s=within_s)
-        return self._http.read(
+        return self.read(
             answer,
             lambda: HeartbeatReply(
                 stop=tuple(int(trial_id) for trial_id in answer["stop"]),
@@ -150,8 +139,8 @@ class LeaseClient:
 
     def post_outcome(self, outcome: EncodedOutcome) -> bool:
         """Posts an outcome, which may be repeated; returns whether the service used it."""
-        answer = self._request("POST", f"/v1/trials/{outcome.trial_id}/outcome", outcome.body)
-        is_used = self._http.read(answer, lambda: bool(answer["accepted"]))
+        answer = self._call("POST", f"/v1/trials/{outcome.trial_id}/outcome", outcome.body)
+        is_used = self.read(answer, lambda: bool(answer["accepted"]))
         if not is_used:
             why = answer["reason"]
             _log.warning("the outcome of trial id %d was dropped: %s", outcome.trial_id, why)
@@ -175,18 +164,16 @@ class LeaseClient:
         within_s: float = ANSWER_WITHIN_S,
     ) -> Any:
         try:
-            return self._request(method, f"/v1/workers/{worker_id}{path}", body, within_s=within_s)
+            return self._call(method, f"/v1/workers/{worker_id}{path}", body, within_s=within_s)
         except NotFoundError as error:
             raise WorkerUnknownError(str(error)) from error
         except ConflictError as error:
             raise WorkerReplacedError(f"{error}; give this one a name with --name") from error
 
-    def _request(
-        self, method: str, path: str, body: Any, *, within_s: float = ANSWER_WITHIN_S
-    ) -> Any:
+    def _call(self, method: str, path: str, body: Any, *, within_s: float = ANSWER_WITHIN_S) -> Any:
         """Sends a request; notes for the log of outages whether it was answered."""
         try:
-            answer = self._http.request(method, path, body, within_s=within_s)
+            answer = self.request(method, path, body, within_s=within_s)
         except (ServiceUnreachableError, TokenRefusedError) as error:
             # With a token that is refused from the start, the worker ends at once with the error.
             if self._has_worked or isinstance(error, ServiceUnreachableError):

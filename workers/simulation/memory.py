@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from functools import lru_cache
 from typing import Final
 
 from search_spaces.spec.layout import Layout
@@ -26,21 +25,12 @@ def peak_memory_bytes(layout: Layout, model: ModelShape, machine: Machine, *, se
         beside = _layer_transient(layout, model)
         if rank == layout.pp - 1:
             beside = max(beside, _head_bytes(layout, model))
-        passing = most_in_flight_of(schedule, rank) * held + beside
+        passing = most_in_flight(schedule, rank) * held + beside
         lost = machine.fragmentation * _share_of(layout, seed) * passing
         ranks.append(_state_bytes(layout, parameters) + passing + lost)
     groups = sum(degree > 1 for degree in (layout.tp, layout.pp, layout.dp))
     fixed = machine.context_bytes + groups * machine.communicator_bytes
     return -(-max(ranks) // _BLOCK_BYTES) * _BLOCK_BYTES + fixed
-
-
-@lru_cache(maxsize=1 << 16)
-def most_in_flight_of(schedule: Schedule, rank: int) -> int:
-    """As `most_in_flight`; beyond the warm-up the length of a schedule does not matter."""
-    enough = 2 * schedule.pp * max(schedule.vpp, 1) * schedule.pp
-    if schedule.num_microbatches > enough:
-        schedule = Schedule(pp=schedule.pp, vpp=schedule.vpp, num_microbatches=enough)
-    return most_in_flight(schedule, rank)
 
 
 def _share_of(layout: Layout, seed: int) -> float:

@@ -13,11 +13,14 @@ layouts.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from search_spaces.schedules import Forward, Transfer, pipeline_schedule
 
 Floats = NDArray[np.float64]
 
@@ -48,37 +51,15 @@ class Pass(NamedTuple):
 
 
 def rank_order(schedule: Schedule, rank: int) -> list[Pass]:
-    """The passes of one rank in order: forward passes to warm up, then one of each in turn.
-
-    1F1B warms up with one pass for each later rank (arXiv:2006.09503). The interleaved schedule
-    takes micro-batches in groups of pp. Each group passes through all stages of a rank before the
-    next group. Its warm-up is two passes for each later rank and (vpp - 1) pp more
-    (arXiv:2104.04473, section 2.2).
-    """
-    pp, vpp, total = schedule.pp, schedule.vpp, schedule.vpp * schedule.num_microbatches
-    if vpp == 1:
-        num_warmup = pp - 1 - rank
-    else:
-        assert schedule.num_microbatches % pp == 0, f"{schedule} has micro-batches left over"
-        num_warmup = 2 * (pp - 1 - rank) + (vpp - 1) * pp
-    num_warmup = min(num_warmup, total)
-    forwards = [_virtual(schedule, rank, k, is_forward=True) for k in range(total)]
-    backwards = [_virtual(schedule, rank, k, is_forward=False) for k in range(total)]
-    order = forwards[:num_warmup]
-    for forward, backward in zip(forwards[num_warmup:], backwards, strict=False):
-        order += [forward, backward]
-    return order + backwards[total - num_warmup :]
-
-
-def _virtual(schedule: Schedule, rank: int, k: int, *, is_forward: bool) -> Pass:
-    """The k-th forward or backward pass of a rank."""
-    if schedule.vpp == 1:
-        return Pass(is_forward, rank, k)
-    group, within = divmod(k, schedule.pp * schedule.vpp)
-    chunk, place = divmod(within, schedule.pp)
-    if not is_forward:
-        chunk = schedule.vpp - 1 - chunk
-    return Pass(is_forward, chunk * schedule.pp + rank, group * schedule.pp + place)
+    """The passes of one rank in the order of the trainer's schedule."""
+    actions = pipeline_schedule(
+        rank, pp=schedule.pp, vpp=schedule.vpp, num_microbatches=schedule.num_microbatches
+    )
+    return [
+        Pass(isinstance(each, Forward), each.of.chunk * schedule.pp + rank, each.of.microbatch)
+        for each in actions
+        if not isinstance(each, Transfer)
+    ]
 
 
 def event_order(schedule: Schedule) -> list[Pass]:
@@ -113,8 +94,15 @@ def input_of(each: Pass, num_stages: int) -> Pass | None:
     return each._replace(stage=each.stage + 1)
 
 
+@lru_cache(maxsize=1 << 16)
 def most_in_flight(schedule: Schedule, rank: int) -> int:
-    """Most passes of a rank whose activations are held at once, each of one of its stages."""
+    """Most passes of a rank whose activations are held at once, each of one of its stages.
+
+    Beyond the warm-up the length of a schedule does not matter.
+    """
+    enough = 2 * schedule.pp * max(schedule.vpp, 1) * schedule.pp
+    if schedule.num_microbatches > enough:
+        return most_in_flight(replace(schedule, num_microbatches=enough), rank)
     held = most = 0
     for each in rank_order(schedule, rank):
         held += 1 if each.is_forward else -1
@@ -140,7 +128,6 @@ def walk(
     forward_SN: Floats,
     backward_SN: Floats,
     hop_RN: Floats,
-    sender_waits: bool | None = None,
 ) -> Timeline:
     """Walks one step.
 
@@ -149,11 +136,9 @@ def walk(
         forward_SN: seconds of a forward pass.
         backward_SN: seconds of a backward pass.
         hop_RN: seconds from a rank to the next one, or back; the last rank's next is the first.
-        sender_waits: whether a rank stands still while it sends. None: under 1F1B alone;
-            interleaved transfers run beside the passes.
     """
     pp, last = schedule.pp, schedule.num_stages - 1
-    waits = schedule.vpp == 1 if sender_waits is None else sender_waits
+    sender_waits = schedule.vpp == 1  # interleaved transfers run beside the passes
     free_RN = np.zeros((pp, forward_SN.shape[1]))
     ends: dict[Pass, Floats] = {}
     start_SN, end_SN = np.zeros_like(forward_SN), np.zeros_like(forward_SN)
@@ -172,7 +157,7 @@ def walk(
         if not each.is_forward and each.microbatch == schedule.num_microbatches - 1:
             start_SN[each.stage], end_SN[each.stage] = start, end
         sends = each.stage < last if each.is_forward else each.stage > 0
-        if waits and sends:
+        if sender_waits and sends:
             end = end + hop_RN[(each.stage if each.is_forward else each.stage - 1) % pp]
         free_RN[rank] = end
     return Timeline(rank_end_s=free_RN, last_backward_start_s=start_SN, last_backward_end_s=end_SN)

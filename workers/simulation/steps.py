@@ -189,47 +189,33 @@ def step_times_s(layouts: Sequence[Layout], model: ModelShape, machine: Machine)
     for index, each in enumerate(layouts):
         schedule = Schedule(pp=each.pp, vpp=each.vpp, num_microbatches=each.num_microbatches)
         groups[schedule].append(index)
-    layers = _SharedLayers(model, machine)
+    shared: dict[tuple[object, ...], LayerTimes] = {}
+    layers = []
+    for each in layouts:
+        same = (each.tp, each.micro_batch_size, each.sequence_parallel, each.recompute)
+        times = LayerTimes(each, model, machine)
+        layers.append(shared.setdefault((*same, each.precision), times))
     result = np.empty(len(layouts))
     for schedule, members in groups.items():
-        result[members] = _of_one_schedule(schedule, [layouts[i] for i in members], layers)
+        result[members] = _of_one_schedule(
+            schedule, [layouts[i] for i in members], [layers[i] for i in members]
+        )
     return result
 
 
-class _SharedLayers:
-    """Cache of layer times, which many layouts share."""
-
-    def __init__(self, model: ModelShape, machine: Machine) -> None:
-        self.model, self.machine = model, machine
-        self._known: dict[tuple[object, ...], LayerTimes] = {}
-
-    def of(self, layout: Layout) -> LayerTimes:
-        key = (
-            layout.tp,
-            layout.micro_batch_size,
-            layout.sequence_parallel,
-            layout.recompute,
-            layout.precision,
-        )
-        if key not in self._known:
-            self._known[key] = LayerTimes(layout, self.model, self.machine)
-        return self._known[key]
-
-
 def _of_one_schedule(
-    schedule: Schedule, layouts: Sequence[Layout], layers: _SharedLayers
+    schedule: Schedule, layouts: Sequence[Layout], layers: Sequence[LayerTimes]
 ) -> Floats:
-    machine, pp = layers.machine, schedule.pp
+    model, machine, pp = layers[0].model, layers[0].machine, schedule.pp
     forward_SN = np.empty((schedule.num_stages, len(layouts)))
     backward_SN, hop_RN = np.empty_like(forward_SN), np.empty((pp, len(layouts)))
-    for n, layout in enumerate(layouts):
-        times = layers.of(layout)
+    for n, (layout, times) in enumerate(zip(layouts, layers, strict=True)):
         slow = np.tile(stage_slowness(layout, machine), schedule.vpp)
         forward, backward = stage_times(times, layout)
         forward_SN[:, n], backward_SN[:, n] = forward * slow, backward * slow
         hop_RN[:, n] = hop_times(times, layout)
     timeline = walk(schedule, forward_SN=forward_SN, backward_SN=backward_SN, hop_RN=hop_RN)
-    sums_SN = np.stack([_reduction_times(each, layers) for each in layouts], axis=1)
+    sums_SN = np.stack([_reduction_times(each, model, machine) for each in layouts], axis=1)
     reduced_RN = after_reduction(
         timeline,
         sums_SN,
@@ -237,7 +223,7 @@ def _of_one_schedule(
         overlaps=machine.overlaps_reduction,
         interference=machine.interference,
     )
-    updates_RN = np.stack([_update_times(each, layers) for each in layouts], axis=1)
+    updates_RN = np.stack([_update_times(each, model, machine) for each in layouts], axis=1)
     return np.asarray((reduced_RN + updates_RN).max(axis=0) + _STEP_OVERHEAD_S)
 
 
@@ -291,10 +277,10 @@ def stage_parameters(layout: Layout, model: ModelShape) -> Floats:
     return held
 
 
-def _reduction_times(layout: Layout, layers: _SharedLayers) -> Floats:
+def _reduction_times(layout: Layout, model: ModelShape, machine: Machine) -> Floats:
     """Seconds to sum the gradients of each stage, in fp32."""
-    gradients = 4.0 * stage_parameters(layout, layers.model)
-    network = layers.machine.network
+    gradients = 4.0 * stage_parameters(layout, model)
+    network = machine.network
     place = GroupPlace(size=layout.dp, stride=layout.tp)
     sum_s = network.all_reduce_s if layout.zero_stage == 0 else network.share_s
     return np.array(
@@ -302,10 +288,9 @@ def _reduction_times(layout: Layout, layers: _SharedLayers) -> Floats:
     )
 
 
-def _update_times(layout: Layout, layers: _SharedLayers) -> Floats:
+def _update_times(layout: Layout, model: ModelShape, machine: Machine) -> Floats:
     """Seconds of each rank's optimizer, and with ZeRO of bringing the new weights to all."""
-    held = stage_parameters(layout, layers.model).reshape(layout.vpp, layout.pp).sum(axis=0)
-    machine = layers.machine
+    held = stage_parameters(layout, model).reshape(layout.vpp, layout.pp).sum(axis=0)
     place = GroupPlace(size=layout.dp, stride=layout.tp)
     times = []
     for parameters in held:

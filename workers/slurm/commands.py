@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -21,7 +21,6 @@ from workers.command_line.options import service_options, trainers_option
 from workers.errors import RequestRefusedError
 
 if TYPE_CHECKING:
-    from workers.service.http import ServiceHttp
     from workers.slurm.request import AllocationRequest
 
 _ANSWER_WITHIN_S: Final = 30.0
@@ -141,35 +140,25 @@ def list_allocations(place: ServicePlace | None, as_json: bool) -> None:
             if place is None:
                 raise
             click.echo(f"{error}; the service at {place.url} knows these allocations:", err=True)
-            with reader_of(place) as reader:
-                jobs = [job_of_allocation(found) for found in reader.allocations()]
+            with _asking(place) as ask:
+                jobs = [job_of_allocation(found) for found in _allocations(ask)]
     if as_json:
         click.echo(json.dumps([asdict(job) for job in jobs]))
         return
-    columns = (
-        "job",
-        "name",
-        "cluster",
-        "state",
-        ">nodes",
-        ">used",
-        ">left",
-        "where, or why not yet",
+    columns = {
+        "job": "job_id",
+        "name": "name",
+        "cluster": "cluster",
+        "state": "state",
+        ">nodes": "num_nodes",
+        ">used": "used",
+        ">left": "left",
+        "where, or why not yet": "nodes_or_reason",
+    }
+    rows = [replace(job, state=job.state.lower()) for job in jobs]
+    print_table(
+        tuple(columns), [[str(getattr(job, name)) for name in columns.values()] for job in rows]
     )
-    rows = [
-        (
-            job.job_id,
-            job.name,
-            job.cluster,
-            job.state.lower(),
-            str(job.num_nodes),
-            job.used,
-            job.left,
-            job.nodes_or_reason,
-        )
-        for job in jobs
-    ]
-    print_table(columns, rows)
 
 
 @allocation.command()
@@ -202,8 +191,8 @@ def show(name: str | None, place: ServicePlace, as_json: bool) -> None:
     NAME is a job's number, a worker's name or its session; without one, all running allocations are
     shown.
     """
-    with refusals(), reader_of(place) as reader:
-        found = reader.allocations() if name is None else [reader.allocation(name)]
+    with refusals(), _asking(place) as ask:
+        found = _allocations(ask) if name is None else [_allocation(ask, name)]
     if as_json:
         click.echo(json.dumps(found if name is None else found[0]))
         return
@@ -227,8 +216,9 @@ def remove(name: str, place: ServicePlace, as_json: bool) -> None:
     NAME is a job's number, a worker's name or its session. A worker that is still there gives its
     trials back and registers again. It takes an admin's token.
     """
-    with refusals(), reader_of(place) as reader:
-        found = reader.remove(name)
+    with refusals(), _asking(place) as ask:
+        found = _allocation(ask, name)
+        ask("DELETE", f"/allocations/{quote(found['id'], safe='')}")
     _say(found, as_json, f"{found['name']} ({found['id']}) is removed, with its nodes")
 
 
@@ -244,8 +234,8 @@ def release(
     as_json: bool,
 ) -> None:
     """Take a node out of quarantine; it is checked before its next probe."""
-    with refusals(), reader_of(place) as reader:
-        found = reader.release(node, cluster=cluster)
+    with refusals():
+        found = _change_node(place, node, cluster, "release", None)
     _say(found, as_json, f"{node} is released; its worker checks it before a probe runs there")
 
 
@@ -263,8 +253,8 @@ def quarantine(
     as_json: bool,
 ) -> None:
     """Quarantine a node: no probe starts there until it is released."""
-    with refusals(), reader_of(place) as reader:
-        found = reader.quarantine(node, cluster=cluster, reason=reason)
+    with refusals():
+        found = _change_node(place, node, cluster, "quarantine", {"reason": reason})
     _say(found, as_json, f"{node} is in quarantine; `allocation release {node}` ends that")
 
 
@@ -331,79 +321,63 @@ def _environment(path: Path | None) -> tuple[Path, Path | None]:
     return Path(sys.executable), path.absolute()
 
 
-class AllocationReader:
-    """Asks a service about the allocations of its workers.
-
-    Every method raises the errors of `ServiceHttp.request`.
-    """
-
-    def __init__(self, http: ServiceHttp) -> None:
-        self._http = http
-
-    def allocations(self) -> list[dict[str, Any]]:
-        """The allocations that have not ended, the youngest first."""
-        found: list[dict[str, Any]] = self._ask("GET", "/allocations")["allocations"]
-        return found
-
-    def allocation(self, name: str) -> dict[str, Any]:
-        """The youngest allocation, ended or not, with this job, worker or session.
-
-        Raises:
-            RequestRefusedError: there is none.
-        """
-        path = f"/allocations?all=true&limit=1&name={quote(name, safe='')}"
-        found: list[dict[str, Any]] = self._ask("GET", path)["allocations"]
-        if found:
-            return found[0]
-        raise RequestRefusedError(
-            f"the service knows no allocation {name!r}; `allocation show` without a name lists those that run"
-        )
-
-    def remove(self, name: str) -> dict[str, Any]:
-        """Removes an allocation with all data of its worker; returns its last state."""
-        found = self.allocation(name)
-        self._ask("DELETE", f"/allocations/{quote(found['id'], safe='')}")
-        return found
-
-    def release(self, node: str, *, cluster: str | None) -> dict[str, Any]:
-        """Takes a node out of quarantine."""
-        return self._post("release", node, cluster, None)
-
-    def quarantine(self, node: str, *, cluster: str | None, reason: str) -> dict[str, Any]:
-        """Quarantines a node."""
-        return self._post("quarantine", node, cluster, {"reason": reason})
-
-    def _post(self, what: str, node: str, cluster: str | None, body: Any) -> dict[str, Any]:
-        cluster = cluster or self._cluster_of(node)
-        path = f"/nodes/{quote(cluster, safe='')}/{quote(node, safe='')}/{what}"
-        found: dict[str, Any] = self._ask("POST", path, body)
-        return found
-
-    def _cluster_of(self, node: str) -> str:
-        nodes = self._ask("GET", "/nodes")["nodes"]
-        clusters = sorted({found["cluster"] for found in nodes if found["name"] == node})
-        if len(clusters) == 1:
-            return str(clusters[0])
-        if clusters:
-            raise RequestRefusedError(
-                f"{' and '.join(clusters)} each have a node {node!r}: say which with --cluster"
-            )
-        raise RequestRefusedError(
-            f"the service knows no node {node!r}: `allocation show` lists the nodes of running allocations"
-        )
-
-    def _ask(self, method: str, path: str, body: Any = None) -> Any:
-        return self._http.request(method, f"/v1{path}", body, within_s=_ANSWER_WITHIN_S)
-
-
 @contextmanager
-def reader_of(place: ServicePlace) -> Iterator[AllocationReader]:
-    """A reader of the service at a place, whose connection is closed at the end."""
+def _asking(place: ServicePlace) -> Iterator[Callable[..., Any]]:
+    """Opens a connection to a service; yields a function that sends a request of the API.
+
+    The function takes method, path and body, returns the document of the answer, and raises the
+    errors of `ServiceHttp.request`.
+    """
     from workers.service.http import ServiceHttp
 
     token = read_token(place.token_file)
     with ServiceHttp(place.url, token, certificate=place.certificate) as http:
-        yield AllocationReader(http)
+        yield lambda method, path, body=None: http.request(
+            method, f"/v1{path}", body, within_s=_ANSWER_WITHIN_S
+        )
+
+
+def _allocations(ask: Callable[..., Any]) -> list[dict[str, Any]]:
+    """The allocations that have not ended, the youngest first."""
+    found: list[dict[str, Any]] = ask("GET", "/allocations")["allocations"]
+    return found
+
+
+def _allocation(ask: Callable[..., Any], name: str) -> dict[str, Any]:
+    """The youngest allocation, ended or not, with this job, worker or session.
+
+    Raises:
+        RequestRefusedError: there is none.
+    """
+    path = f"/allocations?all=true&limit=1&name={quote(name, safe='')}"
+    found: list[dict[str, Any]] = ask("GET", path)["allocations"]
+    if found:
+        return found[0]
+    raise RequestRefusedError(
+        f"the service knows no allocation {name!r}; `allocation show` without a name lists those that run"
+    )
+
+
+def _change_node(place: ServicePlace, node: str, cluster: str | None, what: str, body: Any) -> Any:
+    """Releases or quarantines a node; looks its cluster up where none is given."""
+    with _asking(place) as ask:
+        cluster = cluster or _cluster_of(ask, node)
+        path = f"/nodes/{quote(cluster, safe='')}/{quote(node, safe='')}/{what}"
+        return ask("POST", path, body)
+
+
+def _cluster_of(ask: Callable[..., Any], node: str) -> str:
+    nodes = ask("GET", "/nodes")["nodes"]
+    clusters = sorted({found["cluster"] for found in nodes if found["name"] == node})
+    if len(clusters) == 1:
+        return str(clusters[0])
+    if clusters:
+        raise RequestRefusedError(
+            f"{' and '.join(clusters)} each have a node {node!r}: say which with --cluster"
+        )
+    raise RequestRefusedError(
+        f"the service knows no node {node!r}: `allocation show` lists the nodes of running allocations"
+    )
 
 
 def _say(found: Mapping[str, Any], as_json: bool, sentence: str) -> None:

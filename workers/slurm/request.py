@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -89,16 +90,10 @@ class AllocationRequest:
     """Whether small probes run side by side on a node; None: by the site or the devices."""
 
     def __post_init__(self) -> None:
-        self._refuse_what_slurm_could_misread()
-        if problem := whole_number_problem(self.num_nodes, high=self.cluster.num_nodes):
-            cluster = f"{self.cluster.name} has {self.cluster.num_nodes} nodes"
-            raise AllocationInvalidError(f"{problem} ({cluster})", field="--nodes")
-        if self.site.needs_account and self.effective("account") is None:
-            raise AllocationInvalidError(
-                f"{self.cluster.name} charges every job to an account: name yours",
-                field="--account",
-            )
-        self._refuse_too_long()
+        for option, problem in chain(
+            self._unreadable(), self._odd_places(), self._refused_by_site()
+        ):
+            raise AllocationInvalidError(problem, field=option)
 
     def effective(self, name: str) -> str | None:
         """The effective value of an option of sbatch; None: it is not given."""
@@ -109,44 +104,33 @@ class AllocationRequest:
                 return option.partition("=")[2]
         return None
 
-    def _refuse_what_slurm_could_misread(self) -> None:
+    def _unreadable(self) -> Iterator[tuple[str, str]]:
+        """The options whose values Slurm could misread, and why."""
         for name in ("job_name", "account", "partition", "qos"):
             value = getattr(self, name)
             if value is not None and not _WORD.fullmatch(value):
-                raise AllocationInvalidError(
-                    f"{shown(value)} is not a word of letters, digits and ._@+:,-",
-                    field=f"--{name.replace('_', '-')}",
-                )
+                option = f"--{name.replace('_', '-')}"
+                yield option, f"{shown(value)} is not a word of letters, digits and ._@+:,-"
         if self.constraint is not None and not OPTION.fullmatch(f"--constraint={self.constraint}"):
-            raise AllocationInvalidError(
-                f"{shown(self.constraint)} has spaces or quotes", field="--constraint"
-            )
+            yield "--constraint", f"{shown(self.constraint)} has spaces or quotes"
         for option in self.sbatch_options:
             name = option.partition("=")[0]
             if name in _GIVEN_OTHERWISE:
-                raise AllocationInvalidError(
-                    f"{name} can't be given here: {_GIVEN_OTHERWISE[name]}", field="--sbatch-option"
-                )
-            if not OPTION.fullmatch(option):
-                raise AllocationInvalidError(
-                    f"{shown(option)} is not a long option without spaces or quotes, as --mem=0",
-                    field="--sbatch-option",
-                )
+                yield "--sbatch-option", f"{name} can't be given here: {_GIVEN_OTHERWISE[name]}"
+            elif not OPTION.fullmatch(option):
+                problem = "is not a long option without spaces or quotes, as --mem=0"
+                yield "--sbatch-option", f"{shown(option)} {problem}"
         if not _LOG.fullmatch(self.log):
-            raise AllocationInvalidError(
-                f"{shown(self.log)}: a job's log is a path without spaces or quotes", field="--log"
-            )
+            yield "--log", f"{shown(self.log)}: a job's log is a path without spaces or quotes"
         for line in self.setup:
             if not is_line(line):
-                raise AllocationInvalidError(f"{shown(line)} is not one line", field="--setup")
+                yield "--setup", f"{shown(line)} is not one line"
         if self.launcher not in LAUNCHERS:
-            raise AllocationInvalidError(
-                f"{shown(self.launcher)} is unknown{nearest(self.launcher, LAUNCHERS)}",
-                field="--launcher",
-            )
-        self._refuse_odd_places()
+            near = nearest(self.launcher, LAUNCHERS)
+            yield "--launcher", f"{shown(self.launcher)} is unknown{near}"
 
-    def _refuse_odd_places(self) -> None:
+    def _odd_places(self) -> Iterator[tuple[str, str]]:
+        """The options with an address or a path that can't be one, and why."""
         try:
             refuse_unless_http(self.url)
             fits = is_line(self.url) and " " not in self.url
@@ -154,51 +138,49 @@ class AllocationRequest:
         except ValueError:
             fits = has_password = False
         if not fits:
-            raise AllocationInvalidError(
-                f"{shown(self.url)} is not an address such as http://login1.example.org:8080",
-                field="--url",
-            )
+            example = "http://login1.example.org:8080"
+            yield "--url", f"{shown(self.url)} is not an address such as {example}"
         if has_password:
-            raise AllocationInvalidError(
+            yield (
+                "--url",
                 "the address has a password, which other users could read in the list of processes",
-                field="--url",
             )
         for name in ("token_file", "certificate", "python", "archive"):
             path = getattr(self, name)
             if path is not None and not (path.is_absolute() and is_line(str(path))):
-                raise AllocationInvalidError(
-                    f"{shown(str(path))} is not an absolute path of printable characters",
-                    field=name,
-                )
+                yield name, f"{shown(str(path))} is not an absolute path of printable characters"
 
-    def _refuse_too_long(self) -> None:
-        least_s = self.site.drain_s + _LEAST_WORK_S
-        if self.time_s < least_s:
-            raise AllocationInvalidError(
-                f"{slurm_time(self.time_s)} leaves no time to work: the worker stops {self.site.drain_s:g} s "
-                f"before the end (the site's drain_s); ask for {slurm_time(least_s)} at least",
-                field="--time",
-            )
-        limits = self.site.max_times(
-            partition=self.effective("partition"), qos=self.effective("qos")
-        )
-        if not limits:
+    def _refused_by_site(self) -> Iterator[tuple[str, str]]:
+        """The options that the site would refuse, and why."""
+        site, num_nodes = self.site, self.num_nodes
+        if problem := whole_number_problem(num_nodes, high=self.cluster.num_nodes):
+            yield "--nodes", f"{problem} ({self.cluster.name} has {self.cluster.num_nodes} nodes)"
             return
-        longest = longest_s(limits, self.num_nodes)
-        if longest is None:
-            raise AllocationInvalidError(
-                f"{self.num_nodes} is more than {max(limits)}, the most nodes of a job here",
-                field="--nodes",
+        if site.needs_account and self.effective("account") is None:
+            yield "--account", f"{self.cluster.name} charges every job to an account: name yours"
+        asked, least_s = slurm_time(self.time_s), site.drain_s + _LEAST_WORK_S
+        if self.time_s < least_s:
+            yield (
+                "--time",
+                f"{asked} leaves no time to work: the worker stops {site.drain_s:g} s before the end "
+                f"(the site's drain_s); ask for {slurm_time(least_s)} at least",
             )
-        if self.time_s > longest:
+        limits = site.max_times(partition=self.effective("partition"), qos=self.effective("qos"))
+        longest = longest_s(limits, num_nodes) if limits else self.time_s
+        if longest is None:
+            yield (
+                "--nodes",
+                f"{num_nodes} is more than {max(limits)}, the most nodes of a job here",
+            )
+        elif self.time_s > longest:
             classes = ", ".join(
                 f"{slurm_time(seconds)} with up to {nodes}"
                 for nodes, seconds in sorted(limits.items())
             )
-            raise AllocationInvalidError(
-                f"{slurm_time(self.time_s)} is more than {slurm_time(longest)}, the longest job of "
-                f"{self.num_nodes} nodes; the site's limits by nodes are {classes}",
-                field="--time",
+            yield (
+                "--time",
+                f"{asked} is more than {slurm_time(longest)}, the longest job of {num_nodes} nodes; "
+                f"the site's limits by nodes are {classes}",
             )
 
 

@@ -91,7 +91,7 @@ class NodeRecovered:
     node: int
     error: str = ""
     """Why the node was not recovered; empty: it was."""
-    hopeless: bool = False
+    ranks_are_left: bool = False
     """Whether processes are left on it that can't be ended."""
 
 

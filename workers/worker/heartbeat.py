@@ -128,34 +128,33 @@ def _health(node: RosterNode, known: Mapping[str, HealthReport]) -> dict[str, An
     return {n: v for n, v in short.items() if not _NOT_FINITE.search(json.dumps(v))}
 
 
+@dataclass
 class Heartbeat:
     """Sends the newest `news` every few seconds, from a thread of its own.
 
     While the worker is idle and its news is as before, every second heartbeat is left out: each
     costs the service a transaction. What changes is sent at the next interval as ever.
 
-    Args:
-        client: the service.
-        interval_s: seconds between heartbeats.
-        news: the first content.
-        events: where the answers are put.
     """
 
-    def __init__(
-        self, client: LeaseClient, *, interval_s: float, news: News, events: Events
-    ) -> None:
-        self._client = client
-        self._interval_s = interval_s
+    client: LeaseClient
+    """The service."""
+    interval_s: float
+    """Seconds between heartbeats."""
+    news: News
+    """The newest content."""
+    events: Events
+    """Where the answers are put."""
+
+    def __post_init__(self) -> None:
         # The next heartbeat must be sent before the leases expire, even if this connection hangs.
-        self._within_s = max(2 * interval_s, _SHORTEST_BEAT_S)
-        self._events = events
+        self._within_s = max(2 * self.interval_s, _SHORTEST_BEAT_S)
         self._ended = threading.Event()
         self._failures = OutageLog(_LOG, "the heartbeat")
         self._is_refused = False
         self._session = ""
         self._known: dict[str, HealthReport] = {}
         """Reports by node that were sent in this session; they are long, so they are sent once."""
-        self.news = news
         self._idle_since: News | None = None
         """What an idle worker has just sent; None: the next heartbeat is sent in any case."""
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -167,7 +166,7 @@ class Heartbeat:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._ended.wait(self._interval_s):
+        while not self._ended.wait(self.interval_s):
             news = self.news
             if self._is_as_before(news):
                 self._idle_since = None
@@ -177,7 +176,7 @@ class Heartbeat:
                     return
             except Exception as error:
                 # Without heartbeats all leases expire, so the worker must end.
-                self._events.put(WorkerBroken(error=error))
+                self.events.put(WorkerBroken(error=error))
                 return
 
     def _is_as_before(self, news: News) -> bool:
@@ -198,14 +197,14 @@ class Heartbeat:
         except (ServiceUnreachableError, TokenRefusedError):
             return True
         except WorkerUnknownError:
-            self._events.put(SessionLost(worker_id=worker_id))
+            self.events.put(SessionLost(worker_id=worker_id))
         except WorkerReplacedError as error:
-            self._events.put(WorkerBroken(error=error))
+            self.events.put(WorkerBroken(error=error))
             return False
         except WorkerError as error:
             self._failures.failed("the heartbeat was refused, and the probes go on", error)
         else:
-            self._events.put(
+            self.events.put(
                 HeartbeatAnswered(worker_id=worker_id, trials=news.trials, answer=answer)
             )
             self._failures.worked()
@@ -218,7 +217,7 @@ class Heartbeat:
     def _send(self, worker_id: str, body: HeartbeatBody) -> HeartbeatReply:
         """Sends a heartbeat; without the status where the service refuses that."""
         try:
-            return self._client.heartbeat(worker_id, body, within_s=self._within_s)
+            return self.client.heartbeat(worker_id, body, within_s=self._within_s)
         except (WorkerUnknownError, WorkerReplacedError, AnswerUnreadableError):
             raise
         except RequestRefusedError as error:
@@ -226,4 +225,4 @@ class Heartbeat:
                 _LOG.error("the service refuses the status of the nodes: %s", error)
             self._is_refused = True
             without_status = replace(body, status=None)
-            return self._client.heartbeat(worker_id, without_status, within_s=self._within_s)
+            return self.client.heartbeat(worker_id, without_status, within_s=self._within_s)

@@ -44,7 +44,7 @@ class HeldTrial:
     worker_id: str
     """The session of the lease."""
     request: ProbeRequest
-    hopeless_since: float | None = None
+    unplaceable_since: float | None = None
     """Since when no devices are expected to get free for it; None: some are."""
     placement: Placement = ()
     """The devices that it holds; none while it waits."""
@@ -85,7 +85,7 @@ class HeldTrial:
         self.started_at = time.monotonic()  # first: a heartbeat may read this at any moment
         self.progress = ProbeProgress()
         self.waiting_because = ""
-        self.hopeless_since = None
+        self.unplaceable_since = None
         self.holds_whole_nodes, self.nodes_held = whole, nodes_held
         self.placement = placement
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Final
 
@@ -91,33 +92,23 @@ def _request(wait_s: float, room: RoomBody | None, left_s: float | None) -> Leas
     return LeaseRequest(wait_s=wait_s, room=room, longest_s=longest_s) if longest_s > 0 else None
 
 
+@dataclass(kw_only=True)
 class Leasing:
-    """Leases trials and registers again, on a thread of its own; each order ends with one event.
+    """Leases trials and registers again, on a thread of its own; each order ends with one event."""
 
-    Args:
-        client: the service.
-        identity: how the worker registers.
-        worker_id: the session.
-        events: where the answers are put.
-        catch_up: called before the next request after an outage, with the seconds that it may take;
-            raises an error while the outage lasts.
-    """
+    client: LeaseClient
+    """The service."""
+    identity: WorkerCreate
+    """How the worker registers."""
+    worker_id: str
+    """The newest session."""
+    events: Events
+    """Where the answers are put."""
+    catch_up: Callable[[float], None]
+    """Called before the next request after an outage, with the seconds that it may take; raises an
+    error while the outage lasts."""
 
-    def __init__(
-        self,
-        client: LeaseClient,
-        identity: WorkerCreate,
-        worker_id: str,
-        events: Events,
-        *,
-        catch_up: Callable[[float], None],
-    ) -> None:
-        self.worker_id = worker_id
-        """The newest session."""
-        self._client = client
-        self._identity = identity
-        self._events = events
-        self._catch_up = catch_up
+    def __post_init__(self) -> None:
         self._was_away = False
         self._num_catching_up = 0
         self._orders: SimpleQueue[tuple[str, LeaseRequest] | None] = SimpleQueue()
@@ -153,7 +144,7 @@ class Leasing:
                 if self._closing.is_set():
                     return
                 event = self._try(order)
-            self._events.put(event)
+            self.events.put(event)
 
     def _try(self, order: tuple[str, LeaseRequest] | None) -> WorkerEvent | None:
         """Carries out an order; None: it must be tried again."""
@@ -178,13 +169,13 @@ class Leasing:
         return event
 
     def _registered(self) -> WorkerEvent:
-        registration = self._client.register(self._identity)
+        registration = self.client.register(self.identity)
         self.worker_id = registration.worker_id
         return SessionBegan(registration=registration)
 
     def _leased(self, worker_id: str, request: LeaseRequest) -> WorkerEvent:
         has_caught_up = not self._was_away or self._catch_up_first()
-        lease = self._client.lease(worker_id, request)
+        lease = self.client.lease(worker_id, request)
         self._was_away = False
         if not has_caught_up:
             _LOG.warning("trials are leased although outcomes still wait to be posted")
@@ -195,6 +186,6 @@ class Leasing:
         has_patience = self._num_catching_up < _MOST_CATCHING_UP
         if has_patience:
             self._num_catching_up += 1
-            self._catch_up(_CATCH_UP_WITHIN_S)
+            self.catch_up(_CATCH_UP_WITHIN_S)
         self._num_catching_up = 0
         return has_patience

@@ -181,7 +181,6 @@ def _gib(memory_bytes: float) -> str:
 def check_nodes(
     launcher: GroupLauncher,
     nodes: Sequence[int],
-    *,
     cancelled: Cancelled,
     known: Mapping[int, HealthReport] | None = None,
 ) -> dict[int, HealthReport]:

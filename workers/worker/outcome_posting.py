@@ -54,30 +54,28 @@ class _Trouble:
         return self.tries < _TRIES
 
 
+@dataclass
 class Outbox:
     """Outcomes that wait to be posted: in memory, and on disk so that they survive a crash.
 
     An outcome over which the service fails does not delay the others: it is posted again later, and
     set aside after too many tries. One thread may store outcomes while another posts them.
 
-    Args:
-        client: the service.
-        spool: the directory on disk; what an earlier process left there is posted too.
-        now: a clock in seconds.
-
     Raises:
-        SpoolUnusableError: the directory can't be read.
+        SpoolUnusableError: at construction, when the directory can't be read.
     """
 
-    def __init__(
-        self, client: LeaseClient, spool: Spool, *, now: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._client = client
-        self._now = now
-        self._spool = spool
+    client: LeaseClient
+    """The service."""
+    spool: Spool
+    """The directory on disk; what an earlier process left there is posted too."""
+    now: Callable[[], float] = time.monotonic
+    """A clock in seconds."""
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         """Held around the outcomes, which both threads write."""
-        self._waiting = {_key(outcome): outcome for outcome in spool.kept()}
+        self._waiting = {_key(outcome): outcome for outcome in self.spool.kept()}
         self._unsaved: set[_Key] = set()
         self._troubles: dict[_Key, _Trouble] = {}
 
@@ -85,7 +83,7 @@ class Outbox:
         """Stores an outcome; `post` posts it."""
         outcome = EncodedOutcome.of(report)
         try:
-            self._spool.keep(outcome)
+            self.spool.keep(outcome)
         except SpoolUnusableError as error:
             _LOG.error("%s: the outcome is kept in memory until it is posted", error)
             self._unsaved.add(_key(outcome))
@@ -102,7 +100,7 @@ class Outbox:
             waiting = list(self._waiting.values())
         for outcome in waiting:
             trouble = self._troubles.get(_key(outcome))
-            if trouble is None or self._now() >= trouble.next_try_at:
+            if trouble is None or self.now() >= trouble.next_try_at:
                 self._post(outcome)
         return bool(self._troubles)
 
@@ -113,10 +111,10 @@ class Outbox:
 
     def _post(self, outcome: EncodedOutcome) -> None:
         try:
-            self._client.post_outcome(outcome)
+            self.client.post_outcome(outcome)
         except (ServiceFailedError, AnswerUnreadableError) as error:
             trouble = self._troubles.setdefault(_key(outcome), _Trouble())
-            if not trouble.note(self._now()):
+            if not trouble.note(self.now()):
                 return self._set_aside(outcome, f"{_TRIES} tries have failed: {error}")
             if trouble.reason != str(error):
                 trouble.reason = str(error)
@@ -128,14 +126,14 @@ class Outbox:
             return self._set_aside(outcome, str(error))
         self._drop(outcome)
         try:
-            self._spool.forget(outcome)
+            self.spool.forget(outcome)
         except SpoolUnusableError as error:  # the next process posts it once more
             _LOG.error("%s; the outcome of trial id %d is posted", error, outcome.trial_id)
 
     def _set_aside(self, outcome: EncodedOutcome, why: str) -> None:
         self._drop(outcome)
         try:
-            self._spool.reject(outcome, why)
+            self.spool.reject(outcome, why)
         except SpoolUnusableError as error:
             _LOG.error("the outcome of trial id %d is lost: %s; %s", outcome.trial_id, why, error)
 

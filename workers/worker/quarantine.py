@@ -91,7 +91,7 @@ class NodeHistory:
         for node in suspects:
             strike = Strike(probe=probe, why=doubt.why, is_alone=alone)
             self._strikes.setdefault(node, []).append(strike)
-        return {node: why for node in suspects if (why := self._judge(node)) is not None}
+        return {node: why for node in suspects if (why := self._strike_out(node)) is not None}
 
     def forget(self, probe: Hashable) -> None:
         """Drops a suspicion: the second run was cancelled, or there are no other nodes."""
@@ -102,7 +102,7 @@ class NodeHistory:
         self._quarantined.pop(node, None)
         self._strikes.pop(node, None)
 
-    def _judge(self, node: str) -> str | None:
+    def _strike_out(self, node: str) -> str | None:
         strikes = self._strikes[node]
         if node in self._quarantined or len(strikes) < STRIKES_OUT:
             return None
@@ -113,51 +113,38 @@ class NodeHistory:
         return why
 
 
-class SecondOpinions:
-    """Decides which failed probes are run again on other nodes, and quarantines nodes.
+@dataclass(kw_only=True)
+class SecondOpinions(NodeHistory):
+    """Decides which failed probes are run again on other nodes, and quarantines nodes."""
 
-    Args:
-        roster: the nodes.
-    """
+    roster: NodeRoster
 
-    def __init__(self, roster: NodeRoster) -> None:
-        self._roster = roster
-        self._history = NodeHistory()
-
-    def judge(self, trial: HeldTrial, outcome: Outcome) -> frozenset[int]:
+    def suspects_after(self, trial: HeldTrial, outcome: Outcome) -> frozenset[int]:
         """Notes the end of a probe that still holds its devices.
 
         Returns:
             Positions of the nodes to avoid when it is run again; empty: it is not run again.
         """
-        names = [self._roster.name(share.node) for share in trial.placement]
+        names = [self.roster.name(share.node) for share in trial.placement]
         if outcome.state == "completed":
-            for name, why in self._history.completed(trial.key, names).items():
-                if (index := self._roster.position(name)) is not None:
-                    self._roster.quarantine(index, why)
+            for name, why in self.completed(trial.key, names).items():
+                if (index := self.roster.position(name)) is not None:
+                    self.roster.quarantine(index, why)
             return frozenset()
-        if not self._history.failed(trial.key, names, outcome):
-            self.forget(trial)
+        if not self.failed(trial.key, names, outcome):
+            self.forget(trial.key)
             return frozenset()
         held = frozenset(share.node for share in trial.placement)
-        named = self._roster.position(outcome.node)
+        named = self.roster.position(outcome.node)
         suspects = frozenset({named}) if named in held and named is not None else held
         if not self._has_others(trial, suspects):
-            self.forget(trial)
+            self.forget(trial.key)
             return frozenset()
         return suspects
-
-    def forget(self, trial: HeldTrial) -> None:
-        """Drops a suspicion: there is no second run."""
-        self._history.forget(trial.key)
-
-    def release(self, name: str) -> None:
-        """Removes the strikes of a node that is released from quarantine."""
-        self._history.release(name)
 
     def _has_others(self, trial: HeldTrial, suspects: frozenset[int]) -> bool:
         layout = trial.request.layout
         per_node = -(-layout.num_devices // layout.num_nodes)
-        others = [index for index in self._roster.usable() if index not in suspects]
-        large_enough = sum(size >= per_node for size in self._roster.sizes(others))
+        others = [index for index in self.roster.usable() if index not in suspects]
+        large_enough = sum(size >= per_node for size in self.roster.sizes(others))
         return large_enough >= layout.num_nodes

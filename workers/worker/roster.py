@@ -12,7 +12,8 @@ from typing import Any, Final
 from search_spaces.protocol.worker_messages import NodeState, SetAside
 from workers.backoff import Backoff
 from workers.errors import RanksLeftError
-from workers.launchers.base import Cancelled, Launcher
+from workers.launchers.base import Cancelled
+from workers.launchers.group_launcher import GroupLauncher
 from workers.packing.packer import Packer
 from workers.worker.events import Events, NodeRecovered, NodesChecked, WorkerEvent, in_background
 from workers.worker.node_health import HealthReport, problems
@@ -45,6 +46,7 @@ Check = Callable[[Sequence[int], Cancelled, Mapping[int, HealthReport]], Mapping
 suspicious have been measured twice when it returns."""
 
 
+@dataclass
 class NodeRoster:
     """Which nodes can be used. Only the thread that owns the worker's state uses it.
 
@@ -53,28 +55,20 @@ class NodeRoster:
     quarantined where its check fails, where processes on it can't be ended, where probes fail that
     complete on other nodes, or where a user asks for it. A user releases it.
 
-    Args:
-        launcher: has the nodes.
-        packer: gets each node, and whether it can be used.
-        events: where the ends of checks and recoveries are put.
-        check: checks nodes; None: they are not checked.
-        cpu: whether devices are cores, of which a node may have fewer than its description.
     """
 
-    def __init__(
-        self,
-        launcher: Launcher,
-        packer: Packer,
-        events: Events,
-        *,
-        check: Check | None = None,
-        cpu: bool = False,
-    ) -> None:
-        self._launcher = launcher
-        self._packer = packer
-        self._events = events
-        self._health_check = check
-        self._cpu = cpu
+    launcher: GroupLauncher
+    """Has the nodes."""
+    packer: Packer
+    """Gets each node, and whether it can be used."""
+    events: Events
+    """Where the ends of checks and recoveries are put."""
+    check: Check | None = None
+    """Checks nodes; None: they are not checked."""
+    cpu: bool = False
+    """Whether devices are cores, of which a node may have fewer than its description."""
+
+    def __post_init__(self) -> None:
         self._nodes: list[RosterNode] = []
         self._backoffs = defaultdict[int, Backoff](
             lambda: Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
@@ -115,12 +109,12 @@ class NodeRoster:
 
     def look(self, now: float) -> None:
         """Notes nodes that have joined or were lost, and begins the recoveries that are due."""
-        joined = list(self._launcher.nodes)[len(self._nodes) :]
+        joined = list(self.launcher.nodes)[len(self._nodes) :]
         for node in joined:
-            num_devices = node.capacity("cpu") if self._cpu else node.num_devices
+            num_devices = node.capacity("cpu") if self.cpu else node.num_devices
             # The service needs unique names; in tests two nodes have the same host.
             name = node.name if self.position(node.name) is None else f"{node.name}#{len(self)}"
-            self._packer.add_node(num_devices, name=name)
+            self.packer.add_node(num_devices, name=name)
             self._nodes.append(RosterNode(name=name, num_devices=num_devices))
         self._notice_losses()
         if self._closing.is_set():
@@ -154,7 +148,7 @@ class NodeRoster:
         node = self._nodes[event.node]
         if node.state != "recovering":
             return None
-        if event.hopeless:
+        if event.ranks_are_left:
             return self.quarantine(event.node, event.error)
         if event.error:
             self._change(event.node, next_try_at=now + self._backoffs[event.node].take())
@@ -199,7 +193,7 @@ class NodeRoster:
         return {i: node.report for i, node in enumerate(self._nodes) if node.report is not None}
 
     def _notice_losses(self) -> None:
-        for index, why in self._launcher.lost().items():
+        for index, why in self.launcher.lost().items():
             # A lost node that has just joined is noted the next time.
             node = self._nodes[index] if index < len(self._nodes) else None
             if node is not None and node.state not in ("lost", "recovering", "quarantined"):
@@ -209,16 +203,16 @@ class NodeRoster:
     def _set(self, index: int, state: NodeState, reason: str) -> None:
         self._change(index, state=state, reason=reason)
         why = f"{_READS_AS.get(state, state)} ({reason})" if reason else _READS_AS.get(state, state)
-        self._packer.set_usable(index, state == "idle", why)
+        self.packer.set_usable(index, state == "idle", why)
 
     def _change(self, index: int, **changes: Any) -> None:
         self._nodes[index] = replace(self._nodes[index], **changes)
 
     def _check(self, indices: list[int]) -> None:
-        check, known = self._health_check, self._reports()
+        check, known = self.check, self._reports()
         for index in indices:
             # A probe that still runs would disturb the check: `look` tries again soon.
-            used = index in self._measured or bool(self._packer.holders(index))
+            used = index in self._measured or bool(self.packer.holders(index))
             state: NodeState = "idle" if check is None else "starting" if used else "checking"
             self._set(index, state, "")
         nodes = tuple(index for index in indices if self._nodes[index].state == "checking")
@@ -234,17 +228,17 @@ class NodeRoster:
         def failed(error: Exception) -> WorkerEvent:
             return NodesChecked(nodes=nodes, reports={}, error=str(error))
 
-        in_background(self._events, measure, name="health-check", failed=failed)
+        in_background(self.events, measure, name="health-check", failed=failed)
 
     def _recover(self, index: int) -> None:
         self._set(index, "recovering", self._nodes[index].reason)
 
         def recover() -> WorkerEvent:
-            self._launcher.recover(index)
+            self.launcher.recover(index)
             return NodeRecovered(node=index)
 
         def failed(error: Exception) -> WorkerEvent:
-            hopeless = isinstance(error, RanksLeftError)
-            return NodeRecovered(node=index, error=str(error), hopeless=hopeless)
+            are_left = isinstance(error, RanksLeftError)
+            return NodeRecovered(node=index, error=str(error), ranks_are_left=are_left)
 
-        in_background(self._events, recover, name=f"recover-{index}", failed=failed)
+        in_background(self.events, recover, name=f"recover-{index}", failed=failed)

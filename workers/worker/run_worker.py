@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -18,14 +18,13 @@ from search_spaces.spec.presets.clusters import resolve_cluster
 from search_spaces.spec.site import Site, cluster_part
 from search_spaces.trainers.program import ProgramTrainer
 from workers.errors import AllocationMissingError
-from workers.launchers.base import Cancelled, Launcher
 from workers.launchers.group_launcher import GroupLauncher
 from workers.ranks.rank_task import RANK_ENTRY
 from workers.service.lease_client import LeaseClient
 from workers.slurm.jobs import SlurmAllocation, current_allocation, ends_in_s
 from workers.slurm.site import site_of
 from workers.trainer.revision import software_versions
-from workers.worker.node_health import HealthReport
+from workers.worker.node_health import check_nodes
 from workers.worker.outcome_posting import Outbox
 from workers.worker.outcome_spool import Spool, adopt_abandoned
 from workers.worker.scheduler import SchedulerOptions
@@ -74,7 +73,7 @@ class _Machine:
             return self.site.share_nodes
         return not self.devices_are_cores
 
-    def start_launcher(self) -> Launcher:
+    def start_launcher(self) -> GroupLauncher:
         """Starts the launcher of the probes."""
         if self.launcher == "local":
             from workers.launchers.local import local_launcher
@@ -170,7 +169,7 @@ def run_worker(
             options=options,
             ends_in_s=look_up_end,
             # Other rank programs have no health check.
-            check=_checked if rank_entry == RANK_ENTRY else None,
+            check=check_nodes if rank_entry == RANK_ENTRY else None,
         )
         worker.run(patience_s=patience_s)
 
@@ -206,18 +205,6 @@ def _machine(
         rank_entry=rank_entry,
         trainers=trainers,
     )
-
-
-def _checked(
-    launcher: Launcher,
-    nodes: Sequence[int],
-    cancelled: Cancelled,
-    known: Mapping[int, HealthReport],
-) -> Mapping[int, HealthReport]:
-    from workers.worker.node_health import check_nodes
-
-    assert isinstance(launcher, GroupLauncher), "every launcher of ours is one"
-    return check_nodes(launcher, nodes, cancelled=cancelled, known=known)
 
 
 def _identity(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Final
 
 from search_spaces.protocol.worker_messages import AllocationState, HeartbeatReply, WorkerCreated
@@ -51,36 +51,26 @@ class SchedulerOptions:
     """Seconds without a trial after which the worker ends; None: never."""
 
 
+@dataclass(kw_only=True)
 class Scheduler:
-    """Leases trials and starts their probes, until the worker must end.
+    """Leases trials and starts their probes, until the worker must end."""
 
-    Args:
-        trials: the trials that the worker holds.
-        packer: assigns devices to probes.
-        roster: the nodes, and which of them can be used.
-        leasing: leases trials.
-        registration: the session.
-        num_nodes: nodes of the registration; some may join late.
-        options: how trials are run.
-    """
+    trials: TrialBook
+    """The trials that the worker holds."""
+    packer: Packer
+    """Assigns devices to probes."""
+    roster: NodeRoster
+    """The nodes, and which of them can be used."""
+    leasing: Leasing
+    """Leases trials."""
+    registration: InitVar[WorkerCreated]
+    """The session."""
+    num_nodes: int
+    """Nodes of the registration; some may join late."""
+    options: SchedulerOptions
+    """How trials are run."""
 
-    def __init__(
-        self,
-        *,
-        trials: TrialBook,
-        packer: Packer,
-        roster: NodeRoster,
-        leasing: Leasing,
-        registration: WorkerCreated,
-        num_nodes: int,
-        options: SchedulerOptions,
-    ) -> None:
-        self._packer = packer
-        self._roster = roster
-        self._leasing = leasing
-        self._num_nodes = num_nodes
-        self._options = options
-        self._trials = trials
+    def __post_init__(self, registration: WorkerCreated) -> None:
         self._worker_id: str | None = None
         self._is_requesting = False
         self._ends_at: float | None = None
@@ -91,7 +81,7 @@ class Scheduler:
         self._idle = IdleTime(at=now)
         self.failure: Exception | None = None
         """Why the worker can't go on."""
-        self._roster.look(now)
+        self.roster.look(now)
         self._begin_session(registration)
 
     @property
@@ -99,7 +89,7 @@ class Scheduler:
         """Whether the worker has drained, or the time for that is over."""
         if self._drains_until is None:
             return False
-        return not self._trials.held or time.monotonic() >= self._drains_until
+        return not self.trials.held or time.monotonic() >= self._drains_until
 
     @property
     def wait_s(self) -> float:
@@ -111,8 +101,8 @@ class Scheduler:
         return News(
             worker_id=self._worker_id,
             state=self._state(),
-            trials=self._trials.held,
-            nodes=self._roster.records(),
+            trials=self.trials.held,
+            nodes=self.roster.records(),
             idle=self._idle,
             ends_at=self._ends_at,
         )
@@ -121,12 +111,12 @@ class Scheduler:
         """Notes an event; `advance` acts on it."""
         match event:
             case ProbeEnded():
-                self._trials.end(event, self._usable_until())
+                self.trials.note_end(event, self._usable_until())
             case LeaseAnswered():
                 self._take_lease(event)
             case HeartbeatAnswered():
                 if event.worker_id == self._worker_id:
-                    self._trials.stop(event.trials, event.answer.stop)
+                    self.trials.stop(event.trials, event.answer.stop)
                     self._take_wishes(event.answer)
             case SessionLost():
                 self._take_session_lost(event)
@@ -134,9 +124,9 @@ class Scheduler:
                 self._begin_session(registration)
                 _LOG.info("registered again as %s", registration.worker_id)
             case NodesChecked():
-                self._roster.take_checked(event)
+                self.roster.take_checked(event)
             case NodeRecovered():
-                self._roster.take_recovered(event, time.monotonic())
+                self.roster.take_recovered(event, time.monotonic())
             case EndMoved(ends_at=ends_at):
                 self._ends_at = ends_at
             case WorkerBroken(error=error):
@@ -150,36 +140,36 @@ class Scheduler:
         now = time.monotonic()
         if now >= self._next_look_at:
             self._next_look_at = now + _TICK_S
-            self._roster.look(now)
-        if self._trials.held or self._roster.is_starting:
+            self.roster.look(now)
+        if self.trials.held or self.roster.is_starting:
             self._busy_at = now
         self._end_in_time(now)
         if self._drains_until is None:
             until = self._usable_until()
-            self._trials.end_doubts(now, until)
-            self._trials.start(now, until)
-            self._trials.give_back_hopeless(now, until)
+            self.trials.note_delayed_ends(now, until)
+            self.trials.start(now, until)
+            self.trials.give_back_unplaceable(now, until)
             self._request_more(now, until)
-        self._idle = self._idle.then(now, max(0.0, len(self._roster) - self._trials.nodes_held))
+        self._idle = self._idle.then(now, max(0.0, len(self.roster) - self.trials.nodes_held))
 
     def drain(self, why: str) -> None:
         """Ends the worker: cancels the running probes; the end of the session returns them."""
         if self._drains_until is None:
             _LOG.info("ending: %s", why)
             self._drains_until = time.monotonic() + _DRAIN_WITHIN_S
-            self._roster.close()
-            self._trials.end_all()
+            self.roster.close()
+            self.trials.end_all()
 
     def _state(self) -> AllocationState:
         if self._drains_until is not None:
             return "draining"
-        return "starting" if self._roster.is_starting else "working"
+        return "starting" if self.roster.is_starting else "working"
 
     def _usable_until(self) -> float | None:
-        return None if self._ends_at is None else self._ends_at - self._options.drain_s
+        return None if self._ends_at is None else self._ends_at - self.options.drain_s
 
     def _end_in_time(self, now: float) -> None:
-        until, idle_s = self._usable_until(), self._options.end_when_idle_s
+        until, idle_s = self._usable_until(), self.options.end_when_idle_s
         if until is not None and now >= until:
             self.drain("the allocation's time is over")
         elif idle_s is not None and now >= self._busy_at + idle_s:
@@ -188,35 +178,35 @@ class Scheduler:
     def _request_more(self, now: float, until: float | None) -> None:
         if self._is_requesting or self._worker_id is None:
             return
-        usable = self._roster.usable()
+        usable = self.roster.usable()
         request = next_request(
-            usable=self._roster.sizes(usable),
-            all_usable=len(usable) == max(len(self._roster), self._num_nodes),
-            num_waiting=len(self._trials.waiting),
-            room=self._packer.room(now, until),
+            usable=self.roster.sizes(usable),
+            all_usable=len(usable) == max(len(self.roster), self.num_nodes),
+            num_waiting=len(self.trials.waiting),
+            room=self.packer.room(now, until),
             left_s=None if until is None else until - now,
         )
         if request is not None:
             self._is_requesting = True
-            self._leasing.request(self._worker_id, request)
+            self.leasing.request(self._worker_id, request)
 
     def _take_lease(self, event: LeaseAnswered) -> None:
         self._is_requesting = False
         if event.worker_id != self._worker_id or self._drains_until is not None:
             return  # the end of a session returns its leases
         if event.lease is not None:
-            self._trials.take(event.worker_id, event.lease)
+            self.trials.take(event.worker_id, event.lease)
 
     def _take_wishes(self, answer: HeartbeatReply) -> None:
-        self._roster.take_wishes(answer.quarantine)
+        self.roster.take_wishes(answer.quarantine)
         for name in answer.release:
-            if self._roster.release(name):
-                self._trials.opinions.release(name)
+            if self.roster.release(name):
+                self.trials.second_opinions.release(name)
 
     def _begin_session(self, registration: WorkerCreated) -> None:
         self._worker_id = registration.worker_id
         self._idle = IdleTime(at=time.monotonic())  # the service adds up the sessions
-        self._roster.take_wishes(registration.quarantined)
+        self.roster.take_wishes(registration.quarantined)
 
     def _take_session_lost(self, event: SessionLost) -> None:
         self._is_requesting = False
@@ -224,5 +214,5 @@ class Scheduler:
             return
         _LOG.warning("the service no longer knows this session; registering again")
         self._worker_id = None
-        self._trials.lose_leases()
-        self._leasing.register()
+        self.trials.lose_leases()
+        self.leasing.register()

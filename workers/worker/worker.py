@@ -11,13 +11,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from search_spaces.protocol.worker_messages import WorkerCreate, WorkerCreated
 from workers.errors import WorkerError, WorkerReplacedError, WorkerUnknownError
-from workers.launchers.base import Cancelled, Launcher
+from workers.launchers.base import Cancelled
+from workers.launchers.group_launcher import GroupLauncher
 from workers.packing.packer import Packer
 from workers.service.http import patiently
 from workers.service.lease_client import LeaseClient
@@ -43,7 +45,8 @@ _REGISTER_WITHIN_S: Final = 10.0
 _LEAVE_LEASING_WITHIN_S: Final = 1.0
 
 CheckOf = Callable[
-    [Launcher, Sequence[int], Cancelled, Mapping[int, HealthReport]], Mapping[int, HealthReport]
+    [GroupLauncher, Sequence[int], Cancelled, Mapping[int, HealthReport]],
+    Mapping[int, HealthReport],
 ]
 """Checks the health of some nodes of a launcher, in comparison with reports of other nodes."""
 
@@ -144,43 +147,32 @@ def ends_after(seconds: float) -> EndsIn:
     return lambda: max(0.0, ends_at - time.monotonic())
 
 
+@dataclass(kw_only=True)
 class Worker:
     """Runs trials until it is signalled to end or the allocation ends.
 
     The thread that calls `run` owns all state. Other threads lease, send heartbeats, store and post
     outcomes, and run one probe each; they put events into the queue of the first thread.
-
-    Args:
-        client: the service.
-        identity: how the worker registers.
-        start_launcher: starts the launcher of the probes; the worker closes it.
-        outbox: where outcomes wait until they are posted.
-        drain: whether the worker has been signalled to end.
-        options: how trials are run.
-        ends_in_s: looks up when the allocation ends; None: never.
-        check: checks the health of a launcher's nodes; None: they are not checked.
     """
 
-    def __init__(
-        self,
-        *,
-        client: LeaseClient,
-        identity: WorkerCreate,
-        start_launcher: Callable[[], Launcher],
-        outbox: Outbox,
-        drain: Drain,
-        options: SchedulerOptions,
-        ends_in_s: EndsIn | None = None,
-        check: CheckOf | None = None,
-    ) -> None:
-        self._client = client
-        self._identity = identity
-        self._start_launcher = start_launcher
-        self._outbox = outbox
-        self._drain = drain
-        self._options = options
-        self._ends_in_s = ends_in_s
-        self._check = check
+    client: LeaseClient
+    """The service."""
+    identity: WorkerCreate
+    """How the worker registers."""
+    start_launcher: Callable[[], GroupLauncher]
+    """Starts the launcher of the probes; the worker closes it."""
+    outbox: Outbox
+    """Where outcomes wait until they are posted."""
+    drain: Drain
+    """Whether the worker has been signalled to end."""
+    options: SchedulerOptions
+    """How trials are run."""
+    ends_in_s: EndsIn | None = None
+    """Looks up when the allocation ends; None: never."""
+    check: CheckOf | None = None
+    """Checks the health of a launcher's nodes; None: they are not checked."""
+
+    def __post_init__(self) -> None:
         self._events: Events = SimpleQueue()
 
     def run(self, *, patience_s: float) -> None:
@@ -196,30 +188,30 @@ class Worker:
         """
         try:
             registration = patiently(
-                lambda: self._client.register(self._identity),
+                lambda: self.client.register(self.identity),
                 "registering",
                 patience_s=patience_s,
-                sleep=self._drain.sleep,
+                sleep=self.drain.sleep,
             )
         except DrainRequested:
             return
-        who, where = self._identity.name, self._client.url
+        who, where = self.identity.name, self.client.url
         _LOG.info("registered as %s (%s) at %s", who, registration.worker_id, where)
         heartbeat = Heartbeat(
-            self._client,
+            self.client,
             interval_s=registration.heartbeat_interval_s,
             news=News(worker_id=registration.worker_id),
             events=self._events,
         )
-        posting = Posting(self._outbox)
+        posting = Posting(self.outbox)
         leasing = Leasing(
-            self._client,
-            self._identity,
-            registration.worker_id,
-            self._events,
+            client=self.client,
+            identity=self.identity,
+            worker_id=registration.worker_id,
+            events=self._events,
             catch_up=posting.catch_up,
         )
-        end = None if self._ends_in_s is None else AllocationEnd(self._ends_in_s, self._events)
+        end = None if self.ends_in_s is None else AllocationEnd(self.ends_in_s, self._events)
         try:
             self._warn_of_too_much_power()
             self._work(registration, heartbeat, posting, leasing)
@@ -238,7 +230,7 @@ class Worker:
 
     def _warn_of_too_much_power(self) -> None:
         try:
-            role = self._client.role()
+            role = self.client.role()
         except WorkerError as error:
             _LOG.info("the role of the token could not be read: %s", error)
             return
@@ -253,15 +245,15 @@ class Worker:
     def _work(
         self, registration: WorkerCreated, heartbeat: Heartbeat, posting: Posting, leasing: Leasing
     ) -> None:
-        with self._drain.waiting():  # starting on an allocation may take minutes
-            launcher = self._start_launcher()
-        packer = Packer(share_nodes=self._options.share_nodes)
+        with self.drain.waiting():  # starting on an allocation may take minutes
+            launcher = self.start_launcher()
+        packer = Packer(share_nodes=self.options.share_nodes)
         roster = NodeRoster(
             launcher,
             packer,
             self._events,
-            check=None if self._check is None else partial(self._check, launcher),
-            cpu=self._options.devices_are_cores,
+            check=None if self.check is None else partial(self.check, launcher),
+            cpu=self.options.devices_are_cores,
         )
         try:
             trials = TrialBook(
@@ -270,7 +262,7 @@ class Worker:
                 roster=roster,
                 posting=posting,
                 events=self._events,
-                share_nodes=self._options.share_nodes,
+                share_nodes=self.options.share_nodes,
             )
             scheduler = Scheduler(
                 trials=trials,
@@ -278,8 +270,8 @@ class Worker:
                 roster=roster,
                 leasing=leasing,
                 registration=registration,
-                num_nodes=self._identity.num_nodes,
-                options=self._options,
+                num_nodes=self.identity.num_nodes,
+                options=self.options,
             )
             self._serve(scheduler, heartbeat)
         finally:
@@ -287,9 +279,9 @@ class Worker:
             launcher.close()
 
     def _serve(self, scheduler: Scheduler, heartbeat: Heartbeat) -> None:
-        _LOG.info("ready: waiting for trials on cluster %s", self._identity.cluster)
-        self._drain.on_request = lambda: self._events.put(DrainAsked())
-        if self._drain.requested:
+        _LOG.info("ready: waiting for trials on cluster %s", self.identity.cluster)
+        self.drain.on_request = lambda: self._events.put(DrainAsked())
+        if self.drain.requested:
             scheduler.drain("asked to")
         while not scheduler.has_ended:
             scheduler.advance()
@@ -307,7 +299,7 @@ class Worker:
 
     def _unregister(self, worker_id: str) -> None:
         try:
-            self._client.unregister(worker_id)
+            self.client.unregister(worker_id)
         except (WorkerUnknownError, WorkerReplacedError):
             return
         except WorkerError as error:

@@ -57,5 +57,5 @@ def test_a_peak_without_memory_makes_no_layout_infeasible(launcher: GroupLaunche
 def test_a_training_job_says_it_too(launcher: GroupLauncher) -> None:
     job = {"layout": Layout().to_mapping()}
     end = launcher.train(job, on_event=lambda _: None, cancelled=lambda: False)
-    assert end.result is None
-    assert end.message.startswith("while the matmul peak was measured: rank 0: ValueError")
+    assert end.failure is not None
+    assert end.failure.message.startswith("while the matmul peak was measured: rank 0: ValueError")

@@ -190,10 +190,11 @@ def test_a_training_job_runs_on_the_same_ranks(launcher: GroupLauncher) -> None:
     told: list[dict[str, Any]] = []
     job = TrainJob(model=model_preset("tiny"), layout=Layout(dp=2, zero_stage=1), steps=3, warmup=1)
     end = launcher.train(job.to_mapping(), on_event=told.append, cancelled=lambda: False)
-    assert end.result is not None, end
+    assert end.failure is None, end
+    result = end.results[0]["training"]
     assert [event["index"] for event in told] == [0, 1, 2]
-    assert end.result["final_loss"] == told[-1]["loss"]
-    assert end.result["tokens_per_s"] > 0
+    assert result["final_loss"] == told[-1]["loss"]
+    assert result["tokens_per_s"] > 0
 
 
 def test_what_the_ranks_of_a_completed_probe_printed_comes_with_its_outcome() -> None:

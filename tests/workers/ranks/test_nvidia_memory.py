@@ -1,8 +1,7 @@
-"""NVIDIA's devices, listed by stand-ins for the management library and for nvidia-smi."""
+"""NVIDIA's devices, listed by a stand-in for the management library."""
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from workers.ranks.memory_watch import NvidiaDevices
-
-MIB = 1 << 20
-LISTING = "0, GPU-5ad1a9d5-aaaa, 4\n1, GPU-bbbb, 1024\n2, GPU-cccc, [N/A]\n"
-SMI = [sys.executable, "-c", f"print({LISTING!r}, end='')"]
 
 
 class FakeNvml:
@@ -46,7 +41,7 @@ def fail() -> None:
 
 
 def test_the_library_tells_number_uuid_and_bytes() -> None:
-    devices = NvidiaDevices(nvml=FakeNvml(), nvidia_smi=["false"])
+    devices = NvidiaDevices(nvml=FakeNvml())
     for _ in range(2):
         assert [(device.names, device.used_bytes) for device in devices()] == [
             (("0", "GPU-0"), 5 << 30),
@@ -55,27 +50,15 @@ def test_the_library_tells_number_uuid_and_bytes() -> None:
         ]
 
 
-def test_nvidia_smi_is_asked_where_the_library_is_not_there_or_fails() -> None:
-    devices = NvidiaDevices(nvml=FakeNvml(fail), nvidia_smi=SMI)
-    assert [(device.names, device.used_bytes) for device in devices()] == [
-        (("0", "GPU-5ad1a9d5-aaaa"), 4 * MIB),
-        (("1", "GPU-bbbb"), 1024 * MIB),
-        (("2", "GPU-cccc"), None),
-    ]
-
-
-def test_nvidia_smi_is_asked_where_the_bindings_are_not_installed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert len(NvidiaDevices(nvidia_smi=SMI)()) == 3
+def test_a_library_without_a_driver_lists_nothing() -> None:
+    assert NvidiaDevices(nvml=FakeNvml(fail))() == ()
 
 
 def test_without_a_driver_the_bindings_list_nothing() -> None:
     pytest.importorskip("pynvml")
     if Path("/proc/driver/nvidia").is_dir():
         pytest.skip("NVIDIA's driver is loaded here")
-    assert NvidiaDevices(nvidia_smi=["false"])() == ()
+    assert NvidiaDevices()() == ()
 
 
 def test_a_driver_that_hangs_is_asked_once_and_holds_nobody_up() -> None:
@@ -86,7 +69,7 @@ def test_a_driver_that_hangs_is_asked_once_and_holds_nobody_up() -> None:
         calls.append("nvmlInit")
         release.wait()
 
-    devices = NvidiaDevices(nvml=FakeNvml(hang), nvidia_smi=SMI, within_s=0.3)
+    devices = NvidiaDevices(nvml=FakeNvml(hang), within_s=0.3)
     try:
         assert devices() == ()
         assert devices() == ()
@@ -95,18 +78,11 @@ def test_a_driver_that_hangs_is_asked_once_and_holds_nobody_up() -> None:
         release.set()
 
 
-def test_an_nvidia_smi_that_hangs_is_left_alone() -> None:
-    hanging = [sys.executable, "-c", "import time; time.sleep(3600)"]
-    assert NvidiaDevices(nvml=FakeNvml(fail), nvidia_smi=hanging, within_s=0.3)() == ()
-
-
 @pytest.mark.gpu
 def test_this_machines_driver_tells_of_its_devices() -> None:
     if not Path("/proc/driver/nvidia").is_dir():
         pytest.skip("NVIDIA's driver is not loaded here")
     pytest.importorskip("pynvml")
-    listed = NvidiaDevices(nvidia_smi=["false"])()
-    asked = NvidiaDevices(nvml=FakeNvml(fail))()
+    listed = NvidiaDevices()()
     assert listed
-    assert [device.names for device in listed] == [device.names for device in asked]
     assert all(device.used_bytes is not None for device in listed)

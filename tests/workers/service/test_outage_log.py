@@ -116,7 +116,7 @@ def test_a_service_that_is_away_at_the_start_is_two_lines(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("workers.service.lease_client.SETTLED_AFTER_S", 0.0)
+    monkeypatch.setattr("workers.service.lease_client.OVER_AFTER_S", 0.0)
     service.away = True
 
     def watch() -> bool:
@@ -139,7 +139,7 @@ def test_a_token_that_is_refused_from_the_start_is_the_error_alone(
 def test_what_is_refused_beside_what_is_answered_is_one_outage(
     service: FakeService, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.service.lease_client.SETTLED_AFTER_S", 3600.0)
+    monkeypatch.setattr("workers.service.lease_client.OVER_AFTER_S", 3600.0)
     refusals = Refusals(service, monkeypatch)
     with LeaseClient(service.url, TOKEN) as client:
         client.register(IDENTITY)

@@ -24,7 +24,8 @@ from tests.workers.worker.test_scheduling import (
     posted,
 )
 from tests.workers.worker.test_worker import node_states, work
-from workers.launchers.base import Cancelled, Launcher, OnEvent
+from workers.launchers.base import Cancelled, OnEvent
+from workers.launchers.group_launcher import GroupLauncher
 from workers.packing.request import Placement
 from workers.worker.node_health import HealthReport
 
@@ -191,7 +192,7 @@ def test_a_node_is_checked_before_its_first_probe_and_when_it_is_released(
     checked: list[tuple[int, ...]] = []
 
     def check(
-        _launcher: Launcher,
+        _launcher: GroupLauncher,
         nodes: Sequence[int],
         _cancelled: Cancelled,
         known: Mapping[int, HealthReport],

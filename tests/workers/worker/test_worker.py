@@ -28,7 +28,8 @@ from workers.errors import (
     TokenRefusedError,
     WorkerReplacedError,
 )
-from workers.launchers.base import Cancelled, Launcher, OnEvent
+from workers.launchers.base import Cancelled, OnEvent
+from workers.launchers.group_launcher import GroupLauncher
 from workers.service.lease_client import EncodedOutcome, LeaseClient
 from workers.worker.outcome_posting import Outbox
 from workers.worker.outcome_spool import Spool
@@ -168,7 +169,7 @@ def test_a_worker_whose_nodes_do_not_come_up_ends_at_once(
 ) -> None:
     begun = threading.Event()
 
-    def wait_for_nodes() -> Launcher:
+    def wait_for_nodes() -> GroupLauncher:
         begun.set()
         # Short sleeps: a signal between Python's check and the call does not end the call.
         for _ in range(600):

@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,23 +64,22 @@ class RayAgent:
         NodeAgent(greet(address, token, fields), rank_entry).run()
 
 
+@dataclass(repr=False)
 class Bridge:
-    """Starts an agent on each node of the cluster, and another one where one has ended.
+    """Starts an agent on each node of the cluster, and another one where one has ended."""
 
-    Args:
-        worker: connection to the worker.
-        cluster: the cluster, which has been joined.
-        address: where the worker listens for agents.
-        token: what they greet it with.
-        rank_entry: "module:function" that a rank runs.
-    """
+    worker: JsonLines
+    """Connection to the worker."""
+    cluster: RayCluster
+    """The cluster, which has been joined."""
+    address: str
+    """Where the worker listens for agents."""
+    token: str
+    """What they greet it with."""
+    rank_entry: str
+    """"module:function" that a rank runs."""
 
-    def __init__(
-        self, worker: JsonLines, cluster: RayCluster, *, address: str, token: str, rank_entry: str
-    ) -> None:
-        self._worker = worker
-        self._cluster = cluster
-        self._arguments = (address, token, rank_entry)
+    def __post_init__(self) -> None:
         self._agents: dict[str, tuple[Any, Any]] = {}
         """The agent of each node, and the call that it serves."""
         self._start_at: dict[str, float] = {}
@@ -99,16 +99,16 @@ class Bridge:
 
     def _watch_cluster(self) -> None:
         """Watches for the end of the cluster, without calls to Ray: those would wait for it."""
-        while not self._cluster.has_ended():
+        while not self.cluster.has_ended():
             time.sleep(_CLUSTER_LOOK_S)
         _LOG.error("the Ray cluster ended by itself")
         os._exit(1)
 
     def _take_orders(self, within_s: float) -> bool:
         """Waits for orders and carries them out; returns whether the worker is there."""
-        if not select.select([self._worker.socket], [], [], within_s)[0]:
+        if not select.select([self.worker.socket], [], [], within_s)[0]:
             return True
-        orders = self._worker.read(block=False)
+        orders = self.worker.read(block=False)
         for order in orders or ():
             self._end_agent(order["node"])
             self._start_at[order["node"]] = 0.0
@@ -147,7 +147,10 @@ class Bridge:
             "address": address,
             **({} if name in ("", address) else {"name": name}),
         }
-        self._agents[key] = agent, agent.serve.remote(*self._arguments, fields)
+        self._agents[key] = (
+            agent,
+            agent.serve.remote(self.address, self.token, self.rank_entry, fields),
+        )
 
     def _end_agent(self, key: str) -> None:
         """Ends an agent where it can be reached; that ends every rank of its node."""

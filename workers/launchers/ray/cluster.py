@@ -111,7 +111,7 @@ class RayNodeProcesses:
                 self._log.close()
                 raise
 
-    def have_ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the node has ended by itself; then no process of it is left.
 
         `ray start` ends a second after any of its processes, and the warden ends the rest. Clients
@@ -131,7 +131,7 @@ class RayNodeProcesses:
         self._log.close()
 
 
-class LocalRay:
+class LocalRay(RayNodeProcesses):
     """A Ray cluster of one node, below a warden of this process.
 
     Its servers listen on 127.0.0.1, and refuse calls without the cluster's token. This process must
@@ -146,7 +146,7 @@ class LocalRay:
     """
 
     def __init__(self, command: Sequence[str] = RAY, directory: Path | None = None) -> None:
-        self._processes = RayNodeProcesses(
+        super().__init__(
             address=NODE_ADDRESS,
             name=socket.gethostname(),
             port=0,
@@ -160,28 +160,61 @@ class LocalRay:
             self.close()
             raise
 
-    def has_ended(self) -> bool:
-        """Whether the cluster has ended by itself; then no process of it is left."""
-        return self._processes.have_ended()
-
     def close(self) -> None:
         """Leaves the cluster and ends all of its processes."""
         _leave()
-        self._processes.close()
+        super().close()
 
     def _wait_for_address(self) -> str:
         """Waits until the cluster runs: Ray then writes its address into its directory."""
-        path = self._processes.directory / "ray_current_cluster"
+        path = self.directory / "ray_current_cluster"
         give_up_at = time.monotonic() + _START_WITHIN_S
-        while time.monotonic() < give_up_at:
-            if self._processes.have_ended():
-                break
+        while time.monotonic() < give_up_at and not self.has_ended():
             if path.exists() and (address := path.read_text().strip()):
                 return address
             time.sleep(0.02)
-        ended = self._processes.have_ended()
+        ended = self.has_ended()
         what = "ended at its start" if ended else f"did not start within {_START_WITHIN_S:g} s"
-        raise RayClusterFailedError(f"Ray {what}; its last words: {self._processes.last_words()}")
+        raise RayClusterFailedError(f"Ray {what}; its last words: {self.last_words()}")
+
+
+class HeadWatch:
+    """An idle connection to the head of a cluster; it closes when the head ends.
+
+    Checking it costs the head nothing, with any number of nodes.
+
+    Args:
+        address: "address:port" of the head, which answers now.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._connection: socket.socket | None = None
+
+    def has_ended(self) -> bool:
+        """Whether the port of the head refuses connections.
+
+        A head may close an idle connection, and then accepts another. A head that can't be reached
+        may still run, so it does not count as ended.
+        """
+        if self._connection is not None and _is_open(self._connection):
+            return False
+        self.close()
+        host, _, port = self._address.rpartition(":")
+        try:
+            self._connection = socket.create_connection((host, int(port)), _CONNECT_WITHIN_S)
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        self._connection.setblocking(False)
+        return False
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
 class JoinedRay:
@@ -244,45 +277,6 @@ def answers(address: str) -> bool:
     except OSError:
         return False
     return True
-
-
-class HeadWatch:
-    """An idle connection to the head of a cluster; it closes when the head ends.
-
-    Checking it costs the head nothing, with any number of nodes.
-
-    Args:
-        address: "address:port" of the head, which answers now.
-    """
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._connection: socket.socket | None = None
-
-    def has_ended(self) -> bool:
-        """Whether the port of the head refuses connections.
-
-        A head may close an idle connection, and then accepts another. A head that can't be reached
-        may still run, so it does not count as ended.
-        """
-        if self._connection is not None and _is_open(self._connection):
-            return False
-        self.close()
-        host, _, port = self._address.rpartition(":")
-        try:
-            self._connection = socket.create_connection((host, int(port)), _CONNECT_WITHIN_S)
-        except ConnectionRefusedError:
-            return True
-        except OSError:
-            return False
-        self._connection.setblocking(False)
-        return False
-
-    def close(self) -> None:
-        """Closes the connection."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
 
 
 def _is_open(connection: socket.socket) -> bool:

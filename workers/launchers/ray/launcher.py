@@ -20,7 +20,7 @@ from search_spaces.trainers.program import ProgramTrainer
 from workers.backoff import Backoff
 from workers.errors import NodeLostError, RanksLeftError, RayClusterFailedError
 from workers.launchers.agent import ADDRESS_VARIABLE, TOKEN_VARIABLE
-from workers.launchers.agent_lines import AgentLines, Receiver
+from workers.launchers.agent_listener import AgentListener, Receiver
 from workers.launchers.base import Node, NodeEvent
 from workers.launchers.event_router import EventRouter
 from workers.launchers.group_launcher import GroupLauncher
@@ -97,17 +97,17 @@ class RayNodes:
         """Groups that nodes have been ordered to end."""
         self._closing = threading.Event()
         self._unusable = ""
-        self._lines = AgentLines(NODE_ADDRESS if address is None else _own_address(address))
+        self._listener = AgentListener(NODE_ADDRESS if address is None else _own_address(address))
         token = secrets.token_hex(16)
-        self._lines.expect(token, self._connected)
+        self._listener.expect(token, self._connected)
         flags = [f"--entry={rank_entry}", *([f"--address={address}"] if address else [])]
-        variables = {ADDRESS_VARIABLE: self._lines.address, TOKEN_VARIABLE: token}
+        variables = {ADDRESS_VARIABLE: self._listener.address, TOKEN_VARIABLE: token}
         variables |= {} if address else ALONE
         self._bridge_arguments = flags, variables
         try:
             self._bridge = BridgeProcess(flags, variables)
         except BaseException:
-            self._lines.close()
+            self._listener.close()
             raise
         self._reader = threading.Thread(target=self._keep_bridge, name="ray-bridge", daemon=True)
         self._reader.start()
@@ -121,18 +121,15 @@ class RayNodes:
         """Returns at once: each agent waits for its zygote before its node joins."""
 
     def start(self, tasks: Mapping[int, Sequence[RankTask]]) -> None:
-        """Forks ranks on some nodes."""
         self._router.open(next(iter(tasks.values()))[0].group, list(tasks))
         for node, on_node in tasks.items():
             self._order(node, {"order": "start", "tasks": [asdict(task) for task in on_node]})
 
     def tell(self, nodes: Sequence[int], group: str, document: Document) -> None:
-        """Sends a document to every rank of a group."""
         for node in nodes:
             self._order(node, {"order": "tell", "group": group, "document": document})
 
     def poll(self, _nodes: Sequence[int], group: str, timeout_s: float) -> list[NodeEvent]:
-        """The events of a group and of its nodes since the last call."""
         return self._router.poll(group, timeout_s)
 
     def end(self, nodes: Sequence[int], group: str) -> dict[int, str]:
@@ -157,7 +154,6 @@ class RayNodes:
         return tails
 
     def lost(self) -> Mapping[int, str]:
-        """Nodes that are lost now, and why."""
         return self._router.lost()
 
     def recover(self, node: int) -> None:
@@ -176,11 +172,11 @@ class RayNodes:
         """Ends the agents, the processes below them, and a cluster that was started here."""
         with self._changed:
             self._closing.set()
-        self._lines.close()
+        self._listener.close()
         self._bridge.close()
         self._reader.join()
 
-    # The thread that reads the agents' lines calls the next three methods.
+    # The thread that reads the agents' connections calls the next three methods.
 
     def _connected(self, hello: Document, line: JsonLines) -> Receiver:
         """Takes an agent that has connected."""

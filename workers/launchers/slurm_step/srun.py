@@ -24,7 +24,7 @@ from search_spaces.spec.site import Site
 from search_spaces.trainers.program import ProgramTrainer
 from workers.errors import NodeLostError, RanksLeftError, WorkerError
 from workers.launchers.agent import ADDRESS_VARIABLE, TOKEN_VARIABLE
-from workers.launchers.agent_lines import AgentLines
+from workers.launchers.agent_listener import AgentListener
 from workers.launchers.base import Node, NodeEvent
 from workers.launchers.group_launcher import GroupLauncher
 from workers.launchers.slurm_step.srun_process import SrunProcess
@@ -86,7 +86,7 @@ class SrunNodes:
 
     def __init__(self, settings: StepSettings) -> None:
         self.settings = settings
-        self.lines = AgentLines(settings.listen_address)
+        self.listener = AgentListener(settings.listen_address)
         self._lock = threading.Condition()
         """Held around the steps; notified when a group has ended."""
         self._steps: dict[str, Step] = {}
@@ -99,7 +99,7 @@ class SrunNodes:
             self.nodes = self._meet_all()
             """All nodes of the allocation, also lost ones."""
         except BaseException:
-            self.lines.close()
+            self.listener.close()
             raise
 
     def step(self, group: str) -> Step:
@@ -125,11 +125,9 @@ class SrunNodes:
         self._launch_what_may_run()
 
     def tell(self, _nodes: Sequence[int], group: str, document: Document) -> None:
-        """Sends a document to every rank of a group."""
         self.step(group).tell({"order": "tell", "group": group, "document": document})
 
     def poll(self, _nodes: Sequence[int], group: str, timeout_s: float) -> list[NodeEvent]:
-        """The events of the group since the last call."""
         step = self.step(group)
         events = step.poll(timeout_s)
         self._note_losses(step)
@@ -144,7 +142,7 @@ class SrunNodes:
                 return {}
             if group in self._waiting:
                 self._waiting.remove(group)
-            self.lines.expect_no_more(token)
+            self.listener.expect_no_more(token)
         try:
             return step.end()
         finally:
@@ -187,7 +185,7 @@ class SrunNodes:
                 _LOG.error("%s", error)
         with self._lock:  # other threads end theirs
             self._lock.wait_for(lambda: not self._steps, _CLOSE_WITHIN_S)
-        self.lines.close()
+        self.listener.close()
 
     def _meet_all(self) -> list[Node]:
         """Queries all nodes by a first small step."""
@@ -251,7 +249,7 @@ class SrunNodes:
             self._steps[group] = step
             self._tokens[group] = token
             self._waiting.append(group)
-        self.lines.expect(token, step.connected)
+        self.listener.expect(token, step.connected)
         return step
 
     def _launch_what_may_run(self) -> None:
@@ -298,7 +296,7 @@ class SrunNodes:
             environment={
                 **with_our_package(inherited),
                 STEP_VARIABLE: _step_name(group),
-                ADDRESS_VARIABLE: self.lines.address,
+                ADDRESS_VARIABLE: self.listener.address,
                 TOKEN_VARIABLE: self._tokens[group],
             },
         )

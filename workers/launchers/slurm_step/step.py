@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from workers.errors import NodeLostError, RanksLeftError
-from workers.launchers.agent_lines import Receiver
+from workers.launchers.agent_listener import Receiver
 from workers.launchers.base import CAUSE_WITHIN_S, NodeEvent
 from workers.launchers.slurm_step.srun_process import SrunProcess
 from workers.ranks.json_lines import Document, JsonLines

@@ -98,25 +98,12 @@ class Lane:
         return operation
 
 
-class _LaneOperation(Operation):
-    """An operation in the shared memory of a group."""
-
-    def __init__(self, lane: Lane, peers: tuple[int, ...]) -> None:
-        super().__init__(lane.host, peers)
-        self._lane, self._region = lane, lane.region
-
-    def arm(self) -> None:
-        self._region.arm(self._lane.rank)
-
-    def sleep(self, at_most_s: float) -> None:
-        self._region.sleep(self._lane.rank, at_most_s)
-
-
-class _Collective(_LaneOperation):
+class _Collective(Operation):
     """Every rank writes the same number of pieces, and reads a piece from all streams at once."""
 
     def __init__(self, lane: Lane, num_pieces: int, dtype: torch.dtype) -> None:
-        super().__init__(lane, lane.peers)
+        super().__init__(lane.host, lane.region, lane.rank, lane.peers)
+        self._lane = lane
         self._num_pieces, self._dtype = num_pieces, dtype
         self._number, self._first = lane.ring.begin(num_pieces)
         self._posted = self._taken = 0
@@ -131,7 +118,7 @@ class _Collective(_LaneOperation):
         """Reads the piece from all ranks' slots, in the order of the ranks."""
 
     def advance(self) -> bool:
-        lane, region, first = self._lane, self._region, self._first
+        lane, region, first = self._lane, self.region, self._first
         moved = False
         while self._posted < self._num_pieces:
             index = slot_index(self._number, self._posted)
@@ -230,20 +217,20 @@ class _AllGather(_Collective):
                 into.copy_(slot[: len(into)])
 
 
-class _Transfer(_LaneOperation):
+class _Transfer(Operation):
     """A message between two ranks: on the writer a send, on the reader a receive."""
 
     def __init__(
         self, lane: Lane, tensor: Tensor, stream: int, ring: _Ring, peer: int, *, is_writer: bool
     ) -> None:
-        super().__init__(lane, (lane.ranks[peer],))
+        super().__init__(lane.host, lane.region, lane.rank, (lane.ranks[peer],))
         self._stream, self._ring, self._is_writer = stream, ring, is_writer
         self._pieces = torch.split(tensor.view(-1), SLOT_BYTES // tensor.itemsize)
         self._number, self._first = ring.begin(len(self._pieces))
         self._moved = 0
 
     def advance(self) -> bool:
-        region, stream, ring = self._region, self._stream, self._ring
+        region, stream, ring = self.region, self._stream, self._ring
         before = self._moved
         for piece in self._pieces[before:]:
             index = slot_index(self._number, self._moved)
@@ -263,7 +250,7 @@ class _Transfer(_LaneOperation):
             self._moved += 1
         self.is_done = self._moved == len(self._pieces)
         if self._moved > before:
-            region.wake_others(self._lane.rank)
+            region.wake_others(self.rank)
         return self._moved > before
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
+from workers.trainer.comm.shared_memory import Region
 from workers.trainer.errors import PeerLostError
 
 _POLL_S: Final = 1e-3
@@ -81,10 +82,10 @@ class Host:
             if moved:
                 moved_at, is_armed = now, False
             elif is_armed:
-                operation.sleep(_SLEEP_S)
+                operation.region.sleep(operation.rank, _SLEEP_S)
                 is_armed = False
             elif now - moved_at >= self._poll_s:
-                operation.arm()
+                operation.region.arm(operation.rank)
                 is_armed = True
             if now > check_at:
                 check_at = now + _CHECK_PEERS_EVERY_S
@@ -136,14 +137,19 @@ def _uncounted() -> AbstractContextManager[Any]:
 
 
 class Operation(ABC):
-    """A collective or a transfer, done piece by piece."""
+    """A collective or a transfer, done piece by piece, in the shared memory of a group.
 
-    peers: tuple[int, ...]
-    """Global ranks that it depends on."""
+    Args:
+        host: the rank's operations with the other ranks of its host.
+        region: the group's memory.
+        rank: this rank's index in the group.
+        peers: global ranks that it depends on.
+    """
+
     is_done: bool = False
 
-    def __init__(self, host: Host, peers: tuple[int, ...]) -> None:
-        self._host, self.peers = host, peers
+    def __init__(self, host: Host, region: Region, rank: int, peers: tuple[int, ...]) -> None:
+        self._host, self.region, self.rank, self.peers = host, region, rank, peers
 
     @abstractmethod
     def advance(self) -> bool:
@@ -151,14 +157,6 @@ class Operation(ABC):
 
         Only the first operation of a queue is advanced.
         """
-
-    @abstractmethod
-    def arm(self) -> None:
-        """Asks the peers to wake this rank."""
-
-    @abstractmethod
-    def sleep(self, at_most_s: float) -> None:
-        """Sleeps unless a peer has posted or read something since `arm`."""
 
     def wait(self) -> None:
         """Returns once received tensors may be read and sent tensors may be overwritten."""

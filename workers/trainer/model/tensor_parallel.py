@@ -37,11 +37,12 @@ from workers.trainer.model.matrix_products import input_gradient, linear
 from workers.trainer.model.parameters import ModelParameter
 
 
-class SequenceColumnLinear(Function):
+class ColumnLinear(Function):
     """y = x W^T + b with W divided by rows: each rank computes its own outputs for every token.
 
-    Forward: all-gather of the input over tp. Backward: reduce-scatter of the input gradient over
-    tp, started before the weight gradient is computed.
+    Forward: no communication; where tokens are cut, an all-gather of the input over tp. Backward:
+    an all-reduce of the input gradient over tp (f in arXiv:1909.08053); where tokens are cut, a
+    reduce-scatter. Either is started before the weight gradient is computed.
 
     The gathered input is kept for the weight gradient. Megatron-LM keeps only the rank's share and
     gathers it again. This saves 2 (1 - 1/tp) hidden sizes per token and layer, but takes six
@@ -55,31 +56,36 @@ class SequenceColumnLinear(Function):
         x_LI: Tensor,
         weight_OI: ModelParameter,
         bias_O: ModelParameter | None,
-        group: AxisGroup,
+        group: AxisGroup | None,
+        cuts_tokens: bool,
     ) -> Tensor:
-        x_TI = gather_rows(x_LI, group)
+        ctx.token_group = group if cuts_tokens else None
+        x_TI = x_LI if ctx.token_group is None else gather_rows(x_LI, ctx.token_group)
         ctx.save_for_backward(x_TI)
         ctx.weight_OI, ctx.bias_O, ctx.group = weight_OI, bias_O, group
         return linear(x_TI, weight_OI, bias_O)
 
     @staticmethod
-    def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor, None, None, None, None]:
         (x_TI,) = ctx.saved_tensors
-        grad_TI = input_gradient(grad_TO, ctx.weight_OI)
-        grad_LI, scattering = start_scatter_rows(grad_TI, ctx.group)
+        grad_LI = grad_TI = input_gradient(grad_TO, ctx.weight_OI)
+        if ctx.token_group is None:
+            summing = start_all_reduce(grad_TI, ctx.group)
+        else:
+            grad_LI, summing = start_scatter_rows(grad_TI, ctx.token_group)
         ctx.weight_OI.add_product(grad_TO.t(), x_TI)
-        if ctx.bias_O is not None:
-            ctx.bias_O.add_gradient(grad_TO.sum(0))
-        finish(scattering)
-        return grad_LI, None, None, None
+        _add_bias_gradient(ctx, grad_TO)
+        finish(summing)
+        return grad_LI, None, None, None, None
 
 
-class SequenceRowLinear(Function):
+class RowLinear(Function):
     """residual + x W^T + b with W divided by columns: each rank computes a part of every output.
 
-    Forward: reduce-scatter of the output over tp; then bias and residual are added to this rank's
-    tokens, in place. Backward: all-gather of the output gradient over tp; meanwhile the bias
-    gradient is computed from this rank's tokens.
+    Forward: all-reduce of the output over tp (g in arXiv:1909.08053); where tokens are cut, a
+    reduce-scatter. Then bias and residual are added to this rank's tokens, in place. Backward: no
+    communication; where tokens are cut, an all-gather of the output gradient over tp, while the
+    bias gradient is computed from this rank's tokens.
     """
 
     @staticmethod
@@ -89,93 +95,39 @@ class SequenceRowLinear(Function):
         residual_LO: Tensor,
         weight_OI: ModelParameter,
         bias_O: ModelParameter | None,
-        group: AxisGroup,
+        group: AxisGroup | None,
+        cuts_tokens: bool,
     ) -> Tensor:
         ctx.save_for_backward(x_TI)
-        ctx.weight_OI, ctx.bias_O, ctx.group = weight_OI, bias_O, group
-        y_LO = scatter_rows(linear(x_TI, weight_OI), group)
+        ctx.weight_OI, ctx.bias_O = weight_OI, bias_O
+        ctx.token_group = group if cuts_tokens else None
+        y_LO = linear(x_TI, weight_OI)
+        if ctx.token_group is None:
+            all_reduce(y_LO, group)
+        else:
+            y_LO = scatter_rows(y_LO, ctx.token_group)
         if bias_O is not None:
             y_LO.add_(bias_O)
         return y_LO.add_(residual_LO)
 
     @staticmethod
-    def backward(ctx: Any, grad_LO: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, grad_LO: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         (x_TI,) = ctx.saved_tensors
-        grad_TO, gathering = start_gather_rows(grad_LO, ctx.group)
-        if ctx.bias_O is not None:
-            ctx.bias_O.add_gradient(grad_LO.sum(0))
+        if ctx.token_group is None:
+            grad_TI = input_gradient(grad_LO, ctx.weight_OI)
+            ctx.weight_OI.add_product(grad_LO.t(), x_TI)
+            _add_bias_gradient(ctx, grad_LO)
+            return grad_TI, grad_LO, None, None, None, None
+        grad_TO, gathering = start_gather_rows(grad_LO, ctx.token_group)
+        _add_bias_gradient(ctx, grad_LO)
         finish(gathering)
         ctx.weight_OI.add_product(grad_TO.t(), x_TI)
-        return input_gradient(grad_TO, ctx.weight_OI), grad_LO, None, None, None
+        return input_gradient(grad_TO, ctx.weight_OI), grad_LO, None, None, None, None
 
 
-sequence_column_linear: Callable[..., Tensor] = SequenceColumnLinear.apply
-sequence_row_linear: Callable[..., Tensor] = SequenceRowLinear.apply
-
-
-class ColumnLinear(Function):
-    """y = x W^T + b with W divided by rows: each rank computes its own outputs.
-
-    Forward: no communication. Backward: all-reduce of the input gradient over tp, started before
-    the weight gradient is computed (f in arXiv:1909.08053).
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x_TI: Tensor,
-        weight_OI: ModelParameter,
-        bias_O: ModelParameter | None,
-        group: AxisGroup | None,
-    ) -> Tensor:
-        ctx.save_for_backward(x_TI)
-        ctx.weight_OI, ctx.bias_O, ctx.group = weight_OI, bias_O, group
-        return linear(x_TI, weight_OI, bias_O)
-
-    @staticmethod
-    def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor, None, None, None]:
-        (x_TI,) = ctx.saved_tensors
-        grad_TI = input_gradient(grad_TO, ctx.weight_OI)
-        reduction = start_all_reduce(grad_TI, ctx.group)
-        ctx.weight_OI.add_product(grad_TO.t(), x_TI)
-        if ctx.bias_O is not None:
-            ctx.bias_O.add_gradient(grad_TO.sum(0))
-        finish(reduction)
-        return grad_TI, None, None, None
-
-
-class RowLinear(Function):
-    """residual + x W^T + b with W divided by columns: each rank computes a part of every output.
-
-    Forward: all-reduce of the output over tp (g in arXiv:1909.08053); then bias and residual are
-    added, in place. Backward: no communication.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x_TI: Tensor,
-        residual_TO: Tensor,
-        weight_OI: ModelParameter,
-        bias_O: ModelParameter | None,
-        group: AxisGroup | None,
-    ) -> Tensor:
-        ctx.save_for_backward(x_TI)
-        ctx.weight_OI, ctx.bias_O = weight_OI, bias_O
-        y_TO = linear(x_TI, weight_OI)
-        all_reduce(y_TO, group)
-        if bias_O is not None:
-            y_TO.add_(bias_O)
-        return y_TO.add_(residual_TO)
-
-    @staticmethod
-    def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        (x_TI,) = ctx.saved_tensors
-        grad_TI = input_gradient(grad_TO, ctx.weight_OI)
-        ctx.weight_OI.add_product(grad_TO.t(), x_TI)
-        if ctx.bias_O is not None:
-            ctx.bias_O.add_gradient(grad_TO.sum(0))
-        return grad_TI, grad_TO, None, None, None
+def _add_bias_gradient(ctx: Any, grad_TO: Tensor) -> None:
+    if ctx.bias_O is not None:
+        ctx.bias_O.add_gradient(grad_TO.sum(0))
 
 
 _column_linear: Callable[..., Tensor] = ColumnLinear.apply
@@ -183,12 +135,15 @@ _row_linear: Callable[..., Tensor] = RowLinear.apply
 
 
 class _ParallelLinear(nn.Module):
-    """A divided linear layer; subclasses name the functions that compute it."""
+    """A linear layer that is divided over tp.
 
-    whole: Callable[..., Tensor]
-    """Computes the layer if every rank holds all tokens."""
-    cut: Callable[..., Tensor]
-    """Computes the layer if tokens are divided over tp (sequence parallelism)."""
+    Args:
+        weight: this rank's slice.
+        bias: this rank's slice, or the whole bias of a row-parallel layer; None: there is none.
+        group: the tp group; None: there is one rank.
+        cuts_tokens: whether the tokens beside the layer are divided over tp too.
+    """
+
     bias: ModelParameter | None
 
     def __init__(
@@ -200,24 +155,19 @@ class _ParallelLinear(nn.Module):
         cuts_tokens: bool = False,
     ) -> None:
         super().__init__()
-        self.weight, self.group = weight, group
-        self.linear = type(self).cut if cuts_tokens else type(self).whole
+        self.weight, self.group, self.cuts_tokens = weight, group, cuts_tokens
         self.register_parameter("bias", bias)
 
 
 class ColumnParallel(_ParallelLinear):
     """A linear layer whose outputs are divided over tp. Its input may be this rank's tokens."""
 
-    whole, cut = _column_linear, sequence_column_linear
-
-    def forward(self, x_TI: Tensor) -> Tensor:
-        return self.linear(x_TI, self.weight, self.bias, self.group)
+    def forward(self, x_LI: Tensor) -> Tensor:
+        return _column_linear(x_LI, self.weight, self.bias, self.group, self.cuts_tokens)
 
 
 class RowParallel(_ParallelLinear):
     """A linear layer whose inputs are divided over tp; it adds its output to the residual."""
 
-    whole, cut = _row_linear, sequence_row_linear
-
-    def forward(self, x_TI: Tensor, residual_TO: Tensor) -> Tensor:
-        return self.linear(x_TI, residual_TO, self.weight, self.bias, self.group)
+    def forward(self, x_TI: Tensor, residual_LO: Tensor) -> Tensor:
+        return _row_linear(x_TI, residual_LO, self.weight, self.bias, self.group, self.cuts_tokens)

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 import pytest
 
 from tests.kit.waiting import wait_until
-from workers.launchers import agent_lines
-from workers.launchers.agent_lines import AgentLines, Receiver
+from workers.launchers import agent_listener
+from workers.launchers.agent_listener import AgentListener, Receiver
 from workers.ranks.json_lines import Document, JsonLines
 
 TOKEN = "the token of a launcher"
@@ -33,13 +33,13 @@ class Launcher:
 
 
 @pytest.fixture
-def lines() -> Iterator[AgentLines]:
-    lines = AgentLines("127.0.0.1")
+def lines() -> Iterator[AgentListener]:
+    lines = AgentListener("127.0.0.1")
     yield lines
     lines.close()
 
 
-def connect(lines: AgentLines) -> socket.socket:
+def connect(lines: AgentListener) -> socket.socket:
     host, _, port = lines.address.rpartition(":")
     return socket.create_connection((host, int(port)), 10)
 
@@ -62,7 +62,7 @@ def connect(lines: AgentLines) -> socket.socket:
     ids=lambda said: repr(said[:12]),
 )
 def test_whatever_a_stranger_says_it_is_hung_up_on_and_nodes_still_get_in(
-    lines: AgentLines, said: bytes
+    lines: AgentListener, said: bytes
 ) -> None:
     launcher = Launcher()
     lines.expect(TOKEN, launcher.connected)
@@ -82,10 +82,10 @@ def test_whatever_a_stranger_says_it_is_hung_up_on_and_nodes_still_get_in(
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_an_agent_that_is_silent_is_cut_off_and_one_that_ends_is_not(
-    lines: AgentLines, monkeypatch: pytest.MonkeyPatch, ends: bool
+    lines: AgentListener, monkeypatch: pytest.MonkeyPatch, ends: bool
 ) -> None:
-    monkeypatch.setattr(agent_lines, "_LOOK_EVERY_S", 0.05)
-    monkeypatch.setattr(agent_lines, "_AGENTS_MAY_BE_SILENT_S", 0.5)
+    monkeypatch.setattr(agent_listener, "_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(agent_listener, "_AGENTS_MAY_BE_SILENT_S", 0.5)
     launcher = Launcher()
     lines.expect(TOKEN, launcher.connected)
     with connect(lines) as agent:

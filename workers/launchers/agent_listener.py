@@ -1,4 +1,4 @@
-"""A launcher's connections from its agents: one listener, and one thread that reads them all."""
+"""Accepts the connections of a launcher's agents; one thread reads them all."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _AgentConnection:
     receiver: Receiver | None = None
 
 
-class AgentLines:
+class AgentListener:
     """Accepts connections, and has each received by whom its token belongs to.
 
     Args:
@@ -62,7 +62,7 @@ class AgentLines:
         self._selector.register(self._server, selectors.EVENT_READ)
         self._end_r, self._end_w = socket.socketpair()
         self._selector.register(self._end_r, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._read, name="agent-lines", daemon=True)
+        self._thread = threading.Thread(target=self._read, name="agent-listener", daemon=True)
         self._thread.start()
 
     def expect(self, token: str, on_connected: OnConnected) -> None:

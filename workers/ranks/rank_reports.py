@@ -1,7 +1,7 @@
-"""The agent's lines to one group on its node: one to the keeper, and one to each rank.
+"""How the reports of ranks reach their node's agent: a socket to each rank, and one to the keeper.
 
-The agent makes them before the group starts. The other ends reach the keeper through the zygote,
-and each rank inherits its own; neither of the two relays what a rank reports.
+The agent makes these sockets before the group starts. The other ends reach the keeper through the
+zygote, and each rank inherits its own; neither of the two relays what a rank reports.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HOLD_S: Final = 0.5
 """Seconds between two batches of iterations, which are only for users and heartbeats."""
 
 
-class GroupLines:
+class RankReports:
     """Reads the events of a group in their order: iterations in batches, all others at once.
 
     Each batch wakes the worker, perhaps on a core that the ranks are measured on. With iterations
@@ -97,7 +97,7 @@ class GroupLines:
         documents = self._keeper.read(block=False)
         for document in documents or ():
             if document["event"] == "exit":  # it comes after all reports of the rank
-                self._take_from_rank(document["rank"], JsonLines.read_rest)
+                self._take_from_rank(document["rank"], JsonLines.read_all)
             self._add(document)
         self.is_closed = documents is None
 
