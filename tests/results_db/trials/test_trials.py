@@ -102,6 +102,7 @@ FP16: dict[str, Any] = {
         (Layout(pp=4), {}),
         (Layout(pp=2, precision="fp16"), FP16),
         (Layout(), {"breakdown": None}),
+        (Layout(tp=2), {"shortened": True, "iterations_asked": 10, "timed": 3}),
     ],
 )
 def test_a_completed_trial_keeps_all_that_was_measured(
