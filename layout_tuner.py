@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from api.client import Client, Retries
     from api.errors import ApiError, EventsMissedError, ServiceError, TokenFileInvalidError
     from api.schemas.access import (
-        AuditEntryRead,
         AuditPage,
         SignInCodeCreated,
         TokenCreate,
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from api.schemas.allocations import (
         AllocationPage,
         AllocationRead,
-        ClusterNodeRead,
         NodePage,
         WorkerPage,
     )
@@ -68,6 +66,7 @@ if TYPE_CHECKING:
     from results_db.database.data_dir import DataDir
     from results_db.errors import TrialFilterInvalidError
     from results_db.records import MeasurementRecord
+    from results_db.service_records import AuditEntryRead, ClusterNodeRead
     from results_db.trials.filter import TrialFilter
     from search_spaces.belief.plan import Plan
     from search_spaces.statistics.job_duration import TrainingJob
@@ -139,6 +138,7 @@ _SOURCES: Final = (
     "results_db.database.data_dir",
     "results_db.errors",
     "results_db.records",
+    "results_db.service_records",
     "results_db.trials.filter",
     "search_spaces.belief.plan",
     "search_spaces.statistics.job_duration",

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self
 
-from sqlalchemy import CursorResult, Delete, Select, delete, exists, select
-from sqlalchemy.orm import Session
+from sqlalchemy import Delete, Select, delete, exists, select
 
 from results_db.access.sign_ins import SignIns
+from results_db.database.database import rows_deleted
 from results_db.database.events import emit
 from results_db.database.store_base import StoreSection
 from results_db.errors import RetentionInvalidError
@@ -113,7 +113,7 @@ class Pruning(StoreSection):
                 keys = session.scalars(query.limit(ROWS_AT_ONCE)).all()
                 if not keys:
                     return total
-                total += _rows_of(session, delete_them.where(key.in_(keys)))
+                total += rows_deleted(session, delete_them.where(key.in_(keys)))
 
     def _prune_iterations(self, before: datetime) -> int:
         """Deletes iterations by campaign, since the pages of each change."""
@@ -127,7 +127,7 @@ class Pruning(StoreSection):
                 locked_campaign(session, campaign_id)
                 trials = select(Trial.id).where(Trial.campaign_id == campaign_id)
                 old = delete(IterationRow).where(IterationRow.trial_id.in_(trials))
-                total += _rows_of(session, old)
+                total += rows_deleted(session, old)
                 emit(session, campaign_id, "campaign.changed", now=self._clock())
         return total
 
@@ -158,11 +158,6 @@ def _old_rows(before: Mapping[str, datetime]) -> dict[str, tuple[Select[Any], De
 def _campaigns_with_iterations(before: datetime) -> Select[Any]:
     has_some = exists().where(Trial.campaign_id == Campaign.id, IterationRow.trial_id == Trial.id)
     return select(Campaign.id).where(Campaign.ended_at < before, has_some).order_by(Campaign.id)
-
-
-def _rows_of(session: Session, statement: Delete) -> int:
-    done = session.execute(statement, execution_options={"synchronize_session": False})
-    return cast("CursorResult[Any]", done).rowcount
 
 
 def _read_setting(setting: str) -> tuple[str, float | None]:

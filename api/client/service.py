@@ -8,7 +8,6 @@ from typing import Any, TypedDict, Unpack
 
 from api.client.calls import PAGE, Calls, segment
 from api.schemas.access import (
-    AuditEntryRead,
     AuditPage,
     SignInCodeCreated,
     TokenCreate,
@@ -20,12 +19,12 @@ from api.schemas.access import (
 from api.schemas.allocations import (
     AllocationPage,
     AllocationRead,
-    ClusterNodeRead,
     NodePage,
     WorkerPage,
 )
 from api.schemas.campaigns_and_trials import Health, Readiness
 from api.schemas.catalogue import ClusterPage, ClusterRead, ModelPage, ModelRead
+from results_db.service_records import AuditEntryRead, ClusterNodeRead
 
 
 class AuditChoice(TypedDict, total=False):

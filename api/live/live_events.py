@@ -7,7 +7,7 @@ that was away does not get them again (decision 34).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -95,7 +95,7 @@ def _of_campaigns(before: LiveState, now: LiveState, at: datetime) -> Iterator[L
             data = {
                 "node_hours": campaign.node_seconds / SECONDS_PER_HOUR,
                 "num_running": len(campaign.trials),
-                "trials": [asdict(trial) for trial in trials],
+                "trials": [trial._asdict() for trial in trials],
             }
             yield _event("campaign.progress", at, data, campaign_id=id_)
 

@@ -14,7 +14,6 @@ from api.errors import SignInCodeSourceError
 from api.http.cursors import read_cursor, write_cursor
 from api.http.request_bodies import BodyRoute
 from api.schemas.access import (
-    AuditEntryRead,
     AuditPage,
     SignInCodeCreated,
     TokenCreate,
@@ -116,7 +115,7 @@ def list_audit(
     )
     page = found[:limit]
     return AuditPage(
-        entries=[AuditEntryRead.of(entry) for entry in page],
+        entries=page,
         next_cursor=write_cursor(page[-1].id) if len(found) > limit else None,
     )
 

@@ -14,10 +14,10 @@ from api.routes.from_records import allocation_reads
 from api.schemas.allocations import (
     AllocationPage,
     AllocationRead,
-    ClusterNodeRead,
     NodePage,
     NodeQuarantineCreate,
 )
+from results_db.service_records import ClusterNodeRead
 
 router = APIRouter(route_class=BodyRoute, prefix="/v1", tags=["allocations"])
 
@@ -75,7 +75,7 @@ def list_nodes(
     ] = None,
 ) -> NodePage:
     """List the nodes of allocations, and nodes in quarantine that no allocation has now."""
-    page = NodePage(nodes=[ClusterNodeRead.of(node) for node in store.allocations.nodes(cluster)])
+    page = NodePage(nodes=store.allocations.nodes(cluster))
     add_tag(page.model_dump_json())
     return page
 
@@ -93,7 +93,7 @@ def quarantine_node(
     when they register. 404 if no allocation of the cluster ever had such a node.
     """
     reason = (body or NodeQuarantineCreate()).reason
-    return ClusterNodeRead.of(store.allocations.quarantine_node(cluster, node, reason))
+    return store.allocations.quarantine_node(cluster, node, reason)
 
 
 @router.post("/nodes/{cluster}/{node}/release")
@@ -103,4 +103,4 @@ def release_node(cluster: ClusterName, node: NodeName, store: StoreDep) -> Clust
     Its worker gets the order with its next heartbeat, and checks the node. 409 if it is not in
     quarantine, 404 if no allocation of the cluster ever had such a node.
     """
-    return ClusterNodeRead.of(store.allocations.release_node(cluster, node))
+    return store.allocations.release_node(cluster, node)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from api.schemas.campaigns_and_trials import Document, Request
 from api.schemas.text_types import Moment
 from results_db.actor import TokenRole
+from results_db.service_records import AuditEntryRead
 
 TokenId = Annotated[int, Field(ge=1, le=(1 << 31) - 1)]
 
@@ -73,25 +74,6 @@ class WhoAmI(Document):
     role: TokenRole
     expires_at: datetime | None
     """null: it does not expire."""
-
-
-class AuditEntryRead(Document):
-    """One change."""
-
-    id: int
-    at: datetime
-    actor: str
-    """The name of the token, or "system" for changes by the service itself."""
-    role: str
-    token_id: int | None
-    """null: a token of the data directory, or the service itself."""
-    address: str
-    """Where the request came from; empty without a request."""
-    action: str
-    """For example "campaign.pause"."""
-    target_kind: str
-    target: str
-    details: dict[str, Any]
 
 
 class AuditPage(Document):

@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from api.schemas.campaigns_and_trials import CostRead, Document, Request
 from api.schemas.text_types import Reason
-from results_db.records import LeasedTrialRead, QuarantineRead, WorkerRecord
-from search_spaces.protocol.worker_messages import NodeState, Scheduler
+from results_db.records import LeasedTrialRead, WorkerRecord
+from results_db.service_records import AllocationNodeRead, ClusterNodeRead
+from search_spaces.protocol.worker_messages import Scheduler
 
 ShownState = Literal["starting", "working", "draining", "silent", "ended"]
-
-
-class AllocationNodeRead(Document):
-    """A node of an allocation, with the newest status from its worker."""
-
-    name: str
-    num_devices: int
-    state: NodeState
-    doing: str
-    """The probe that runs there, in words."""
-    reason: str
-    """Why it is lost or in quarantine."""
-    free_devices: int | None
-    """Devices that no probe holds; null: not reported."""
-    health: dict[str, Any] | None
-    """Result of its last health check."""
 
 
 class NotLeasedRead(Document):
@@ -94,19 +79,6 @@ class AllocationPage(Document):
     """Allocations, the newest first."""
 
     allocations: list[AllocationRead]
-
-
-class ClusterNodeRead(Document):
-    """A node: its allocation, its status, and its quarantine."""
-
-    cluster: str
-    name: str
-    allocation: str | None
-    """Id of the allocation that has it now; null: none."""
-    node: AllocationNodeRead | None
-    """Its status in that allocation. An order shows here once its worker has followed it."""
-    quarantine: QuarantineRead | None
-    """null: it never was in quarantine."""
 
 
 class NodePage(Document):

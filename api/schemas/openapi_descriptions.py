@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from api.schemas.campaigns_and_trials import Document
-from results_db import records
+from results_db import records, service_records
 from search_spaces.belief import job, plan
 from search_spaces.belief.extrapolation import CheapProbe
 from search_spaces.estimates.prediction import Prediction
@@ -37,6 +37,7 @@ _VALUES: Final[tuple[type, ...]] = (
     *_classes_of(measurement),
     *_classes_of(outcome),
     *_classes_of(records),
+    *_classes_of(service_records),
     *_classes_of(plan),
     *_classes_of(job),
     *_classes_of(job_duration),

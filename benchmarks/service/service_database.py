@@ -14,10 +14,11 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Table, func, insert, select, text
 
+from results_db.allocations.leases import LeaseAsk
 from results_db.models.tables import Base, Campaign, Trial
 from results_db.store import Store
 from search_spaces.protocol.outcome import Breakdown, Environment, Iteration, Measurement, Outcome
-from search_spaces.protocol.worker_messages import OutcomeReport, WorkerCreate
+from search_spaces.protocol.worker_messages import LeaseRequest, OutcomeReport, WorkerCreate
 from search_spaces.spec.layout import PRECISIONS, RECOMPUTE_MODES, Layout
 from search_spaces.statistics.step_times import quartiles
 
@@ -171,7 +172,9 @@ def _make_template(store: Store, trials: int) -> None:
 
 
 def _measure_all(store: Store, worker_id: str) -> None:
-    while leases := store.leases.lease(worker_id, _AT_ONCE):
+    ask = LeaseAsk(worker_id=worker_id, request=LeaseRequest(max_trials=_AT_ONCE))
+    while leases := store.leases.lease_many([ask])[0]:
+        assert not isinstance(leases, Exception), leases
         reports = [
             OutcomeReport(
                 trial_id=lease.trial_id,

@@ -12,12 +12,13 @@ import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal, cast
+from typing import Final, Literal
 
-from sqlalchemy import CursorResult, Delete, delete, select, update
+from sqlalchemy import Delete, delete, select, update
 from sqlalchemy.orm import Session
 
 from results_db.access.tokens import hash_of_token
+from results_db.database.database import rows_deleted
 from results_db.database.retry import retried
 from results_db.database.store_base import StoreSection
 from results_db.models.service_tables import BrowserSignIn
@@ -83,7 +84,7 @@ class SignIns(StoreSection):
                     BrowserSignIn.secret_hash == code_hash, BrowserSignIn.kind == "code"
                 )
             ).one_or_none()
-            if row is None or not _deleted(session, _row(code_hash)) or row.expires_at <= now:
+            if row is None or not rows_deleted(session, _row(code_hash)) or row.expires_at <= now:
                 return None
             return self._begin_session(session, row.token_hash, now, by="code")
 
@@ -136,14 +137,14 @@ class SignIns(StoreSection):
     def end_session(self, secret_hash: str) -> None:
         """Ends a session; ending it again changes nothing."""
         with self._db.write() as session:
-            if _deleted(session, _row(secret_hash)):
+            if rows_deleted(session, _row(secret_hash)):
                 self._audit(session, "session.end", "session", self._actor.name)
 
     def prune(self) -> int:
         """Deletes codes and sessions that have expired; returns how many there were."""
         expired = delete(BrowserSignIn).where(BrowserSignIn.expires_at <= self._clock())
         with self._db.write() as session:
-            return _deleted(session, expired)
+            return rows_deleted(session, expired)
 
     def _begin_session(self, session: Session, token_hash: str, now: datetime, *, by: str) -> str:
         secret = _add(session, "session", token_hash, now, now + SESSION_IDLE_LIFE)
@@ -182,8 +183,3 @@ def _add(
 
 def _row(secret_hash: str) -> Delete:
     return delete(BrowserSignIn).where(BrowserSignIn.secret_hash == secret_hash)
-
-
-def _deleted(session: Session, statement: Delete) -> int:
-    done = session.execute(statement, execution_options={"synchronize_session": False})
-    return cast("CursorResult[Any]", done).rowcount

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import delete, or_, select, update
 from sqlalchemy.exc import IntegrityError
@@ -32,6 +32,7 @@ from results_db.models.service_tables import (
 )
 from results_db.models.tables import Campaign, Trial
 from results_db.rows import record_of
+from results_db.service_records import AuditEntryRead
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,26 +56,6 @@ class TokenRecord:
     def is_valid(self, now: datetime) -> bool:
         """Whether it is neither revoked nor expired at `now`."""
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AuditRecord:
-    """One change: the actor, the time, and the change."""
-
-    id: int
-    at: datetime
-    actor: str
-    """The name of the token, or "system" for changes by the service itself."""
-    role: str
-    token_id: int | None
-    """None: a token of the data directory, or the service itself."""
-    address: str
-    """Where the request came from; empty without a request."""
-    action: str
-    """For example "campaign.pause"."""
-    target_kind: str
-    target: str
-    details: dict[str, Any]
 
 
 MAX_LIFE: Final = timedelta(days=3660)
@@ -230,7 +211,7 @@ class Access(StoreSection):
         until: datetime | None = None,
         before_id: int | None = None,
         limit: int = 100,
-    ) -> list[AuditRecord]:
+    ) -> list[AuditEntryRead]:
         """Entries of the audit log, the newest first.
 
         Args:
@@ -259,7 +240,7 @@ class Access(StoreSection):
         if before_id is not None:
             query = query.where(AuditRow.id < before_id)
         with self._db.read() as session:
-            return [record_of(AuditRecord, row) for row in session.scalars(query)]
+            return [record_of(AuditEntryRead, row) for row in session.scalars(query)]
 
 
 def _refuse_invalid(name: str, expires_at: datetime | None, now: datetime) -> None:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
@@ -21,15 +21,8 @@ from results_db.models.service_tables import AllocationNode, NodeQuarantine, Wor
 from results_db.models.tables import Attempt, Campaign, Trial
 from results_db.records import Cost, LeasedTrialRead, QuarantineRead, WorkerRecord
 from results_db.rows import COST_COLUMNS, record_of
-from search_spaces.protocol.worker_messages import AttemptPhase, NodeStatusBody
+from results_db.service_records import AllocationNodeRead, ClusterNodeRead
 from search_spaces.spec.probe_defaults import DEFAULT_DEADLINE_S
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeRecord(NodeStatusBody):
-    """A node of an allocation, with the newest status from its worker."""
-
-    num_devices: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,20 +42,6 @@ class WaitingTrial:
     """Whether its campaign is paused."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClusterNode:
-    """A node: its allocation, its status, and its quarantine."""
-
-    cluster: str
-    name: str
-    allocation: str | None
-    """Id of the allocation that has it now; None: none."""
-    node: NodeRecord | None
-    """Its status in that allocation."""
-    quarantine: QuarantineRead | None
-    """None: it never was in quarantine."""
-
-
 _NEXT_STARTS_WITHIN: Final = timedelta(seconds=HEARTBEAT_INTERVAL_S)
 
 _UNSHARED: Final = WorkerRow.idle_node_seconds > WorkerRow.idle_shared_node_seconds
@@ -75,7 +54,7 @@ class AllocationRecord:
     worker: WorkerRecord
     is_there: bool
     """Whether a heartbeat came lately."""
-    nodes: tuple[NodeRecord, ...]
+    nodes: tuple[AllocationNodeRead, ...]
     """In the worker's order; empty: not reported."""
     trials: tuple[LeasedTrialRead, ...]
     """Its leased trials, the oldest first."""
@@ -209,7 +188,7 @@ class Allocations(StoreSection):
             for worker in workers
         ]
 
-    def nodes(self, cluster: str | None = None) -> list[ClusterNode]:
+    def nodes(self, cluster: str | None = None) -> list[ClusterNodeRead]:
         """Nodes of live allocations, and nodes in quarantine, by cluster and name."""
         with self._db.read() as session:
             found = {
@@ -227,7 +206,7 @@ class Allocations(StoreSection):
             ]
 
     @retried
-    def quarantine_node(self, cluster: str, node: str, reason: str) -> ClusterNode:
+    def quarantine_node(self, cluster: str, node: str, reason: str) -> ClusterNodeRead:
         """Puts a node into quarantine; its worker gets the order. Repeating it changes nothing.
 
         Raises:
@@ -249,7 +228,7 @@ class Allocations(StoreSection):
             return self._node(session, row)
 
     @retried
-    def release_node(self, cluster: str, node: str) -> ClusterNode:
+    def release_node(self, cluster: str, node: str) -> ClusterNodeRead:
         """Releases a node from quarantine; its worker gets the order.
 
         Raises:
@@ -270,7 +249,7 @@ class Allocations(StoreSection):
             self._audit(session, "node.release", "node", node, cluster=cluster)
             return self._node(session, row)
 
-    def _node(self, session: Session, row: NodeQuarantine) -> ClusterNode:
+    def _node(self, session: Session, row: NodeQuarantine) -> ClusterNodeRead:
         query = self._live_nodes(row.cluster).where(AllocationNode.name == row.node)
         found = session.execute(query).first()
         key = (row.cluster, row.node)
@@ -314,47 +293,44 @@ def _waiting_trial(trial: Trial, campaign: Campaign) -> WaitingTrial:
     )
 
 
-def _nodes(session: Session, ids: Sequence[str]) -> defaultdict[str, list[NodeRecord]]:
+def _nodes(session: Session, ids: Sequence[str]) -> defaultdict[str, list[AllocationNodeRead]]:
     query = (
         select(AllocationNode)
         .where(AllocationNode.worker_id.in_(ids))
         .order_by(AllocationNode.position, AllocationNode.name)
     )
-    nodes: defaultdict[str, list[NodeRecord]] = defaultdict(list)
+    nodes: defaultdict[str, list[AllocationNodeRead]] = defaultdict(list)
     for row in session.scalars(query):
-        nodes[row.worker_id].append(record_of(NodeRecord, row))
+        nodes[row.worker_id].append(record_of(AllocationNodeRead, row))
     return nodes
 
 
 def _trials(session: Session, ids: Sequence[str]) -> defaultdict[str, list[LeasedTrialRead]]:
     query = (
-        select(Trial, Attempt, Campaign.name)
+        select(
+            Trial.worker_id,
+            Trial.id.label("trial_id"),
+            Campaign.name.label("campaign"),
+            Trial.number,
+            Trial.attempt,
+            Trial.num_nodes,
+            Trial.num_devices,
+            Attempt.started_at.label("leased_at"),
+            Attempt.phase,
+            Trial.iterations_done,
+            Attempt.held_s,
+            Attempt.nodes_held,
+            Attempt.waiting_because,
+        )
         .join(Attempt, (Attempt.trial_id == Trial.id) & (Attempt.attempt == Trial.attempt))
         .join(Campaign, Campaign.id == Trial.campaign_id)
         .where(Trial.state == "RUNNING", Trial.worker_id.in_(ids))
         .order_by(Trial.id)
     )
     trials: defaultdict[str, list[LeasedTrialRead]] = defaultdict(list)
-    for trial, attempt, campaign in session.execute(query):
-        trials[attempt.worker_id].append(_leased_trial(trial, attempt, campaign))
+    for row in session.execute(query):
+        trials[row.worker_id].append(record_of(LeasedTrialRead, row))
     return trials
-
-
-def _leased_trial(trial: Trial, attempt: Attempt, campaign: str) -> LeasedTrialRead:
-    return LeasedTrialRead(
-        trial_id=trial.id,
-        campaign=campaign,
-        number=trial.number,
-        attempt=trial.attempt,
-        num_nodes=trial.num_nodes,
-        num_devices=trial.num_devices,
-        leased_at=attempt.started_at,
-        phase=cast("AttemptPhase | None", attempt.phase),
-        iterations_done=trial.iterations_done,
-        held_s=attempt.held_s,
-        nodes_held=attempt.nodes_held,
-        waiting_because=attempt.waiting_because,
-    )
 
 
 def _costs(session: Session, ids: Sequence[str]) -> defaultdict[str, Cost]:
@@ -387,12 +363,12 @@ def _cluster_node(
     key: tuple[str, str],
     found: tuple[WorkerRow, AllocationNode] | None,
     quarantine: NodeQuarantine | None,
-) -> ClusterNode:
+) -> ClusterNodeRead:
     cluster, name = key
-    return ClusterNode(
+    return ClusterNodeRead(
         cluster=cluster,
         name=name,
         allocation=None if found is None else found[0].id,
-        node=None if found is None else record_of(NodeRecord, found[1]),
+        node=None if found is None else record_of(AllocationNodeRead, found[1]),
         quarantine=None if quarantine is None else record_of(QuarantineRead, quarantine),
     )

@@ -20,22 +20,15 @@ from results_db.database.bulk_insert import insert_many
 from results_db.database.database import Database
 from results_db.database.events import tell
 from results_db.database.locks import lock_campaign, lock_trials, lock_workers
-from results_db.database.retry import one_by_one_if_refused, only_answer, retried
+from results_db.database.retry import one_by_one_if_refused, retried
 from results_db.database.store_base import Clock, StoreSection
 from results_db.errors import ResultsDbError
 from results_db.models.service_tables import SweepRow, WorkerRow
 from results_db.models.tables import Attempt, Campaign, Trial
 from results_db.records import LeaseRecord
-from results_db.rows import trial_layout
+from results_db.rows import record_of, trial_layout
 from results_db.trials.lifecycle import lose_attempt, running_attempt
-from search_spaces.protocol.worker_messages import (
-    BeatBody,
-    HeartbeatBody,
-    HeartbeatReply,
-    LeaseRequest,
-    RoomBody,
-    StatusBody,
-)
+from search_spaces.protocol.worker_messages import HeartbeatReply, LeaseRequest, RoomBody
 from search_spaces.spec.probe_defaults import DEFAULT_DEADLINE_S
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
@@ -237,17 +230,13 @@ def _hand_out(
     trial.worker_id = worker.id
     trial.lease_expires_at = until
     tell(trial, "trial.leased", now)
-    return LeaseRecord(
+    return record_of(
+        LeaseRecord,
+        trial,
         trial_id=trial.id,
-        number=trial.number,
-        attempt=trial.attempt,
-        campaign_id=campaign.id,
         campaign_name=campaign.name,
         spec=campaign.spec,
         layout=trial_layout(trial),
-        repeat_of=trial.repeat_of,
-        lease_expires_at=until,
-        num_layers=trial.num_layers,
     )
 
 
@@ -269,38 +258,13 @@ class Leases(StoreSection):
         super().__init__(database, clock)
         self._last_query = _LastQuery()
 
-    def lease(
-        self,
-        worker_id: str,
-        max_trials: int,
-        *,
-        room: RoomBody | None = None,
-        longest_s: float | None = None,
-        lease_s: float = LEASE_S,
-    ) -> list[LeaseRecord]:
-        """Leases waiting trials to a worker, as `lease_many` with the fields of `LeaseRequest`.
-
-        Raises:
-            WorkerNotFoundError: no live session has this id.
-            WorkerSupersededError: it ended because another worker registered under its name.
-        """
-        request = LeaseRequest(max_trials=max_trials, room=room, longest_s=longest_s)
-        ask = LeaseAsk(worker_id=worker_id, request=request)
-        return only_answer(self.lease_many([ask], lease_s=lease_s))
-
     @retried
-    def lease_many(
-        self, asks: Sequence[LeaseAsk], *, lease_s: float = LEASE_S
-    ) -> list[list[LeaseRecord] | ResultsDbError]:
+    def lease_many(self, asks: Sequence[LeaseAsk]) -> list[list[LeaseRecord] | ResultsDbError]:
         """Leases waiting trials to workers, the oldest first: PENDING -> RUNNING, attempt + 1.
 
         Only trials of RUNNING campaigns on the worker's cluster whose layout fits its allocation.
         Requests that find nothing do not wait for the write lock, unless a sign of life must be
         recorded.
-
-        Args:
-            asks: the requests.
-            lease_s: seconds until the leases expire.
 
         Returns:
             For each request, its leases or the refusal: `WorkerNotFoundError`,
@@ -317,48 +281,23 @@ class Leases(StoreSection):
         )
         with self._db.write() as session:
             batch = LeaseBatch(session, asks, now, lock=True)
-            self._last_query.found = batch.hand_out(now + timedelta(seconds=lease_s))
+            self._last_query.found = batch.hand_out(now + timedelta(seconds=LEASE_S))
             return batch.answers()
 
-    def heartbeat(
-        self,
-        worker_id: str,
-        beats: Sequence[BeatBody],
-        *,
-        status: StatusBody | None = None,
-        lease_s: float = LEASE_S,
-    ) -> HeartbeatReply:
-        """Extends a worker's leases, and stores the status of its allocation.
-
-        Returns:
-            Orders to the worker: trials to stop, nodes to release and to quarantine.
-
-        Raises:
-            WorkerNotFoundError: no live session has this id.
-            WorkerSupersededError: it ended because another worker registered under its name.
-        """
-        heartbeat = HeartbeatBody(trials=list(beats), status=status)
-        beat = Beat(worker_id=worker_id, heartbeat=heartbeat)
-        return only_answer(self.take_beats([beat], lease_s=lease_s))
-
-    def take_beats(
-        self, beats: Sequence[Beat], *, lease_s: float = LEASE_S
-    ) -> list[HeartbeatReply | ResultsDbError]:
+    def take_beats(self, beats: Sequence[Beat]) -> list[HeartbeatReply | ResultsDbError]:
         """Processes heartbeats of workers in one transaction.
 
         Returns:
             For each worker, its orders or the refusal: `WorkerNotFoundError`,
             `WorkerSupersededError`.
         """
-        return one_by_one_if_refused(lambda some: self._take_beats(some, lease_s), beats)
+        return one_by_one_if_refused(self._take_beats, beats)
 
     @retried
-    def _take_beats(
-        self, beats: Sequence[Beat], lease_s: float
-    ) -> list[HeartbeatReply | ResultsDbError]:
+    def _take_beats(self, beats: Sequence[Beat]) -> list[HeartbeatReply | ResultsDbError]:
         now = self._clock()
         with self._db.write() as session:
-            return take_beats(session, beats, now, now + timedelta(seconds=lease_s))
+            return take_beats(session, beats, now, now + timedelta(seconds=LEASE_S))
 
     def expire(self) -> list[int]:
         """Ends the leases that have expired; each is a lost attempt.
@@ -393,14 +332,14 @@ class Leases(StoreSection):
                 lose_attempt(campaign, trial, attempt, now, why, host=worker.host)
             return [trial.id for trial in trials]
 
-    def extend(self, *, lease_s: float = LEASE_S) -> None:
+    def extend(self) -> None:
         """Extends every lease to its full time from now, after the service was down."""
-        until = self._clock() + timedelta(seconds=lease_s)
+        until = self._clock() + timedelta(seconds=LEASE_S)
         self._set_leases(until, Trial.lease_expires_at < until)
 
-    def cut(self, *, lease_s: float = LEASE_S) -> None:
+    def cut(self) -> None:
         """Shortens every lease to its full time from now, after the clock was set back."""
-        until = self._clock() + timedelta(seconds=lease_s)
+        until = self._clock() + timedelta(seconds=LEASE_S)
         self._set_leases(until, Trial.lease_expires_at > until)
 
     @retried

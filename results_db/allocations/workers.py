@@ -32,7 +32,7 @@ from results_db.errors import (
 from results_db.models.service_tables import WORKER_ALIVE_S, AllocationNode, WorkerRow, is_there
 from results_db.models.tables import Attempt, Campaign, Trial
 from results_db.records import WorkerRecord
-from results_db.rows import record_of
+from results_db.rows import columns_of, record_of
 from results_db.trials.lifecycle import lose_attempt, return_attempt, running_attempt
 from results_db.trials.outcome_checks import elapsed_s
 from search_spaces.protocol.worker_messages import (
@@ -170,7 +170,9 @@ class Workers(StoreSection):
             WorkerOwnedError: it is live, and another token registered it.
         """
         now = self._clock()
-        allocation = worker.allocation
+        described = columns_of(worker) | columns_of(worker.allocation)
+        del described["allocation"], described["nodes"]
+        described["ends_at"] = later(now, described.pop("ends_in_s"))
         with self._db.write() as session:
             self._refuse_other_token(session, worker.name, now)
             _end_earlier(session, worker.name, now)
@@ -178,22 +180,10 @@ class Workers(StoreSection):
             session.flush()
             row = WorkerRow(
                 id=uuid.uuid4().hex,
-                name=worker.name,
-                host=worker.host,
-                cluster=worker.cluster,
-                num_nodes=worker.num_nodes,
-                devices_per_node=worker.devices_per_node,
-                device=worker.device,
-                versions=worker.versions,
-                trainers=worker.trainers,
                 registered_at=now,
                 seen_at=now,
-                scheduler=allocation.scheduler,
-                job_id=allocation.job_id,
-                launcher=allocation.launcher,
-                ends_at=later(now, allocation.ends_in_s),
-                shares_nodes=allocation.shares_nodes,
                 registered_by=self._actor.name,
+                **described,
             )
             session.add(row)
             _flush_unless_taken(session, worker.name)
@@ -324,14 +314,14 @@ def fits(
     )
 
 
-def live_worker(session: Session, worker_id: str, *, lock: bool = True) -> WorkerRow:
-    """The open session of a worker.
+def live_worker(session: Session, worker_id: str) -> WorkerRow:
+    """The open session of a worker, locked.
 
     Raises:
         WorkerNotFoundError: no open session has this id.
         WorkerSupersededError: it ended because another worker registered under its name.
     """
-    worker = session.get(WorkerRow, worker_id, with_for_update=FOR_CHANGE if lock else None)
+    worker = session.get(WorkerRow, worker_id, with_for_update=FOR_CHANGE)
     refusal = not_live(session, worker_id, worker)
     if worker is None or refusal is not None:
         assert refusal is not None

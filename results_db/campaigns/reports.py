@@ -114,17 +114,9 @@ class Reports(StoreSection):
         with self._db.write() as session:
             locked_campaign(session, campaign_id)
             session.execute(delete(AnalysisRow).where(AnalysisRow.campaign_id == campaign_id))
-            session.add(
-                AnalysisRow(
-                    campaign_id=campaign_id,
-                    winner_id=analysis.winner_id,
-                    objective=analysis.objective,
-                    num_trials=analysis.num_trials,
-                    last_ended_seq=analysis.last_ended_seq,
-                    method=analysis.method,
-                    computed_at=self._clock(),
-                )
-            )
+            own = columns_of(analysis, campaign_id=campaign_id, computed_at=self._clock())
+            del own["importances"], own["steps"]  # rows of their own
+            session.add(AnalysisRow(**own))
             session.flush()
             session.add_all(
                 ImportanceRow(campaign_id=campaign_id, knob=knob, importance=importance)

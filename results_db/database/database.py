@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from json import JSONDecodeError
-from typing import Final, Self
+from typing import Any, Final, Self, cast
 
-from sqlalchemy import Engine, event
+from sqlalchemy import CursorResult, Delete, Engine, event
 from sqlalchemy.exc import (
     DataError,
     DBAPIError,
@@ -118,6 +118,12 @@ class Database:
         """Closes all connections; those in use are closed when they are returned."""
         event.listen(self.engine.pool, "checkin", lambda _connection, record: record.close())
         self.engine.dispose()
+
+
+def rows_deleted(session: Session, statement: Delete) -> int:
+    """Runs a DELETE; returns the number of rows that it deleted."""
+    done = session.execute(statement, execution_options={"synchronize_session": False})
+    return cast("CursorResult[Any]", done).rowcount
 
 
 def breaks_unique(error: IntegrityError, table: str, *columns: str) -> bool:

@@ -86,14 +86,6 @@ def one_by_one_if_refused(
         return [error if isinstance(error, ResultsDbError) else _refused(error)]
 
 
-def only_answer(answers: Sequence[Answer | ResultsDbError]) -> Answer:
-    """The answer of a batch with one member; raises it if it is a refusal."""
-    (answer,) = answers
-    if isinstance(answer, ResultsDbError):
-        raise answer
-    return answer
-
-
 def _refused(error: IntegrityError) -> RowRefusedError:
     """The refusal as an answer: if it were raised, the other members would fail too."""
     refused = RowRefusedError(

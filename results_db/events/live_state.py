@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from sqlalchemy import Text, cast, or_, select
 from sqlalchemy.orm import Session
@@ -33,8 +33,7 @@ WorkerState = Literal[AllocationState, "lost", "ended"]
 """lost: its heartbeats have stopped. ended: its session is over."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunningTrial:
+class RunningTrial(NamedTuple):
     """The progress of a leased trial, as its worker reported it last."""
 
     id: int
@@ -174,16 +173,8 @@ class LiveStates(StoreSection):
 
 def _campaigns(session: Session, known: Set[int]) -> dict[int, RunningCampaign]:
     running: defaultdict[int, list[RunningTrial]] = defaultdict(list)
-    for campaign_id, id_, number, attempt, phase, iterations_done in _RUNNING_TRIALS.rows(session):
-        running[campaign_id].append(
-            RunningTrial(
-                id=id_,
-                number=number,
-                attempt=attempt,
-                phase=phase,
-                iterations_done=iterations_done,
-            )
-        )
+    for campaign_id, *trial in _RUNNING_TRIALS.rows(session):
+        running[campaign_id].append(RunningTrial._make(trial))
     rows = list(_OPEN_CAMPAIGNS.rows(session))
     others = (running.keys() | known) - {id_ for id_, _, _ in rows}
     if others:

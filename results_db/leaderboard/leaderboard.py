@@ -177,16 +177,6 @@ class Leaderboards(LeaderboardSection):
             boards = self._boards(session, campaign_ids)
         return {id_: list(board.front.values()) for id_, board in boards.items() if board.front}
 
-    def front(self, campaign_id: int) -> frozenset[int]:
-        """The Pareto front over the campaign's objectives, as ids of trials.
-
-        A layout with several runs appears with the id of the first run that counts, its rates at
-        the median step time and the median of its memory. Runs that were stopped early count only
-        where no layout was measured in full.
-        """
-        with self._db.read() as session:
-            return frozenset(self._board(session, campaign_id).front)
-
     def ranked_summary(self, campaign_id: int) -> RankedSummary:
         """The number of ranked layouts, and their median by the campaign's own objective."""
         with self._db.read() as session:

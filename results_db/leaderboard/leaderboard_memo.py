@@ -54,11 +54,6 @@ class LeaderboardMemo:
             while sum(len(each.layouts) for _, each in self._kept.values()) > MAX_LAYOUTS:
                 self._kept.popitem(last=False)
 
-    def clear(self) -> None:
-        """Drops all."""
-        with self._lock:
-            self._kept.clear()
-
 
 class LeaderboardSection(StoreSection):
     """The base of sections of the store that read leaderboards."""

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from results_db.database.bulk_insert import insert_many
 from results_db.database.database import Database
 from results_db.database.locks import lock_campaigns, lock_trials
-from results_db.database.retry import one_by_one_if_refused, only_answer, retried
+from results_db.database.retry import one_by_one_if_refused, retried
 from results_db.database.store_base import Clock, StoreSection
 from results_db.errors import AttemptNotFoundError, ResultsDbError, TrialNotFoundError
 from results_db.models.base import Base
@@ -96,15 +96,7 @@ class OutcomeRows:
             for stage, (peak, held) in enumerate(zip(peaks, reserved, strict=True))
         ]
         self._rows[IterationRow] += [
-            {
-                **of_trial,
-                "index": iteration.index,
-                "kind": iteration.kind,
-                "step_time_s": iteration.step_time_s,
-                "loss": iteration.loss,
-                "grad_norm": iteration.grad_norm,
-            }
-            for iteration in measured.iterations
+            of_trial | columns_of(iteration) for iteration in measured.iterations
         ]
 
     def write(self, session: Session) -> None:
@@ -216,7 +208,7 @@ class OutcomeBatch:
 
     def _may_report(self, sender: str, attempt: Attempt) -> bool:
         """Whether a session leased the attempt, or is of the same token as the one that did."""
-        if sender in ("", attempt.worker_id):  # the store's own callers name none
+        if sender == attempt.worker_id:
             return True
         ids = (sender, attempt.worker_id)
         query = select(WorkerRow.registered_by).where(WorkerRow.id.in_(ids))
@@ -299,32 +291,6 @@ class Outcomes(StoreSection):
     def __init__(self, database: Database, clock: Clock) -> None:
         super().__init__(database, clock)
         self._parsed = ParsedSpecs()
-
-    def post(
-        self,
-        trial_id: int,
-        attempt: int,
-        outcome: Outcome,
-        *,
-        nodes_held: float | None = None,
-        iterations_s: float | None = None,
-    ) -> OutcomeReply:
-        """Processes the outcome of one attempt, as `post_outcomes`; see `OutcomeReport`.
-
-        Raises:
-            TrialNotFoundError: there is no such trial.
-            AttemptNotFoundError: the trial never had this attempt.
-            MeasurementInvalidError: the figures contradict each other, or the layout.
-        """
-        report = OutcomeReport(
-            trial_id=trial_id,
-            worker_id="",  # the store does not record the sender
-            attempt=attempt,
-            outcome=outcome,
-            nodes_held=nodes_held,
-            iterations_s=iterations_s,
-        )
-        return only_answer(self.post_all([report]))
 
     def post_all(self, reports: Sequence[OutcomeReport]) -> list[OutcomeReply | ResultsDbError]:
         """Processes outcomes of attempts in one transaction. Posting one again changes nothing.

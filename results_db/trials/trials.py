@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from sqlalchemy import func, insert, select
 from sqlalchemy.exc import IntegrityError
@@ -193,7 +193,7 @@ class Trials(StoreSection):
         """
         query = (
             select(
-                Trial.id,
+                Trial.id.label("trial_id"),
                 Trial.number,
                 Trial.layout_key,
                 Trial.state,
@@ -210,16 +210,7 @@ class Trials(StoreSection):
         )
         with self._db.read() as session:
             newest_first = [
-                PredictedTrial(
-                    trial_id=row.id,
-                    number=row.number,
-                    layout_key=row.layout_key,
-                    state=cast("TrialState", row.state),
-                    is_baseline=row.is_baseline,
-                    prediction=record_of(Prediction, row.PredictionRow),
-                    step_time_s=row.step_time_s,
-                    peak_memory_bytes=row.peak_memory_bytes,
-                )
+                record_of(PredictedTrial, row, prediction=record_of(Prediction, row.PredictionRow))
                 for row in session.execute(query)
             ]
         return newest_first[::-1]
@@ -250,13 +241,12 @@ class Trials(StoreSection):
         campaign_id: int,
         *,
         states: Sequence[TrialState] = (),
-        after_number: int = 0,
         limit: int | None = None,
     ) -> list[TrialRecord]:
         """The campaign's trials in order of their numbers."""
         query = (
             select(Trial)
-            .where(Trial.campaign_id == campaign_id, Trial.number > after_number)
+            .where(Trial.campaign_id == campaign_id)
             .order_by(Trial.number)
             .options(WITH_MEASUREMENT)
         )

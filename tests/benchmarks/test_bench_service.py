@@ -18,7 +18,7 @@ from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import resolve_model
 from tests.kit.postgres import upgraded
-from tests.kit.store import lease_one, make_campaign, make_worker
+from tests.kit.store import lease_one, make_campaign, make_worker, post_outcome
 
 LAYOUT = Layout(num_microbatches=8, pp=2)
 REQUEST = ProbeRequest(model=resolve_model("tiny"), layout=LAYOUT).to_mapping()
@@ -69,7 +69,7 @@ def test_an_outcome_that_is_not_in_the_database_as_it_was_posted_is_lost(tmp_pat
         trial = store.trials.add(campaign, LAYOUT)
         lease_one(store, make_worker(store).id)
         document = completed_outcome(REQUEST, random.Random(1))
-        store.outcomes.post(trial.id, 1, Outcome.from_mapping(document))
+        post_outcome(store, trial.id, 1, Outcome.from_mapping(document))
         posted = document["measurement"]["tokens_per_s"]
         assert check_outcomes(store, {trial.id: posted}) == OutcomeFaults(lost=0, twice=0)
         assert check_outcomes(store, {trial.id: posted + 1}).lost == 1

@@ -28,7 +28,7 @@ from search_spaces.spec.presets.spaces import resolve_space
 from search_spaces.spec.probe_defaults import DEFAULT_ITERATIONS, DEFAULT_WARMUP
 from search_spaces.statistics.early_stop import LEAST_TIMED
 from tests.kit.postgres import upgraded
-from tests.kit.store import completed, lease_one, make_campaign, make_worker
+from tests.kit.store import completed, lease_one, make_campaign, make_worker, post_outcome
 from tests.tuner.replay.cells import make_cell
 
 STILL = Noise(iterations=1e-9)
@@ -56,7 +56,7 @@ def test_the_step_time_to_beat_is_what_the_service_tells_a_worker(tmp_path: Path
     number, worker = make_campaign(store), make_worker(store)
     first = store.trials.add(number, layout)
     figures = {"tokens_per_s": 1024 / (sum(middle) / 2), "iterations": iterations}
-    store.outcomes.post(first.id, lease_one(store, worker.id).attempt, completed(layout, **figures))
+    post_outcome(store, first.id, lease_one(store, worker.id).attempt, completed(layout, **figures))
     store.trials.add(number, Layout(tp=2, num_microbatches=8))
     best = store.leaderboard.values_to_beat([number])[number]
     told_s = stop_above_s(best, spec, lease_one(store, worker.id).layout)

@@ -42,7 +42,14 @@ from tests.golden.calls import exit_codes
 from tests.golden.requests import REFUSED, UNSENDABLE
 from tests.kit.api import CAMPAIGN, HEADERS, TOKEN
 from tests.kit.live import live_service
-from tests.kit.store import completed, failed, make_campaign, make_measurement
+from tests.kit.store import (
+    completed,
+    failed,
+    make_campaign,
+    make_measurement,
+    send_beats,
+    take_leases,
+)
 from tests.results_db.campaigns.test_analyses import make_analysis
 from workers.errors import WorkerError
 from workers.service.lease_client import EncodedOutcome, LeaseClient
@@ -360,8 +367,8 @@ def live_events(store: Store) -> str:
     """A stream that begins while a trial runs, and in which a worker registers with a node."""
     trial = store.trials.add(make_campaign(store, "live"), Layout(num_microbatches=8))
     worker = store.workers.register(WorkerCreate(**{**IDENTITY, "name": "runs"}))
-    assert [lease.trial_id for lease in store.leases.lease(worker.id, 1)] == [trial.id]
-    store.leases.heartbeat(worker.id, [BeatBody(trial_id=trial.id, attempt=1, iterations_done=2)])
+    assert [lease.trial_id for lease in take_leases(store, worker.id, 1)] == [trial.id]
+    send_beats(store, worker.id, [BeatBody(trial_id=trial.id, attempt=1, iterations_done=2)])
     node = NodeBody(name="n0", num_devices=4)
     joins = WorkerCreate(**{**IDENTITY, "name": "joins", "nodes": [node]})
     wanted = ["campaign.progress", "worker.changed", "nodes.changed"]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from threading import Barrier
+from typing import Any, TypeVar
 
-from sqlalchemy import update
+from sqlalchemy import select, update
 
+from results_db.allocations.leases import LeaseAsk
+from results_db.allocations.workers import Beat
 from results_db.database.store_base import Clock
 from results_db.errors import ResultsDbError
 from results_db.models.tables import Attempt
@@ -19,8 +23,13 @@ from results_db.trials.outcomes import Outcomes
 from search_spaces.protocol.outcome import Breakdown, Environment, Iteration, Measurement, Outcome
 from search_spaces.protocol.worker_messages import (
     AllocationBody,
+    BeatBody,
+    HeartbeatBody,
+    HeartbeatReply,
+    LeaseRequest,
     OutcomeReply,
     OutcomeReport,
+    StatusBody,
     WorkerCreate,
 )
 from search_spaces.spec.layout import Layout
@@ -29,6 +38,8 @@ from search_spaces.spec.presets.models import model_preset
 from search_spaces.spec.throughput import Throughput
 from search_spaces.statistics.step_times import quartiles
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
+
+Answer = TypeVar("Answer")
 
 START = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 
@@ -238,9 +249,89 @@ def failed(reason: str = "crashed", *, duration_s: float = 4.0) -> Outcome:
     )
 
 
+def take_leases(store: Store, worker_id: str, max_trials: int, **asked: Any) -> list[LeaseRecord]:
+    """Leases trials to one worker, with the fields of `LeaseRequest`; raises a refusal."""
+    request = LeaseRequest(max_trials=max_trials, **asked)
+    return _only(store.leases.lease_many([LeaseAsk(worker_id=worker_id, request=request)]))
+
+
+def send_beats(
+    store: Store, worker_id: str, beats: Sequence[BeatBody], *, status: StatusBody | None = None
+) -> HeartbeatReply:
+    """Takes the heartbeat of one worker; raises a refusal."""
+    heartbeat = HeartbeatBody(trials=list(beats), status=status)
+    return _only(store.leases.take_beats([Beat(worker_id=worker_id, heartbeat=heartbeat)]))
+
+
+def post_outcome(
+    store: Store, trial_id: int, attempt: int, outcome: Outcome, **said: Any
+) -> OutcomeReply:
+    """Posts the outcome of one attempt in the name of its session; raises a refusal."""
+    leased_by = select(Attempt.worker_id).where(
+        Attempt.trial_id == trial_id, Attempt.attempt == attempt
+    )
+    with store._db.read() as session:
+        sender = session.scalar(leased_by) or "nobody"
+    report = OutcomeReport(
+        trial_id=trial_id, worker_id=sender, attempt=attempt, outcome=outcome, **said
+    )
+    return _only(store.outcomes.post_all([report]))
+
+
+def _only(answers: Sequence[Answer | ResultsDbError]) -> Answer:
+    (answer,) = answers
+    if isinstance(answer, ResultsDbError):
+        raise answer
+    return answer
+
+
+def front(store: Store, campaign: int) -> frozenset[int]:
+    """The trials whose layouts are on the campaign's Pareto front."""
+    return frozenset(store.leaderboard.page_of_layouts(campaign, limit=0).front)
+
+
 def lease_one(store: Store, worker_id: str) -> LeaseRecord:
-    (lease,) = store.leases.lease(worker_id, 1)
+    (lease,) = take_leases(store, worker_id, 1)
     return lease
+
+
+def run_trial(
+    store: Store,
+    campaign: int,
+    layout: Layout | None = None,
+    outcome: Outcome | None = None,
+    *,
+    worker: str | None = None,
+    **changes: Any,
+) -> int:
+    """Runs a new trial of a layout, a repeat where it was tried before; returns its id.
+
+    Args:
+        store: the store.
+        campaign: the campaign.
+        layout: None: the plain one.
+        outcome: None: it completes, with `changes` of the measurement.
+        worker: the session that runs it; None: the newest live one, or a new one.
+    """
+    layout = layout or Layout()
+    earlier = [trial for trial in store.trials.find(campaign) if trial.layout == layout]
+    trial = store.trials.repeat(earlier[0].id) if earlier else store.trials.add(campaign, layout)
+    lease = lease_one(store, worker or (store.workers.find() or [make_worker(store)])[0].id)
+    assert lease.trial_id == trial.id
+    post_outcome(store, trial.id, lease.attempt, outcome or completed(layout, **changes))
+    return trial.id
+
+
+def at_once(*calls: Callable[[], Any]) -> list[Any]:
+    """Makes the calls at the same moment, each in a thread of its own; their results in order."""
+    barrier = Barrier(len(calls))
+
+    def make(call: Callable[[], Any]) -> Any:
+        barrier.wait(10)
+        return call()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(make, calls))
 
 
 def ranked_trials(store: Store, campaign: int, objective: str, **how: Any) -> list[TrialRecord]:

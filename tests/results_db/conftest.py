@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from results_db.store import Store
-from tests.kit.store import TimelyStore, TurnableClock
+from search_spaces.spec.layout import Layout
+from tests.kit.store import TimelyStore, TurnableClock, lease_one, make_campaign, make_worker
 
 
 @pytest.fixture
@@ -19,3 +20,23 @@ def store(database_url: str, clock: TurnableClock) -> Iterator[Store]:
     store = TimelyStore(database_url, clock=clock)
     yield store
     store.close()
+
+
+@pytest.fixture
+def campaign(store: Store) -> int:
+    """The campaign "first", which runs."""
+    return make_campaign(store)
+
+
+@pytest.fixture
+def worker(store: Store) -> str:
+    """The session of a worker of one node with eight devices."""
+    return make_worker(store).id
+
+
+@pytest.fixture
+def running(store: Store, campaign: int, worker: str) -> int:
+    """A trial of the plain layout that runs, in its first attempt."""
+    trial = store.trials.add(campaign, Layout())
+    lease_one(store, worker)
+    return trial.id

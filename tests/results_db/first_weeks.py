@@ -22,7 +22,16 @@ from search_spaces.protocol.worker_messages import (
     WorkerCreate,
 )
 from search_spaces.spec.layout import Layout
-from tests.kit.store import TimelyStore, TurnableClock, completed, failed, make_worker
+from tests.kit.store import (
+    TimelyStore,
+    TurnableClock,
+    completed,
+    failed,
+    make_worker,
+    post_outcome,
+    send_beats,
+    take_leases,
+)
 from tests.results_db.campaigns.test_analyses import make_analysis
 from tests.results_db.campaigns.test_imports import make_import, varied_rows
 from tests.results_db.next_version import THIS
@@ -113,7 +122,7 @@ class _Writer:
 
     def lease(self) -> LeaseRecord:
         self.clock.forward(1)
-        (lease,) = self.store.leases.lease(self.worker.id, 1)
+        (lease,) = take_leases(self.store, self.worker.id, 1)
         return lease
 
     def probe(self, campaign: int, layout: Layout, outcome: Outcome) -> TrialRecord:
@@ -123,7 +132,7 @@ class _Writer:
         lease = self.lease()
         assert lease.trial_id == trial.id
         self.clock.forward(outcome.duration_s)
-        assert self.store.outcomes.post(trial.id, lease.attempt, outcome).accepted
+        assert post_outcome(self.store, trial.id, lease.attempt, outcome).accepted
         return trial
 
     def ended(self) -> None:
@@ -142,7 +151,7 @@ class _Writer:
         self.store.leases.expire()
         lease = self.lease()
         self.clock.forward(3)
-        self.store.outcomes.post(lease.trial_id, lease.attempt, completed(layouts[10]))
+        post_outcome(self.store, lease.trial_id, lease.attempt, completed(layouts[10]))
         self.store.campaigns.end(campaign, "COMPLETED", "budget", "40 of 40 trials done")
 
     def stopped(self) -> None:
@@ -152,7 +161,7 @@ class _Writer:
         self.store.trials.add(campaign, layouts[1])
         lease = self.lease()
         self.store.campaigns.cancel(campaign)
-        self.store.outcomes.post(lease.trial_id, lease.attempt, failed("cancelled"))
+        post_outcome(self.store, lease.trial_id, lease.attempt, failed("cancelled"))
         campaign, layouts = self.campaign("on-hold")
         self.probe(campaign, layouts[3], completed(layouts[3]))
         self.store.trials.add(campaign, layouts[4])
@@ -173,7 +182,7 @@ class _Writer:
             held_s=4.0,
             nodes_held=0.5,
         )
-        self.store.leases.heartbeat(self.worker.id, [beat])
+        send_beats(self.store, self.worker.id, [beat])
         self.store.trials.add(campaign, layouts[6])
 
     def compared(self) -> None:

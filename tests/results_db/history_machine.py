@@ -29,7 +29,15 @@ from search_spaces.protocol.worker_messages import (
     StatusBody,
 )
 from search_spaces.spec.layout import Layout
-from tests.kit.store import TurnableClock, completed, failed, make_worker
+from tests.kit.store import (
+    TurnableClock,
+    completed,
+    failed,
+    make_worker,
+    post_outcome,
+    send_beats,
+    take_leases,
+)
 from tests.results_db.legal_history import violations, wrong_leaderboards
 from tests.tuner.factories import make_spec
 
@@ -93,7 +101,7 @@ class HistoryMachine(RuleBasedStateMachine):
         self.sessions = [make_worker(self.store, NAMES[0]).id]
         for size in (1, 2, 3):
             self.store.trials.add(self.campaigns[0], Layout(micro_batch_size=size))
-        self.leases = self.store.leases.lease(self.sessions[0], 2)
+        self.leases = take_leases(self.store, self.sessions[0], 2)
         self.serial = 0
         self.kept: dict[int, float] = {}
         """By trial, the rate of the measurement that the store took."""
@@ -264,7 +272,7 @@ class HistoryMachine(RuleBasedStateMachine):
         room = None if devices is None else RoomBody(nodes=0, devices=devices)
         chosen = self.pick(self.sessions, session)
         leases = self.act(
-            lambda: self.store.leases.lease(chosen, number, room=room, longest_s=longest_s)
+            lambda: take_leases(self.store, chosen, number, room=room, longest_s=longest_s)
         )
         for lease in leases or ():
             assert lease.layout.num_devices <= (devices or 2)
@@ -296,14 +304,14 @@ class HistoryMachine(RuleBasedStateMachine):
             nodes_held=nodes_held,
         )
         chosen = self.pick(self.sessions, session)
-        self.act(lambda: self.store.leases.heartbeat(chosen, [beat]), twice=True)
+        self.act(lambda: send_beats(self.store, chosen, [beat]), twice=True)
 
     @rule(session=INDEX, idle_node_s=st.integers(0, 50), state=st.sampled_from(["idle", "lost"]))
     def tell_status(self, session: int, idle_node_s: int, state: Any) -> None:
         node = NodeStatusBody(name="n0", state=state, reason="loud" if state == "lost" else "")
         status = StatusBody(idle_node_s=float(idle_node_s), nodes=[node])
         chosen = self.pick(self.sessions, session)
-        self.act(lambda: self.store.leases.heartbeat(chosen, [], status=status), twice=True)
+        self.act(lambda: send_beats(self.store, chosen, [], status=status), twice=True)
 
     # Outcomes: early, late, twice, of anybody
 
@@ -337,7 +345,7 @@ class HistoryMachine(RuleBasedStateMachine):
         """Posts it, twice; whether the store took it, for the first time."""
         key = (held.trial_id, held.attempt)
         receipt = self.act(
-            lambda: self.store.outcomes.post(*key, outcome, iterations_s=iterations_s), twice=True
+            lambda: post_outcome(self.store, *key, outcome, iterations_s=iterations_s), twice=True
         )
         if held.trial_id in self.deleted:
             assert receipt is None
@@ -371,7 +379,7 @@ class HistoryMachine(RuleBasedStateMachine):
             return
         outcome, iterations_s = self.reported[key]
         receipt = self.act(
-            lambda: self.store.outcomes.post(*key, outcome, iterations_s=iterations_s)
+            lambda: post_outcome(self.store, *key, outcome, iterations_s=iterations_s)
         )
         assert receipt is not None
         assert receipt.accepted, "what was taken once is taken for ever"
@@ -385,13 +393,13 @@ class HistoryMachine(RuleBasedStateMachine):
         held = self.pick(self.leases, lease)
         key, (changes, said) = (held.trial_id, held.attempt), nonsense
         outcome = completed(held.layout, **{"timed": TIMED, "duration_s": 4.0, **changes})
-        receipt = self.act(lambda: self.store.outcomes.post(*key, outcome, **said))
+        receipt = self.act(lambda: post_outcome(self.store, *key, outcome, **said))
         assert receipt is None or (key in self.reported and not receipt.accepted)
         assert self.read_rows() == self.rows, "nonsense changed something"
 
     @rule(trial=st.integers(0, 50), attempt=st.integers(4, 9))
     def report_what_never_was(self, trial: int, attempt: int) -> None:
-        assert self.act(lambda: self.store.outcomes.post(trial, attempt, failed())) is None
+        assert self.act(lambda: post_outcome(self.store, trial, attempt, failed())) is None
 
     # Time, and who watches it
 

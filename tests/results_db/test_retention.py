@@ -13,24 +13,12 @@ from results_db.errors import RetentionInvalidError
 from results_db.retention import Pruned, Retention
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.kit.store import (
-    TurnableClock,
-    completed,
-    lease_one,
-    make_campaign,
-    make_spec,
-    make_worker,
-)
+from tests.kit.store import TurnableClock, make_campaign, make_spec, run_trial
+
+pytestmark = pytest.mark.sqlite_is_enough
 
 KEEP_ALL = Retention(events=None, requests=None)
 DAY_S = 86_400.0
-
-
-def measure(store: Store, campaign: int, size: int) -> int:
-    worker = make_worker(store)
-    trial = store.trials.add(campaign, Layout(micro_batch_size=size))
-    store.outcomes.post(trial.id, lease_one(store, worker.id).attempt, completed())
-    return trial.id
 
 
 def count(store: Store, table: str) -> int:
@@ -42,12 +30,11 @@ def count(store: Store, table: str) -> int:
 def campaigns(store: Store, clock: TurnableClock) -> tuple[int, int]:
     """One ended ten days ago, with two measured trials; one runs, with one trial of each age."""
     old, going = make_campaign(store, "old"), make_campaign(store, "going")
-    measure(store, old, 1)
-    measure(store, old, 2)
-    measure(store, going, 1)
+    for campaign, size in ((old, 1), (old, 2), (going, 1)):
+        run_trial(store, campaign, Layout(micro_batch_size=size))
     store.campaigns.end(old, "COMPLETED", "budget", "")
     clock.forward(10 * DAY_S)
-    measure(store, going, 2)
+    run_trial(store, going, Layout(micro_batch_size=2))
     store.events.number()
     return old, going
 
@@ -57,6 +44,7 @@ def test_nothing_goes_that_is_kept_for_ever(store: Store, campaigns: tuple[int, 
     assert count(store, "trial_logs") == 4
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_logs_of_trials_that_ended_long_ago_go_and_their_trials_stay(
     store: Store, campaigns: tuple[int, int]
 ) -> None:
@@ -80,6 +68,7 @@ def test_iterations_go_with_campaigns_that_have_ended_and_never_with_one_that_go
     assert store.retention.prune(Retention(iterations=5, events=None)) == Pruned()
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_events_go_but_for_the_newest_of_each_campaign(
     store: Store, campaigns: tuple[int, int]
 ) -> None:
@@ -105,6 +94,7 @@ def test_the_audit_goes_only_when_that_is_said_and_says_so_itself(
         assert newest.one() == ("physics", "database.prune")
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_keys_of_requests_go_and_their_campaigns_stay(store: Store, clock: TurnableClock) -> None:
     def keep(key: str, name: str) -> None:
         campaign = make_campaign(store, name)

@@ -14,7 +14,15 @@ from results_db.admin.restore import restore_into_postgresql
 from results_db.migrations import migrate
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import BeatBody
-from tests.kit.store import START, TimelyStore, TurnableClock, completed
+from tests.kit.store import (
+    START,
+    TimelyStore,
+    TurnableClock,
+    completed,
+    post_outcome,
+    send_beats,
+    take_leases,
+)
 from tests.results_db.first_weeks import CAMPAIGNS, write_first_weeks
 from tests.results_db.next_version import NEXT, THIS, become_next_version
 from tests.results_db.sealed import sealed
@@ -130,11 +138,11 @@ def test_work_that_was_under_way_goes_on_where_it_was(store: Store) -> None:
     (running,) = store.trials.find(campaign.id, states=["RUNNING"])
     assert running.worker_id is not None
     beat = BeatBody(trial_id=running.id, attempt=running.attempt, iterations_done=3)
-    assert store.leases.heartbeat(running.worker_id, [beat]).stop == ()
-    assert store.outcomes.post(running.id, 1, completed(running.layout)).state == "COMPLETED"
-    (lease,) = store.leases.lease(running.worker_id, 9)
+    assert send_beats(store, running.worker_id, [beat]).stop == ()
+    assert post_outcome(store, running.id, 1, completed(running.layout)).state == "COMPLETED"
+    (lease,) = take_leases(store, running.worker_id, 9)
     assert lease.campaign_name == "at-work"
-    assert store.outcomes.post(lease.trial_id, 1, completed(lease.layout)).accepted
+    assert post_outcome(store, lease.trial_id, 1, completed(lease.layout)).accepted
     assert store.campaigns.resume(store.campaigns.by_name("on-hold").id).state == "RUNNING"
-    (lease,) = store.leases.lease(running.worker_id, 9)
+    (lease,) = take_leases(store, running.worker_id, 9)
     assert lease.campaign_name == "on-hold"

@@ -10,7 +10,7 @@ from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
-from tests.kit.store import completed, failed, make_worker
+from tests.kit.store import completed, failed, make_worker, post_outcome, take_leases
 
 MAX_ROUNDS = 2_000
 
@@ -71,12 +71,12 @@ class FakeWorker:
 
     def run_one(self) -> bool:
         # As the service does: a look first, that does not queue for the lock of the writers.
-        leases = self.store.leases.lease(self.id, 1)
+        leases = take_leases(self.store, self.id, 1)
         for lease in leases:
             outcome = self.judge(lease.layout)
             if lease.num_layers is not None and outcome.measurement is not None:
                 outcome = of_part(lease, outcome.measurement.tokens_per_s)
-            self.store.outcomes.post(lease.trial_id, lease.attempt, outcome)
+            post_outcome(self.store, lease.trial_id, lease.attempt, outcome)
         return bool(leases)
 
 

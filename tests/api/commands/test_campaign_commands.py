@@ -17,7 +17,7 @@ from search_spaces.spec.layout import Layout
 from tests.kit.api import CAMPAIGN, Command
 from tests.kit.page import Page
 from tests.kit.services import ServeProcess
-from tests.kit.store import completed, failed, lease_one, make_worker
+from tests.kit.store import completed, failed, lease_one, make_worker, post_outcome
 
 LAYOUT = Layout(num_microbatches=8)
 
@@ -176,7 +176,7 @@ def test_deletion_waits_for_the_worker_that_stops_a_trial(
         cancelled.wait(0.1)
     assert cancelled.is_set()
     assert results == []
-    store.outcomes.post(trial.id, lease.attempt, failed("cancelled"))
+    post_outcome(store, trial.id, lease.attempt, failed("cancelled"))
     waiting.join(60)
     assert "deleted, with 1 trial" in done(results[0])
 
@@ -186,7 +186,7 @@ def test_a_report_is_written_to_a_file_or_printed(
 ) -> None:
     worker = make_worker(store, name, devices_per_node=4)
     trial = store.trials.add(store.campaigns.by_name(name).id, LAYOUT)
-    store.outcomes.post(trial.id, lease_one(store, worker.id).attempt, completed(LAYOUT))
+    post_outcome(store, trial.id, lease_one(store, worker.id).attempt, completed(LAYOUT))
     monkeypatch.chdir(tmp_path)
     assert done(run("report", name)) == f"report of {name}: {name}.html\n"
     written = (tmp_path / f"{name}.html").read_text()

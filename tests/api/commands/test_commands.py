@@ -26,7 +26,7 @@ from search_spaces.spec.layout import Layout
 from search_spaces.spec.objectives import OBJECTIVES
 from tests.kit.api import CAMPAIGN
 from tests.kit.services import ServeProcess
-from tests.kit.store import TimelyStore, completed, failed, lease_one, make_worker
+from tests.kit.store import TimelyStore, completed, failed, lease_one, make_worker, post_outcome
 
 ANYWHERE = Layout(dp=2, num_microbatches=4, precision="bf16")
 """A layout of a Llama that every trainer has."""
@@ -57,7 +57,7 @@ def submit(
         lease = lease_one(store, worker.id)
         assert lease.trial_id == trial.id
         outcome = completed(layout, tokens_per_s=1000.0 * number, duration_s=16.0)
-        store.outcomes.post(trial.id, 1, outcome)
+        post_outcome(store, trial.id, 1, outcome)
     return campaign
 
 
@@ -139,7 +139,7 @@ def test_watch_follows_a_campaign_to_its_end(run, service, store, name: str) -> 
     worker = make_worker(store, "w2", devices_per_node=4)
     trial = store.trials.add(campaign, LAYOUTS[3])
     lease_one(store, worker.id)
-    store.outcomes.post(trial.id, 1, completed(LAYOUTS[3], tokens_per_s=5000.0))
+    post_outcome(store, trial.id, 1, completed(LAYOUTS[3], tokens_per_s=5000.0))
     store.campaigns.end(campaign, "COMPLETED", "budget", "2 trials ended")
     watching.join(20)
     (result,) = results
@@ -163,7 +163,7 @@ def test_the_leaderboard_is_a_table_csv_or_json(run, service, store, name: str) 
     worker = make_worker(store, "w1", devices_per_node=4)
     trial = store.trials.add(campaign, LAYOUTS[3])
     lease_one(store, worker.id)
-    store.outcomes.post(trial.id, 1, failed())
+    post_outcome(store, trial.id, 1, failed())
     table = run("leaderboard", name).output.splitlines()
     assert "the best 3 of 3 by tokens_per_s" in table[0]
     ranks = [line.split()[:2] for line in table if line.strip() and line.split()[0].isdigit()]

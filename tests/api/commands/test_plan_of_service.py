@@ -15,7 +15,7 @@ from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.kit.api import CAMPAIGN, Command
 from tests.kit.services import ServeProcess
-from tests.kit.store import completed, lease_one, make_worker
+from tests.kit.store import completed, lease_one, make_worker, post_outcome
 from tuner.driver.driver import Driver
 
 FULL = [Layout(tp=2, pp=2, num_microbatches=8), Layout(tp=2, dp=2, num_microbatches=4)]
@@ -33,7 +33,7 @@ def measured(
     for number, layout in enumerate(layouts, 1):
         trial = store.trials.add(campaign, layout)
         lease_one(store, worker.id)
-        store.outcomes.post(trial.id, 1, completed(layout, tokens_per_s=1000.0 * number))
+        post_outcome(store, trial.id, 1, completed(layout, tokens_per_s=1000.0 * number))
     return campaign
 
 

@@ -22,7 +22,7 @@ from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.kit.api import CAMPAIGN, INTRODUCTION
 from tests.kit.services import ServeProcess
-from tests.kit.store import TimelyStore, completed, failed, lease_one, make_worker
+from tests.kit.store import TimelyStore, completed, failed, lease_one, make_worker, post_outcome
 from tests.kit.terminal import Screen, Terminal, run_in_terminal
 from tests.kit.waiting import wait_until
 
@@ -95,7 +95,7 @@ def _measure(store: Store) -> None:
         for layout, outcome in zip(LAYOUTS, outcomes, strict=False):
             store.trials.add(id_, layout)
             lease = lease_one(store, worker)
-            store.outcomes.post(lease.trial_id, lease.attempt, outcome)
+            post_outcome(store, lease.trial_id, lease.attempt, outcome)
 
 
 def _make_hostile(database: Path) -> None:

@@ -13,7 +13,7 @@ from search_spaces.protocol.worker_messages import WorkerCreate
 from search_spaces.spec.layout import Layout
 from tests.kit.api import CAMPAIGN, Command
 from tests.kit.services import ServeProcess
-from tests.kit.store import completed, failed, lease_one, make_worker
+from tests.kit.store import completed, failed, lease_one, make_worker, post_outcome
 from tests.kit.waiting import wait_until
 
 LAYOUTS = [Layout(tp=tp, pp=pp, num_microbatches=8) for tp in (1, 2) for pp in (1, 2)]
@@ -27,7 +27,7 @@ def measured_by_us(service: ServeProcess, store: Store, name: str) -> None:
     for layout, speed in OURS.items():
         trial = store.trials.add(campaign, layout)
         assert lease_one(store, worker.id).trial_id == trial.id
-        store.outcomes.post(trial.id, 1, completed(layout, tokens_per_s=speed))
+        post_outcome(store, trial.id, 1, completed(layout, tokens_per_s=speed))
     store.campaigns.end(campaign, "COMPLETED", "budget", "")
 
 
@@ -73,7 +73,7 @@ class OtherTrainer(threading.Thread):
             if speed is None
             else completed(layout, tokens_per_s=speed, trainer="theirs", trainer_version="7")
         )
-        self._store.outcomes.post(trial_id, 1, outcome)
+        post_outcome(self._store, trial_id, 1, outcome)
 
 
 def test_the_two_orders_are_compared(run: Command, service: ServeProcess, store: Store) -> None:

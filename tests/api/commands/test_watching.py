@@ -18,7 +18,16 @@ from search_spaces.spec.layout import Layout
 from tests.kit.api import CAMPAIGN, TOKEN
 from tests.kit.live import live_service
 from tests.kit.postgres import upgraded
-from tests.kit.store import TimelyStore, completed, failed, lease_one, make_worker
+from tests.kit.store import (
+    TimelyStore,
+    completed,
+    failed,
+    lease_one,
+    make_worker,
+    post_outcome,
+    send_beats,
+    take_leases,
+)
 
 LAYOUTS = [Layout(num_microbatches=128, micro_batch_size=16 // tp, tp=tp) for tp in (1, 2, 4)]
 
@@ -44,7 +53,7 @@ def add_ended(store: Store, end: Outcome | float, number: int) -> None:
     store.trials.add(store.campaigns.by_name("watched").id, Layout(num_microbatches=number))
     lease = lease_one(store, store.workers.find()[0].id)
     outcome = end if isinstance(end, Outcome) else completed(lease.layout, tokens_per_s=end)
-    store.outcomes.post(lease.trial_id, lease.attempt, outcome)
+    post_outcome(store, lease.trial_id, lease.attempt, outcome)
 
 
 def lines_of(view: CampaignView, client: Client, width: int = 120) -> list[str]:
@@ -79,9 +88,9 @@ def test_the_running_trial_is_shown_with_its_iterations(store: Store, client: Cl
     for number in (1, 2):
         store.trials.add(campaign.id, Layout(num_microbatches=number))
     worker = make_worker(store).id
-    leases = store.leases.lease(worker, 2)
+    leases = take_leases(store, worker, 2)
     beat = [BeatBody(trial_id=each.trial_id, attempt=1, iterations_done=3) for each in leases]
-    store.leases.heartbeat(worker, beat)
+    send_beats(store, worker, beat)
     probe = campaign.spec["probe"]
     planned = probe["warmup"] + probe["iterations"]
     view = CampaignView(client, "watched")

@@ -18,7 +18,7 @@ from search_spaces.spec.layout import Layout
 from tests.api.dashboard.browser import Visitor, session_of, visiting
 from tests.kit.api import CAMPAIGN, HEADERS, INTRODUCTION, TOKEN
 from tests.kit.live import live_service
-from tests.kit.store import TimelyStore, completed, failed
+from tests.kit.store import TimelyStore, completed, failed, post_outcome, take_leases
 
 LAYOUTS: Final = [
     Layout(tp=tp, pp=pp, micro_batch_size=size, num_microbatches=8 // size)
@@ -81,10 +81,10 @@ class Explored:
     def run(self, campaign: int, layout: Layout, outcome: Outcome | None) -> int:
         """Proposes a layout and ends it with an outcome; None: it goes on. Returns its id."""
         trial = self.store.trials.add(campaign, layout).id
-        (lease,) = self.store.leases.lease(self.worker, 1)
+        (lease,) = take_leases(self.store, self.worker, 1)
         assert lease.trial_id == trial, "another trial waited"
         if outcome is not None:
-            self.store.outcomes.post(trial, lease.attempt, outcome)
+            post_outcome(self.store, trial, lease.attempt, outcome)
         return trial
 
     def measure(self, campaign: int, place: int, **changes: Any) -> int:

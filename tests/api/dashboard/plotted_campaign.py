@@ -30,6 +30,7 @@ from tests.kit.store import (
     failed,
     lease_one,
     make_worker,
+    post_outcome,
 )
 
 BASELINE = Layout(tp=1, pp=2, dp=4, num_microbatches=4, micro_batch_size=1)
@@ -90,7 +91,7 @@ class Plotted:
         trial = self.store.trials.add(self.campaign_id, layout, prediction=prediction_of(layout))
         lease = lease_one(self.store, self.workers[worker])
         self.clock.forward(outcome.duration_s)
-        assert self.store.outcomes.post(trial.id, lease.attempt, outcome).accepted
+        assert post_outcome(self.store, trial.id, lease.attempt, outcome).accepted
         return trial.number
 
 

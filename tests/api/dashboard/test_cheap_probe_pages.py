@@ -21,6 +21,7 @@ from tests.kit.cheap_campaign import (
     ONLY_CHEAP,
     add_cheap_campaign,
 )
+from tests.kit.store import post_outcome
 
 pytestmark = pytest.mark.sqlite_is_enough
 
@@ -129,7 +130,7 @@ def test_pages_with_cheap_probes_fit_a_phone_and_are_accessible(
         ask = {"max_trials": 1, "wait_s": 0}
         (lease,) = explored.post(f"/workers/{explored.worker}/leases", ask)["leases"]
         outcome = measured_as_asked(lease, trial.layout)
-        explored.store.outcomes.post(trial.id, lease["attempt"], outcome)
+        post_outcome(explored.store, trial.id, lease["attempt"], outcome)
     first = explored.store.trials.by_number(campaign, 1).id
     with explored.visitor(browser, "viewer") as visitor:
         for path in ("/campaigns/large", "/campaigns/large/trials", f"/trials/{first}"):

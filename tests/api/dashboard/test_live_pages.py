@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 from results_db.database.data_dir import DataDir
 from tests.api.dashboard.explored import INTRODUCED, LAYOUTS, Explored, explored_service
 from tests.kit.services import ServeProcess
-from tests.kit.store import TimelyStore, completed
+from tests.kit.store import TimelyStore, completed, post_outcome, take_leases
 
 
 def expect_live(page: Page) -> None:
@@ -115,9 +115,9 @@ def test_a_page_says_that_the_service_is_gone_and_recovers(
             expect(page.locator("#connection")).to_have_text("connection lost; trying again")
             # While nobody serves, somebody else's outcome reaches the database.
             trial = store.trials.add(campaign, LAYOUTS[0])
-            (lease,) = store.leases.lease(worker, 1)
+            (lease,) = take_leases(store, worker, 1)
             outcome = completed(LAYOUTS[0], tokens_per_s=3000.0)
-            store.outcomes.post(trial.id, lease.attempt, outcome)
+            post_outcome(store, trial.id, lease.attempt, outcome)
             service.start(url.rpartition(":")[2])
             expect_live(page)
             expect(page.locator("#rank-1")).to_contain_text("3,000")

@@ -24,7 +24,7 @@ from results_db.database.change_mark import (
 from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.kit.store import completed, lease_one, make_campaign, make_worker
+from tests.kit.store import completed, lease_one, make_campaign, make_worker, post_outcome
 
 LAYOUT = Layout(num_microbatches=8)
 
@@ -77,7 +77,7 @@ def test_a_mark_finds_work_and_says_yes_where_it_cannot_look(
     worker = make_worker(store).id
     lease_one(store, worker)
     assert work() == [True, False, True]
-    store.outcomes.post(trial.id, 1, completed(LAYOUT))
+    post_outcome(store, trial.id, 1, completed(LAYOUT))
     assert work() == [True, False, False]
     assert mark.finds(OPEN_SESSION, worker)
     store.workers.drain(worker)

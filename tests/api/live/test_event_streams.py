@@ -12,7 +12,7 @@ from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.kit.api import HEADERS, TOKEN
 from tests.kit.live import Watcher, live_server, live_service
-from tests.kit.store import completed, lease_one, make_campaign, make_worker
+from tests.kit.store import completed, lease_one, make_campaign, make_worker, post_outcome
 from tests.kit.waiting import wait_until
 
 LAYOUT = Layout(num_microbatches=8)
@@ -43,7 +43,7 @@ def test_a_watcher_hears_what_happens_to_its_campaign_and_to_no_other(
         store.campaigns.pause(other)
         worker = make_worker(store)
         lease_one(store, worker.id)
-        store.outcomes.post(trial.id, 1, completed(LAYOUT))
+        post_outcome(store, trial.id, 1, completed(LAYOUT))
         heard = [watcher.next() for _ in range(3)]
     assert [kind for kind, _ in heard] == ["trial.added", "trial.leased", "trial.ended"]
     _, ended = heard[-1]

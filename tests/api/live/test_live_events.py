@@ -37,6 +37,8 @@ from tests.kit.store import (
     make_campaign,
     make_spec,
     make_worker,
+    post_outcome,
+    send_beats,
 )
 
 LAYOUT = Layout(num_microbatches=8)
@@ -58,7 +60,7 @@ def running_trial(store: Store, campaign: int, name: str = "w1") -> tuple[str, i
 
 
 def beat(store: Store, worker: str, trial: int, done: int) -> None:
-    store.leases.heartbeat(worker, [BeatBody(trial_id=trial, attempt=1, iterations_done=done)])
+    send_beats(store, worker, [BeatBody(trial_id=trial, attempt=1, iterations_done=done)])
 
 
 def next_of(watcher: Watcher, kind: str) -> dict[str, Any]:
@@ -118,7 +120,7 @@ def test_the_end_of_a_trial_is_followed_by_the_cost(url: str, store: Store) -> N
         worker, trial = running_trial(store, campaign)
         beat(store, worker, trial, 5)
         progress_at(watcher, 5)
-        store.outcomes.post(trial, 1, completed(LAYOUT))
+        post_outcome(store, trial, 1, completed(LAYOUT))
         data = next_of(watcher, "campaign.progress")["data"]
         assert (data["num_running"], data["trials"]) == (0, [])
         assert data["node_hours"] == store.campaigns.get(campaign).node_seconds / 3600
@@ -175,7 +177,7 @@ def test_workers_and_nodes_are_told_to_watchers_of_everything(url: str, store: S
         }
         assert (event["seq"], event["campaign_id"], event["trial_id"]) == (None, None, None)
         nodes = [NodeStatusBody(name="n0", state="idle")]
-        store.leases.heartbeat(worker, [], status=StatusBody(state="draining", nodes=nodes))
+        send_beats(store, worker, [], status=StatusBody(state="draining", nodes=nodes))
         assert next_of(watcher, "worker.changed")["data"]["state"] == "draining"
         assert next_of(watcher, "nodes.changed")["data"] == {
             "cluster": "local-cpu",

@@ -16,7 +16,7 @@ from search_spaces.protocol.worker_messages import BeatBody
 from search_spaces.spec.layout import Layout
 from tests.kit.postgres import upgraded
 from tests.kit.services import run_here
-from tests.kit.store import TurnableClock, lease_one, make_campaign, make_worker
+from tests.kit.store import TurnableClock, lease_one, make_campaign, make_worker, send_beats
 
 
 class Machine:
@@ -119,7 +119,7 @@ def test_a_clock_that_jumps_costs_no_worker_its_trials(machine: Machine, jump_s:
     for worker in (first, second):
         held = [t for t in trials if machine.store.trials.get(t).worker_id == worker.id]
         beats = [BeatBody(trial_id=t, attempt=1, iterations_done=2) for t in held]
-        assert machine.store.leases.heartbeat(worker.id, beats).stop == ()
+        assert send_beats(machine.store, worker.id, beats).stop == ()
     machine.sweep_for(int(LEASE_S) - 1)
     assert all(machine.store.trials.get(trial).state == "RUNNING" for trial in trials)
 

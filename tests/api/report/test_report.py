@@ -36,6 +36,7 @@ from tests.kit.store import (
     failed,
     lease_one,
     make_worker,
+    post_outcome,
 )
 
 pytestmark = pytest.mark.sqlite_is_enough
@@ -98,7 +99,7 @@ def run(store: Store, campaign: int, outcome: Outcome, layout: Layout) -> int:
     trial = store.trials.add(campaign, layout)
     lease = lease_one(store, worker.id)
     assert lease.trial_id == trial.id
-    store.outcomes.post(trial.id, lease.attempt, outcome)
+    post_outcome(store, trial.id, lease.attempt, outcome)
     return trial.id
 
 
@@ -326,7 +327,7 @@ def hostile_campaign(store: Store) -> int:
     for layout, outcome in zip(LAYOUTS, outcomes, strict=False):
         trial = store.trials.add(campaign, layout)
         lease = lease_one(store, worker.id)
-        store.outcomes.post(trial.id, lease.attempt, outcome)
+        post_outcome(store, trial.id, lease.attempt, outcome)
     store.campaigns.update(campaign, notes=f"{HOSTILE}\n{HOSTILE}")
     return campaign
 
@@ -469,7 +470,7 @@ def test_a_layout_that_failed_before_it_was_measured_has_its_place(store: Store)
     again = store.trials.requeue(lost)
     lease = lease_one(store, make_worker(store, devices_per_node=4).id)
     assert lease.trial_id == again.id
-    store.outcomes.post(again.id, lease.attempt, measured(LAYOUTS[0], 2000.0))
+    post_outcome(store, again.id, lease.attempt, measured(LAYOUTS[0], 2000.0))
     page = page_of(store, campaign)
     assert "1.60 times the median of the 4 layouts that were measured to the end." in page.text
     assert num_told(page, "winner: trial 5") == 4 + 2

@@ -69,13 +69,6 @@ def test_neither_secrets_nor_the_kinds_are_mixed_up(store: Store) -> None:
     assert secret not in kept
 
 
-def test_a_code_ends_after_its_time(store: Store, clock: TurnableClock) -> None:
-    code, _ = store.sign_ins.create_code(TOKEN)
-    clock.forward(CODE_LIFE.total_seconds())
-    assert store.sign_ins.token_of_code(hashed(code)) is None
-    assert store.sign_ins.exchange_code(hashed(code)) is None
-
-
 def test_a_session_ends_without_use_and_after_a_week_in_any_case(
     store: Store, clock: TurnableClock
 ) -> None:
@@ -127,9 +120,11 @@ def test_a_token_cannot_fill_the_table(store: Store, monkeypatch: pytest.MonkeyP
     assert store.sign_ins.session_by_hash(hashed(sessions[-1])) is not None
 
 
-def test_what_has_expired_is_pruned(store: Store, clock: TurnableClock) -> None:
-    store.sign_ins.create_code(TOKEN)
+def test_a_code_ends_after_its_time_and_is_pruned(store: Store, clock: TurnableClock) -> None:
+    code, late = (store.sign_ins.create_code(TOKEN)[0] for _ in range(2))
     clock.forward(CODE_LIFE.total_seconds())
+    assert store.sign_ins.token_of_code(hashed(code)) is None
+    assert store.sign_ins.exchange_code(hashed(late)) is None
     secret = store.sign_ins.create_session(TOKEN)
     assert store.retention.prune(Retention()) == Pruned()
     assert rows(store) == 1

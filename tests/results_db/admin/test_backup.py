@@ -25,13 +25,7 @@ from results_db.errors import (
 from results_db.migrations import migrate
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.kit.store import (
-    TurnableClock,
-    completed,
-    lease_one,
-    make_campaign,
-    make_worker,
-)
+from tests.kit.store import TurnableClock, make_campaign, run_trial
 from tests.results_db.first_weeks import write_first_weeks
 from tests.results_db.next_version import NEXT, THIS, become_next_version, become_this_version
 from tests.results_db.sealed import sealed
@@ -40,11 +34,16 @@ from tests.results_db.test_upgraded_databases import rows
 
 def fill(store: Store, num_trials: int = 3) -> int:
     campaign = make_campaign(store)
-    worker = make_worker(store)
     for size in range(1, num_trials + 1):
-        trial = store.trials.add(campaign, Layout(micro_batch_size=size))
-        store.outcomes.post(trial.id, lease_one(store, worker.id).attempt, completed())
+        run_trial(store, campaign, Layout(micro_batch_size=size))
     return campaign
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """A backup of another database, with seven campaigns."""
+    write_first_weeks(tmp_path / "other.sqlite3")
+    return sealed(tmp_path / "other.sqlite3")
 
 
 @pytest.fixture
@@ -105,14 +104,13 @@ def test_a_backup_of_every_schema_is_restored_into_both_kinds(
 
 
 def test_a_postgresql_of_an_earlier_schema_is_backed_up_as_it_is(
-    empty_postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty_postgres_url: str, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Before an upgrade is when a backup is wanted most.
-    write_first_weeks(tmp_path / "old.sqlite3")
-    restore_into_postgresql(sealed(tmp_path / "old.sqlite3"), empty_postgres_url)
+    restore_into_postgresql(other, empty_postgres_url)
     become_next_version(monkeypatch)
     assert back_up(empty_postgres_url, tmp_path / "copy.sqlite3").revision == THIS
-    assert rows(str(tmp_path / "copy.sqlite3")) == rows(str(tmp_path / "old.sqlite3"))
+    assert rows(str(tmp_path / "copy.sqlite3")) == rows(str(other))
     migrate.upgrade(empty_postgres_url)
     assert check_database(empty_postgres_url).findings == ()
 
@@ -205,25 +203,15 @@ def test_the_database_itself_is_no_place_for_its_backup(sqlite_url: str, tmp_pat
     assert database.read_bytes() == before
 
 
-def test_a_backup_that_cannot_be_written_leaves_nothing(
-    store: Store, database_url: str, tmp_path: Path
-) -> None:
+def test_a_backup_that_cannot_be_made_leaves_nothing(sqlite_url: str, tmp_path: Path) -> None:
     with pytest.raises(BackupPathError, match=r"missing/b cannot be written: No such file"):
-        back_up(database_url, tmp_path / "missing" / "b")
+        back_up(sqlite_url, tmp_path / "missing" / "b")
     if os.geteuid() != 0:
         (tmp_path / "closed").mkdir(mode=0o500)
         with pytest.raises(BackupPathError, match="Permission denied"):
-            back_up(database_url, tmp_path / "closed" / "b")
-    assert not list(tmp_path.glob("**/*.part"))
-
-
-def test_a_database_that_is_not_there_is_not_backed_up(tmp_path: Path) -> None:
+            back_up(sqlite_url, tmp_path / "closed" / "b")
     with pytest.raises(DatabaseUnavailableError, match="no database to back up"):
         back_up(f"sqlite:///{tmp_path / 'none.sqlite3'}", tmp_path / "backup")
-    assert not (tmp_path / "backup").exists()
-
-
-def test_a_damaged_database_makes_no_backup(tmp_path: Path) -> None:
     path = tmp_path / "results.sqlite3"
     write_first_weeks(path)
     content = bytearray(path.read_bytes())
@@ -232,6 +220,7 @@ def test_a_damaged_database_makes_no_backup(tmp_path: Path) -> None:
     with pytest.raises((BackupInvalidError, DatabaseUnavailableError), match=r"damaged|malformed"):
         back_up(f"sqlite:///{path}", tmp_path / "backup")
     assert not (tmp_path / "backup").exists()
+    assert not list(tmp_path.glob("**/*.part"))
 
 
 @pytest.fixture
@@ -243,11 +232,8 @@ def full(sqlite_url: str, tmp_path: Path) -> DataDir:
 
 
 def test_a_database_that_holds_something_is_set_aside_only_when_that_was_said(
-    full: DataDir, tmp_path: Path
+    full: DataDir, other: Path
 ) -> None:
-    other = tmp_path / "other.sqlite3"
-    write_first_weeks(other)
-    sealed(other)
     place = full.path / "results.sqlite3"
     before = rows(str(place))
     with pytest.raises(DatabaseNotEmptyError, match=r"holds a database already: --force"):
@@ -259,67 +245,43 @@ def test_a_database_that_holds_something_is_set_aside_only_when_that_was_said(
     assert len(rows(str(place))["campaigns"]) == report.num_campaigns == 7
 
 
-def test_a_database_that_holds_nothing_makes_place(sqlite_url: str, tmp_path: Path) -> None:
-    other = tmp_path / "other.sqlite3"
-    write_first_weeks(other)
-    sealed(other)
+def test_a_database_that_holds_nothing_makes_place(
+    sqlite_url: str, other: Path, tmp_path: Path
+) -> None:
     report = restore_into_data_dir(other, DataDir(tmp_path / "data"))
     assert (report.num_campaigns, report.set_aside) == (7, None)
 
 
-@pytest.mark.parametrize("lock", ["serve", "driver"])
-def test_a_database_that_is_at_work_is_not_replaced(
-    full: DataDir, tmp_path: Path, lock: str
-) -> None:
-    write_first_weeks(tmp_path / "other.sqlite3")
-    sealed(tmp_path / "other.sqlite3")
-    with full.lock(lock), pytest.raises(DatabaseInUseError, match=f"{lock}.lock.*stop it first"):
-        restore_into_data_dir(tmp_path / "other.sqlite3", full, replace=True)
-
-
-def test_a_database_that_somebody_has_open_is_not_replaced(full: DataDir, tmp_path: Path) -> None:
-    write_first_weeks(tmp_path / "other.sqlite3")
-    sealed(tmp_path / "other.sqlite3")
+def test_a_database_that_is_at_work_or_open_is_not_replaced(full: DataDir, other: Path) -> None:
+    for lock in ("serve", "driver"):
+        refused = pytest.raises(DatabaseInUseError, match=f"{lock}.lock.*stop it first")
+        with full.lock(lock), refused:
+            restore_into_data_dir(other, full, replace=True)
     with closing(Store(full.database_url)) as store:
         store.campaigns.find()
         with pytest.raises(DatabaseInUseError, match="open; end it first"):
-            restore_into_data_dir(tmp_path / "other.sqlite3", full, replace=True)
+            restore_into_data_dir(other, full, replace=True)
 
 
-def test_a_postgresql_that_is_at_work_or_holds_something_is_not_replaced(
-    postgres_url: str, tmp_path: Path
+def test_a_postgresql_is_replaced_whole_or_not_at_all_and_not_while_it_is_at_work(
+    postgres_url: str, other: Path
 ) -> None:
-    backup = tmp_path / "other.sqlite3"
-    write_first_weeks(backup)
-    sealed(backup)
     with closing(Store(postgres_url)) as store:
         fill(store)
         with pytest.raises(DatabaseInUseError, match="stop them first"):
-            restore_into_postgresql(backup, postgres_url, replace=True)
+            restore_into_postgresql(other, postgres_url, replace=True)
     with pytest.raises(DatabaseNotEmptyError, match=r"rows in .*campaigns.*--force"):
-        restore_into_postgresql(backup, postgres_url)
-    with closing(Store(postgres_url)) as store:
-        assert [campaign.name for campaign in store.campaigns.find()] == ["first"]
-    assert restore_into_postgresql(backup, postgres_url, replace=True).num_campaigns == 7
-    assert check_database(postgres_url).findings == ()
-
-
-def test_a_restore_into_a_postgresql_happens_whole_or_not_at_all(
-    postgres_url: str, tmp_path: Path
-) -> None:
-    backup = tmp_path / "other.sqlite3"
-    write_first_weeks(backup)
-    sealed(backup)
-    with closing(sqlite3.connect(backup)) as connection, connection:
+        restore_into_postgresql(other, postgres_url)
+    with closing(sqlite3.connect(other)) as connection, connection:
         # SQLite keeps it; PostgreSQL has no such text.
         connection.execute("UPDATE trials SET message = 'a' || char(0) || 'b' WHERE id = 3")
-    sealed(backup)
-    with closing(Store(postgres_url)) as store:
-        fill(store)
     with pytest.raises(BackupInvalidError, match="PostgreSQL cannot keep the rows of trials"):
-        restore_into_postgresql(backup, postgres_url, replace=True)
+        restore_into_postgresql(sealed(other), postgres_url, replace=True)
     with closing(Store(postgres_url)) as store:
         assert [campaign.name for campaign in store.campaigns.find()] == ["first"]
+    write_first_weeks(other)
+    assert restore_into_postgresql(sealed(other), postgres_url, replace=True).num_campaigns == 7
+    assert check_database(postgres_url).findings == ()
 
 
 @pytest.mark.parametrize(
@@ -348,26 +310,6 @@ def test_a_file_that_is_no_backup_is_refused_and_nothing_changed(
     assert not list(full.path.glob(".*part*"))
 
 
-def test_a_backup_of_a_newer_version_and_a_damaged_one_are_refused(
-    full: DataDir, tmp_path: Path
-) -> None:
-    backup, damaged = tmp_path / "backup", tmp_path / "damaged"
-    write_first_weeks(backup)
-    sealed(backup)
-    content = bytearray(backup.read_bytes())
-    content[40960:45056] = b"\xff" * 4096
-    damaged.write_bytes(content)
-    with pytest.raises(BackupInvalidError, match=r"was cut off or changed"):
-        restore_into_data_dir(damaged, full, replace=True)
-    with pytest.raises(BackupInvalidError, match=r"damaged"):
-        restore_into_data_dir(sealed(damaged), full, replace=True)
-    with closing(sqlite3.connect(backup)) as connection, connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    sealed(backup)
-    with pytest.raises(SchemaNewerError, match="9999"):
-        restore_into_data_dir(backup, full, replace=True)
-
-
 def test_a_backup_that_the_next_version_made_is_refused_by_this_one(
     full: DataDir, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,14 +331,12 @@ def test_a_backup_that_the_next_version_made_is_refused_by_this_one(
 
 
 def test_a_damaged_database_is_set_aside_and_leaves_nothing_beside_the_new_one(
-    full: DataDir, tmp_path: Path
+    full: DataDir, other: Path
 ) -> None:
-    write_first_weeks(tmp_path / "other.sqlite3")
-    sealed(tmp_path / "other.sqlite3")
     place = full.path / "results.sqlite3"
     place.write_bytes(b"\xff" * 8192)
     place.with_name("results.sqlite3-wal").write_bytes(b"frames of another database")
-    report = restore_into_data_dir(tmp_path / "other.sqlite3", full, replace=True)
+    report = restore_into_data_dir(other, full, replace=True)
     assert report.set_aside is not None
     assert report.set_aside.read_bytes() == b"\xff" * 8192
     assert not place.with_name("results.sqlite3-wal").exists()

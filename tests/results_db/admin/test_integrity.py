@@ -134,24 +134,6 @@ def test_long_lists_of_rows_are_shortened(database: Database, database_url: str)
     assert finding.num_rows == 6
 
 
-def test_a_damaged_page_is_found_and_named(tmp_path: Path) -> None:
-    path = tmp_path / "results.sqlite3"
-    url = f"sqlite:///{path}"
-    write_first_weeks(path)
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        query = "SELECT rootpage FROM sqlite_master WHERE name = 'ix_trials_campaign_id_state'"
-        (page,) = connection.execute(query).fetchone()
-        (size,) = connection.execute("PRAGMA page_size").fetchone()
-    content = bytearray(path.read_bytes())
-    content[(page - 1) * size + 100 : page * size] = b"\x00" * (size - 100)
-    path.write_bytes(content)
-    findings = check_database(url).findings
-    assert findings
-    assert {finding.check for finding in findings} >= {"storage"}
-    assert any("ix_trials_campaign_id_state" in finding.message for finding in findings)
-
-
 def test_other_schemas_and_no_databases_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

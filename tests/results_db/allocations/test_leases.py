@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from sqlalchemy import event
@@ -16,31 +17,26 @@ from tests.kit.store import (
     lease_one,
     make_campaign,
     make_worker,
+    post_outcome,
+    send_beats,
+    take_leases,
 )
 
 
 def test_a_lease_hands_out_the_oldest_trial_and_counts_an_attempt(
-    store: Store, clock: TurnableClock
+    store: Store, clock: TurnableClock, campaign: int, worker: str
 ) -> None:
-    campaign, worker = make_campaign(store), make_worker(store)
-    first = store.trials.add(campaign, Layout(tp=2))
-    second = store.trials.add(campaign, Layout(tp=4))
-    lease = lease_one(store, worker.id)
-    assert (lease.trial_id, lease.number, lease.attempt) == (first.id, 1, 1)
+    first, second, *others = (store.trials.add(campaign, Layout(tp=tp)).id for tp in (2, 4, 1, 8))
+    lease = lease_one(store, worker)
+    assert (lease.trial_id, lease.number, lease.attempt) == (first, 1, 1)
     assert (lease.campaign_name, lease.layout) == ("first", Layout(tp=2))
     assert (lease.lease_expires_at - clock.now).total_seconds() == LEASE_S
-    assert lease_one(store, worker.id).trial_id == second.id
-    assert store.leases.lease(worker.id, 1) == []
-    running = store.trials.get(first.id)
-    assert (running.state, running.attempt, running.worker_id) == ("RUNNING", 1, worker.id)
+    assert lease_one(store, worker).trial_id == second
+    assert [lease.trial_id for lease in take_leases(store, worker, 9)] == others
+    assert take_leases(store, worker, 1) == []
+    running = store.trials.get(first)
+    assert (running.state, running.attempt, running.worker_id) == ("RUNNING", 1, worker)
     assert running.started_at == clock.now == store.campaigns.get(campaign).started_at
-
-
-def test_several_trials_can_be_leased_at_once(store: Store) -> None:
-    campaign, worker = make_campaign(store), make_worker(store)
-    for tp in (1, 2, 4):
-        store.trials.add(campaign, Layout(tp=tp))
-    assert [lease.number for lease in store.leases.lease(worker.id, 2)] == [1, 2]
 
 
 def test_a_worker_gets_only_what_its_cluster_and_its_allocation_can_run(store: Store) -> None:
@@ -50,166 +46,127 @@ def test_a_worker_gets_only_what_its_cluster_and_its_allocation_can_run(store: S
     few_nodes = make_worker(store, "b", cluster="frontier", num_nodes=1, devices_per_node=16)
     few_devices = make_worker(store, "c", cluster="frontier", num_nodes=4, devices_per_node=4)
     for worker in (elsewhere, few_nodes, few_devices):
-        assert store.leases.lease(worker.id, 1) == []
+        assert take_leases(store, worker.id, 1) == []
     fitting = make_worker(store, "d", cluster="frontier", num_nodes=2, devices_per_node=8)
     assert lease_one(store, fitting.id).number == 1
 
 
-def test_heartbeats_extend_a_lease_and_report_progress(store: Store, clock: TurnableClock) -> None:
-    campaign, worker = make_campaign(store), make_worker(store)
-    trial = store.trials.add(campaign, Layout())
-    lease_one(store, worker.id)
+def beat(trial_id: int, attempt: int = 1, **said: Any) -> BeatBody:
+    return BeatBody(trial_id=trial_id, attempt=attempt, **{"iterations_done": 3, **said})
+
+
+def lose(store: Store, clock: TurnableClock) -> list[int]:
+    clock.forward(LEASE_S + 1)
+    return store.leases.expire()
+
+
+def test_heartbeats_extend_a_lease_and_report_progress(
+    store: Store, clock: TurnableClock, worker: str, running: int
+) -> None:
     for done in range(1, 6):
         clock.forward(LEASE_S - 1)
-        beat = BeatBody(trial_id=trial.id, attempt=1, iterations_done=done)
-        assert store.leases.heartbeat(worker.id, [beat]) == HeartbeatReply(stop=())
+        told = beat(running, iterations_done=done)
+        assert send_beats(store, worker, [told]) == HeartbeatReply(stop=())
         assert store.leases.expire() == []
-    assert store.trials.get(trial.id).iterations_done == 5
+    assert store.trials.get(running).iterations_done == 5
 
 
-def test_a_lost_worker_costs_an_attempt_and_teaches_nothing(
-    store: Store, clock: TurnableClock
+def test_three_lost_attempts_end_a_trial(
+    store: Store, clock: TurnableClock, campaign: int, worker: str, running: int
 ) -> None:
-    campaign, worker = make_campaign(store), make_worker(store)
-    trial = store.trials.add(campaign, Layout())
-    lease_one(store, worker.id)
-    clock.forward(LEASE_S + 1)
-    assert store.leases.expire() == [trial.id]
+    assert lose(store, clock) == [running]
     assert store.leases.expire() == []
-    lost = store.trials.get(trial.id)
+    lost = store.trials.get(running)
     assert (lost.state, lost.reason, lost.attempt, lost.lost_attempts) == ("PENDING", None, 1, 1)
     assert lost.worker_id is None
     assert store.trials.ended_since(campaign, 0) == []
-    assert lease_one(store, worker.id).attempt == 2
-
-
-def test_an_attempt_that_waited_for_devices_is_returned_when_its_worker_is_lost(
-    store: Store, clock: TurnableClock
-) -> None:
-    campaign, worker = make_campaign(store), make_worker(store)
-    trial = store.trials.add(campaign, Layout())
-    for attempt in range(1, 6):
-        lease_one(store, worker.id)
-        beat = BeatBody(trial_id=trial.id, attempt=attempt, iterations_done=0, phase="waiting")
-        store.leases.heartbeat(worker.id, [beat])
-        clock.forward(LEASE_S + 1)
-        assert store.leases.expire() == [trial.id]
-    assert (store.trials.get(trial.id).state, store.trials.get(trial.id).lost_attempts) == (
-        "PENDING",
-        0,
-    )
-    assert {each.ending for each in store.trials.detail(trial.id).attempts} == {"returned"}
-
-
-def test_three_lost_attempts_end_a_trial(store: Store, clock: TurnableClock) -> None:
-    campaign, worker = make_campaign(store), make_worker(store)
-    trial = store.trials.add(campaign, Layout())
-    for _ in range(3):
-        lease_one(store, worker.id)
-        clock.forward(LEASE_S + 1)
-        store.leases.expire()
-    ended = store.trials.get(trial.id)
+    for attempt in (2, 3):
+        assert lease_one(store, worker).attempt == attempt
+        lose(store, clock)
+    ended = store.trials.get(running)
     assert (ended.state, ended.reason, ended.ended_seq) == ("FAILED", "node_lost", 1)
     assert "3 attempts were lost" in ended.message
     assert ended.node == "node-1"
     assert "w1 on node-1" in ended.message
-    assert store.leases.lease(worker.id, 1) == []
+    assert take_leases(store, worker, 1) == []
+
+
+def test_an_attempt_that_waited_for_devices_is_returned_when_its_worker_is_lost(
+    store: Store, clock: TurnableClock, worker: str, running: int
+) -> None:
+    for attempt in range(1, 6):
+        send_beats(store, worker, [beat(running, attempt, phase="waiting")])
+        assert lose(store, clock) == [running]
+        lease_one(store, worker)
+    trial = store.trials.get(running)
+    assert (trial.attempt, trial.lost_attempts) == (6, 0)
+    *ended, _ = store.trials.detail(running).attempts
+    assert {each.ending for each in ended} == {"returned"}
 
 
 def test_a_worker_that_beats_for_a_trial_it_lost_is_told_to_stop(
-    store: Store, clock: TurnableClock
+    store: Store, clock: TurnableClock, worker: str, running: int
 ) -> None:
-    campaign, worker = make_campaign(store), make_worker(store)
-    other = make_worker(store, "w2")
-    trial = store.trials.add(campaign, Layout())
-    lease_one(store, worker.id)
-    clock.forward(LEASE_S + 1)
-    store.leases.expire()
-    beat = BeatBody(trial_id=trial.id, attempt=1, iterations_done=3)
-    assert store.leases.heartbeat(worker.id, [beat]).stop == (trial.id,)
-    lease_one(store, other.id)
-    assert store.leases.heartbeat(worker.id, [beat]).stop == (trial.id,)
-    current = BeatBody(trial_id=trial.id, attempt=2, iterations_done=1)
-    assert store.leases.heartbeat(other.id, [current]) == HeartbeatReply(stop=())
-    unheard_of = BeatBody(trial_id=999, attempt=1, iterations_done=0)
-    assert store.leases.heartbeat(other.id, [current, unheard_of]).stop == (999,)
+    other = make_worker(store, "w2").id
+    lose(store, clock)
+    assert send_beats(store, worker, [beat(running)]).stop == (running,)
+    lease_one(store, other)
+    assert send_beats(store, worker, [beat(running)]).stop == (running,)
+    assert send_beats(store, other, [beat(running, 2)]) == HeartbeatReply(stop=())
+    assert send_beats(store, other, [beat(running, 2), beat(999)]).stop == (999,)
 
 
 def test_a_cancelled_trial_is_stopped_by_its_worker_and_not_tried_again(
-    store: Store, clock: TurnableClock
+    store: Store, clock: TurnableClock, campaign: int, worker: str, running: int
 ) -> None:
-    campaign, worker = make_campaign(store), make_worker(store)
-    trial = store.trials.add(campaign, Layout())
-    lease_one(store, worker.id)
     store.campaigns.cancel(campaign)
-    beat = BeatBody(trial_id=trial.id, attempt=1, iterations_done=3)
-    assert store.leases.heartbeat(worker.id, [beat]).stop == (trial.id,)
-    assert store.trials.get(trial.id).state == "RUNNING"
-    clock.forward(LEASE_S + 1)
-    store.leases.expire()
-    assert (store.trials.get(trial.id).state, store.trials.get(trial.id).reason) == (
-        "CANCELLED",
-        "cancelled",
-    )
+    assert send_beats(store, worker, [beat(running)]).stop == (running,)
+    assert store.trials.get(running).state == "RUNNING"
+    lose(store, clock)
+    trial = store.trials.get(running)
+    assert (trial.state, trial.reason) == ("CANCELLED", "cancelled")
 
 
-def test_leases_do_not_run_out_while_the_service_is_down(
-    store: Store, clock: TurnableClock
+def test_leases_are_extended_after_the_service_was_down_and_never_shortened(
+    store: Store, clock: TurnableClock, worker: str, running: int
 ) -> None:
-    campaign, worker = make_campaign(store), make_worker(store)
-    trial = store.trials.add(campaign, Layout())
-    lease_one(store, worker.id)
     clock.forward(3600)  # nobody was there to take a heartbeat
     store.leases.extend()
     assert store.leases.expire() == []
     clock.forward(LEASE_S - 1)
-    beat = BeatBody(trial_id=trial.id, attempt=1, iterations_done=3)
-    assert store.leases.heartbeat(worker.id, [beat]) == HeartbeatReply(stop=())
-
-
-def test_extending_never_shortens_a_lease(store: Store, clock: TurnableClock) -> None:
-    campaign, worker = make_campaign(store), make_worker(store)
-    store.trials.add(campaign, Layout())
-    store.leases.lease(worker.id, 1, lease_s=100)
-    store.leases.extend(lease_s=10)
-    clock.forward(50)
+    assert send_beats(store, worker, [beat(running)]) == HeartbeatReply(stop=())
+    clock.forward(-100)
+    store.leases.extend()
+    clock.forward(100 + LEASE_S - 1)
     assert store.leases.expire() == []
 
 
-def test_a_worker_that_registers_again_returns_its_trials_at_once(store: Store) -> None:
-    campaign, before = make_campaign(store), make_worker(store, "w1")
-    trial = store.trials.add(campaign, Layout())
-    lease_one(store, before.id)
-    now = make_worker(store, "w1")
-    lost = store.trials.get(trial.id)
+def test_a_worker_that_registers_again_returns_its_trials_at_once(
+    store: Store, worker: str, running: int
+) -> None:
+    make_worker(store, "w2")
+    assert store.trials.get(running).worker_id == worker, "another worker's name is another's"
+    now = make_worker(store, "w1").id
+    lost = store.trials.get(running)
     assert (lost.state, lost.lost_attempts) == ("PENDING", 1)
-    assert lease_one(store, now.id).attempt == 2
+    assert lease_one(store, now).attempt == 2
     for call in (
-        lambda: store.leases.lease(before.id, 1),
-        lambda: store.leases.heartbeat(before.id, []),
+        lambda: take_leases(store, worker, 1),
+        lambda: send_beats(store, worker, []),
     ):
         with pytest.raises(WorkerSupersededError, match="another worker has registered as 'w1'"):
             call()
 
 
-def test_another_workers_trials_are_left_alone_by_a_registration(store: Store) -> None:
-    campaign, other = make_campaign(store), make_worker(store, "w1")
-    trial = store.trials.add(campaign, Layout())
-    lease_one(store, other.id)
-    make_worker(store, "w2")
-    assert store.trials.get(trial.id).worker_id == other.id
-
-
-def test_draining_gives_leases_back_without_counting_them_as_lost(store: Store) -> None:
-    campaign, worker = make_campaign(store), make_worker(store)
-    trial = store.trials.add(campaign, Layout())
-    lease_one(store, worker.id)
-    store.workers.drain(worker.id)
-    returned = store.trials.get(trial.id)
+def test_draining_gives_leases_back_without_counting_them_as_lost(
+    store: Store, worker: str, running: int
+) -> None:
+    store.workers.drain(worker)
+    returned = store.trials.get(running)
     assert (returned.state, returned.attempt, returned.lost_attempts) == ("PENDING", 1, 0)
     assert store.workers.find(cluster="local-cpu") == []
     with pytest.raises(WorkerNotFoundError, match="has ended"):
-        store.workers.drain(worker.id)
+        store.workers.drain(worker)
     with pytest.raises(WorkerNotFoundError, match="no worker 'nobody'"):
         store.workers.drain("nobody")
 
@@ -221,7 +178,7 @@ def test_workers_are_there_that_were_heard_of_lately(store: Store, clock: Turnab
     assert {worker.name for worker in store.workers.find(cluster="local-cpu")} == {"a", "b"}
     assert store.workers.find(cluster="nowhere") == []
     clock.forward(WORKER_ALIVE_S - 1)
-    store.leases.heartbeat(first.id, [])
+    send_beats(store, first.id, [])
     clock.forward(2)
     assert [worker.name for worker in store.workers.find()] == ["a"]
     assert len(store.workers.find(live=False)) == 3
@@ -242,7 +199,7 @@ def test_a_waiting_trial_is_too_large_when_no_worker_that_is_there_can_run_it(
     large = make_worker(store, "large", num_nodes=2, devices_per_node=16)
     assert store.workers.count_too_large(campaign) == 0
     clock.forward(WORKER_ALIVE_S + 1)
-    store.leases.lease(small.id, 1)
+    take_leases(store, small.id, 1)
     assert store.workers.count_too_large(campaign) == 2
     store.workers.drain(large.id)
     assert (store.workers.count_too_large(campaign), store.workers.count_too_large(other)) == (2, 1)
@@ -257,27 +214,27 @@ def test_open_trials_say_what_they_need(store: Store) -> None:
         (size.num_nodes, size.num_devices, size.is_waiting)
         for size in store.trials.open_sizes(campaign)
     ] == [(1, 4, False), (2, 16, True), (1, 2, True)]
-    store.outcomes.post(1, 1, failed("crashed"))
+    post_outcome(store, 1, 1, failed("crashed"))
     assert len(store.trials.open_sizes(campaign)) == 2
 
 
-def test_lost_attempts_are_paid_for_as_far_as_known(store: Store, clock: TurnableClock) -> None:
-    campaign = make_campaign(store)
-    worker = make_worker(store, num_nodes=2)
+def test_lost_attempts_are_paid_for_as_far_as_known(
+    store: Store, clock: TurnableClock, campaign: int
+) -> None:
+    worker = make_worker(store, num_nodes=2).id
     layout = Layout(num_nodes=2, dp=2)
-    trial = store.trials.add(campaign, layout)
-    lease_one(store, worker.id)
+    trial = store.trials.add(campaign, layout).id
+    lease_one(store, worker)
     clock.forward(10)
-    store.leases.heartbeat(worker.id, [BeatBody(trial_id=trial.id, attempt=1, iterations_done=1)])
-    clock.forward(LEASE_S + 1)
-    store.leases.expire()
+    send_beats(store, worker, [beat(trial)])
+    lose(store, clock)
     # Heard of for 10 seconds, on two nodes.
-    assert store.trials.get(trial.id).node_seconds == pytest.approx(20)
-    lease_one(store, worker.id)
-    store.outcomes.post(trial.id, 2, completed(layout, duration_s=4))
-    assert store.trials.get(trial.id).node_seconds == pytest.approx(28)
+    assert store.trials.get(trial).node_seconds == pytest.approx(20)
+    lease_one(store, worker)
+    post_outcome(store, trial, 2, completed(layout, duration_s=4))
+    assert store.trials.get(trial).node_seconds == pytest.approx(28)
     assert store.campaigns.get(campaign).node_seconds == pytest.approx(28)
-    costs = [a.node_seconds for a in store.trials.detail(trial.id).attempts]
+    costs = [a.node_seconds for a in store.trials.detail(trial).attempts]
     assert costs == pytest.approx([20, 8])
 
 
@@ -296,24 +253,23 @@ def count_statements(store: Store, action: Callable[[], object]) -> list[str]:
     return statements
 
 
-def test_a_heartbeat_takes_a_few_statements_however_many_trials_are_leased(store: Store) -> None:
-    campaign, worker = make_campaign(store), make_worker(store)
+def test_a_heartbeat_takes_a_few_statements_however_many_trials_are_leased(
+    store: Store, campaign: int, worker: str
+) -> None:
     for size in range(1, 201):
         store.trials.add(campaign, Layout(micro_batch_size=size))
-    leases = store.leases.lease(worker.id, 1000)
-    beats = [BeatBody(trial_id=lease.trial_id, attempt=1, iterations_done=2) for lease in leases]
+    beats = [beat(lease.trial_id) for lease in take_leases(store, worker, 1000)]
     assert len(beats) == 200
-    assert len(count_statements(store, lambda: store.leases.heartbeat(worker.id, beats))) < 12
+    assert len(count_statements(store, lambda: send_beats(store, worker, beats))) < 12
 
 
-def test_a_look_for_work_that_finds_none_does_not_queue_for_the_write_lock(store: Store) -> None:
-    campaign, worker = make_campaign(store), make_worker(store)
-    with store._db.write():  # a writer that does not end
-        assert store.leases.lease(worker.id, 1) == []
+def test_a_look_for_work_that_finds_none_does_not_queue_for_the_write_lock(
+    store: Store, campaign: int, worker: str
+) -> None:
     store.trials.add(campaign, Layout(num_nodes=9, dp=9))
-    with store._db.write():
-        assert store.leases.lease(worker.id, 1) == []
-        assert store.leases.lease(worker.id, 1, room=RoomBody(nodes=0, devices=0)) == []
+    with store._db.write():  # a writer that does not end
+        assert take_leases(store, worker, 1) == []
+        assert take_leases(store, worker, 1, room=RoomBody(nodes=0, devices=0)) == []
     assert store.leases.expire() == []
 
 

@@ -13,7 +13,7 @@ from search_spaces.protocol.worker_messages import (
     StatusBody,
     WorkerCreate,
 )
-from tests.kit.store import TurnableClock, make_worker
+from tests.kit.store import TurnableClock, make_worker, send_beats
 
 pytestmark = pytest.mark.sqlite_is_enough
 
@@ -39,7 +39,7 @@ def show(
     store: Store, worker_id: str, state: NodeState, reason: str = "", *others: NodeStatusBody
 ) -> HeartbeatReply:
     node = NodeStatusBody(name="n1", state=state, reason=reason)
-    return store.leases.heartbeat(worker_id, [], status=StatusBody(nodes=[node, *others]))
+    return send_beats(store, worker_id, [], status=StatusBody(nodes=[node, *others]))
 
 
 def quarantined(store: Store) -> list[str]:
@@ -62,39 +62,23 @@ def test_a_release_is_told_until_the_worker_shows_that_it_is_done(
     assert quarantined(store) == []
 
 
+@pytest.mark.parametrize("how", ["shown idle first", "failed its check at once", "by a new worker"])
 def test_a_node_that_is_set_aside_again_after_its_release_stays_aside(
-    store: Store, clock: TurnableClock
+    store: Store, clock: TurnableClock, how: str
 ) -> None:
     worker = make_allocation(store)
     show(store, worker.id, "quarantined", "slow")
     store.allocations.release_node(CLUSTER, "n1")
-    show(store, worker.id, "idle")
+    if how == "shown idle first":
+        show(store, worker.id, "idle")
+    elif how == "failed its check at once":
+        assert show(store, worker.id, "quarantined", "slow").release == ("n1",)
+        clock.forward(RELEASE_TIME_S + 1)
+    else:
+        clock.forward(1)
+        worker = make_allocation(store)
     assert show(store, worker.id, "quarantined", "slow again") == HeartbeatReply(stop=())
     assert quarantined(store) == ["slow again"]
-
-
-def test_a_node_that_fails_its_check_between_two_heartbeats_is_not_released_for_ever(
-    store: Store, clock: TurnableClock
-) -> None:
-    worker = make_allocation(store)
-    show(store, worker.id, "quarantined", "slow")
-    store.allocations.release_node(CLUSTER, "n1")
-    assert show(store, worker.id, "quarantined", "slow").release == ("n1",)
-    clock.forward(RELEASE_TIME_S + 1)
-    assert show(store, worker.id, "quarantined", "slow") == HeartbeatReply(stop=())
-    assert quarantined(store) == ["slow"]
-
-
-def test_a_worker_that_came_after_a_release_has_set_the_node_aside_anew(
-    store: Store, clock: TurnableClock
-) -> None:
-    before = make_allocation(store)
-    show(store, before.id, "quarantined", "slow")
-    store.allocations.release_node(CLUSTER, "n1")
-    clock.forward(1)
-    now = make_allocation(store)
-    assert show(store, now.id, "quarantined", "no answer") == HeartbeatReply(stop=())
-    assert quarantined(store) == ["no answer"]
 
 
 def test_every_worker_that_has_the_node_hears_of_a_quarantine(store: Store) -> None:
@@ -155,7 +139,7 @@ def test_a_heartbeat_without_a_status_leaves_the_last_one_and_still_tells_wishes
     show(store, worker.id, "busy")
     store.allocations.quarantine_node(CLUSTER, "n1", "loud")
     clock.forward(2)
-    answer = store.leases.heartbeat(worker.id, [])
+    answer = send_beats(store, worker.id, [])
     assert answer.quarantine == (SetAside(node="n1", reason="loud"),)
     (node,) = store.allocations.get(worker.id).nodes
     assert node.state == "busy"
@@ -166,7 +150,7 @@ def test_a_thousand_nodes_are_kept_in_the_worker_s_order(store: Store) -> None:
     nodes = [NodeStatusBody(name=f"n{number}", state="idle") for number in range(1000)]
     for state in ("idle", "busy"):
         nodes[500] = NodeStatusBody(name="n500", state=state)  # type: ignore[arg-type]
-        store.leases.heartbeat(worker.id, [], status=StatusBody(nodes=nodes))
+        send_beats(store, worker.id, [], status=StatusBody(nodes=nodes))
     kept = store.allocations.get(worker.id).nodes
     assert [node.name for node in kept] == [node.name for node in nodes]
     assert kept[500].state == "busy"

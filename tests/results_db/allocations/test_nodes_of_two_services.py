@@ -18,7 +18,7 @@ from results_db.records import WorkerRecord
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import NodeStatusBody, StatusBody
 from tests.kit.postgres import is_anybody_waiting
-from tests.kit.store import make_worker
+from tests.kit.store import make_worker, send_beats
 from tests.kit.waiting import wait_until
 
 CLUSTER = "local-cpu"
@@ -29,7 +29,7 @@ def node(reason: str) -> NodeStatusBody:
 
 
 def show(store: Store, worker: WorkerRecord, status: NodeStatusBody) -> None:
-    store.leases.heartbeat(worker.id, [], status=StatusBody(nodes=[status]))
+    send_beats(store, worker.id, [], status=StatusBody(nodes=[status]))
 
 
 def set_aside(store: Store, _worker: WorkerRecord, status: NodeStatusBody) -> None:

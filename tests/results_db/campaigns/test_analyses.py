@@ -11,14 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from results_db.records import Analysis, KnobStepRead
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.kit.store import (
-    START,
-    TurnableClock,
-    completed,
-    lease_one,
-    make_campaign,
-    make_worker,
-)
+from tests.kit.store import START, TurnableClock, run_trial
 
 pytestmark = pytest.mark.sqlite_is_enough
 
@@ -56,18 +49,10 @@ def make_analysis(winner_id: int, **changes: Any) -> Analysis:
     return Analysis(**{**values, **changes})
 
 
-def measured_trial(store: Store, campaign: int) -> int:
-    trial = store.trials.add(campaign, Layout())
-    lease = lease_one(store, make_worker(store).id)
-    store.outcomes.post(trial.id, lease.attempt, completed())
-    return trial.id
-
-
 @pytest.mark.sqlite_is_enough(False)
-def test_an_analysis_reads_as_it_was_kept(store: Store) -> None:
-    campaign = make_campaign(store)
+def test_an_analysis_reads_as_it_was_kept(store: Store, campaign: int) -> None:
     assert store.reports.analysis(campaign) is None
-    analysis = make_analysis(measured_trial(store, campaign))
+    analysis = make_analysis(run_trial(store, campaign))
     store.reports.keep_analysis(campaign, analysis)
     kept = store.reports.analysis(campaign)
     assert kept == replace(analysis, computed_at=START)
@@ -76,10 +61,9 @@ def test_an_analysis_reads_as_it_was_kept(store: Store) -> None:
 
 
 def test_a_younger_analysis_takes_the_place_of_the_one_before(
-    store: Store, clock: TurnableClock
+    store: Store, clock: TurnableClock, campaign: int
 ) -> None:
-    campaign = make_campaign(store)
-    winner = measured_trial(store, campaign)
+    winner = run_trial(store, campaign)
     store.reports.keep_analysis(campaign, make_analysis(winner))
     clock.forward(60.0)
     younger = make_analysis(winner, importances={"pp": 1.0}, steps=(), num_trials=10)
@@ -87,9 +71,8 @@ def test_a_younger_analysis_takes_the_place_of_the_one_before(
     assert store.reports.analysis(campaign) == replace(younger, computed_at=clock.now)
 
 
-def test_a_prediction_claims_no_trial(store: Store) -> None:
-    campaign = make_campaign(store)
-    winner = measured_trial(store, campaign)
+def test_a_prediction_claims_no_trial(store: Store, campaign: int) -> None:
+    winner = run_trial(store, campaign)
     with pytest.raises(IntegrityError):
         store.reports.keep_analysis(
             campaign, make_analysis(winner, steps=(make_step(trial_id=winner),))

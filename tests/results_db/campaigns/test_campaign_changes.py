@@ -9,18 +9,19 @@ from sqlalchemy import text
 
 from results_db.errors import CampaignNotFoundError, CampaignStateError
 from results_db.models.tables import Base
-from results_db.records import Analysis, KnobStepRead
 from results_db.store import Store
 from search_spaces.errors import CampaignInvalidError
 from search_spaces.spec.layout import Layout
 from tests.kit.store import (
-    completed,
     failed,
     lease_one,
     make_campaign,
     make_spec,
     make_worker,
+    post_outcome,
+    run_trial,
 )
+from tests.results_db.campaigns.test_analyses import make_analysis
 
 pytestmark = pytest.mark.sqlite_is_enough
 
@@ -43,26 +44,16 @@ def end(store: Store, campaign_id: int) -> None:
     store.campaigns.end(campaign_id, "COMPLETED", "budget", "done")
 
 
-def test_a_changed_budget_is_kept_told_and_audited(store: Store) -> None:
-    campaign = make_campaign(store)
+def test_a_changed_budget_is_kept_told_and_audited_also_while_the_campaign_is_paused(
+    store: Store, campaign: int
+) -> None:
     changed = store.campaigns.update(campaign, budget={"trials": 40, "wall_time": "1h"})
     budget = {"trials": 40, "node_hours": None, "wall_time_s": 3600.0}
-    assert changed.spec["budget"] == budget
-    assert store.campaigns.get(campaign).spec["budget"] == budget
-    assert told(store, campaign) == ["campaign.created", "campaign.changed"]
-    assert audited(store) == ["campaign.create", "campaign.update"]
-
-
-def test_what_changes_nothing_is_neither_told_nor_audited(store: Store) -> None:
-    campaign = make_campaign(store)
-    store.campaigns.update(campaign, budget={"trials": 10}, notes="")
+    assert changed.spec["budget"] == store.campaigns.get(campaign).spec["budget"] == budget
+    store.campaigns.update(campaign, budget={"trials": 40}, notes="")
     store.campaigns.update(campaign)
-    assert told(store, campaign) == ["campaign.created"]
-    assert audited(store) == ["campaign.create"]
-
-
-def test_a_paused_campaign_takes_another_budget(store: Store) -> None:
-    campaign = make_campaign(store)
+    assert told(store, campaign) == ["campaign.created", "campaign.changed"], "once"
+    assert audited(store) == ["campaign.create", "campaign.update"]
     store.campaigns.pause(campaign)
     assert store.campaigns.update(campaign, budget={"trials": 11}).spec["budget"]["trials"] == 11
     assert store.campaigns.get(campaign).state == "PAUSED"
@@ -80,8 +71,7 @@ def test_an_ended_campaign_keeps_its_budget_and_the_refusal_names_the_clone(stor
     )
 
 
-def test_a_wrong_bound_changes_nothing_at_all(store: Store) -> None:
-    campaign = make_campaign(store)
+def test_a_wrong_bound_changes_nothing_at_all(store: Store, campaign: int) -> None:
     with pytest.raises(CampaignInvalidError, match=r"budget\.trials"):
         store.campaigns.update(campaign, budget={"trials": -1}, notes="more")
     assert store.campaigns.get(campaign).notes == ""
@@ -89,8 +79,7 @@ def test_a_wrong_bound_changes_nothing_at_all(store: Store) -> None:
         store.campaigns.update(999, notes="x")
 
 
-def test_an_ending_that_rests_on_another_budget_is_refused(store: Store) -> None:
-    campaign = make_campaign(store)
+def test_an_ending_that_rests_on_another_budget_is_refused(store: Store, campaign: int) -> None:
     store.trials.add(campaign, Layout())
     looked_at = store.campaigns.get(campaign).spec["budget"]
     store.campaigns.update(campaign, budget={"trials": 40})
@@ -108,38 +97,9 @@ def test_an_ending_that_rests_on_another_budget_is_refused(store: Store) -> None
 def full_campaign(store: Store, name: str = "first") -> int:
     """A campaign with a row in every table that knows of campaigns."""
     campaign = make_campaign(store, name)
-    worker = make_worker(store, f"worker-of-{name}")
-    first = store.trials.add(campaign, Layout())
-    store.outcomes.post(first.id, lease_one(store, worker.id).attempt, completed())
-    again = store.trials.repeat(first.id)
-    store.outcomes.post(again.id, lease_one(store, worker.id).attempt, completed())
-    other = store.trials.add(campaign, Layout(tp=2))
-    store.outcomes.post(other.id, lease_one(store, worker.id).attempt, failed())
-    step = KnobStepRead(
-        knob="tp",
-        direction="up",
-        value="1",
-        stepped_value="2",
-        also=(),
-        layout_key=other.layout_key,
-        source="measured",
-        state="failed",
-        effect=None,
-        is_apart=None,
-        trial_id=other.id,
-    )
-    store.reports.keep_analysis(
-        campaign,
-        Analysis(
-            winner_id=first.id,
-            objective="tokens_per_s_per_device",
-            num_trials=2,
-            last_ended_seq=3,
-            method="fANOVA",
-            importances={"tp": 1.0},
-            steps=(step,),
-        ),
-    )
+    first, _ = run_trial(store, campaign), run_trial(store, campaign)
+    run_trial(store, campaign, Layout(tp=2), failed())
+    store.reports.keep_analysis(campaign, make_analysis(first))
     end(store, campaign)
     return campaign
 
@@ -164,20 +124,14 @@ def test_deletion_takes_all_that_was_measured_and_nothing_of_others(store: Store
     assert audited(store)[-1] == "campaign.delete"
     with pytest.raises(CampaignNotFoundError):
         store.campaigns.delete(campaign)
+    assert store.campaigns.get(make_campaign(store)).name == "first", "the name is free again"
 
 
-def test_the_name_of_a_deleted_campaign_is_free_again(store: Store) -> None:
-    store.campaigns.delete(full_campaign(store))
-    assert store.campaigns.get(make_campaign(store)).name == "first"
-
-
-def test_a_campaign_that_has_not_ended_is_not_deleted(store: Store) -> None:
-    campaign = make_campaign(store)
-    with pytest.raises(CampaignStateError, match="is RUNNING; cancel it before"):
-        store.campaigns.delete(campaign)
-    store.campaigns.pause(campaign)
-    with pytest.raises(CampaignStateError, match="is PAUSED; cancel it before"):
-        store.campaigns.delete(campaign)
+def test_a_campaign_that_has_not_ended_is_not_deleted(store: Store, campaign: int) -> None:
+    for state in ("RUNNING", "PAUSED"):
+        with pytest.raises(CampaignStateError, match=f"is {state}; cancel it before"):
+            store.campaigns.delete(campaign)
+        store.campaigns.pause(campaign)
 
 
 @pytest.mark.sqlite_is_enough(False)
@@ -189,7 +143,7 @@ def test_a_campaign_is_not_deleted_under_a_worker_that_stops_its_trial(store: St
     store.campaigns.cancel(campaign)
     with pytest.raises(CampaignStateError, match="still stopping 1 trial of"):
         store.campaigns.delete(campaign)
-    store.outcomes.post(trial.id, lease.attempt, failed("cancelled"))
+    post_outcome(store, trial.id, lease.attempt, failed("cancelled"))
     store.campaigns.delete(campaign)
 
 

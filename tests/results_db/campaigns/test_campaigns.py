@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 from sqlalchemy.exc import IntegrityError
 
@@ -18,6 +20,9 @@ from tests.kit.store import (
     make_campaign,
     make_spec,
     make_worker,
+    post_outcome,
+    send_beats,
+    take_leases,
 )
 
 pytestmark = pytest.mark.sqlite_is_enough
@@ -71,48 +76,37 @@ def test_campaigns_are_listed_by_pages_and_states(store: Store) -> None:
     assert [c.id for c in store.campaigns.to_drive()] == [ids[0], ids[2], ids[3], ids[4]]
 
 
-def test_wall_time_counts_while_a_driver_is_at_work(store: Store, clock: TurnableClock) -> None:
-    campaign = make_campaign(store)
-    for _ in range(10):
-        clock.forward(2)
-        store.driver.move_clocks()
-    assert store.campaigns.get(campaign).wall_time_s == pytest.approx(20)
-    clock.forward(1)
-    assert store.campaigns.get(campaign).wall_time_s == pytest.approx(21)
-
-
-def test_wall_time_stands_while_nobody_drives(store: Store, clock: TurnableClock) -> None:
-    campaign = make_campaign(store)
-    clock.forward(2)
-    store.driver.move_clocks()
-    clock.forward(3600)
-    store.driver.move_clocks()
-    assert store.campaigns.get(campaign).wall_time_s == pytest.approx(2 + MAX_CLOCK_GAP_S)
-
-
-def test_wall_time_stands_while_a_campaign_is_paused(store: Store, clock: TurnableClock) -> None:
-    campaign = make_campaign(store)
-    clock.forward(5)
-    store.campaigns.pause(campaign)
-    clock.forward(8)
-    store.driver.move_clocks()
-    assert store.campaigns.get(campaign).wall_time_s == pytest.approx(5)
-    store.campaigns.resume(campaign)
-    clock.forward(3)
-    assert store.campaigns.end(campaign, "COMPLETED", "budget", "").wall_time_s == pytest.approx(8)
-    clock.forward(100)
-    assert store.campaigns.get(campaign).wall_time_s == pytest.approx(8)
-
-
-def test_a_clock_that_is_set_back_takes_no_wall_time_away(
-    store: Store, clock: TurnableClock
+@pytest.mark.parametrize(
+    ("steps", "wall_time_s"),
+    [
+        # It counts while a driver is at work, and stands while nobody drives.
+        ([(2, "drive")] * 10 + [(1, "look")], 21),
+        ([(2, "drive"), (3600, "drive")], 2 + MAX_CLOCK_GAP_S),
+        # It stands while the campaign is paused, and after its end.
+        ([(5, "pause"), (8, "drive")], 5),
+        ([(5, "pause"), (8, "resume"), (3, "end"), (100, "look")], 8),
+        # A clock that is set back takes none away.
+        ([(5, "drive"), (-3600, "drive")], 5),
+    ],
+)
+def test_wall_time_counts_while_the_campaign_runs_and_a_driver_is_at_work(
+    store: Store,
+    clock: TurnableClock,
+    campaign: int,
+    steps: list[tuple[float, str]],
+    wall_time_s: float,
 ) -> None:
-    campaign = make_campaign(store)
-    clock.forward(5)
-    store.driver.move_clocks()
-    clock.forward(-3600)
-    store.driver.move_clocks()
-    assert store.campaigns.get(campaign).wall_time_s == pytest.approx(5)
+    actions: dict[str, Callable[[], object]] = {
+        "drive": store.driver.move_clocks,
+        "pause": lambda: store.campaigns.pause(campaign),
+        "resume": lambda: store.campaigns.resume(campaign),
+        "end": lambda: store.campaigns.end(campaign, "COMPLETED", "budget", ""),
+        "look": lambda: None,
+    }
+    for seconds, action in steps:
+        clock.forward(seconds)
+        actions[action]()
+    assert store.campaigns.get(campaign).wall_time_s == pytest.approx(wall_time_s)
 
 
 def test_pausing_hands_out_nothing_more_and_resuming_does(store: Store) -> None:
@@ -121,31 +115,27 @@ def test_pausing_hands_out_nothing_more_and_resuming_does(store: Store) -> None:
     store.trials.add(campaign, Layout())
     assert store.campaigns.pause(campaign).state == "PAUSED"
     assert store.campaigns.pause(campaign).state == "PAUSED"
-    assert store.leases.lease(worker.id, 1) == []
+    assert take_leases(store, worker.id, 1) == []
     assert store.campaigns.to_drive() == []
     assert store.campaigns.resume(campaign).state == "RUNNING"
     assert store.campaigns.resume(campaign).state == "RUNNING"
     assert lease_one(store, worker.id).attempt == 1
 
 
-def test_a_trial_that_runs_while_its_campaign_is_paused_finishes(store: Store) -> None:
-    campaign = make_campaign(store)
-    worker = make_worker(store)
-    trial = store.trials.add(campaign, Layout())
-    lease_one(store, worker.id)
+def test_a_trial_that_runs_while_its_campaign_is_paused_finishes(
+    store: Store, campaign: int, worker: str, running: int
+) -> None:
     store.campaigns.pause(campaign)
-    assert store.leases.heartbeat(worker.id, []) == HeartbeatReply(stop=())
-    assert store.outcomes.post(trial.id, 1, completed()).state == "COMPLETED"
+    assert send_beats(store, worker, []) == HeartbeatReply(stop=())
+    assert post_outcome(store, running, 1, completed()).state == "COMPLETED"
 
 
 def test_cancelling_ends_waiting_trials_at_once_and_running_ones_through_their_worker(
-    store: Store,
+    store: Store, campaign: int, worker: str
 ) -> None:
-    campaign = make_campaign(store)
-    worker = make_worker(store)
     running = store.trials.add(campaign, Layout())
     waiting = store.trials.add(campaign, Layout(tp=2))
-    lease_one(store, worker.id)
+    lease_one(store, worker)
     ended = store.campaigns.cancel(campaign)
     assert (ended.state, ended.reason) == ("CANCELLED", "cancelled")
     assert ended.ended_at is not None
@@ -156,8 +146,7 @@ def test_cancelling_ends_waiting_trials_at_once_and_running_ones_through_their_w
     assert store.trials.get(running.id).state == "RUNNING"
 
 
-def test_an_ended_campaign_stays_ended(store: Store) -> None:
-    campaign = make_campaign(store)
+def test_an_ended_campaign_stays_ended(store: Store, campaign: int) -> None:
     store.campaigns.end(campaign, "COMPLETED", "budget", "16 trials")
     for attempt in (store.campaigns.pause, store.campaigns.resume, store.campaigns.cancel):
         with pytest.raises(CampaignStateError, match="COMPLETED"):
@@ -169,8 +158,7 @@ def test_an_ended_campaign_stays_ended(store: Store) -> None:
     assert store.campaigns.get(campaign).reason == "budget"
 
 
-def test_a_campaign_ends_only_with_a_state_that_ends(store: Store) -> None:
-    campaign = make_campaign(store)
+def test_a_campaign_ends_only_with_a_state_that_ends(store: Store, campaign: int) -> None:
     with pytest.raises(CampaignStateError, match="PAUSED does not end"):
         store.campaigns.end(campaign, "PAUSED", "budget", "")
 
@@ -184,4 +172,4 @@ def test_the_driver_takes_back_what_nobody_has_started(store: Store) -> None:
     assert store.campaigns.cancel_pending(campaign, "the budget is spent") == 1
     assert store.trials.count_open(campaign) == 1
     assert store.trials.get(running.id).state == "RUNNING"
-    assert store.leases.heartbeat(worker.id, []) == HeartbeatReply(stop=())
+    assert send_beats(store, worker.id, []) == HeartbeatReply(stop=())

@@ -10,7 +10,6 @@ from results_db.campaigns.charts import HistoryPoint
 from results_db.errors import CampaignNotFoundError
 from results_db.models.tables import Campaign
 from results_db.store import Store
-from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from tests.kit.store import (
     START,
@@ -20,7 +19,11 @@ from tests.kit.store import (
     lease_one,
     make_campaign,
     make_worker,
+    post_outcome,
+    run_trial,
 )
+
+pytestmark = pytest.mark.sqlite_is_enough
 
 OUTCOMES = (
     failed("crashed"),
@@ -40,16 +43,9 @@ limit of memory at the last."""
 @pytest.fixture
 def campaign(store: Store) -> int:
     campaign = make_campaign(store)
-    worker = make_worker(store)
     for number, outcome in enumerate(OUTCOMES, 1):
-        measure(store, campaign, worker.id, number, outcome)
+        run_trial(store, campaign, Layout(num_microbatches=number), outcome)
     return campaign
-
-
-def measure(store: Store, campaign: int, worker_id: str, number: int, outcome: Outcome) -> None:
-    store.trials.add(campaign, Layout(num_microbatches=number))
-    lease = lease_one(store, worker_id)
-    store.outcomes.post(lease.trial_id, lease.attempt, outcome)
 
 
 def test_the_best_rises_with_trials_that_count(store: Store, campaign: int) -> None:
@@ -99,12 +95,12 @@ def test_a_history_of_nothing_is_empty_and_needs_a_campaign(store: Store) -> Non
         store.history.best_so_far(10**6)
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_failures_are_counted_by_reason_and_node_the_most_first(
     store: Store, campaign: int
 ) -> None:
-    worker = store.workers.find()[0]
     for number, reason in ((11, "crashed"), (12, "crashed"), (13, "cancelled")):
-        measure(store, campaign, worker.id, number, failed(reason))
+        run_trial(store, campaign, Layout(num_microbatches=number), failed(reason))
     assert store.history.failures(campaign) == [
         ("FAILED", "crashed", "node-1", 3, 11),
         ("INFEASIBLE", "out_of_memory", "node-1", 1, 6),
@@ -113,6 +109,7 @@ def test_failures_are_counted_by_reason_and_node_the_most_first(
     assert store.history.failures(10**6) == []
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_a_timeline_has_running_attempts_and_lost_ones_the_newest_first(
     store: Store, clock: TurnableClock
 ) -> None:
@@ -123,7 +120,7 @@ def test_a_timeline_has_running_attempts_and_lost_ones_the_newest_first(
         store.trials.add(campaign, Layout(num_microbatches=number))
     first = lease_one(store, worker.id)
     clock.forward(1)
-    store.outcomes.post(first.trial_id, first.attempt, failed("crashed", duration_s=1.0))
+    post_outcome(store, first.trial_id, first.attempt, failed("crashed", duration_s=1.0))
     lease_one(store, worker.id)
     clock.forward(LEASE_S + 1)
     store.leases.expire()

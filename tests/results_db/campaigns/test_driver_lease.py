@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from typing import Any, Final
 
 import pytest
@@ -12,7 +13,7 @@ from results_db.campaigns.driver_lease import DRIVER_LEASE_S, DriverLease
 from results_db.errors import DriverLeaseLostError
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.kit.store import TurnableClock, make_campaign
+from tests.kit.store import TurnableClock, at_once
 
 
 def acquired(store: Store) -> DriverLease:
@@ -90,9 +91,8 @@ WRITES: Final[dict[str, Callable[[Store, int, int], Any]]] = {
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("write", WRITES)
 def test_a_driver_that_lost_its_lease_writes_nothing(
-    store: Store, clock: TurnableClock, write: str
+    store: Store, clock: TurnableClock, write: str, campaign: int
 ) -> None:
-    campaign = make_campaign(store)
     trial = store.trials.add(campaign, Layout())
     store.campaigns.cancel_pending(campaign, "so that it can be repeated")
     lost = store.as_driver(acquired(store).fence)
@@ -106,55 +106,22 @@ def test_a_driver_that_lost_its_lease_writes_nothing(
 
 
 def test_of_many_that_take_over_at_once_one_does(database_url: str) -> None:
-    stores = [Store(database_url) for _ in range(6)]
-    barrier = threading.Barrier(len(stores))
-    leases: list[DriverLease | None] = []
-
-    def take_over(store: Store) -> None:
-        barrier.wait(10)
-        leases.append(store.driver.acquire())
-
-    threads = [threading.Thread(target=take_over, args=(store,)) for store in stores]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert len(leases) == len(stores)
+    with ExitStack() as stack:
+        stores = [stack.enter_context(closing(Store(database_url))) for _ in range(6)]
+        leases = at_once(*(store.driver.acquire for store in stores))
     assert [lease.fence for lease in leases if lease is not None] == [1]
-    for store in stores:
-        store.close()
 
 
 def test_a_takeover_waits_for_what_the_driver_before_is_writing(
-    database_url: str, clock: TurnableClock
+    store: Store, clock: TurnableClock, campaign: int
 ) -> None:
-    store = Store(database_url, clock=clock)
-    campaign = make_campaign(store)
     driver = store.as_driver(acquired(store).fence)
     clock.forward(DRIVER_LEASE_S + 1)
-    order: list[str] = []
-    has_begun, may_end = threading.Event(), threading.Event()
-
-    def write() -> None:
+    with ThreadPoolExecutor(1) as pool:
         with driver._db.write():
-            has_begun.set()
-            assert may_end.wait(30)
-            order.append("written")
-
-    def take_over() -> None:
-        acquired(store)
-        order.append("taken over")
-
-    threads = [threading.Thread(target=write), threading.Thread(target=take_over)]
-    threads[0].start()
-    assert has_begun.wait(30)
-    threads[1].start()
-    threads[1].join(0.3)
-    assert order == []
-    may_end.set()
-    for thread in threads:
-        thread.join(30)
-    assert order == ["written", "taken over"]
+            taken_over = pool.submit(acquired, store)
+            with pytest.raises(TimeoutError):
+                taken_over.result(0.3)
+        assert taken_over.result(30).fence == 2
     with pytest.raises(DriverLeaseLostError):
         driver.trials.add(campaign, Layout())
-    store.close()

@@ -21,38 +21,20 @@ def create(store: Store, name: str, request: RequestKey = KEY) -> int:
     return store.campaigns.create(make_spec(name), num_legal_layouts=1, request=request).id
 
 
-def test_the_campaign_of_a_request_is_found_again(store: Store) -> None:
+def test_a_request_that_is_sent_again_finds_its_campaign_and_makes_no_other(store: Store) -> None:
     assert store.campaigns.of_request(KEY) is None
     made = create(store, "first")
     found = store.campaigns.of_request(KEY)
     assert found is not None
     assert found.id == made
-
-
-def test_another_request_with_the_same_key_is_refused(store: Store) -> None:
-    create(store, "first")
-    with pytest.raises(IdempotencyKeyReusedError, match="'k' was sent with another request"):
-        store.campaigns.of_request(RequestKey(key="k", request_hash="b" * 64))
-
-
-def test_keys_are_each_senders_own(store: Store) -> None:
-    create(store, "first")
-    other = store.by(Actor(name="somebody", role="submitter"))
-    assert other.campaigns.of_request(KEY) is None
-    assert create(other, "second") != create_of(store)
-
-
-def create_of(store: Store) -> int:
-    found = store.campaigns.of_request(KEY)
-    assert found is not None
-    return found.id
-
-
-def test_of_two_requests_at_once_one_makes_the_campaign(store: Store) -> None:
-    create(store, "first")
     with pytest.raises(IdempotencyKeyInUseError):
         create(store, "second")
+    with pytest.raises(IdempotencyKeyReusedError, match="'k' was sent with another request"):
+        store.campaigns.of_request(RequestKey(key="k", request_hash="b" * 64))
     assert [campaign.name for campaign in store.campaigns.find()] == ["first"]
+    other = store.by(Actor(name="somebody", role="submitter"))
+    assert other.campaigns.of_request(KEY) is None
+    assert create(other, "second") != made
 
 
 def test_a_request_that_was_refused_keeps_no_key(store: Store) -> None:

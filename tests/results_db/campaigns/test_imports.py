@@ -9,7 +9,7 @@ from results_db.campaigns.imports import NewImport
 from results_db.errors import CampaignDuplicateError, CampaignNotFoundError, CampaignStateError
 from results_db.store import Store
 from search_spaces.tables import MeasurementTable, TableCell, read_table, write_table
-from tests.kit.store import make_spec, make_worker
+from tests.kit.store import front, make_spec, make_worker, take_leases
 from tests.search_spaces.tables.tables import layouts, make_row, make_text
 
 
@@ -67,7 +67,7 @@ def test_an_imported_campaign_has_ended_and_is_never_driven_nor_leased(store: St
     assert campaign.num_legal_layouts == 7
     assert store.campaigns.to_drive() == []
     worker = make_worker(store, cluster="testbox")
-    assert store.leases.lease(worker.id, 9) == []
+    assert take_leases(store, worker.id, 9) == []
     for change in (store.campaigns.pause, store.campaigns.resume, store.campaigns.cancel):
         with pytest.raises(CampaignStateError, match="is COMPLETED and cannot be"):
             change(campaign.id)
@@ -133,7 +133,7 @@ def test_imported_layouts_are_ranked_and_repeats_count_together(store: Store) ->
     repeat = store.trials.by_number(campaign.id, 7)
     assert (repeat.repeat_index, repeat.repeat_of) == (1, standings[1].trial.id)
     assert store.leaderboard.ranked_summary(campaign.id).num_ranked == 5
-    assert store.leaderboard.front(campaign.id) == {standings[0].trial.id}
+    assert front(store, campaign.id) == {standings[0].trial.id}
 
 
 def test_trials_are_kept_in_the_order_of_the_rows_wherever_repeats_stand(store: Store) -> None:

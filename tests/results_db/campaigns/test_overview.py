@@ -1,32 +1,21 @@
 from __future__ import annotations
 
+import pytest
+
 from results_db.campaigns.filter import CampaignFilter
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.kit.store import completed, lease_one, make_campaign, make_spec, make_worker
+from tests.kit.store import (
+    lease_one,
+    make_campaign,
+    make_spec,
+    make_worker,
+)
+
+pytestmark = pytest.mark.sqlite_is_enough
 
 
-def measure(store: Store, campaign: int, speed: float, *, shortened: bool = False) -> None:
-    worker = make_worker(store)
-    layout = Layout(micro_batch_size=int(speed))
-    store.trials.add(campaign, layout)
-    lease = lease_one(store, worker.id)
-    outcome = completed(layout, tokens_per_s=speed, shortened=shortened)
-    store.outcomes.post(lease.trial_id, lease.attempt, outcome)
-
-
-def test_the_median_leaves_out_layouts_that_were_stopped_early(store: Store) -> None:
-    campaign = make_campaign(store)
-    assert store.leaderboard.ranked_summary(campaign).median_complete is None
-    for speed in (100.0, 300.0):
-        measure(store, campaign, speed)
-    assert store.leaderboard.ranked_summary(campaign).median_complete == 200.0
-    measure(store, campaign, 350.0)
-    measure(store, campaign, 50.0, shortened=True)
-    found = store.leaderboard.ranked_summary(campaign)
-    assert (found.num_ranked, found.num_shortened, found.median_complete) == (4, 1, 300.0)
-
-
+@pytest.mark.sqlite_is_enough(False)
 def test_campaigns_are_counted_skipped_and_their_values_listed(store: Store) -> None:
     for name in ("one", "two", "three"):
         make_campaign(store, name)
@@ -48,8 +37,7 @@ def test_campaigns_that_start_from_one_are_named(store: Store) -> None:
     assert store.overview.campaigns_from("later") == []
 
 
-def test_the_newest_events_come_first_and_pages_go_back(store: Store) -> None:
-    campaign = make_campaign(store)
+def test_the_newest_events_come_first_and_pages_go_back(store: Store, campaign: int) -> None:
     store.campaigns.pause(campaign)
     store.campaigns.resume(campaign)
     store.events.number()

@@ -13,6 +13,8 @@ from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.statistics.job_duration import TrainingJob
 from tests.kit.store import TurnableClock, make_spec
 
+pytestmark = pytest.mark.sqlite_is_enough
+
 OPTIONS = PlanOptions(top=3, probe_start_s=5.0, job=TrainingJob(tokens=10**9, num_nodes=2))
 
 
@@ -28,6 +30,7 @@ def test_plans_are_made_in_the_order_of_their_requests(store: Store) -> None:
     assert store.plans.next_open() == second
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_a_plan_is_stored_as_it_was_made(store: Store) -> None:
     space = {"global_batch_size": 64, "num_nodes": [1, 2], "tp": [1, 2, 4]}
     spec = CampaignSpec.from_mapping(

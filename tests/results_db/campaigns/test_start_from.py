@@ -9,13 +9,7 @@ from results_db.campaigns.start_from import MAX_KNOWN_TRIALS, PlannedCampaign, s
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import WorkerCreate
 from search_spaces.spec.layout import Layout
-from tests.kit.store import (
-    TurnableClock,
-    completed,
-    failed,
-    lease_one,
-    make_spec,
-)
+from tests.kit.store import TurnableClock, completed, failed, lease_one, make_spec, post_outcome
 
 pytestmark = pytest.mark.sqlite_is_enough
 
@@ -58,7 +52,7 @@ class Lab:
         self.clock.forward(1)
         trial = self.store.trials.add(campaign, layout)
         lease_one(self.store, worker)
-        self.store.outcomes.post(trial.id, 1, outcome or completed(layout))
+        post_outcome(self.store, trial.id, 1, outcome or completed(layout))
         return trial.id
 
     def end(self, campaign: int) -> None:
@@ -138,7 +132,7 @@ def test_failures_teach_too_but_not_those_that_say_nothing_of_the_layout(lab: La
     lost = lab.store.trials.add(earlier, D)
     for attempt in (1, 2, 3):
         lease_one(lab.store, worker)
-        lab.store.outcomes.post(lost.id, attempt, failed("node_lost"))
+        post_outcome(lab.store, lost.id, attempt, failed("node_lost"))
     assert lab.store.trials.get(lost.id).reason == "node_lost"
     lab.store.trials.add(earlier, Layout(tp=8))
     lab.end(earlier)

@@ -19,7 +19,7 @@ from results_db.models.service_tables import EventRow
 from results_db.models.tables import Attempt, IterationRow
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.kit.store import completed, lease_one, make_campaign, make_worker
+from tests.kit.store import completed, lease_one, make_campaign, make_worker, post_outcome
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 TEXTS = ["plain", "tab\tand\nline", "back\\slash \\N \\.", "", "quote \" and '", "ü 🚀"]
@@ -32,7 +32,7 @@ def trial_id(store: Store) -> int:
     layout = Layout(num_microbatches=8)
     trial_id = store.trials.add(make_campaign(store), layout).id
     lease = lease_one(store, make_worker(store).id)
-    assert store.outcomes.post(trial_id, lease.attempt, completed(layout)).accepted
+    assert post_outcome(store, trial_id, lease.attempt, completed(layout)).accepted
     with store._db.write() as session:
         session.execute(delete(IterationRow))
     return trial_id

@@ -7,6 +7,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 
 import pytest
 from sqlalchemy import text
@@ -16,7 +17,7 @@ from results_db.database import postgresql
 from results_db.database.retry import MOST_TRIES, retried
 from results_db.errors import DatabaseConflictError, DatabaseUnavailableError, ResultsDbError
 from results_db.store import Store
-from tests.kit.store import make_campaign
+from tests.kit.store import at_once, make_campaign
 
 PASSWORD = "open-sesame"
 
@@ -182,30 +183,20 @@ def test_transactions_that_wait_for_each_other_end_with_one_that_may_be_run_agai
 ) -> None:
     ids = [make_campaign(fresh, name) for name in ("first", "second")]
     both_hold_one = threading.Barrier(2)
-    ends: list[str] = []
 
-    def lock(first: int, second: int) -> None:
+    def lock(first: int, second: int) -> str:
         try:
             with fresh._db.write() as session:
                 for campaign_id in (first, second):
-                    session.execute(
-                        text("SELECT * FROM campaigns WHERE id = :id FOR UPDATE"),
-                        {"id": campaign_id},
-                    )
+                    query = text("SELECT * FROM campaigns WHERE id = :id FOR UPDATE")
+                    session.execute(query, {"id": campaign_id})
                     if campaign_id == first:
                         both_hold_one.wait(30)
-            ends.append("done")
         except DatabaseConflictError as error:
-            ends.append(str(error))
+            return str(error)
+        return "done"
 
-    threads = [
-        threading.Thread(target=lock, args=ids),
-        threading.Thread(target=lock, args=ids[::-1]),
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    ends = at_once(partial(lock, *ids), partial(lock, *ids[::-1]))
     conflict, done = sorted(ends, key=len, reverse=True)
     assert done == "done"
     assert "deadlock detected; try again" in conflict

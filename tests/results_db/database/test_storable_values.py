@@ -62,8 +62,7 @@ def test_the_longest_text_is_kept(store: Store) -> None:
     assert store.workers.find()[0].name == "ü" * 200
 
 
-def test_what_is_asked_of_core_is_looked_at_too(store: Store) -> None:
-    campaign = make_campaign(store)
+def test_what_is_asked_of_core_is_looked_at_too(store: Store, campaign: int) -> None:
     somebody = store.by(Actor(name="a" * 65, role="admin"))
     with pytest.raises(ValueUnstorableError, match="65 characters, and at most 64"):
         somebody.campaigns.pause(campaign)

@@ -14,17 +14,18 @@ from tests.kit.store import (
     lease_one,
     make_campaign,
     make_worker,
+    post_outcome,
+    send_beats,
 )
 
 LAYOUT = Layout(num_microbatches=8)
 
 
-def test_a_trial_s_life_is_told_in_order(store: Store) -> None:
-    campaign = make_campaign(store)
+def test_a_trial_s_life_is_told_in_order(store: Store, campaign: int) -> None:
     trial = store.trials.add(campaign, LAYOUT)
     worker = make_worker(store)
     lease_one(store, worker.id)
-    store.outcomes.post(trial.id, 1, completed(LAYOUT))
+    post_outcome(store, trial.id, 1, completed(LAYOUT))
     store.events.number()
     events = store.events.find(after=0, campaign_id=campaign, limit=10)
     assert [event.kind for event in events] == [
@@ -68,9 +69,8 @@ def test_the_mark_of_a_campaign_changes_with_each_of_its_events_and_no_other(sto
 
 
 def test_a_heartbeat_is_in_the_mark_only_where_it_is_asked_for(
-    store: Store, clock: TurnableClock
+    store: Store, clock: TurnableClock, campaign: int
 ) -> None:
-    campaign = make_campaign(store)
     store.trials.add(campaign, LAYOUT)
     worker = make_worker(store)
     lease = lease_one(store, worker.id)
@@ -80,7 +80,7 @@ def test_a_heartbeat_is_in_the_mark_only_where_it_is_asked_for(
     )
     clock.forward(2)
     beat = BeatBody(trial_id=lease.trial_id, attempt=1, iterations_done=1)
-    store.leases.heartbeat(worker.id, [beat])
+    send_beats(store, worker.id, [beat])
     assert store.events.page_version(campaign) == plain
     assert store.events.page_version(campaign, beats=True) != live
 

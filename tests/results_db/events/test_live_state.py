@@ -19,31 +19,24 @@ from tests.kit.store import (
     lease_one,
     make_campaign,
     make_worker,
+    post_outcome,
+    send_beats,
 )
 
 LAYOUT = Layout(num_microbatches=8)
 
 
-def beat(store: Store, worker: str, trial: int, *, done: int = 0, **status: object) -> None:
-    said = BeatBody(trial_id=trial, attempt=1, iterations_done=done)
-    store.leases.heartbeat(worker, [said], status=StatusBody(**status))  # type: ignore[arg-type]
-
-
 def test_a_running_trial_shows_the_phase_and_iterations_of_its_last_heartbeat(
-    store: Store,
+    store: Store, campaign: int, worker: str, running: int
 ) -> None:
-    campaign, idle = make_campaign(store), make_campaign(store, "idle")
-    trial = store.trials.add(campaign, LAYOUT)
-    worker = make_worker(store).id
-    lease_one(store, worker)
-    assert store.live.state().campaigns[campaign].trials == (
-        RunningTrial(id=trial.id, number=1, attempt=1, phase=None, iterations_done=0),
-    )
-    beat(store, worker, trial.id, done=7)
+    idle = make_campaign(store, "idle")
+    shown = RunningTrial(id=running, number=1, attempt=1, phase=None, iterations_done=0)
+    assert store.live.state().campaigns[campaign].trials == (shown,)
+    said = BeatBody(trial_id=running, attempt=1, iterations_done=7)
+    send_beats(store, worker, [said])
     state = store.live.state()
-    assert state.campaigns[campaign].trials == (
-        RunningTrial(id=trial.id, number=1, attempt=1, phase="iterating", iterations_done=7),
-    )
+    shown = RunningTrial(id=running, number=1, attempt=1, phase="iterating", iterations_done=7)
+    assert state.campaigns[campaign].trials == (shown,)
     assert state.campaigns[idle].trials == ()
 
 
@@ -52,7 +45,7 @@ def test_a_campaign_that_has_ended_is_shown_once_more_with_its_cost(store: Store
     trial = store.trials.add(campaign, LAYOUT)
     lease_one(store, make_worker(store).id)
     before = store.live.state()
-    store.outcomes.post(trial.id, 1, completed(LAYOUT))
+    post_outcome(store, trial.id, 1, completed(LAYOUT))
     store.campaigns.cancel(campaign)
     assert campaign not in store.live.state().campaigns
     then = store.live.state(before)
@@ -62,8 +55,7 @@ def test_a_campaign_that_has_ended_is_shown_once_more_with_its_cost(store: Store
     assert campaign not in store.live.state(then).campaigns
 
 
-def test_a_deleted_campaign_is_not_shown_again(store: Store) -> None:
-    campaign = make_campaign(store)
+def test_a_deleted_campaign_is_not_shown_again(store: Store, campaign: int) -> None:
     before = store.live.state()
     store.campaigns.cancel(campaign)
     store.campaigns.delete(campaign)
@@ -75,7 +67,7 @@ def test_a_worker_is_lost_without_heartbeats_and_gone_when_it_ends(
 ) -> None:
     worker = make_worker(store).id
     assert store.live.state().workers[worker].state == "working"
-    store.leases.heartbeat(worker, [], status=StatusBody(state="draining"))
+    send_beats(store, worker, [], status=StatusBody(state="draining"))
     assert store.live.state().workers[worker].state == "draining"
     clock.forward(WORKER_ALIVE_S)
     assert store.live.state().workers[worker].state == "lost"
@@ -95,7 +87,7 @@ def test_a_node_differs_when_anything_that_is_shown_of_it_does(
 
     def nodes(**changes: object) -> object:
         node = NodeStatusBody(name="n0", **{**as_it_was, **changes})  # type: ignore[arg-type]
-        store.leases.heartbeat(worker, [], status=StatusBody(nodes=[node]))
+        send_beats(store, worker, [], status=StatusBody(nodes=[node]))
         return store.live.state().nodes
 
     before = nodes()
@@ -109,7 +101,7 @@ def test_the_health_of_a_node_stays_until_another_report_comes(store: Store) -> 
 
     def health_after(health: dict[str, object] | None) -> object:
         node = NodeStatusBody(name="n0", state="idle", health=health)
-        store.leases.heartbeat(worker, [], status=StatusBody(nodes=[node]))
+        send_beats(store, worker, [], status=StatusBody(nodes=[node]))
         ((found,),) = [each.nodes for each in store.allocations.find()]
         return found.health
 
@@ -123,8 +115,8 @@ def test_a_node_in_quarantine_is_shown_without_an_allocation(
     store: Store, clock: TurnableClock
 ) -> None:
     worker = make_worker(store).id
-    store.leases.heartbeat(
-        worker, [], status=StatusBody(nodes=[NodeStatusBody(name="n0", state="idle")])
+    send_beats(
+        store, worker, [], status=StatusBody(nodes=[NodeStatusBody(name="n0", state="idle")])
     )
     store.allocations.quarantine_node("local-cpu", "n0", "loud")
     node = store.live.state().nodes["local-cpu", "n0"]

@@ -1,6 +1,7 @@
 """Several objectives at once, constraints, and who is ranked."""
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,14 +9,7 @@ import pytest
 from results_db.leaderboard.leaderboard_query import LeaderboardQuery
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.kit.store import (
-    completed,
-    failed,
-    lease_one,
-    make_spec,
-    make_worker,
-    ranked_trials,
-)
+from tests.kit.store import failed, front, make_spec, make_worker, ranked_trials, run_trial
 
 pytestmark = pytest.mark.sqlite_is_enough
 
@@ -23,22 +17,10 @@ MEMORY = 1000
 
 
 def make_campaign(store: Store, **changes: object) -> int:
-    cluster = {
-        "name": "local-cpu",
-        "num_nodes": 4,
-        "devices_per_node": 8,
-        "device_memory_bytes": MEMORY,
-    }
-    spec = make_spec() | {"cluster": cluster} | changes
+    spec = make_spec() | changes
+    spec["cluster"] |= {"num_nodes": 4, "device_memory_bytes": MEMORY}
+    make_worker(store, num_nodes=4)
     return store.campaigns.create(spec, num_legal_layouts=100).id
-
-
-def run_trial(store: Store, campaign: int, layout: Layout, **figures: object) -> int:
-    worker = make_worker(store, num_nodes=4)
-    trial = store.trials.add(campaign, layout)
-    lease_one(store, worker.id)
-    store.outcomes.post(trial.id, 1, completed(layout, **figures))  # type: ignore[arg-type]
-    return trial.id
 
 
 def test_the_front_is_over_all_objectives_of_the_campaign(store: Store) -> None:
@@ -52,7 +34,7 @@ def test_the_front_is_over_all_objectives_of_the_campaign(store: Store) -> None:
             speed,
             1 - kept / MEMORY,
         )
-    found = store.leaderboard.front(campaign)
+    found = front(store, campaign)
     values = np.array(list(points.values()))
     expected = {
         trial
@@ -72,23 +54,15 @@ def test_node_hours_count_the_nodes_that_a_layout_holds(store: Store) -> None:
     small = run_trial(store, campaign, Layout(tp=8), tokens_per_s=1000.0)
     large = run_trial(store, campaign, Layout(num_nodes=4, tp=8, dp=4), tokens_per_s=3000.0)
     worse = run_trial(store, campaign, Layout(num_nodes=3, tp=8, dp=3), tokens_per_s=900.0)
-    assert store.leaderboard.front(campaign) == {small, large}
+    assert front(store, campaign) == {small, large}
     by_cost = [trial.id for trial in ranked_trials(store, campaign, "tokens_per_node_hour")]
     assert by_cost == [small, large, worse]
     assert store.trials.get(small).objective("tokens_per_node_hour") == 3_600_000.0
 
 
-def test_the_front_of_one_objective_is_the_best(store: Store) -> None:
-    campaign = make_campaign(store)
-    run_trial(store, campaign, Layout(tp=1), tokens_per_s=10.0)
-    best = run_trial(store, campaign, Layout(tp=2), tokens_per_s=100.0)
-    assert store.campaigns.get(campaign).objectives == ("tokens_per_s_per_device",)
-    assert store.leaderboard.front(campaign) == {best}
-
-
 def test_a_campaign_without_trials_has_an_empty_front(store: Store) -> None:
     campaign = make_campaign(store, objective=["tokens_per_s", "memory_headroom"])
-    assert store.leaderboard.front(campaign) == frozenset()
+    assert front(store, campaign) == frozenset()
     assert (
         ranked_trials(store, campaign, "tokens_per_s", listing=LeaderboardQuery(front=True)) == []
     )
@@ -104,34 +78,33 @@ def test_a_trial_that_breaks_a_constraint_is_kept_and_counted_and_not_ranked(sto
     tight = run_trial(store, campaign, Layout(), tokens_per_s=9000.0, peak_memory_bytes=901)
     just = run_trial(store, campaign, Layout(tp=2), tokens_per_s=10.0, peak_memory_bytes=900)
     assert [trial.id for trial in ranked_trials(store, campaign, "tokens_per_s")] == [just]
-    assert (
-        store.leaderboard.ranked_summary(campaign).num_ranked,
-        store.leaderboard.page_of_layouts(campaign, limit=0).constrained,
-    ) == (1, 1)
-    assert store.leaderboard.front(campaign) == {just}
+    assert counts(store, campaign) == (1, 1)
+    assert front(store, campaign) == {just}
     kept = store.trials.get(tight)
     assert kept.state == "COMPLETED"
     assert kept.measurement is not None
     assert kept.measurement.peak_memory_bytes == 901
 
 
-def test_what_never_counts_is_not_counted_as_constrained(store: Store) -> None:
-    campaign = make_campaign(store, constraints={"memory_headroom": 0.1})
-    run_trial(store, campaign, Layout(), oversubscribed=True, peak_memory_bytes=999)
-    broken = store.trials.add(campaign, Layout(tp=2))
-    lease_one(store, make_worker(store, num_nodes=4).id)
-    store.outcomes.post(broken.id, 1, failed())
-    assert (
-        store.leaderboard.ranked_summary(campaign).num_ranked,
-        store.leaderboard.page_of_layouts(campaign, limit=0).constrained,
-    ) == (0, 0)
+@pytest.mark.parametrize(
+    ("constraints", "changes", "expected"),
+    [
+        # What never counts is not counted as constrained.
+        ({"memory_headroom": 0.1}, {"oversubscribed": True, "peak_memory_bytes": 999}, (0, 0)),
+        ({"memory_headroom": 0.1}, {"outcome": failed()}, (0, 0)),
+        # Without constraints a device may be full.
+        ({}, {"peak_memory_bytes": 5 << 30}, (1, 0)),
+    ],
+)
+def test_only_completed_measurements_are_counted_as_constrained(
+    store: Store, constraints: dict[str, float], changes: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    campaign = make_campaign(store, constraints=constraints)
+    run_trial(store, campaign, **changes)
+    assert counts(store, campaign) == expected
 
 
-def test_without_constraints_a_device_may_be_full(store: Store) -> None:
-    campaign = make_campaign(store)
-    run_trial(store, campaign, Layout(), peak_memory_bytes=5 << 30)
-    assert store.campaigns.get(campaign).max_peak_memory_bytes is None
-    assert (
-        store.leaderboard.ranked_summary(campaign).num_ranked,
-        store.leaderboard.page_of_layouts(campaign, limit=0).constrained,
-    ) == (1, 0)
+def counts(store: Store, campaign: int) -> tuple[int, int]:
+    """The ranked layouts, and the trials that a constraint leaves out."""
+    constrained = store.leaderboard.page_of_layouts(campaign, limit=0).constrained
+    return store.leaderboard.ranked_summary(campaign).num_ranked, constrained

@@ -4,97 +4,107 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from results_db.leaderboard.leaderboard_query import LeaderboardQuery
-from results_db.records import WorkerRecord
 from results_db.store import Store
-from search_spaces.protocol.outcome import Iteration
 from search_spaces.spec.layout import Layout
 from search_spaces.statistics.pooling import PooledRuns, Spread, spread_of_squares, squares_of_runs
-from tests.kit.store import completed, lease_one, make_campaign, make_worker
+from tests.kit.store import front, make_iterations, make_spec, run_trial
 
 pytestmark = pytest.mark.sqlite_is_enough
 
-Measure = Callable[..., int]
+SHORT = {"shortened": True, "iterations_asked": 10, "timed": 3}
+"""Changes of a measurement that was stopped early."""
 
 
 @pytest.fixture
-def measure(store: Store) -> Measure:
-    """Runs one trial of a layout in the first campaign, again where it was run before."""
-    campaign, worker = make_campaign(store), make_worker(store)
-    return lambda layout, **changes: _measure(store, campaign, worker, layout, **changes)
+def campaign(store: Store) -> int:
+    return store.campaigns.create(make_spec(objective="tokens_per_s"), num_legal_layouts=9).id
 
 
-def _measure(
+def measure(
     store: Store,
     campaign: int,
-    worker: WorkerRecord,
     layout: Layout,
-    *,
     step_time_s: float,
+    *,
     noise: float = 0.01,
     timed: int = 5,
     **changes: Any,
 ) -> int:
-    before = [trial.id for trial in store.trials.find(campaign) if trial.layout == layout]
-    trial = store.trials.repeat(before[0]) if before else store.trials.add(campaign, layout)
-    lease = lease_one(store, worker.id)
+    """Runs a trial whose iterations differ by `noise`, with the step time in the middle."""
     times = [step_time_s * (1 + noise * (place - timed // 2)) for place in range(timed)]
     iterations = tuple(
-        Iteration(
-            index=index,
-            kind="warmup" if index < 2 else "timed",
-            step_time_s=times[max(index - 2, 0)],
-            loss=6.0 - index / 10,
-            grad_norm=1.5,
-        )
-        for index in range(2 + timed)
+        replace(each, step_time_s=times[max(each.index - 2, 0)])
+        for each in make_iterations(step_time_s, timed=timed)
     )
-    outcome = completed(layout, tokens_per_s=128 / step_time_s, iterations=iterations, **changes)
-    store.outcomes.post(trial.id, lease.attempt, outcome)
-    return trial.id
+    rate = 128 / step_time_s
+    return run_trial(store, campaign, layout, tokens_per_s=rate, iterations=iterations, **changes)
 
 
-A, B, C, D = (Layout(tp=tp) for tp in (1, 2, 4, 8))
+A, B, C = (Layout(tp=tp) for tp in (1, 2, 4))
 
 
 def standings(store: Store, **page: Any) -> Any:
-    return store.leaderboard.ranked_layouts(
-        store.campaigns.by_name("first").id, "tokens_per_s", **page
-    )
+    return store.leaderboard.ranked_layouts(1, "tokens_per_s", **page)
 
 
-def test_repeats_of_a_layout_share_one_place_by_their_median(
-    store: Store, measure: Measure
+@pytest.mark.parametrize(
+    ("runs", "ranked", "on_front"),
+    [
+        # Repeats share one place by their median.
+        ([(A, 0.50, {}), (B, 0.55, {}), (A, 0.60, {}), (A, 0.62, {})], [B, A], {B}),
+        # What was stopped early is ranked, and wins only while nothing else is there.
+        ([(A, 0.4, SHORT), (B, 0.6, {}), (C, 0.5, SHORT)], [B, A, C], {B}),
+        ([(A, 0.4, SHORT), (B, 0.5, SHORT)], [A, B], {A}),
+        # A full run takes the place of a shortened one, in the ranking and on the front.
+        ([(A, 0.4, SHORT), (A, 0.45, {}), (B, 0.3, SHORT)], [A, B], {A}),
+        # The rates of A have the larger mean, its median step time is the longer one.
+        ([(A, 1.0, {}), (A, 1.2, {}), (B, 1.095, {})], [B, A], {B}),
+        # Equal layouts stand in the order in which they were measured.
+        ([(C, 0.5, {}), (A, 0.5, {}), (B, 0.5, {})], [C, A, B], {A, B, C}),
+    ],
+)
+def test_layouts_are_ranked_by_all_of_their_runs_that_count(
+    store: Store,
+    campaign: int,
+    runs: list[tuple[Layout, float, dict[str, Any]]],
+    ranked: list[Layout],
+    on_front: set[Layout],
 ) -> None:
-    first = measure(A, step_time_s=0.50)
-    other = measure(B, step_time_s=0.55)
-    again = [measure(A, step_time_s=seconds) for seconds in (0.60, 0.62)]
-    best, second = standings(store)
-    assert (best.trial.id, second.trial.id) == (other, first)
-    assert second.trial_ids == (first, *again)
-    assert second.num_runs == 3
-    assert second.value == pytest.approx(128 / 0.60)
-    assert second.step_time_s == 0.60
-    assert store.leaderboard.ranked_summary(store.campaigns.by_name("first").id).num_ranked == 2
+    for layout, step_time_s, changes in runs:
+        measure(store, campaign, layout, step_time_s, **changes)
+    found = standings(store)
+    assert [each.trial.layout for each in found] == ranked
+    assert {store.trials.get(id_).layout for id_ in front(store, campaign)} == on_front
+    in_full = {layout for layout, _, changes in runs if not changes}
+    assert {each.trial.layout for each in found if not each.shortened} == in_full
+    for each in found:
+        ids = [t.id for t in store.trials.find(campaign) if t.layout == each.trial.layout]
+        counting = [id_ for id_ in ids if not shortened(store, id_)] or ids
+        assert (list(each.trial_ids), each.num_runs) == (counting, len(counting))
+    winner = store.leaderboard.winner(campaign, "tokens_per_s")
+    assert winner == (found[0] if in_full else None)
 
 
-def test_a_share_below_the_best_is_a_share_of_the_best(store: Store, measure: Measure) -> None:
+def shortened(store: Store, trial_id: int) -> bool:
+    measured = store.trials.get(trial_id).measurement
+    return measured is not None and measured.shortened
+
+
+def test_a_share_below_the_best_is_a_share_of_the_best(store: Store, campaign: int) -> None:
     for layout, of_best in ((A, 1.0), (B, 0.905), (C, 0.895)):
-        measure(layout, step_time_s=0.5 / of_best)
+        measure(store, campaign, layout, 0.5 / of_best)
     within = standings(store, listing=LeaderboardQuery(within_percent=10.0))
     assert {ranked.trial.layout for ranked in within} == {A, B}
 
 
-def test_an_interval_is_that_of_students_t_over_the_iterations(
-    store: Store, measure: Measure
-) -> None:
-    measure(A, step_time_s=0.5, noise=0.01)
+def test_an_interval_is_that_of_students_t_over_the_iterations(store: Store, campaign: int) -> None:
+    measure(store, campaign, A, 0.5)
     (best,) = standings(store)
     # sd of five logs 1 % apart: 1.58 %; the median's error is sqrt(pi/2) times the mean's.
     half = 2.776 * math.sqrt(math.pi / 2 / 5) * 0.01582
@@ -104,104 +114,31 @@ def test_an_interval_is_that_of_students_t_over_the_iterations(
 
 
 def test_runs_that_lie_further_apart_than_their_iterations_widen_every_interval(
-    store: Store, measure: Measure
+    store: Store, campaign: int
 ) -> None:
-    measure(A, step_time_s=0.50, noise=0.001)
-    measure(B, step_time_s=0.51, noise=0.001)
+    for layout, step_time_s in ((A, 0.50), (B, 0.51)):
+        measure(store, campaign, layout, step_time_s, noise=0.001)
     assert [each.is_tied for each in standings(store)] == [True, False]
-    measure(A, step_time_s=0.53, noise=0.001)
-    measure(B, step_time_s=0.515, noise=0.001)
+    for layout, step_time_s in ((A, 0.53), (B, 0.515)):
+        measure(store, campaign, layout, step_time_s, noise=0.001)
     after = standings(store)
     assert [each.is_tied for each in after] == [True, True]
     assert all(each.high / each.value > 1.02 for each in after)
 
 
-def test_a_single_iteration_has_no_interval(store: Store, measure: Measure) -> None:
-    measure(A, step_time_s=0.5, timed=1)
-    measure(B, step_time_s=0.6, timed=1)
+def test_a_single_iteration_has_no_interval(store: Store, campaign: int) -> None:
+    measure(store, campaign, A, 0.5, timed=1)
+    measure(store, campaign, B, 0.6, timed=1)
     best, second = standings(store)
     assert (best.low, best.high, second.low) == (None, None, None)
     assert (best.is_tied, second.is_tied) == (True, False)
 
 
-def test_each_page_compares_with_the_first_of_all(store: Store, measure: Measure) -> None:
-    measure(A, step_time_s=0.50)
-    measure(B, step_time_s=0.501)
-    measure(C, step_time_s=0.80)
+def test_each_page_compares_with_the_first_of_all(store: Store, campaign: int) -> None:
+    for layout, step_time_s in ((A, 0.50), (B, 0.501), (C, 0.80)):
+        measure(store, campaign, layout, step_time_s)
     assert [each.is_tied for each in standings(store)] == [True, True, False]
     assert [each.is_tied for each in standings(store, limit=2, offset=1)] == [True, False]
-
-
-def test_what_was_stopped_early_is_ranked_and_never_wins(store: Store, measure: Measure) -> None:
-    short = {"shortened": True, "iterations_asked": 10, "timed": 3}
-    campaign = store.campaigns.by_name("first").id
-    quick = measure(A, step_time_s=0.4, **short)
-    assert store.leaderboard.winner(campaign, "tokens_per_s") is None
-    slow = measure(B, step_time_s=0.6)
-    middle = measure(C, step_time_s=0.5, **short)
-    found = standings(store)
-    assert [each.trial.id for each in found] == [slow, quick, middle]
-    assert [each.shortened for each in found] == [False, True, True]
-    winner = store.leaderboard.winner(campaign, "tokens_per_s")
-    assert winner is not None
-    assert winner.trial.id == slow
-
-
-def test_a_full_run_takes_the_place_of_a_shortened_one(store: Store, measure: Measure) -> None:
-    measure(A, step_time_s=0.4, shortened=True, iterations_asked=10, timed=3)
-    full = measure(A, step_time_s=0.45)
-    (best,) = standings(store)
-    assert (best.trial_ids, best.shortened) == ((full,), False)
-
-
-def test_the_front_knows_a_layout_by_the_same_run_as_the_ranking(
-    store: Store, measure: Measure
-) -> None:
-    short = {"shortened": True, "iterations_asked": 10, "timed": 3}
-    measure(A, step_time_s=0.4, **short)
-    full = measure(A, step_time_s=0.45)
-    measure(B, step_time_s=0.3, **short)
-    campaign = store.campaigns.by_name("first")
-    assert store.leaderboard.front(campaign.id) == {full}
-    assert [each.trial.id for each in standings(store, listing=LeaderboardQuery(front=True))] == [
-        full
-    ]
-
-
-def test_the_front_of_one_objective_is_the_first_of_the_ranking_though_means_of_rates_differ(
-    store: Store, measure: Measure
-) -> None:
-    measure(A, step_time_s=1.0)
-    measure(A, step_time_s=1.2)
-    best = measure(Layout(micro_batch_size=2), step_time_s=1.095)
-    # A's rates have the larger mean, its step time of 1.1 s is the longer one.
-    assert standings(store)[0].trial.id == best
-    assert store.leaderboard.front(store.campaigns.by_name("first").id) == {best}
-
-
-def test_a_front_of_runs_that_were_all_stopped_early_has_the_best_of_them(
-    store: Store, measure: Measure
-) -> None:
-    short = {"shortened": True, "iterations_asked": 10, "timed": 3}
-    quick = measure(A, step_time_s=0.4, **short)
-    measure(B, step_time_s=0.5, **short)
-    assert store.leaderboard.front(store.campaigns.by_name("first").id) == {quick}
-
-
-def test_a_shortened_measurement_keeps_how_many_iterations_were_asked_for(
-    store: Store, measure: Measure
-) -> None:
-    trial_id = measure(A, step_time_s=0.4, shortened=True, iterations_asked=10, timed=3)
-    kept = store.trials.get(trial_id).measurement
-    assert kept is not None
-    assert (kept.shortened, kept.iterations_asked) == (True, 10)
-
-
-def test_equal_layouts_stand_in_the_order_in_which_they_were_measured(
-    store: Store, measure: Measure
-) -> None:
-    ids = [measure(layout, step_time_s=0.5) for layout in (C, A, B)]
-    assert [each.trial.id for each in standings(store)] == ids
 
 
 def spread_of_runs(layouts: list[list[float]]) -> Spread | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from results_db.errors import CampaignNotFoundError
+from results_db.leaderboard.knob_counts import KnobCell
 from results_db.leaderboard.leaderboard_memo import MAX_LAYOUTS, LeaderboardMemo
 from results_db.leaderboard.leaderboard_query import LeaderboardQuery
 from results_db.leaderboard.rank_layouts import Leaderboard
 from results_db.store import Store
 from results_db.trials.filter import TrialFilter
 from search_spaces.spec.layout import Layout
-from tests.kit.store import completed, lease_one, make_spec, make_worker
+from tests.kit.store import failed, make_spec, run_trial
 
 LAYOUTS = [
     Layout(pp=pp, num_microbatches=8, micro_batch_size=size) for pp in (1, 2) for size in (1, 2)
@@ -23,24 +24,11 @@ def measured(store: Store) -> Store:
     """Four layouts of one stage and of two, the first of which was measured three times."""
     spec = make_spec(objective=["tokens_per_s", "tokens_per_node_hour"])
     store.campaigns.create(spec, num_legal_layouts=9)
-    worker = make_worker(store)
     for speed, layout in enumerate(LAYOUTS):
-        store.trials.add(1, layout)
-        _measure(store, worker.id, 1000.0 + speed)
+        run_trial(store, 1, layout, tokens_per_s=1000.0 + speed)
     for speed in (1002.0, 1050.0):
-        store.trials.repeat(1)
-        _measure(store, worker.id, speed)
+        run_trial(store, 1, LAYOUTS[0], tokens_per_s=speed)
     return store
-
-
-def _measure(store: Store, worker_id: str, tokens_per_s: float) -> None:
-    lease = lease_one(store, worker_id)
-    outcome = completed(
-        lease.layout,
-        tokens_per_s=tokens_per_s,
-        peak_reserved_bytes_by_stage=(6 << 30,) * lease.layout.pp,
-    )
-    store.outcomes.post(lease.trial_id, lease.attempt, outcome)
 
 
 @pytest.mark.parametrize(
@@ -73,12 +61,10 @@ def test_a_page_shows_an_end_of_a_trial_at_once_and_its_own_campaign_alone(
     other = measured.campaigns.create(make_spec("second"), num_legal_layouts=9).id
     assert measured.leaderboard.ranked_layouts(other) == []
     before = measured.leaderboard.ranked_layouts(1)
-    measured.trials.add(other, LAYOUTS[0])
-    _measure(measured, measured.workers.find()[0].id, 10.0)
+    run_trial(measured, other, LAYOUTS[0], tokens_per_s=10.0)
     assert len(measured.leaderboard.ranked_layouts(other)) == 1
     assert measured.leaderboard.ranked_layouts(1) == before
-    measured.trials.repeat(4)
-    _measure(measured, measured.workers.find()[0].id, 500.0)
+    run_trial(measured, 1, LAYOUTS[3], tokens_per_s=500.0)
     assert [
         each.num_runs for each in measured.leaderboard.ranked_layouts(1) if each.trial.number == 4
     ] == [2]
@@ -100,3 +86,33 @@ def test_leaderboards_that_were_not_read_for_longest_are_dropped() -> None:
     memo.keep((3, "tokens_per_s"), 7, large)
     kept = [memo.get((campaign, "tokens_per_s"), 7) is large for campaign in (1, 2, 3)]
     assert kept == [True, False, True]
+
+
+def test_cells_of_knobs_have_the_best_of_all_ranked_layouts(store: Store, campaign: int) -> None:
+    assert store.knobs.cells(campaign, "tp") == []
+    for layout, tokens_per_s in (
+        (Layout(tp=1), 100.0),
+        (Layout(tp=1, sequence_parallel=False, pp=2), 300.0),
+        (Layout(tp=2, sequence_parallel=True), 200.0),
+    ):
+        run_trial(store, campaign, layout, tokens_per_s=tokens_per_s)
+    run_trial(store, campaign, Layout(tp=4), failed())
+    assert sorted(store.knobs.cells(campaign, "tp")) == [
+        KnobCell((1,), 2, 150.0),
+        KnobCell((2,), 1, 100.0),
+    ]
+    both = sorted(store.knobs.cells(campaign, "tp", "sequence_parallel"))
+    assert both == [KnobCell((1, False), 2, 150.0), KnobCell((2, True), 1, 100.0)]
+    assert [type(cell.values[1]) for cell in both] == [bool, bool]
+
+
+def test_the_median_leaves_out_layouts_that_were_stopped_early(store: Store, campaign: int) -> None:
+    def summary() -> tuple[int, int, float | None]:
+        found = store.leaderboard.ranked_summary(campaign)
+        return found.num_ranked, found.num_shortened, found.median_complete
+
+    assert summary() == (0, 0, None)
+    for number, speed in enumerate((100.0, 300.0, 350.0), 1):
+        run_trial(store, campaign, Layout(micro_batch_size=number), tokens_per_s=speed)
+    run_trial(store, campaign, Layout(micro_batch_size=9), tokens_per_s=50.0, shortened=True)
+    assert summary() == (4, 1, 300.0)

@@ -1,4 +1,4 @@
-"""The leaderboard is that of the oracle, for any campaign's history."""
+"""The leaderboard is that of the oracle: of imported tables, and what else is compared with it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ from tests.kit.store import (
     TurnableClock,
     completed,
     failed,
+    front,
     make_spec,
     make_worker,
+    post_outcome,
+    take_leases,
 )
 from tests.results_db import leaderboard_oracle as oracle
 from tests.results_db.campaigns.test_imports import layouts as imported_layouts
@@ -50,15 +53,15 @@ class Happening:
     """What becomes of one more run of a layout."""
 
     layout: Layout
-    step_time_s: float
-    how: str
+    step_time_s: float = 0.3
+    how: str = "measured"
     """measured, crashed, out_of_memory, or late: measured after its lease was lost."""
-    is_off: bool
+    is_off: bool = False
     """Whether its losses are those of another computation."""
-    shortened: bool
-    oversubscribed: bool
-    num_timed: int
-    peak_memory_bytes: int
+    shortened: bool = False
+    oversubscribed: bool = False
+    num_timed: int = 3
+    peak_memory_bytes: int = 2 << 30
 
 
 rarely = st.sampled_from([False, False, False, True])
@@ -138,12 +141,12 @@ class History:
         else:
             trial = self.store.trials.add(self.campaign.id, layout)
             self._first_of[layout] = trial.id
-        (lease,) = self.store.leases.lease(self._worker, 1)
+        (lease,) = take_leases(self.store, self._worker, 1)
         if happening.how == "late":
             self._clock.forward(LEASE_S + 1)
             self.store.leases.expire()
-            self.store.leases.lease(self._worker, 1)
-        self.store.outcomes.post(trial.id, lease.attempt, outcome(happening))
+            take_leases(self.store, self._worker, 1)
+        post_outcome(self.store, trial.id, lease.attempt, outcome(happening))
 
 
 INTERVALS = ("low", "high", "step_time_low_s", "step_time_high_s")
@@ -200,58 +203,12 @@ def refuse_a_difference(
             assert store.leaderboard.values_to_beat([campaign.id])[campaign.id] == pytest.approx(
                 best.low or best.value, rel=ROUNDINGS, abs=0.0
             )
-        assert store.leaderboard.front(campaign.id) == on_front
+        assert front(store, campaign.id) == on_front
         assert store.leaderboard.ranked_summary(campaign.id).num_ranked == oracle.count_ranked(
             session, campaign.id
         )
         found = store.leaderboard.page_of_layouts(campaign.id, limit=0).constrained
         assert found == oracle.count_constrained(session, campaign.id)
-
-
-def given_histories(number: int) -> Any:
-    """Calls a test with so many histories, all of them long enough for layouts to come again."""
-    return lambda test: settings(
-        max_examples=number,
-        deadline=None,
-        derandomize=True,
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    )(given(described=campaigns, history=st.lists(happenings, min_size=10, max_size=14))(test))
-
-
-def follow(
-    store: Store, clock: TurnableClock, described: dict[str, Any], history: list[Happening]
-) -> None:
-    # Each history is a campaign of its own, on a cluster of its own.
-    run = History(store, clock, **described)
-    for happening in history:
-        run.happen(happening)
-        refuse_a_difference(store, run.campaign, [run.campaign.objective])
-    refuse_a_difference(store, run.campaign)
-
-
-@given_histories(8)
-def test_whatever_happens_the_leaderboard_is_that_of_the_oracle(
-    store: Store, clock: TurnableClock, described: dict[str, Any], history: list[Happening]
-) -> None:
-    follow(store, clock, described, history)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@given_histories(16)
-def test_in_other_histories_too_the_leaderboard_is_that_of_the_oracle(
-    store: Store, clock: TurnableClock, described: dict[str, Any], history: list[Happening]
-) -> None:
-    follow(store, clock, described, history)
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-@given_histories(50)
-def test_whatever_happens_more_often_the_leaderboard_is_that_of_the_oracle(
-    store: Store, clock: TurnableClock, described: dict[str, Any], history: list[Happening]
-) -> None:
-    follow(store, clock, described, history)
 
 
 @settings(
@@ -291,18 +248,7 @@ def test_an_imported_table_is_ranked_by_all_of_its_rows(
 
 def test_a_campaign_that_is_deleted_has_no_leaderboard(store: Store, clock: TurnableClock) -> None:
     run = History(store, clock, objective="tokens_per_s")
-    run.happen(
-        Happening(
-            layout=LAYOUTS[0],
-            step_time_s=0.3,
-            how="measured",
-            is_off=False,
-            shortened=False,
-            oversubscribed=False,
-            num_timed=3,
-            peak_memory_bytes=PEAKS[0],
-        )
-    )
+    run.happen(Happening(layout=LAYOUTS[0]))
     assert len(store.leaderboard.ranked_layouts(run.campaign.id)) == 1
     with store._db.write() as session:
         session.execute(delete(Campaign).where(Campaign.id == run.campaign.id))

@@ -23,8 +23,11 @@ from tests.kit.store import (
     lease_one,
     make_iterations,
     make_worker,
+    post_outcome,
 )
 from tests.results_db.first_weeks import DEVICES, DOCUMENT
+
+pytestmark = pytest.mark.sqlite_is_enough
 
 WHOLE = Layout(dp=2, num_microbatches=32)
 FEWER = Fidelity(num_microbatches=8, dp=2, num_layers=4)
@@ -61,7 +64,7 @@ class Bench:
 
     def run(self, outcome: Outcome | None = None) -> TrialRecord:
         lease = lease_one(self.store, self.worker)
-        self.store.outcomes.post(lease.trial_id, 1, outcome or self.completed(lease))
+        post_outcome(self.store, lease.trial_id, 1, outcome or self.completed(lease))
         return self.store.trials.get(lease.trial_id)
 
     def probe(
@@ -102,6 +105,7 @@ def test_a_cheap_probe_is_leased_as_the_part_that_runs_and_stands_for_its_layout
     assert request.layout.global_batch_size == 8
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_a_layout_has_one_trial_of_each_fidelity(bench: Bench) -> None:
     bench.add(fidelity=FEWER)
     bench.add(fidelity=SMALLEST)
@@ -127,6 +131,7 @@ def test_a_cheap_probe_is_repeated_and_queued_again_as_it_was(bench: Bench) -> N
     assert bench.store.trials.count_repeats(bench.campaign) == {first.layout_key: 2}
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_a_cheap_probe_is_not_ranked_and_has_no_place_beside_whole_layouts(
     bench: Bench, database_url: str
 ) -> None:
@@ -178,7 +183,6 @@ def test_two_cheap_probes_with_other_losses_are_both_measured_again(bench: Bench
     assert bench.store.trials.in_doubt(bench.campaign) == []
 
 
-@pytest.mark.sqlite_is_enough
 def test_a_later_campaign_learns_of_the_model_and_the_layout_that_ran(
     store: Store, clock: TurnableClock
 ) -> None:

@@ -35,6 +35,7 @@ from tests.kit.store import (
     lease_one,
     make_iterations,
     make_worker,
+    post_outcome,
 )
 from tests.tuner.factories import make_spec
 
@@ -372,7 +373,8 @@ class Service:
 
     def takes(self, lease: LeaseRecord, probe: Probe) -> bool:
         try:
-            reply = self._store.outcomes.post(
+            reply = post_outcome(
+                self._store,
                 lease.trial_id,
                 lease.attempt,
                 Outcome.from_mapping(probe.outcome),

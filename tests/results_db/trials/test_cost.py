@@ -1,4 +1,5 @@
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,8 @@ from tests.kit.store import (
     lease_one,
     make_campaign,
     make_worker,
+    post_outcome,
+    send_beats,
 )
 
 pytestmark = pytest.mark.sqlite_is_enough
@@ -35,103 +38,99 @@ def test_a_probe_s_parts_sum_to_what_it_held_and_none_is_negative(
     assert cost.total == pytest.approx(held_s * nodes)
 
 
-def beat(trial_id: int, attempt: int = 1, **said: object) -> BeatBody:
-    return BeatBody(trial_id=trial_id, attempt=attempt, iterations_done=1, **said)  # type: ignore[arg-type]
-
-
-def test_a_probe_on_half_a_node_costs_half_a_node(store: Store, clock: TurnableClock) -> None:
-    campaign, worker = make_campaign(store), make_worker(store)
-    layout = Layout(dp=4)
-    trial = store.trials.add(campaign, layout)
-    lease_one(store, worker.id)
-    clock.forward(10)
-    outcome = completed(layout, duration_s=10, tokens_per_s=1e4)
-    store.outcomes.post(trial.id, 1, outcome, nodes_held=0.5, iterations_s=6)
-    expected = Cost(iterations=3, start=2, idle=0, lost=0)
-    assert store.trials.get(trial.id).cost == store.campaigns.get(campaign).cost == expected
-    assert store.campaigns.get(campaign).node_seconds == 5
-
-
-def test_devices_of_its_nodes_that_a_layout_does_not_use_are_idle(
-    store: Store, clock: TurnableClock
+@pytest.mark.parametrize(
+    ("layout", "machine", "outcome", "said", "cost"),
+    [
+        # On half a node.
+        (Layout(dp=4), {}, {}, {"nodes_held": 0.5, "iterations_s": 6}, Cost(iterations=3, start=2)),
+        # 12 of 16 devices: a node and a half.
+        (
+            Layout(num_nodes=2, dp=12),
+            {"num_nodes": 2},
+            {},
+            {"iterations_s": 6},
+            Cost(iterations=9, start=6, idle=5),
+        ),
+        # Without a word on iterations those of the measurement count: twelve of 1/8 s.
+        (
+            Layout(),
+            {"devices_per_node": 1},
+            {"duration_s": 4, "tokens_per_s": 1024},
+            {},
+            Cost(iterations=1.5, start=2.5),
+        ),
+        # The time of one that failed is its start where nobody counted iterations.
+        (Layout(), {"devices_per_node": 1}, "crashed", {}, Cost(start=4)),
+        # Its worker gave it back.
+        (Layout(dp=8), {}, "cancelled", {}, Cost(lost=4)),
+    ],
+)
+def test_a_probe_costs_what_it_held(
+    store: Store,
+    clock: TurnableClock,
+    campaign: int,
+    layout: Layout,
+    machine: dict[str, Any],
+    outcome: dict[str, Any] | str,
+    said: dict[str, Any],
+    cost: Cost,
 ) -> None:
-    campaign, worker = make_campaign(store), make_worker(store, num_nodes=2)
-    layout = Layout(num_nodes=2, dp=12)
     trial = store.trials.add(campaign, layout)
-    lease_one(store, worker.id)
+    lease_one(store, make_worker(store, **machine).id)
     clock.forward(10)
-    store.outcomes.post(
-        trial.id, 1, completed(layout, duration_s=10, tokens_per_s=1e4), iterations_s=6
+    told = (
+        failed(outcome)
+        if isinstance(outcome, str)
+        else completed(layout, **{"duration_s": 10, "tokens_per_s": 1e4, **outcome})
     )
-    # 12 of 16 devices: a node and a half.
-    assert store.trials.get(trial.id).cost == Cost(iterations=9, start=6, idle=5, lost=0)
+    post_outcome(store, trial.id, 1, told, **said)
+    assert store.trials.get(trial.id).cost == store.campaigns.get(campaign).cost == cost
+    assert store.campaigns.get(campaign).node_seconds == cost.total
 
 
-def test_without_a_word_on_iterations_those_of_the_measurement_count(
-    store: Store, clock: TurnableClock
-) -> None:
-    campaign, worker = make_campaign(store), make_worker(store, devices_per_node=1)
-    trial = store.trials.add(campaign, Layout())
-    lease_one(store, worker.id)
-    clock.forward(10)
-    store.outcomes.post(trial.id, 1, completed(duration_s=4, tokens_per_s=1024))
-    # Twelve steps of an eighth of a second.
-    assert store.trials.get(trial.id).cost == Cost(iterations=1.5, start=2.5)
+def beat(trial_id: int, **said: Any) -> BeatBody:
+    return BeatBody(trial_id=trial_id, attempt=1, iterations_done=1, **said)
 
 
-def test_a_failed_probe_s_time_is_its_start_where_nobody_counted_iterations(
-    store: Store, clock: TurnableClock
-) -> None:
-    campaign, worker = make_campaign(store), make_worker(store, devices_per_node=1)
-    trial = store.trials.add(campaign, Layout())
-    lease_one(store, worker.id)
-    clock.forward(10)
-    store.outcomes.post(trial.id, 1, failed("crashed", duration_s=4))
-    assert store.trials.get(trial.id).cost == Cost(start=4)
-
-
-def test_a_lease_that_merely_waited_costs_nothing_when_it_is_lost(
-    store: Store, clock: TurnableClock
-) -> None:
-    campaign, worker = make_campaign(store), make_worker(store)
-    trial = store.trials.add(campaign, Layout())
-    lease_one(store, worker.id)
-    clock.forward(10)
-    store.leases.heartbeat(worker.id, [beat(trial.id, phase="waiting", held_s=0.0)])
-    clock.forward(LEASE_S + 1)
-    store.leases.expire()
-    assert store.trials.get(trial.id).lost_attempts == 0
-    assert store.campaigns.get(campaign).cost == Cost()
-
-
+@pytest.mark.parametrize(
+    ("beats", "cost"),
+    [
+        # It merely waited.
+        ([{"phase": "waiting", "held_s": 0.0}], Cost()),
+        # A beat that comes late takes nothing back.
+        (
+            [{"held_s": 7.0, "nodes_held": 0.5}, {"held_s": 6.0, "nodes_held": 0.5}],
+            Cost(lost=3.5),
+        ),
+        # One that waits for a second run is charged for the first.
+        (
+            [
+                {"held_s": 8.0, "nodes_held": 0.5},
+                {"phase": "waiting", "held_s": 9.0, "nodes_held": 0.0},
+            ],
+            Cost(lost=4.5),
+        ),
+    ],
+)
 def test_a_lost_attempt_costs_what_its_worker_said_that_it_held(
-    store: Store, clock: TurnableClock
+    store: Store,
+    clock: TurnableClock,
+    campaign: int,
+    worker: str,
+    running: int,
+    beats: list[dict[str, Any]],
+    cost: Cost,
 ) -> None:
-    campaign, worker = make_campaign(store), make_worker(store)
-    trial = store.trials.add(campaign, Layout(dp=4))
-    lease_one(store, worker.id)
     clock.forward(10)
-    for held_s in (7.0, 6.0):  # an earlier beat that comes late takes nothing back
-        store.leases.heartbeat(worker.id, [beat(trial.id, held_s=held_s, nodes_held=0.5)])
+    for said in beats:
+        send_beats(store, worker, [beat(running, **said)])
     clock.forward(LEASE_S + 1)
     store.leases.expire()
-    assert store.campaigns.get(campaign).cost == Cost(lost=3.5)
-    (attempt,) = store.trials.detail(trial.id).attempts
-    assert (attempt.cost, attempt.held_s, attempt.nodes_held) == (Cost(lost=3.5), 7.0, 0.5)
-
-
-def test_an_attempt_that_waits_for_a_second_run_is_charged_for_the_first(
-    store: Store, clock: TurnableClock
-) -> None:
-    campaign, worker = make_campaign(store), make_worker(store)
-    trial = store.trials.add(campaign, Layout(dp=4))
-    lease_one(store, worker.id)
-    clock.forward(10)
-    store.leases.heartbeat(worker.id, [beat(trial.id, held_s=8.0, nodes_held=0.5)])
-    store.leases.heartbeat(worker.id, [beat(trial.id, phase="waiting", held_s=9.0, nodes_held=0.0)])
-    clock.forward(LEASE_S + 1)
-    store.leases.expire()
-    assert store.campaigns.get(campaign).cost == Cost(lost=4.5)
+    assert store.campaigns.get(campaign).cost == cost
+    (attempt,) = store.trials.detail(running).attempts
+    assert attempt.cost == cost
+    is_lost = beats[-1].get("phase") != "waiting"
+    assert store.trials.get(running).lost_attempts == is_lost
 
 
 def test_a_late_outcome_turns_what_was_lost_into_what_it_was_spent_on(
@@ -142,29 +141,17 @@ def test_a_late_outcome_turns_what_was_lost_into_what_it_was_spent_on(
     trial = store.trials.add(campaign, layout)
     lease_one(store, worker.id)
     clock.forward(10)
-    store.leases.heartbeat(worker.id, [beat(trial.id, held_s=5.0, nodes_held=1.0)])
+    send_beats(store, worker.id, [beat(trial.id, held_s=5.0, nodes_held=1.0)])
     clock.forward(LEASE_S + 1)
     store.leases.expire()
     assert store.campaigns.get(campaign).cost == Cost(lost=5)
-    store.outcomes.post(trial.id, 1, completed(layout, duration_s=8), iterations_s=6)
+    post_outcome(store, trial.id, 1, completed(layout, duration_s=8), iterations_s=6)
     assert store.campaigns.get(campaign).cost == Cost(iterations=6, start=2)
-
-
-def test_an_attempt_that_its_worker_gives_back_is_lost_time(
-    store: Store, clock: TurnableClock
-) -> None:
-    campaign, worker = make_campaign(store), make_worker(store)
-    trial = store.trials.add(campaign, Layout(dp=8))
-    lease_one(store, worker.id)
-    clock.forward(10)
-    store.outcomes.post(trial.id, 1, failed("cancelled", duration_s=3))
-    assert store.trials.get(trial.id).state == "PENDING"
-    assert store.campaigns.get(campaign).cost == Cost(lost=3)
 
 
 def idle(store: Store, clock: TurnableClock, worker_id: str, node_s: float) -> None:
     clock.forward(20)
-    store.leases.heartbeat(worker_id, [], status=StatusBody(idle_node_s=node_s))
+    send_beats(store, worker_id, [], status=StatusBody(idle_node_s=node_s))
     store.allocations.share_idle_time()
 
 
@@ -185,12 +172,10 @@ def test_an_allocation_s_idle_time_is_shared_among_the_running_campaigns_of_its_
 
 
 def test_idle_time_that_was_told_counts_once_whatever_is_lost_repeated_or_started_anew(
-    store: Store, clock: TurnableClock
+    store: Store, clock: TurnableClock, campaign: int, worker: str
 ) -> None:
-    campaign = make_campaign(store)
-    worker = make_worker(store)
     for told in (2, 5, 5, 3, 9):  # 3: a beat that comes late; those between 5 and 9 were lost
-        idle(store, clock, worker.id, told)
+        idle(store, clock, worker, told)
     assert store.campaigns.get(campaign).cost.idle == 9
     again = make_worker(store)  # the name's next session begins at 0
     idle(store, clock, again.id, 4)
@@ -218,14 +203,14 @@ def test_the_parts_of_the_metrics_sum_to_those_of_all_campaigns_and_of_all_alloc
         lease_one(store, worker.id)
         clock.forward(10)
         outcome = completed(layout, duration_s=10.0, tokens_per_s=1e4)
-        store.outcomes.post(trial.id, 1, outcome, nodes_held=1.0, iterations_s=6.0)
+        post_outcome(store, trial.id, 1, outcome, nodes_held=1.0, iterations_s=6.0)
     idle(store, clock, first.id, 30)
     store.campaigns.cancel(ended)
     idle(store, clock, second.id, 50)
     lost = store.trials.add(running, Layout(tp=2))
     lease_one(store, first.id)
     clock.forward(10)
-    store.leases.heartbeat(first.id, [beat(lost.id, held_s=5.0, nodes_held=1.0)])
+    send_beats(store, first.id, [beat(lost.id, held_s=5.0, nodes_held=1.0)])
     clock.forward(LEASE_S + 1)
     store.leases.expire()
     told = Cost(**store.statistics.service_stats().node_seconds)

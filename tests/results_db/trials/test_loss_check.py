@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-import threading
 from dataclasses import replace
+from functools import partial
+from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,16 @@ from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from tests.kit.postgres import upgraded
 from tests.kit.store import (
+    at_once,
     completed,
     failed,
     lease_one,
     make_campaign,
     make_measurement,
     make_worker,
+    post_outcome,
     ranked_trials,
+    run_trial,
 )
 
 pytestmark = pytest.mark.sqlite_is_enough
@@ -59,25 +63,12 @@ class Run:
         self.store = store
         self.campaign = make_campaign(store, name)
         self.worker = make_worker(store, f"{name}-worker").id
-        self.trials: list[int] = []
-
-    def add(self, layout: Layout) -> int:
-        earlier = [t for t in self.store.trials.find(self.campaign) if t.layout == layout]
-        if earlier:
-            return self.store.trials.repeat(earlier[0].id).id
-        return self.store.trials.add(self.campaign, layout).id
 
     def tell(self, words: str, **changes: object) -> None:
         for layout_name, losses in words.split():
             layout = LAYOUTS[layout_name]
-            trial = self.add(layout)
-            self.trials.append(trial)
-            lease = lease_one(self.store, self.worker)
-            receipt = self.store.outcomes.post(
-                lease.trial_id, lease.attempt, trained(layout, losses, **changes)
-            )
-            assert receipt.accepted
-            assert receipt.state == self.store.trials.get(trial).state
+            outcome = trained(layout, losses, **changes)
+            run_trial(self.store, self.campaign, layout, outcome, worker=self.worker)
 
     def trial(self, number: int) -> TrialRecord:
         return self.store.trials.by_number(self.campaign, number)
@@ -92,16 +83,39 @@ def run(store: Store) -> Run:
     return Run(store)
 
 
-def test_a_loss_that_is_off_those_of_several_layouts_fails_as_diverged(run: Run) -> None:
-    run.tell("Ax Bx Cy")
-    trial = run.trial(3)
-    assert (trial.state, trial.reason) == ("FAILED", "diverged")
-    assert trial.message == (
-        "loss 6.3 of trial 3 at iteration 2 is off the 5.8 of trial 1 by more than 0.0001 of it, "
+WORDS = {
+    "Ax Bx Cy": {
+        3: "loss 6.3 of trial 3 at iteration 2 is off the 5.8 of trial 1 by more than 0.0001 of it, "
         "which is what fp32 allows there; several layouts agree with trial 1"
-    )
-    assert [run.trial(number).state for number in (1, 2)] == ["COMPLETED", "COMPLETED"]
-    assert run.store.trials.in_doubt(run.campaign) == []
+    },
+    "Ax By": {2: "trial 1 was first and stands, and both are to be measured"},
+    "Ax By Cx": {2: "several layouts agree with trial 1"},
+    # A third layout turns the vote against the first.
+    "Ax By Ax By": {2: "off the 5.8 of trial 1", 4: "off the 5.8 of trial 1"},
+    "Ax By Ax By Cy": {
+        1: "loss 5.8 of trial 1 at iteration 2 is off the 6.3 of trial 2",
+        3: "is off the 6.3 of trial 2",
+    },
+    "Ax By Ay": {1: "which does not reproduce itself", 3: "trial 1"},
+    # A repeat that agrees with its layout's first run is steady, at the edge of what is allowed...
+    "Ax Bp Bq": {},
+    # ... and another layout is compared with the first run of the same losses.
+    "Ax Bp Bq Cq": {4: "trial 1"},
+}
+"""By runs that are told, what is said of those that do not count."""
+
+
+@pytest.mark.parametrize("told", WORDS)
+def test_a_trial_whose_losses_are_off_fails_as_diverged_and_says_why(run: Run, told: str) -> None:
+    run.tell(told)
+    assert run.off() == list(WORDS[told])
+    for number, words in WORDS[told].items():
+        assert run.trial(number).reason == "diverged"
+        assert words in run.trial(number).message
+    counting = [t for t in run.store.trials.find(run.campaign) if t.number not in WORDS[told]]
+    assert {(t.state, t.reason, t.message) for t in counting} == {("COMPLETED", None, "")}
+    ranked = run.store.leaderboard.ranked_layouts(run.campaign)
+    assert {id_ for each in ranked for id_ in each.trial_ids} == {t.id for t in counting}
 
 
 def test_a_fast_layout_that_is_off_does_not_win_and_its_measurement_is_kept(run: Run) -> None:
@@ -109,70 +123,30 @@ def test_a_fast_layout_that_is_off_does_not_win_and_its_measurement_is_kept(run:
     run.tell("Cy", tokens_per_s=1e6)
     ranked = ranked_trials(run.store, run.campaign, "tokens_per_s")
     assert {trial.number for trial in ranked} == {1, 2}
-    assert run.store.leaderboard.ranked_summary(run.campaign).num_ranked == 2
     detail = run.store.trials.detail(run.trial(3).id)
     assert detail.trial.measurement is not None
     assert detail.trial.measurement.tokens_per_s == 1e6
     assert detail.iterations[2].loss == pytest.approx(6.3)
 
 
-def test_two_layouts_that_disagree_are_both_to_be_measured_again(run: Run) -> None:
+def test_two_layouts_that_disagree_are_both_measured_again_and_not_for_ever(run: Run) -> None:
     run.tell("Ax By")
-    assert run.off() == [2]
-    assert "trial 1 was first and stands, and both are to be measured" in run.trial(2).message
     assert run.store.trials.in_doubt(run.campaign) == [run.trial(1).id, run.trial(2).id]
-    repeat = run.store.trials.repeat(run.trial(1).id)
-    assert repeat.repeat_of == run.trial(1).id
-    assert run.store.trials.in_doubt(run.campaign) == [run.trial(2).id]
-
-
-def test_a_repeat_that_failed_is_not_repeated_for_ever(run: Run) -> None:
-    run.tell("Ax By")
-    for trial_id in run.store.trials.in_doubt(run.campaign):
-        run.store.trials.repeat(trial_id)
+    for left in ([run.trial(2).id], []):
+        (first, *_) = run.store.trials.in_doubt(run.campaign)
+        run.store.trials.repeat(first)
+        assert run.store.trials.in_doubt(run.campaign) == left
         lease = lease_one(run.store, run.worker)
-        run.store.outcomes.post(lease.trial_id, lease.attempt, failed("timeout"))
-    assert run.store.trials.in_doubt(run.campaign) == []
+        post_outcome(run.store, lease.trial_id, lease.attempt, failed("timeout"))
+    assert run.store.trials.in_doubt(run.campaign) == [], "a repeat that failed is not repeated"
     assert run.trial(1).state == "COMPLETED"
 
 
-def test_a_third_layout_turns_the_vote_against_the_first(run: Run) -> None:
-    run.tell("Ax By Ax By")
-    assert run.off() == [2, 4]
-    run.tell("Cy")
-    assert run.off() == [1, 3]
-    assert run.trial(1).reason == "diverged"
-    assert "loss 5.8 of trial 1 at iteration 2 is off the 6.3 of trial 2" in run.trial(1).message
-    restored = run.trial(2)
-    assert (restored.state, restored.reason, restored.message) == ("COMPLETED", None, "")
-    ranked = ranked_trials(run.store, run.campaign, "tokens_per_s")
-    assert {trial.number for trial in ranked} == {2, 5}, "the repeat of the second counts with it"
-
-
-def test_a_layout_that_does_not_reproduce_itself_does_not_count_at_all(run: Run) -> None:
-    run.tell("Ax By Ay")
-    assert run.off() == [1, 3]
-    assert "which does not reproduce itself" in run.trial(1).message
-    assert "trial 3" in run.trial(1).message
-    assert "trial 1" in run.trial(3).message
-    assert run.trial(2).state == "COMPLETED"
-
-
-def test_a_repeat_that_agrees_with_its_layout_s_first_run_is_steady_at_the_edge_of_what_is_allowed(
-    run: Run,
-) -> None:
-    run.tell("Ax Bp Bq")
-    assert run.off() == []
-    run.tell("Cq")
-    assert run.off() == [4], "another layout is compared with the first run of the same losses"
-
-
-def test_the_words_follow_when_a_vote_is_settled(run: Run) -> None:
+def test_the_same_verdict_is_no_news_to_the_driver(run: Run) -> None:
     run.tell("Ax By")
     place = run.trial(2).ended_seq
     run.tell("Cx")
-    assert "several layouts agree with trial 1" in run.trial(2).message
-    assert run.trial(2).ended_seq == place, "the same verdict is no news to the driver"
+    assert run.trial(2).ended_seq == place
 
 
 def test_whoever_reads_endings_in_order_hears_of_a_verdict_that_turned(run: Run) -> None:
@@ -188,23 +162,14 @@ def test_whoever_reads_endings_in_order_hears_of_a_verdict_that_turned(run: Run)
     ]
 
 
-def test_precisions_and_batches_are_not_compared_with_each_other(run: Run) -> None:
+def test_precisions_batches_and_campaigns_are_not_compared_with_each_other(run: Run) -> None:
     run.tell("Ax")
-    for layout in (
-        replace(LAYOUTS["B"], precision="bf16"),
-        replace(LAYOUTS["B"], num_microbatches=2),
-    ):
-        trial = run.store.trials.add(run.campaign, layout)
-        lease_one(run.store, run.worker)
-        assert run.store.outcomes.post(trial.id, 1, trained(layout, "z")).state == "COMPLETED"
-    assert run.off() == []
-
-
-def test_campaigns_are_not_compared_with_each_other(store: Store) -> None:
-    first, second = Run(store, "first"), Run(store, "second")
-    first.tell("Ax")
-    second.tell("By")
-    assert first.off() == second.off() == []
+    for changes in ({"precision": "bf16"}, {"num_microbatches": 2}):
+        layout = replace(LAYOUTS["B"], **changes)  # type: ignore[arg-type]
+        run_trial(run.store, run.campaign, layout, trained(layout, "z"))
+    other = Run(run.store, "second")
+    other.tell("By")
+    assert run.off() == other.off() == []
 
 
 def test_an_outcome_that_is_posted_again_is_answered_as_the_first_time(run: Run) -> None:
@@ -212,11 +177,11 @@ def test_an_outcome_that_is_posted_again_is_answered_as_the_first_time(run: Run)
     layout = LAYOUTS["C"]
     trial = run.store.trials.add(run.campaign, layout)
     lease_one(run.store, run.worker)
-    first = run.store.outcomes.post(trial.id, 1, trained(layout, "y"))
+    first = post_outcome(run.store, trial.id, 1, trained(layout, "y"))
     assert (first.accepted, first.state) == (True, "FAILED")
     before = run.store.trials.find(run.campaign)
-    assert run.store.outcomes.post(trial.id, 1, trained(layout, "y")) == first
-    assert not run.store.outcomes.post(trial.id, 1, failed("diverged")).accepted
+    assert post_outcome(run.store, trial.id, 1, trained(layout, "y")) == first
+    assert not post_outcome(run.store, trial.id, 1, failed("diverged")).accepted
     assert run.store.trials.find(run.campaign) == before
 
 
@@ -230,35 +195,19 @@ def test_measurements_that_were_never_compared_are_with_the_next_one(
     assert run.off() == [3]
 
 
-def test_outcomes_that_come_at_once_are_judged_as_one(tmp_path: Path) -> None:
-    store = Store.open(upgraded(tmp_path))
-    run = Run(store)
+@pytest.mark.sqlite_is_enough(False)
+def test_outcomes_that_come_at_once_are_judged_as_one(run: Run) -> None:
     words = ["Ax", "By", "Cy", "Dx", "Ey"]
-    leases = []
     for layout_name, _ in words:
-        run.add(LAYOUTS[layout_name])
-        leases.append(lease_one(store, run.worker))
-    barrier = threading.Barrier(len(words))
-    faults: list[BaseException] = []
+        run.store.trials.add(run.campaign, LAYOUTS[layout_name])
+    leases = [lease_one(run.store, run.worker).trial_id for _ in words]
 
-    def report(index: int) -> None:
-        layout_name, losses = words[index]
-        try:
-            barrier.wait(10)
-            outcome = trained(LAYOUTS[layout_name], losses)
-            assert store.outcomes.post(leases[index].trial_id, 1, outcome).accepted
-        except BaseException as error:
-            faults.append(error)
-            raise
+    def report(trial_id: int, told: str) -> bool:
+        outcome = trained(LAYOUTS[told[0]], told[1])
+        return post_outcome(run.store, trial_id, 1, outcome).accepted
 
-    threads = [threading.Thread(target=report, args=(index,)) for index in range(len(words))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert not faults
+    assert all(at_once(*map(partial, repeat(report), leases, words)))
     assert run.off() == [1, 4], "three layouts against two, in whatever order they came"
-    store.close()
 
 
 def assert_one_verdict(store: Store, trials: list[TrialRecord]) -> None:

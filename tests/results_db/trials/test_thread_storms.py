@@ -12,12 +12,21 @@ from contextlib import ExitStack, closing
 
 import pytest
 
+from results_db.allocations import leases
 from results_db.errors import DatabaseUnavailableError, ResultsDbError
 from results_db.records import LeaseRecord
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import BeatBody, NodeStatusBody, StatusBody
 from search_spaces.spec.layout import Layout
-from tests.kit.store import completed, failed, make_campaign, make_worker
+from tests.kit.store import (
+    completed,
+    failed,
+    make_campaign,
+    make_worker,
+    post_outcome,
+    send_beats,
+    take_leases,
+)
 from tests.results_db.legal_history import violations, wrong_leaderboards
 
 _LOG = logging.getLogger(__name__)
@@ -109,9 +118,7 @@ class Thread:
         self.store.trials.repeat(self.dice.randint(1, MAX_TRIAL))
 
     def lease(self) -> None:
-        self.storm.leases += self.store.leases.lease(
-            self.session, self.dice.randint(1, 4), lease_s=0.05
-        )
+        self.storm.leases += take_leases(self.store, self.session, self.dice.randint(1, 4))
 
     def beat(self) -> None:
         held = [lease for lease in [self.a_lease() for _ in range(4)] if lease is not None]
@@ -121,7 +128,7 @@ class Thread:
             )
             for lease in held
         }
-        self.store.leases.heartbeat(self.session, list(beats.values()), lease_s=0.05)
+        send_beats(self.store, self.session, list(beats.values()))
 
     def complete(self) -> None:
         if (held := self.a_lease()) is not None:
@@ -131,14 +138,14 @@ class Thread:
     def _post(self, held: LeaseRecord, rate: float) -> None:
         # Kept twice by nobody: of a repeated report the first counts.
         outcome = completed(held.layout, tokens_per_s=rate)
-        receipt = self.store.outcomes.post(held.trial_id, held.attempt, outcome)
+        receipt = post_outcome(self.store, held.trial_id, held.attempt, outcome)
         if receipt.accepted:
             self.storm.accepted.append((held.trial_id, rate))
 
     def fail(self) -> None:
         if (held := self.a_lease()) is not None:
             outcome = failed(self.dice.choice(REASONS))
-            self.store.outcomes.post(held.trial_id, held.attempt, outcome)
+            post_outcome(self.store, held.trial_id, held.attempt, outcome)
 
     def register(self) -> None:
         self.session = make_worker(self.store, self.name).id
@@ -149,7 +156,7 @@ class Thread:
     def sweep(self) -> None:
         self.store.leases.expire()
         if self.dice.random() < 0.2:
-            self.store.leases.extend(lease_s=0.05)
+            self.store.leases.extend()
 
     def steer(self) -> None:
         action = self.dice.choice([self.store.campaigns.pause, self.store.campaigns.resume])
@@ -180,7 +187,7 @@ class Thread:
             for n in range(3)
         ]
         status = StatusBody(idle_node_s=self.dice.uniform(0, 99), nodes=nodes)
-        self.store.leases.heartbeat(self.session, [], status=status)
+        send_beats(self.store, self.session, [], status=status)
 
     def read(self) -> None:
         campaign = self.campaign()
@@ -198,7 +205,8 @@ def seed() -> int:
 
 
 @pytest.fixture
-def storm(database_url: str, seed: int) -> Iterator[Storm]:
+def storm(database_url: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storm]:
+    monkeypatch.setattr(leases, "LEASE_S", 0.05)
     with ExitStack() as stack:
         stores = [stack.enter_context(closing(Store(database_url))) for _ in range(2)]
         yield Storm(stores, seed)

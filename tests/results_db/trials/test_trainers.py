@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,16 +11,19 @@ from results_db.errors import MeasurementInvalidError
 from results_db.store import Store
 from search_spaces.errors import CampaignInvalidError
 from search_spaces.protocol.outcome import Iteration
-from search_spaces.protocol.worker_messages import WorkerCreate
 from search_spaces.spec.layout import Layout
 from tests.kit.store import (
     TurnableClock,
-    completed,
     lease_one,
+    make_iterations,
     make_spec,
     make_worker,
     ranked_trials,
+    run_trial,
+    take_leases,
 )
+
+pytestmark = pytest.mark.sqlite_is_enough
 
 TP1, TP2, TP4 = Layout(), Layout(tp=2), Layout(tp=4)
 OBJECTIVE = "tokens_per_s_per_device"
@@ -31,32 +35,20 @@ def campaign_of(store: Store, trainer: str, name: str = "theirs", **changes: Any
 
 
 def worker_with(store: Store, name: str = "w1", **trainers: str) -> str:
-    return store.workers.register(
-        WorkerCreate(
-            name=name,
-            host="node-1",
-            cluster="local-cpu",
-            num_nodes=1,
-            devices_per_node=8,
-            device="CPU core",
-            trainers=trainers,
-        )
-    ).id
+    return make_worker(store, name, trainers=trainers).id
 
 
 def run(store: Store, campaign: int, worker: str, layout: Layout, **figures: Any) -> int:
-    trial = store.trials.add(campaign, layout)
-    assert lease_one(store, worker).trial_id == trial.id
     values = {"trainer": "theirs", "trainer_version": "1.2", **figures}
-    store.outcomes.post(trial.id, 1, completed(layout, **values))
-    return trial.id
+    return run_trial(store, campaign, layout, worker=worker, **values)
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_a_worker_gets_only_trials_of_trainers_that_it_lists(store: Store) -> None:
     campaign = campaign_of(store, "theirs")
     trial = store.trials.add(campaign, TP1)
     plain, other = make_worker(store, "plain").id, worker_with(store, "other", another="1")
-    assert store.leases.lease(plain, 1) == store.leases.lease(other, 1) == []
+    assert take_leases(store, plain, 1) == take_leases(store, other, 1) == []
     assert lease_one(store, worker_with(store, "right", theirs="1.2")).trial_id == trial.id
 
 
@@ -80,6 +72,7 @@ def test_a_measurement_of_another_trainer_is_refused(store: Store) -> None:
         run(store, campaign_of(store, "theirs"), worker, TP1, trainer="another")
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_assumed_tokens_are_ranked_only_until_some_are_counted(store: Store) -> None:
     campaign, worker = campaign_of(store, "theirs"), worker_with(store, theirs="1.2")
     fast = run(store, campaign, worker, TP1, tokens="assumed", tokens_per_s=9000.0)
@@ -91,17 +84,9 @@ def test_assumed_tokens_are_ranked_only_until_some_are_counted(store: Store) -> 
     assert [t.id for t in ranked_trials(store, campaign, OBJECTIVE)] == [counted]
 
 
-def losses(*values: float | None) -> tuple[Iteration, ...]:
-    return tuple(
-        Iteration(
-            index=index,
-            kind="warmup" if index < 2 else "timed",
-            step_time_s=0.512,
-            loss=value,
-            grad_norm=None,
-        )
-        for index, value in enumerate(values)
-    )
+def losses(value: float | None) -> tuple[Iteration, ...]:
+    plain = make_iterations(0.512, timed=1)
+    return tuple(replace(each, loss=value, grad_norm=None) for each in plain)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +108,7 @@ def test_losses_are_compared_only_where_layouts_read_the_same_data(
             worker,
             layout,
             tokens_per_s=1000.0,
-            iterations=losses(loss, loss, loss),
+            iterations=losses(loss),
             losses_comparable=same_data,
         )
     assert store.trials.get(trial).state == state

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,30 +18,24 @@ from results_db.records import TrialRecord
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import BeatBody
 from search_spaces.spec.layout import Layout
-from tests.kit.store import completed, failed, lease_one, make_campaign, make_worker
+from tests.kit.store import (
+    completed,
+    failed,
+    lease_one,
+    post_outcome,
+    run_trial,
+    send_beats,
+)
 
 pytestmark = pytest.mark.sqlite_is_enough
 
 PLAIN = Layout()
 
 
-@pytest.fixture
-def campaign(store: Store) -> int:
-    return make_campaign(store)
-
-
-@pytest.fixture
-def worker(store: Store) -> str:
-    return make_worker(store).id
-
-
-def ended(store: Store, campaign: int, worker: str, reason: str | None = None) -> TrialRecord:
+def ended(store: Store, campaign: int, reason: str | None = None) -> TrialRecord:
     """A trial of the plain layout that has ended."""
-    trial = store.trials.add(campaign, PLAIN)
-    lease = lease_one(store, worker)
-    outcome = completed(PLAIN) if reason is None else failed(reason)
-    store.outcomes.post(trial.id, lease.attempt, outcome)
-    return store.trials.get(trial.id)
+    outcome = None if reason is None else failed(reason)
+    return store.trials.get(run_trial(store, campaign, PLAIN, outcome))
 
 
 def audit(store: Store) -> list[tuple[str, str, str, dict[str, Any]]]:
@@ -53,7 +47,7 @@ def audit(store: Store) -> list[tuple[str, str, str, dict[str, Any]]]:
 def test_a_completed_trial_is_measured_again_as_often_as_wished(
     store: Store, campaign: int, worker: str
 ) -> None:
-    trial = ended(store, campaign, worker)
+    trial = ended(store, campaign)
     physics = store.by(Actor(name="physics", role="submitter"))
     added = physics.trials.measure_again(trial.id, times=3)
     assert [(t.number, t.state, t.repeat_of, t.repeat_index) for t in added] == [
@@ -76,7 +70,7 @@ def test_a_completed_trial_is_measured_again_as_often_as_wished(
 def test_what_failed_is_queued_again_and_not_measured_again(
     store: Store, campaign: int, worker: str, reason: str
 ) -> None:
-    trial = ended(store, campaign, worker, reason)
+    trial = ended(store, campaign, reason)
     with pytest.raises(TrialStateError, match="only a COMPLETED one is measured again: requeue it"):
         store.trials.measure_again(trial.id)
     again = store.trials.requeue(trial.id)
@@ -86,14 +80,14 @@ def test_what_failed_is_queued_again_and_not_measured_again(
 
 
 def test_a_completed_trial_is_not_queued_again(store: Store, campaign: int, worker: str) -> None:
-    trial = ended(store, campaign, worker)
+    trial = ended(store, campaign)
     with pytest.raises(TrialStateError, match=r"COMPLETED; only a FAILED, .* repeat it"):
         store.trials.requeue(trial.id)
     assert audit(store) == []
 
 
 def test_a_wish_that_comes_twice_queues_one_trial(store: Store, campaign: int, worker: str) -> None:
-    trial = ended(store, campaign, worker, "crashed")
+    trial = ended(store, campaign, "crashed")
     store.trials.requeue(trial.id)
     with pytest.raises(TrialStateError, match="trial number 2 is of the same layout, and PENDING"):
         store.trials.requeue(trial.id)
@@ -109,7 +103,7 @@ def test_a_cancelled_trial_can_be_queued_again(store: Store, campaign: int, work
     again = store.trials.requeue(trial.id)
     lease = lease_one(store, worker)
     assert lease.trial_id == again.id, "the cancelled one is leased no more"
-    store.outcomes.post(again.id, lease.attempt, completed(PLAIN))
+    post_outcome(store, again.id, lease.attempt, completed(PLAIN))
     assert store.trials.get(again.id).state == "COMPLETED"
 
 
@@ -121,8 +115,8 @@ def test_a_running_trial_is_cancelled_through_its_worker(
     assert store.trials.cancel(trial.id).state == "RUNNING"
     assert store.trials.cancel(trial.id).state == "RUNNING", "twice is once"
     beat = BeatBody(trial_id=trial.id, attempt=lease.attempt, iterations_done=1)
-    assert list(store.leases.heartbeat(worker, [beat]).stop) == [trial.id]
-    store.outcomes.post(trial.id, lease.attempt, failed("cancelled"))
+    assert list(send_beats(store, worker, [beat]).stop) == [trial.id]
+    post_outcome(store, trial.id, lease.attempt, failed("cancelled"))
     assert store.trials.get(trial.id).state == "CANCELLED"
     assert store.trials.cancel(trial.id).state == "CANCELLED", "once more is no error"
     assert [entry[1] for entry in audit(store)] == ["trial.cancel"]
@@ -151,14 +145,13 @@ def test_an_open_trial_is_not_repeated(store: Store, campaign: int, worker: str,
 def test_a_campaign_that_has_ended_takes_no_repeats(
     store: Store, campaign: int, worker: str
 ) -> None:
-    good = ended(store, campaign, worker)
-    bad = store.trials.add(campaign, Layout(tp=2))
-    store.outcomes.post(bad.id, lease_one(store, worker).attempt, failed("crashed"))
+    good = ended(store, campaign)
+    bad = run_trial(store, campaign, Layout(tp=2), failed())
     store.campaigns.cancel(campaign)
     with pytest.raises(CampaignStateError, match="takes no trials"):
         store.trials.measure_again(good.id, times=2)
     with pytest.raises(CampaignStateError, match="takes no trials"):
-        store.trials.requeue(bad.id)
+        store.trials.requeue(bad)
     assert len(store.trials.find(campaign)) == 2
 
 
@@ -174,7 +167,7 @@ def test_what_is_not_there_is_not_changed(store: Store) -> None:
 
 
 def test_wishes_are_told_as_events(store: Store, campaign: int, worker: str) -> None:
-    trial = ended(store, campaign, worker)
+    trial = ended(store, campaign)
     (again,) = store.trials.measure_again(trial.id)
     store.trials.cancel(again.id)
     query = select(EventRow.kind).where(EventRow.trial_id == again.id).order_by(EventRow.id)
@@ -186,22 +179,9 @@ def test_wishes_are_told_as_events(store: Store, campaign: int, worker: str) -> 
 def test_wishes_at_once_number_their_trials_one_after_the_other(
     store: Store, campaign: int, worker: str
 ) -> None:
-    trial = ended(store, campaign, worker)
-    errors: list[Exception] = []
-
-    def wish() -> None:
-        try:
-            for _ in range(5):
-                store.trials.measure_again(trial.id)
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=wish) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    trial = ended(store, campaign)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(store.trials.measure_again, [trial.id] * 20))
     repeats = store.trials.find(campaign)[1:]
     assert [t.number for t in repeats] == list(range(2, 22))
     assert sorted(t.repeat_index for t in repeats) == list(range(1, 21))
@@ -213,7 +193,7 @@ def test_a_log_is_read_alone_and_where_none_is_kept_that_is_said(
     trial = store.trials.add(campaign, PLAIN)
     with pytest.raises(TrialLogNotFoundError, match="PENDING and has no log: it comes with"):
         store.trials.log(trial.id)
-    store.outcomes.post(trial.id, lease_one(store, worker).attempt, failed("crashed"))
+    post_outcome(store, trial.id, lease_one(store, worker).attempt, failed())
     assert store.trials.log(trial.id) == "Traceback ..."
     other = store.trials.add(campaign, Layout(tp=2))
     store.trials.cancel(other.id)

@@ -13,7 +13,7 @@ from results_db.trials.filter import KNOB_FIELDS, TrialFilter
 from results_db.trials.filter_sql import conditions
 from search_spaces.protocol.metrics import METRICS
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
-from tests.kit.store import completed, failed, lease_one, make_campaign, make_worker
+from tests.kit.store import completed, failed, lease_one, make_campaign, make_worker, post_outcome
 
 ODD_ONE = Layout(
     num_nodes=2,
@@ -47,7 +47,7 @@ def two(store: Store) -> Store:
             mfu=factor,
             peak_memory_bytes=int(tokens_per_s),
         )
-        store.outcomes.post(lease.trial_id, lease.attempt, outcome)
+        post_outcome(store, lease.trial_id, lease.attempt, outcome)
     return store
 
 
@@ -98,7 +98,7 @@ def test_states_reasons_and_nodes_are_filtered_by(two: Store) -> None:
     worker = make_worker(two, "w2")
     two.trials.add(campaign, Layout(tp=4))
     lease = lease_one(two, worker.id)
-    two.outcomes.post(lease.trial_id, lease.attempt, failed("crashed"))
+    post_outcome(two, lease.trial_id, lease.attempt, failed("crashed"))
     two.trials.add(campaign, Layout(tp=8))
     assert found(two, states=("FAILED", "PENDING")) == [3, 4]
     assert found(two, reasons=("crashed",)) == [3]

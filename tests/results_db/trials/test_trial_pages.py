@@ -15,7 +15,15 @@ from results_db.trials.filter import TrialFilter
 from results_db.trials.sort_order import SORT_KEYS, PageEnd, SortKey, TrialOrder
 from search_spaces.protocol.metrics import METRICS
 from search_spaces.spec.layout import PRECISIONS, RECOMPUTE_MODES, Layout
-from tests.kit.store import completed, failed, lease_one, make_campaign, make_worker
+from tests.kit.store import (
+    completed,
+    failed,
+    lease_one,
+    make_campaign,
+    make_worker,
+    post_outcome,
+    take_leases,
+)
 
 LAYOUTS = (
     Layout(),
@@ -34,7 +42,7 @@ def run(store: Store, worker_id: str, layout: Layout, tokens_per_s: float) -> in
     shares = {"mfu": tokens_per_s / 1000}
     memory = {"peak_memory_bytes": int(1e9 - tokens_per_s)}
     outcome = completed(layout, tokens_per_s=tokens_per_s, **shares, **memory)
-    store.outcomes.post(lease.trial_id, lease.attempt, outcome)
+    post_outcome(store, lease.trial_id, lease.attempt, outcome)
     return lease.trial_id
 
 
@@ -48,7 +56,7 @@ def campaign(store: Store) -> int:
         run(store, worker.id, layout, tokens_per_s)
     store.trials.add(campaign, LAYOUTS[4])
     lease = lease_one(store, worker.id)
-    store.outcomes.post(lease.trial_id, lease.attempt, failed("crashed"))
+    post_outcome(store, lease.trial_id, lease.attempt, failed("crashed"))
     store.trials.add(campaign, LAYOUTS[5])
     return campaign
 
@@ -237,13 +245,13 @@ def test_whatever_happens_between_pages_each_trial_that_was_there_comes_once(
         if happening == "added":
             store.trials.add(campaign, next(new))
         elif happening is not None and store.trials.count_open(campaign):
-            (lease,) = store.leases.lease(worker.id, 1)
+            (lease,) = take_leases(store, worker.id, 1)
             rate = 50.0 * (1 + len(listed))
             outcome = (
                 completed(lease.layout, tokens_per_s=rate)
                 if happening == "measured"
                 else failed("crashed")
             )
-            store.outcomes.post(lease.trial_id, lease.attempt, outcome)
+            post_outcome(store, lease.trial_id, lease.attempt, outcome)
     assert len(listed) == len(set(listed)), "none twice"
     assert there <= set(listed), "none missed"

@@ -1,8 +1,9 @@
 import dataclasses
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from sqlalchemy import UniqueConstraint, select, update
+from sqlalchemy import UniqueConstraint, update
 from sqlalchemy.exc import IntegrityError
 
 from results_db.database.database import breaks_unique
@@ -16,7 +17,6 @@ from results_db.errors import (
 from results_db.models.tables import Base, Campaign, Trial
 from results_db.store import Store
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
-from search_spaces.spec.objectives import OBJECTIVES
 from tests.kit.store import (
     completed,
     failed,
@@ -24,8 +24,10 @@ from tests.kit.store import (
     make_campaign,
     make_environment,
     make_measurement,
-    make_worker,
+    post_outcome,
     ranked_trials,
+    run_trial,
+    take_leases,
 )
 
 ODD = Layout(
@@ -44,17 +46,7 @@ ODD = Layout(
 )
 
 
-def run_trial(
-    store: Store, campaign: int, layout: Layout, worker_id: str, **changes: object
-) -> int:
-    trial = store.trials.add(campaign, layout)
-    lease_one(store, worker_id)
-    store.outcomes.post(trial.id, 1, completed(layout, **changes))
-    return trial.id
-
-
-def test_a_layout_comes_back_as_it_was(store: Store) -> None:
-    campaign = make_campaign(store)
+def test_a_layout_comes_back_as_it_was(store: Store, campaign: int) -> None:
     trial = store.trials.add(campaign, ODD)
     assert trial.layout == ODD == store.trials.get(trial.id).layout
     assert trial.layout_key == ODD.key
@@ -80,80 +72,61 @@ def test_a_trial_needs_a_campaign(store: Store) -> None:
         store.trials.add(9, ODD)
 
 
-def test_a_repeat_is_deliberate_and_says_what_it_repeats(store: Store) -> None:
-    campaign, worker = make_campaign(store), make_worker(store)
+def test_a_repeat_is_deliberate_and_says_what_it_repeats(
+    store: Store, campaign: int, worker: str
+) -> None:
     first = store.trials.add(campaign, Layout())
     with pytest.raises(TrialStateError, match="PENDING"):
         store.trials.repeat(first.id)
-    lease_one(store, worker.id)
-    store.outcomes.post(first.id, 1, completed())
-    second = store.trials.repeat(first.id)
+    post_outcome(store, first.id, lease_one(store, worker).attempt, completed())
+    second = store.trials.get(run_trial(store, campaign, outcome=failed()))
     assert (second.repeat_of, second.repeat_index, second.number) == (first.id, 1, 2)
-    lease_one(store, worker.id)
-    store.outcomes.post(second.id, 1, failed())
     assert store.trials.repeat(second.id).repeat_index == 2
 
 
-def test_a_completed_trial_keeps_all_that_was_measured(store: Store) -> None:
-    campaign, worker = make_campaign(store), make_worker(store, devices_per_node=16)
-    layout = Layout(pp=4)
-    trial_id = run_trial(store, campaign, layout, worker.id)
-    detail = store.trials.detail(trial_id)
-    expected = make_measurement(layout)
+FP16: dict[str, Any] = {
+    "iterations": tuple(
+        dataclasses.replace(each, grad_norm=None if each.index == 0 else each.grad_norm)
+        for each in make_measurement(Layout(pp=2)).iterations
+    ),
+    "skipped_steps": 1,
+    "warmup_settled": False,
+    "peak_reserved_bytes_by_stage": (7 << 30, 6 << 30),
+}
+"""What fp16 on a GPU adds to a measurement."""
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes"),
+    [
+        (Layout(pp=4), {}),
+        (Layout(pp=2, precision="fp16"), FP16),
+        (Layout(), {"breakdown": None}),
+        (Layout(tp=2), {"shortened": True, "iterations_asked": 10, "timed": 3}),
+    ],
+)
+def test_a_completed_trial_keeps_all_that_was_measured(
+    store: Store, campaign: int, layout: Layout, changes: dict[str, Any]
+) -> None:
+    detail = store.trials.detail(run_trial(store, campaign, layout, **changes))
+    sent = vars_of(make_measurement(layout, **changes))
     assert detail.trial.state == "COMPLETED"
-    assert detail.trial.measurement is not None
-    kept = {
-        f.name: getattr(detail.trial.measurement, f.name)
-        for f in dataclasses.fields(detail.trial.measurement)
-    }
-    sent = {f.name: getattr(expected, f.name) for f in dataclasses.fields(expected)}
     assert detail.iterations == sent.pop("iterations")
-    assert kept == sent
+    assert vars_of(detail.trial.measurement) == sent
     assert detail.environment == make_environment()
     assert detail.log_tail == "the last line\n"
     assert [(a.attempt, a.ending, a.worker_name) for a in detail.attempts] == [
         (1, "reported", "w1")
     ]
-
-
-def test_what_fp16_on_a_gpu_adds_to_a_measurement_is_kept(store: Store) -> None:
-    campaign, worker = make_campaign(store), make_worker(store)
-    layout = Layout(pp=2, precision="fp16")
-    plain = make_measurement(layout)
-    (first, *others) = plain.iterations
-    iterations = (dataclasses.replace(first, grad_norm=None), *others)
-    reserved = (7 << 30, 6 << 30)
-    trial_id = run_trial(
-        store,
-        campaign,
-        layout,
-        worker.id,
-        iterations=iterations,
-        skipped_steps=1,
-        warmup_settled=False,
-        peak_reserved_bytes_by_stage=reserved,
-    )
-    detail = store.trials.detail(trial_id)
-    kept = detail.trial.measurement
-    assert kept is not None
-    assert detail.iterations == iterations
-    assert (kept.skipped_steps, kept.warmup_settled) == (1, False)
-    assert kept.peak_reserved_bytes_by_stage == reserved
-    assert kept.peak_memory_bytes_by_stage == plain.peak_memory_bytes_by_stage
-
-
-def test_a_measurement_without_a_breakdown_is_kept_without_one(store: Store) -> None:
-    campaign, worker = make_campaign(store), make_worker(store)
-    trial_id = run_trial(store, campaign, Layout(), worker.id, breakdown=None)
     (ranked,) = ranked_trials(store, campaign, "tokens_per_s")
-    assert ranked.id == trial_id
-    assert ranked.measurement is not None
-    assert ranked.measurement.breakdown is None
-    assert ranked.measurement.peak_reserved_bytes_by_stage == ()
+    assert ranked == detail.trial
 
 
-def test_an_unknown_trial_is_named_in_the_error(store: Store) -> None:
-    campaign = make_campaign(store)
+def vars_of(record: Any) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+
+
+def test_an_unknown_trial_is_named_in_the_error(store: Store, campaign: int) -> None:
     for read in (store.trials.get, store.trials.detail, store.trials.repeat):
         with pytest.raises(TrialNotFoundError, match="no trial 5"):
             read(5)
@@ -161,114 +134,42 @@ def test_an_unknown_trial_is_named_in_the_error(store: Store) -> None:
         store.trials.by_number(campaign, 5)
 
 
-def test_trials_are_listed_by_number_state_and_page(store: Store) -> None:
-    campaign, worker = make_campaign(store), make_worker(store)
-    for tp in (1, 2, 4, 8):
+def test_trials_are_listed_by_number_state_and_page(
+    store: Store, campaign: int, worker: str
+) -> None:
+    run_trial(store, campaign)
+    for tp in (2, 4, 8):
         store.trials.add(campaign, Layout(tp=tp))
-    lease = lease_one(store, worker.id)
-    store.outcomes.post(lease.trial_id, 1, completed())
     assert [t.number for t in store.trials.find(campaign)] == [1, 2, 3, 4]
-    assert [t.number for t in store.trials.find(campaign, after_number=1, limit=2)] == [2, 3]
+    assert [t.number for t in store.trials.find(campaign, limit=2)] == [1, 2]
     assert [t.number for t in store.trials.find(campaign, states=("COMPLETED", "RUNNING"))] == [1]
     assert store.trials.by_number(campaign, 3).layout.tp == 4
-    assert store.campaigns.count_trials(campaign) == {
-        "PENDING": 3,
-        "RUNNING": 0,
-        "COMPLETED": 1,
-        "INFEASIBLE": 0,
-        "FAILED": 0,
-        "CANCELLED": 0,
-    }
+    none = dict.fromkeys(("RUNNING", "INFEASIBLE", "FAILED", "CANCELLED"), 0)
+    assert store.campaigns.count_trials(campaign) == {"PENDING": 3, "COMPLETED": 1, **none}
 
 
-def test_the_order_of_endings_is_kept_whatever_the_order_of_beginnings(store: Store) -> None:
-    campaign, worker = make_campaign(store), make_worker(store)
+def test_the_order_of_endings_is_kept_whatever_the_order_of_beginnings(
+    store: Store, campaign: int, worker: str
+) -> None:
     ids = [store.trials.add(campaign, Layout(tp=tp)).id for tp in (1, 2, 4)]
-    store.leases.lease(worker.id, 3)
-    store.outcomes.post(ids[2], 1, failed("out_of_memory"))
-    store.outcomes.post(ids[0], 1, completed())
+    take_leases(store, worker, 3)
+    post_outcome(store, ids[2], 1, failed("out_of_memory"))
+    post_outcome(store, ids[0], 1, completed())
     told = store.trials.ended_since(campaign, 0)
     assert [(t.id, t.ended_seq) for t in told] == [(ids[2], 1), (ids[0], 2)]
     store.campaigns.cancel(campaign)
-    store.outcomes.post(ids[1], 1, failed("cancelled"))
+    post_outcome(store, ids[1], 1, failed("cancelled"))
     assert [t.id for t in store.trials.ended_since(campaign, 2)] == [ids[1]]
 
 
-def test_the_leaderboard_ranks_by_each_objective_the_best_first(store: Store) -> None:
-    campaign, worker = make_campaign(store), make_worker(store)
-    slow = run_trial(store, campaign, Layout(tp=1), worker.id, tokens_per_s=100.0)
-    fast = run_trial(store, campaign, Layout(tp=4), worker.id, tokens_per_s=300.0)
-    tied = run_trial(store, campaign, Layout(tp=2), worker.id, tokens_per_s=300.0)
-    assert [t.id for t in ranked_trials(store, campaign, "tokens_per_s")] == [fast, tied, slow]
-    assert [t.id for t in ranked_trials(store, campaign, "tokens_per_s_per_device")] == [
-        tied,
-        slow,
-        fast,
-    ]
-    second = ranked_trials(store, campaign, "tokens_per_s", limit=1, offset=1)
-    assert [t.id for t in second] == [tied]
-    assert store.leaderboard.ranked_summary(campaign).num_ranked == 3
-
-
-def test_only_completed_trials_that_had_devices_of_their_own_are_ranked(store: Store) -> None:
-    campaign, other, worker = make_campaign(store), make_campaign(store, "b"), make_worker(store)
-    run_trial(store, campaign, Layout(tp=2), worker.id, oversubscribed=True, tokens_per_s=9e9)
-    run_trial(store, other, Layout(), worker.id)
-    broken = store.trials.add(campaign, Layout(tp=4))
-    lease_one(store, worker.id)
-    store.outcomes.post(broken.id, 1, failed())
-    good = run_trial(store, campaign, Layout(), worker.id)
-    assert [t.id for t in ranked_trials(store, campaign, "tokens_per_s")] == [good]
-    assert store.leaderboard.ranked_summary(campaign).num_ranked == 1
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_every_objective_of_a_campaign_ranks(store: Store, objective: str) -> None:
-    campaign, worker = make_campaign(store), make_worker(store)
-    ids = {}
-    for tp, value in ((1, 1000.0), (2, 3000.0), (4, 2000.0)):
-        # The rate of a device follows from that of all, and so does that of a node.
-        # So do the FLOP/s of a device, whose peak decides the shares.
-        rate = value if objective in ("tokens_per_s", "tokens_per_node_hour") else value * tp
-        figures = {"tokens_per_s": rate, "peak_tflops_per_device": 1.0}
-        ids[value] = run_trial(store, campaign, Layout(tp=tp), worker.id, **figures)
-    ranked = [trial.id for trial in ranked_trials(store, campaign, objective)]
-    assert ranked == [ids[3000.0], ids[2000.0], ids[1000.0]]
-
-
-def test_an_unknown_objective_is_refused_with_the_choices(store: Store) -> None:
+def test_an_unknown_objective_is_refused_with_the_choices(store: Store, campaign: int) -> None:
     with pytest.raises(
         ObjectiveUnknownError, match="'speed' is not one of tokens_per_s_per_device"
     ):
-        ranked_trials(store, make_campaign(store), "speed")
+        ranked_trials(store, campaign, "speed")
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize(
-    "impossible",
-    [
-        {"state": "DREAMING"},
-        {"state": "COMPLETED"},
-        {"state": "RUNNING"},
-        {"reason": "crashed"},
-        {"num_devices": 7},
-        {"global_batch_size": 7},
-        {"repeat_index": 1},
-        {"ended_seq": 1},
-        {"campaign_id": 99},
-    ],
-)
-def test_the_schema_refuses_what_must_never_be(store: Store, impossible: dict[str, object]) -> None:
-    trial = store.trials.add(make_campaign(store), Layout())
-    with pytest.raises(IntegrityError), store._db.write() as session:
-        session.execute(update(Trial).where(Trial.id == trial.id).values(**impossible))
-    with store._db.read() as session:
-        assert session.scalar(select(Trial.state)) == "PENDING"
-
-
-def test_only_a_layout_that_was_tried_is_called_a_duplicate(store: Store) -> None:
-    campaign = make_campaign(store)
+def test_only_a_layout_that_was_tried_is_called_a_duplicate(store: Store, campaign: int) -> None:
     store.trials.add(campaign, Layout())
     with store._db.write() as session:
         # Damaged: the next number is taken.

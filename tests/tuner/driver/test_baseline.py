@@ -13,7 +13,7 @@ from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
-from tests.kit.store import completed, failed
+from tests.kit.store import completed, failed, post_outcome, take_leases
 from tests.tuner.factories import (
     FakeWorker,
     drive_until,
@@ -86,14 +86,14 @@ def test_several_workers_start_with_it_and_go_on_beside_it(store: Store) -> None
     waiting = store.trials.find(campaign.id)
     assert len(waiting) > 2
     assert waiting[0].layout == spec.baseline
-    (first,) = store.leases.lease(workers[0].id, 1)
+    (first,) = take_leases(store, workers[0].id, 1)
     assert first.layout == spec.baseline
     drive_until(
         lambda: store.campaigns.count_trials(campaign.id)["COMPLETED"] == 5,
         Driver(store).step,
         *workers,
     )
-    store.outcomes.post(first.trial_id, first.attempt, measured(first.layout))
+    post_outcome(store, first.trial_id, first.attempt, measured(first.layout))
     drive_until(lambda: ended(store, campaign), Driver(store).step, *workers)
     assert len(set(layouts_of(store.trials.find(campaign.id)))) == 6
 

@@ -14,7 +14,7 @@ from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
-from tests.kit.store import TurnableClock, completed, failed
+from tests.kit.store import TurnableClock, completed, failed, post_outcome, take_leases
 from tests.tuner.factories import (
     FakeWorker,
     drive_until,
@@ -87,12 +87,12 @@ def test_node_hours_end_a_campaign_once_what_runs_has_finished(store: Store) -> 
     other = FakeWorker(store, name="w2")
     driver = Driver(store)
     driver.step()
-    (running,) = store.leases.lease(other.id, 1)
+    (running,) = take_leases(store, other.id, 1)
     drive_until(lambda: store.campaigns.get(campaign.id).node_seconds >= 36.0, driver.step, slow)
     driver.step()
     assert store.campaigns.get(campaign.id).state == "RUNNING"
     assert store.campaigns.count_trials(campaign.id)["PENDING"] == 0
-    store.outcomes.post(running.trial_id, running.attempt, measured(running.layout))
+    post_outcome(store, running.trial_id, running.attempt, measured(running.layout))
     driver.step()
     record = store.campaigns.get(campaign.id)
     assert (record.state, record.reason) == ("COMPLETED", "budget")

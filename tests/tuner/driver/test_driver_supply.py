@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from results_db.store import Store
-from tests.kit.store import make_worker
+from tests.kit.store import make_worker, take_leases
 from tests.tuner.factories import FakeWorker, make_spec, submit
 from tuner.driver.driver import MAX_A_ROUND, Driver
 
@@ -35,7 +35,7 @@ def test_one_trial_waits_beyond_what_the_workers_run(store: Store) -> None:
         driver.step()
     assert store.campaigns.count_trials(campaign.id)["PENDING"] == 4
     for worker in workers:
-        store.leases.lease(worker.id, 1)
+        take_leases(store, worker.id, 1)
     driver.step()
     assert store.campaigns.count_trials(campaign.id)["PENDING"] == 1
 

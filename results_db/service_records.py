@@ -1,0 +1,61 @@
+"""Records of nodes and of the audit, with which the API answers as they are; see `records`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from results_db.records import QuarantineRead
+from search_spaces.protocol.worker_messages import NodeState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllocationNodeRead:
+    """A node of an allocation, with the newest status from its worker."""
+
+    name: str
+    num_devices: int
+    state: NodeState
+    doing: str
+    """The probe that runs there, in words."""
+    reason: str
+    """Why it is lost or in quarantine."""
+    free_devices: int | None
+    """Devices that no probe holds; null: not reported."""
+    health: dict[str, Any] | None
+    """Result of its last health check."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterNodeRead:
+    """A node: its allocation, its status, and its quarantine."""
+
+    cluster: str
+    name: str
+    allocation: str | None
+    """Id of the allocation that has it now; null: none."""
+    node: AllocationNodeRead | None
+    """Its status in that allocation. An order shows here once its worker has followed it."""
+    quarantine: QuarantineRead | None
+    """null: it never was in quarantine."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditEntryRead:
+    """One change."""
+
+    id: int
+    at: datetime
+    actor: str
+    """The name of the token, or "system" for changes by the service itself."""
+    role: str
+    token_id: int | None
+    """null: a token of the data directory, or the service itself."""
+    address: str
+    """Where the request came from; empty without a request."""
+    action: str
+    """For example "campaign.pause"."""
+    target_kind: str
+    target: str
+    details: dict[str, Any]
