@@ -65,6 +65,16 @@ def started(service: LiveService, **options: object) -> tuple[HeldProbes, LivePr
     return probes, worker
 
 
+def assert_all_goes_on(
+    service: LiveService, probes: HeldProbes, worker: LiveProcess, trial: int
+) -> None:
+    """The held probe and one after it complete, and nothing is left of them."""
+    service.wait_for_end([trial, after := probes.add()], PATIENCE_S)
+    assert service.trial(trial).trial.state == "COMPLETED", worker.said()
+    assert service.trial(after).trial.state == "COMPLETED"
+    assert_nothing_left(service, worker)
+
+
 def test_a_service_that_was_away_for_longer_than_a_lease_hears_what_ended_meanwhile(
     tmp_path: Path,
 ) -> None:
@@ -77,11 +87,8 @@ def test_a_service_that_was_away_for_longer_than_a_lease_hears_what_ended_meanwh
         wait_until("its outcome is kept", lambda: spooled(tmp_path / "spool"), PATIENCE_S)
         wait_until("a lease would have run out", lambda: time.monotonic() - killed_at > AWAY_S)
         service.start()
-        service.wait_for_end([trial, after := probes.add()], PATIENCE_S)
-        assert service.trial(trial).trial.state == "COMPLETED", worker.said()
+        assert_all_goes_on(service, probes, worker, trial)
         assert probes.endings(trial) == ["reported"]
-        assert probes.endings(after) == ["reported"]
-        assert_nothing_left(service, worker)
 
 
 def test_a_worker_whose_spool_is_full_posts_from_memory(tmp_path: Path) -> None:
@@ -93,11 +100,8 @@ def test_a_worker_whose_spool_is_full_posts_from_memory(tmp_path: Path) -> None:
         probes.let_go()
         wait_until("it says so", lambda: "is kept in memory" in worker.said(9000), PATIENCE_S)
         service.start()
-        service.wait_for_end([trial, after := probes.add()], PATIENCE_S)
-        assert service.trial(trial).trial.state == "COMPLETED", worker.said()
+        assert_all_goes_on(service, probes, worker, trial)
         assert probes.endings(trial) == ["reported"]
-        assert service.trial(after).trial.state == "COMPLETED"
-        assert_nothing_left(service, worker)
 
 
 def test_a_service_whose_disk_is_full_takes_the_outcome_once_it_has_room(tmp_path: Path) -> None:
@@ -114,8 +118,5 @@ def test_a_service_whose_disk_is_full_takes_the_outcome_once_it_has_room(tmp_pat
         assert service.serve.process is not None
         assert not service.serve.has_ended(), service.serve.said()
         ballast.unlink()
-        service.wait_for_end([trial, after := probes.add()], PATIENCE_S)
-        assert service.trial(trial).trial.state == "COMPLETED", worker.said()
+        assert_all_goes_on(service, probes, worker, trial)
         assert len(service.trial(trial).attempts) <= 2
-        assert service.trial(after).trial.state == "COMPLETED"
-        assert_nothing_left(service, worker)

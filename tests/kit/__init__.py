@@ -9,6 +9,8 @@
     store           campaigns, workers, leases, measurements and outcomes for a store; clocks
     postgres        databases that tests borrow: `sqlite_url`, `postgres_url`, `database_url`
     cheap_campaign  a campaign with cheap probes beside a full one
+    campaigns       a campaign as a value
+    layouts         a layout that leaves no knob at its default, and grids of layouts
     allocation      what a worker reports of its allocation
     bodies          a valid body of each route that takes JSON
     page            the elements and texts of an HTML page

@@ -40,62 +40,53 @@ def in_group(group: str, **files: str) -> dict[str, str]:
     return {f"{group}{name.replace('_', '.', 1)}": text for name, text in files.items()}
 
 
+def of_version_1(memory: str, quota: str) -> dict[str, str]:
+    return {
+        "memory__docker__abc__memory.limit_in_bytes": f"{memory}\n",
+        "memory__memory.limit_in_bytes": f"{UNLIMITED_V1}\n",
+        "cpu__docker__abc__cpu.cfs_quota_us": f"{quota}\n",
+        "cpu__docker__abc__cpu.cfs_period_us": "100000\n",
+    }
+
+
+JOB = "user.slice__job__"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "memory_gib", "cores"),
+    [
+        (V2, in_group(JOB, memory_max=f"{2 * GIB}\n", cpu_max="100000 100000\n"), 2, 1),
+        # The smallest limit up the tree counts.
+        (
+            V2,
+            {
+                **in_group(JOB, memory_max="max\n", cpu_max="max 100000\n"),
+                **in_group("user.slice__", memory_max=f"{GIB}\n", cpu_max="50000 100000\n"),
+            },
+            1,
+            1,
+        ),
+        # A path of the host leads to the container's own group.
+        ("0::/../../kubepods/pod7\n", in_group("", memory_max=f"{3 * GIB}\n"), 3, CORES),
+        # A quota of more cores than there are adds none.
+        (V2, in_group(JOB, cpu_max=f"{(CORES + 3) * 100000} 100000\n"), 16, CORES),
+        (V1, of_version_1(str(4 * GIB), "150000"), 4, 1),
+        (V1, of_version_1(UNLIMITED_V1, "-1"), 16, CORES),
+    ],
+    ids=["version 2", "up the tree", "of the host", "large quota", "version 1", "unlimited"],
+)
+def test_a_container_limits_memory_and_cores(
+    tmp_path: Path, cgroup: str, files: dict[str, str], memory_gib: int, cores: int
+) -> None:
+    root = make_machine(tmp_path, cgroup=cgroup, **files)
+    assert usable_memory_bytes(root) == memory_gib * GIB
+    assert usable_cores(root) == cores
+
+
 def test_without_control_groups_everything_is_usable(tmp_path: Path) -> None:
     root = make_machine(tmp_path)
     (root / "proc/self/cgroup").unlink()
     assert usable_memory_bytes(root) == 16 * GIB
-    assert usable_cores(root) == CORES
-
-
-def test_a_container_of_version_2_limits_memory_and_cores(tmp_path: Path) -> None:
-    files = in_group("user.slice__job__", memory_max=f"{2 * GIB}\n", cpu_max="100000 100000\n")
-    root = make_machine(tmp_path, cgroup=V2, **files)
-    assert usable_memory_bytes(root) == 2 * GIB
-    assert usable_cores(root) == 1
-
-
-def test_the_smallest_limit_up_the_tree_counts(tmp_path: Path) -> None:
-    files = {
-        **in_group("user.slice__job__", memory_max="max\n", cpu_max="max 100000\n"),
-        **in_group("user.slice__", memory_max=f"{GIB}\n", cpu_max="50000 100000\n"),
-    }
-    root = make_machine(tmp_path, cgroup=V2, **files)
-    assert usable_memory_bytes(root) == GIB
-    assert usable_cores(root) == 1
-
-
-def test_a_path_of_the_host_leads_to_the_containers_own_group(tmp_path: Path) -> None:
-    files = in_group("", memory_max=f"{3 * GIB}\n")
-    root = make_machine(tmp_path, cgroup="0::/../../kubepods/pod7\n", **files)
-    assert usable_memory_bytes(root) == 3 * GIB
-
-
-def test_a_container_of_version_1_limits_memory_and_cores(tmp_path: Path) -> None:
-    files = {
-        "memory__docker__abc__memory.limit_in_bytes": f"{4 * GIB}\n",
-        "memory__memory.limit_in_bytes": f"{UNLIMITED_V1}\n",
-        "cpu__docker__abc__cpu.cfs_quota_us": "150000\n",
-        "cpu__docker__abc__cpu.cfs_period_us": "100000\n",
-    }
-    root = make_machine(tmp_path, cgroup=V1, **files)
-    assert usable_memory_bytes(root) == 4 * GIB
-    assert usable_cores(root) == 1
-
-
-def test_unlimited_groups_have_the_memory_and_cores_of_the_machine(tmp_path: Path) -> None:
-    files = {
-        "memory__docker__abc__memory.limit_in_bytes": f"{UNLIMITED_V1}\n",
-        "cpu__docker__abc__cpu.cfs_quota_us": "-1\n",
-        "cpu__docker__abc__cpu.cfs_period_us": "100000\n",
-    }
-    root = make_machine(tmp_path, cgroup=V1, **files)
-    assert usable_memory_bytes(root) == 16 * GIB
-    assert usable_cores(root) == CORES
-
-
-def test_a_quota_of_more_cores_than_there_are_adds_none(tmp_path: Path) -> None:
-    files = in_group("user.slice__job__", cpu_max=f"{(CORES + 3) * 100000} 100000\n")
-    root = make_machine(tmp_path, cgroup=V2, **files)
     assert usable_cores(root) == CORES
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,9 @@ from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
-from tests.kit.store import completed, failed, make_worker, post_outcome, take_leases
+from tests.kit.store import completed, failed, make_worker
+from tests.kit.waiting import wait_until
+from tuner.driver.driver import Driver
 
 MAX_ROUNDS = 2_000
 
@@ -106,6 +109,91 @@ def drive_until(
         for worker in workers:
             worker.run_one()
     raise AssertionError(f"the condition did not hold within {MAX_ROUNDS} rounds")
+
+
+def wait_for(condition: Callable[[], bool], act: Callable[[], object] = lambda: None) -> None:
+    """Waits for what a driver in another process does, and acts meanwhile."""
+
+    def holds() -> bool:
+        if condition():
+            return True
+        act()
+        return False
+
+    wait_until("the condition holds", holds)
+
+
+class DrivenCampaign:
+    """A campaign with a driver, and with a worker that answers at once.
+
+    A driver dies before a turn with the probability `mortality`, and another takes its place.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        spec: CampaignSpec,
+        judge: Callable[[Layout], Outcome] = measured,
+        *,
+        mortality: float = 0.0,
+        dice_seed: int = 1,
+    ) -> None:
+        self.store = store
+        self.id = submit(store, spec).id
+        self.drivers = [Driver(store)]
+        self.workers = [FakeWorker(store, judge)]
+        self._mortality = mortality
+        self._dice = random.Random(dice_seed)
+
+    @property
+    def driver(self) -> Driver:
+        return self.drivers[-1]
+
+    @property
+    def worker(self) -> FakeWorker:
+        return self.workers[0]
+
+    @property
+    def record(self) -> CampaignRecord:
+        return self.store.campaigns.get(self.id)
+
+    @property
+    def trials(self) -> list[TrialRecord]:
+        return self.store.trials.find(self.id)
+
+    @property
+    def repeats(self) -> list[TrialRecord]:
+        return [trial for trial in self.trials if trial.repeat_of is not None]
+
+    def count(self, state: str = "COMPLETED") -> int:
+        return self.store.campaigns.count_trials(self.id)[state]
+
+    def step(self) -> None:
+        if self._dice.random() < self._mortality:
+            self.drivers.append(Driver(self.store))
+        self.driver.step()
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.step()
+            self.worker.run_one()
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        drive_until(condition, self.step, *self.workers)
+
+    def until_completed(self, number: int) -> None:
+        self.until(lambda: self.count() >= number)
+
+    def to_end(self) -> CampaignRecord:
+        self.until(lambda: self.record.ended_at is not None)
+        return self.record
+
+
+def run_campaign(
+    store: Store, spec: CampaignSpec, judge: Callable[[Layout], Outcome] = measured
+) -> CampaignRecord:
+    """The campaign as it ended."""
+    return DrivenCampaign(store, spec, judge).to_end()
 
 
 def layouts_of(trials: list[TrialRecord]) -> list[Layout]:

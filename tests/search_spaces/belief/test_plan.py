@@ -26,6 +26,7 @@ from search_spaces.estimates.time import FACTOR_PRIORS, step_time_s
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.rules import violations
 from search_spaces.statistics.job_duration import StepInterval, TrainingJob
+from tests.kit.campaigns import spec_of
 
 SPACE = {
     "global_batch_size": 256,
@@ -40,33 +41,26 @@ SPACE = {
 
 
 def campaign(**fields: Any) -> CampaignSpec:
-    document = {
-        "name": "planned",
-        "model": "llama-7b",
-        "cluster": {"preset": "frontier", "num_nodes": 4},
-        "space": SPACE,
-        "budget": {"trials": 10},
-    }
-    return CampaignSpec.from_mapping(document | fields)
+    cluster = {"preset": "frontier", "num_nodes": 4}
+    least = {"model": "llama-7b", "cluster": cluster, "space": SPACE, "budget": {"trials": 10}}
+    return spec_of(**least | fields)
 
 
 def measured(spec: CampaignSpec, *, times: float = 1.5, peak_times: float = 1.1) -> Knowledge:
     """Runs of another campaign that took longer, and more memory, than the estimates say."""
     memory = MemoryBelief.prior(spec.cluster)
     legal = spec.legal_set()
-    samples = []
-    for position in range(0, len(legal), 7):
-        layout = legal.layout(position)
-        (peak,), _ = memory.peak_bytes(layout, spec.model)
-        sample = Sample(
+    samples = (
+        Sample(
             model=spec.model,
             cluster=spec.cluster,
             layout=layout,
             state="completed",
             step_time_s=times * float(step_time_s(layout, spec.model, spec.cluster)[0]),
-            peak_memory_bytes=round(peak_times * peak),
+            peak_memory_bytes=round(peak_times * memory.peak_bytes(layout, spec.model)[0].item()),
         )
-        samples.append(sample)
+        for layout in map(legal.layout, range(0, len(legal), 7))
+    )
     return Knowledge(samples=tuple(samples))
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.belief.factor_regression import StepFactors
 from search_spaces.belief.residual import ResidualKernel, knob_coordinates, similarity
 from search_spaces.belief.step_belief import (
     MeasuredParts,
@@ -17,31 +16,32 @@ from search_spaces.belief.step_belief import (
 )
 from search_spaces.belief.time import TimeCalibration
 from search_spaces.estimates.time import PRIOR, TERM_NAMES, time_terms
+from search_spaces.spec.layout_columns import LayoutColumns
 from tests.tuner.search_problems import make_problem
 from tests.tuner.strategies.test_strategies import make_layouts
 from tuner.strategies.predictions import factors_prior
-from tuner.strategies.search_problem import SearchProblem
 
 Floats = NDArray[np.float64]
 
 
-def make_search() -> SearchProblem:
-    return make_problem(make_layouts(devices=32, micro_batch_sizes=(1, 2, 4)))
+PROBLEM = make_problem(make_layouts(devices=32, micro_batch_sizes=(1, 2, 4)))
+COLUMNS = PROBLEM.layouts.columns()
+PRIOR_OF_FACTORS = factors_prior(PROBLEM, TimeCalibration())
 
 
-def make_model(problem: SearchProblem) -> StepModel:
-    columns = problem.layouts.columns()
-    terms = time_terms(columns, problem.model, problem.cluster)
+def make_model(columns: LayoutColumns) -> StepModel:
+    terms = time_terms(columns, PROBLEM.model, PROBLEM.cluster)
     points = knob_coordinates(columns)
     return StepModel(terms=terms, points=points, residual=np.zeros(len(points)))
 
 
-def make_prior(problem: SearchProblem) -> StepFactors:
-    return factors_prior(problem, TimeCalibration())
+MODEL = make_model(COLUMNS)
+HALVED = make_model(replace(COLUMNS, num_microbatches=np.maximum(COLUMNS.num_microbatches // 2, 1)))
+"""The closed form of all layouts with half of their micro-batches."""
 
 
-def believe(problem: SearchProblem, truth_s: Floats, rows: NDArray[np.int64]) -> StepBelief:
-    return StepBelief(make_model(problem), make_prior(problem), rows, np.log(truth_s[rows]))
+def believe(truth_s: Floats, rows: NDArray[np.int64]) -> StepBelief:
+    return StepBelief(MODEL, PRIOR_OF_FACTORS, rows, np.log(truth_s[rows]))
 
 
 def errors(belief: StepBelief, truth_s: Floats) -> Floats:
@@ -55,24 +55,20 @@ def some_rows(count: int, of: int) -> NDArray[np.int64]:
 
 
 def test_nothing_measured_is_the_closed_form_at_its_priors() -> None:
-    problem = make_search()
-    model = make_model(problem)
-    belief = believe(problem, np.ones(len(problem.layouts)), np.empty(0, dtype=np.int64))
-    rows = np.arange(len(problem.layouts))
-    np.testing.assert_allclose(np.exp(belief.marginals(rows)[0]), model.terms.step_time_s(PRIOR))
+    belief = believe(np.ones(len(PROBLEM.layouts)), np.empty(0, dtype=np.int64))
+    rows = np.arange(len(PROBLEM.layouts))
+    np.testing.assert_allclose(np.exp(belief.marginals(rows)[0]), MODEL.terms.step_time_s(PRIOR))
 
 
 def test_one_slow_tensor_parallel_layout_makes_all_of_them_slower() -> None:
-    problem = make_search()
-    columns = problem.layouts.columns()
     factors = PRIOR.copy()
     factors[TERM_NAMES.index("tensor_inside")] *= 4.0
-    truth_s = make_model(problem).terms.step_time_s(factors)
-    heavy = np.flatnonzero(columns.tp == 8)
-    light = np.flatnonzero(columns.tp == 1)
-    before = believe(problem, truth_s, light[:1])
-    after = believe(problem, truth_s, np.array([light[0], heavy[0]]))
-    assert columns.pp[heavy[-1]] != columns.pp[heavy[0]]
+    truth_s = MODEL.terms.step_time_s(factors)
+    heavy = np.flatnonzero(COLUMNS.tp == 8)
+    light = np.flatnonzero(COLUMNS.tp == 1)
+    before = believe(truth_s, light[:1])
+    after = believe(truth_s, np.array([light[0], heavy[0]]))
+    assert COLUMNS.pp[heavy[-1]] != COLUMNS.pp[heavy[0]]
     asked = np.array([heavy[-1], light[-1]])
     moved_heavy, moved_light = after.marginals(asked)[0] - before.marginals(asked)[0]
     assert moved_heavy > 0.08
@@ -80,22 +76,20 @@ def test_one_slow_tensor_parallel_layout_makes_all_of_them_slower() -> None:
 
 
 def test_a_wrong_form_is_learnt_by_the_residual() -> None:
-    problem = make_search()
-    points = knob_coordinates(problem.layouts.columns())
+    points = knob_coordinates(COLUMNS)
     wave = 0.3 * np.sin(points @ np.linspace(0.3, 0.8, points.shape[1]))
-    truth_s = make_model(problem).terms.step_time_s() * np.exp(wave)
+    truth_s = MODEL.terms.step_time_s() * np.exp(wave)
     measured = some_rows(40, len(truth_s))
     unseen = np.setdiff1d(np.arange(len(truth_s)), measured)
-    before = errors(believe(problem, truth_s, measured[:0]), truth_s)[unseen].mean()
-    after = errors(believe(problem, truth_s, measured), truth_s)[unseen].mean()
+    before = errors(believe(truth_s, measured[:0]), truth_s)[unseen].mean()
+    after = errors(believe(truth_s, measured), truth_s)[unseen].mean()
     assert after < 0.5 * before
 
 
 def test_predictions_agree_with_measurements() -> None:
-    problem = make_search()
-    truth_s = make_model(problem).terms.step_time_s() * 1.7
+    truth_s = MODEL.terms.step_time_s() * 1.7
     rows = some_rows(12, len(truth_s))
-    belief = believe(problem, truth_s, rows)
+    belief = believe(truth_s, rows)
     mean, deviation = belief.marginals(rows)
     np.testing.assert_allclose(mean, np.log(truth_s[rows]), atol=0.05)
     _, elsewhere = belief.marginals(np.setdiff1d(np.arange(len(truth_s)), rows))
@@ -103,9 +97,8 @@ def test_predictions_agree_with_measurements() -> None:
 
 
 def test_draws_scatter_about_the_mean_as_widely_as_is_believed() -> None:
-    problem = make_search()
-    truth_s = make_model(problem).terms.step_time_s()
-    belief = believe(problem, truth_s, some_rows(10, len(truth_s)))
+    truth_s = MODEL.terms.step_time_s()
+    belief = believe(truth_s, some_rows(10, len(truth_s)))
     rows = np.arange(0, len(truth_s), 7)
     draws = belief.draws(rows, 2000, np.random.default_rng(0))
     mean, deviation = belief.marginals(rows)
@@ -115,12 +108,11 @@ def test_draws_scatter_about_the_mean_as_widely_as_is_believed() -> None:
 
 
 def test_one_wild_measurement_does_not_break_the_fit() -> None:
-    problem = make_search()
-    truth_s = make_model(problem).terms.step_time_s()
+    truth_s = MODEL.terms.step_time_s()
     rows = some_rows(15, len(truth_s))
     told_s = truth_s.copy()
     told_s[rows[4]] *= 40.0
-    mean, _ = believe(problem, told_s, rows).marginals(np.arange(len(truth_s)))
+    mean, _ = believe(told_s, rows).marginals(np.arange(len(truth_s)))
     off = np.abs(np.log(truth_s) - mean)
     assert np.median(off) < 0.3
     assert np.delete(off[rows], 4).max() < 0.1, "the other measurements are still believed"
@@ -135,32 +127,21 @@ def test_similarity_is_one_at_distance_zero_and_decreases() -> None:
     np.testing.assert_allclose(np.diagonal(kernel.of_measured(points, np.ones(3))), 0.26)
 
 
-def in_part(model: StepModel, part: StepModel, rows: NDArray[np.int64]) -> MeasuredParts:
+def in_part(rows: NDArray[np.int64]) -> MeasuredParts:
     """Cheap probes of some layouts: off by 2 % each, and by 5 % all alike."""
     errors = np.diag(np.full(len(rows), 0.02**2)) + 0.05**2
     return MeasuredParts(
-        model=replace(model.rows(rows), terms=part.rows(rows).terms), errors=errors
+        model=replace(MODEL.rows(rows), terms=HALVED.rows(rows).terms), errors=errors
     )
 
 
-def halved(problem: SearchProblem) -> StepModel:
-    """The closed form of all layouts with half of their micro-batches."""
-    columns = problem.layouts.columns()
-    half = replace(columns, num_microbatches=np.maximum(columns.num_microbatches // 2, 1))
-    terms = time_terms(half, problem.model, problem.cluster)
-    points = knob_coordinates(half)
-    return StepModel(terms=terms, points=points, residual=np.zeros(len(points)))
-
-
 def test_a_part_of_a_layout_tells_its_whole_step() -> None:
-    problem = make_search()
-    model, part = make_model(problem), halved(problem)
     factors = PRIOR * np.exp(np.random.default_rng(5).normal(0.0, 0.3, len(PRIOR)))
-    truth_s = model.terms.step_time_s(factors)
+    truth_s = MODEL.terms.step_time_s(factors)
     rows = some_rows(12, len(truth_s))
-    log_s = np.log(part.terms.step_time_s(factors))[rows]
-    parts = in_part(model, part, rows)
-    belief = StepBelief(model, make_prior(problem), rows, log_s, parts)
+    log_s = np.log(HALVED.terms.step_time_s(factors))[rows]
+    parts = in_part(rows)
+    belief = StepBelief(MODEL, PRIOR_OF_FACTORS, rows, log_s, parts)
     mean, spread = belief.marginals(rows)
     off = np.log(truth_s[rows]) - mean
     assert np.abs(off).max() < 0.08
@@ -168,16 +149,14 @@ def test_a_part_of_a_layout_tells_its_whole_step() -> None:
 
 
 def test_what_all_parts_have_in_common_is_learnt_from_one_whole_layout() -> None:
-    problem = make_search()
-    model, part = make_model(problem), halved(problem)
-    rows = some_rows(12, len(problem.layouts))
-    log_part, log_whole = model_log(part)[rows], model_log(model)[rows] + 0.1
-    parts = in_part(model, part, rows)
-    before = StepBelief(model, make_prior(problem), rows, log_part, parts)
+    rows = some_rows(12, len(PROBLEM.layouts))
+    log_part, log_whole = model_log(HALVED)[rows], model_log(MODEL)[rows] + 0.1
+    parts = in_part(rows)
+    before = StepBelief(MODEL, PRIOR_OF_FACTORS, rows, log_part, parts)
     errors = np.pad(parts.errors, ((1, 0), (1, 0)))
-    both = MeasuredParts(model=joined([model.rows(rows[:1]), parts.model]), errors=errors)
+    both = MeasuredParts(model=joined([MODEL.rows(rows[:1]), parts.model]), errors=errors)
     after = StepBelief(
-        model, make_prior(problem), np.r_[rows[:1], rows], np.r_[log_whole[:1], log_part], both
+        MODEL, PRIOR_OF_FACTORS, np.r_[rows[:1], rows], np.r_[log_whole[:1], log_part], both
     )
     others = rows[1:]
     missed_before = np.abs(before.marginals(others)[0] - log_whole[1:])

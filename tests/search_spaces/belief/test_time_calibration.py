@@ -16,6 +16,7 @@ from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
+from tests.kit.layouts import filled_layouts
 
 A100 = CLUSTER_PRESETS["a100-sxm"]
 SMALL = ModelShape(
@@ -31,22 +32,15 @@ SMALL = ModelShape(
     tied_embeddings=True,
 )
 LARGE = replace(SMALL, name="large", num_layers=48, hidden_size=6144, ffn_hidden_size=24576)
-LAYOUTS = [
-    Layout(
-        num_nodes=2,
-        tp=tp,
-        pp=pp,
-        dp=16 // (tp * pp),
-        micro_batch_size=size,
-        num_microbatches=256 // (16 // (tp * pp)) // size,
-        zero_stage=zero,
-        precision="bf16",
-    )
-    for tp in (1, 2, 4, 8)
-    for pp in (1, 2)
-    for size in (1, 2, 4, 8)
-    for zero in (0, 1)
-]
+LAYOUTS = filled_layouts(
+    16,
+    global_batch=256,
+    fixed={"num_nodes": 2, "precision": "bf16"},
+    tp=(1, 2, 4, 8),
+    pp=(1, 2),
+    micro_batch_size=(1, 2, 4, 8),
+    zero_stage=(0, 1),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

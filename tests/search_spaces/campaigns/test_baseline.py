@@ -11,6 +11,7 @@ from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.errors import CampaignInvalidError, SearchSpaceError
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.rules import violations
+from tests.kit.campaigns import spec_of
 
 CLUSTER = {
     "name": "one-node",
@@ -30,49 +31,58 @@ SPACE = {
 
 
 def make_spec(baseline: Any, space: Any = None, **changes: Any) -> CampaignSpec:
-    return CampaignSpec.from_mapping(
-        {
-            "name": "first",
-            "model": "tiny",
-            "cluster": CLUSTER,
-            "space": space or SPACE,
-            "budget": {"trials": 6},
-            "baseline": baseline,
-            **changes,
-        }
-    )
+    return spec_of(**{"cluster": CLUSTER, "space": space or SPACE, "baseline": baseline} | changes)
 
 
-def sentences(error: SearchSpaceError) -> list[str]:
-    return [str(part) for part in error.parts]
+SEVERAL_PRECISIONS = {
+    **CLUSTER,
+    "peak_flops_per_s": {"fp32": 1e12, "bf16": 2e12},
+    "device": "a device",
+}
 
 
-def test_missing_knobs_take_the_only_value_of_the_space_or_their_default() -> None:
-    baseline = make_spec({"tp": 2}).baseline
-    # zero_stage has one value in the space; pp, micro_batch_size and recompute have several.
-    assert baseline == Layout(tp=2, dp=4, num_microbatches=4, zero_stage=1, precision="fp32")
-
-
-def test_replicas_fill_the_nodes_and_micro_batches_make_the_batch() -> None:
-    space = {**SPACE, "num_nodes": 2}
-    baseline = make_spec({"tp": 4, "micro_batch_size": 2}, space).baseline
-    assert baseline is not None
-    assert (baseline.num_nodes, baseline.dp, baseline.num_microbatches) == (2, 4, 2)
-
-
-def test_values_of_the_space_stand_for_replicas_and_micro_batches_too() -> None:
-    space = {**SPACE, "dp": 2, "global_batch_size": {"min": 4, "max": 64}, "num_microbatches": 3}
-    baseline = make_spec({"tp": 2}, space).baseline
-    assert baseline is not None
-    assert (baseline.dp, baseline.num_microbatches) == (2, 3)
-
-
-def test_the_precision_is_that_of_the_cluster_where_the_space_has_several() -> None:
-    cluster = {**CLUSTER, "peak_flops_per_s": {"fp32": 1e12, "bf16": 2e12}, "device": "a device"}
-    space = {**SPACE, "precision": ["fp32", "bf16"]}
-    baseline = make_spec({}, space, cluster=cluster).baseline
-    assert baseline is not None
-    assert baseline.precision == "bf16"
+@pytest.mark.parametrize(
+    ("baseline", "changes", "space", "filled_in"),
+    [
+        # zero_stage has one value in the space; pp, micro_batch_size and recompute have several.
+        (
+            {"tp": 2},
+            {},
+            {},
+            {"dp": 4, "pp": 1, "num_microbatches": 4, "zero_stage": 1, "precision": "fp32"},
+        ),
+        # Replicas fill the nodes, and micro-batches make the batch.
+        (
+            {"tp": 4, "micro_batch_size": 2},
+            {},
+            {"num_nodes": 2},
+            {"num_nodes": 2, "dp": 4, "num_microbatches": 2},
+        ),
+        # Values of the space stand for them too.
+        (
+            {"tp": 2},
+            {},
+            {"dp": 2, "global_batch_size": {"min": 4, "max": 64}, "num_microbatches": 3},
+            {"dp": 2, "num_microbatches": 3},
+        ),
+        # The precision is that of the cluster where the space has several.
+        (
+            {},
+            {"cluster": SEVERAL_PRECISIONS},
+            {"precision": ["fp32", "bf16"]},
+            {"precision": "bf16"},
+        ),
+    ],
+)
+def test_missing_knobs_follow_from_the_space_the_nodes_and_the_cluster(
+    baseline: dict[str, Any],
+    changes: dict[str, Any],
+    space: dict[str, Any],
+    filled_in: dict[str, Any],
+) -> None:
+    found = make_spec(baseline, {**SPACE, **space}, **changes).baseline
+    assert found is not None
+    assert found.to_mapping() | filled_in | baseline == found.to_mapping()
 
 
 def test_micro_batches_that_follow_from_nothing_must_be_stated() -> None:
@@ -91,7 +101,8 @@ def test_an_illegal_baseline_is_refused_with_the_sentence_of_each_rule() -> None
     spec = make_spec(None)
     told = violations(layout, spec.model, spec.cluster, global_batch=spec.space.global_batch)
     assert len(told) > 2
-    assert sentences(refused.value) == [f"baseline: {sentence}" for sentence in told]
+    said = [str(part) for part in refused.value.parts]
+    assert said == [f"baseline: {sentence}" for sentence in told]
 
 
 def test_replicas_that_were_filled_in_must_fill_the_node() -> None:
@@ -104,36 +115,37 @@ def test_replicas_that_were_filled_in_must_fill_the_node() -> None:
     assert stated.baseline_is_outside
 
 
-def test_all_errors_of_the_document_are_told_at_once() -> None:
+@pytest.mark.parametrize(
+    ("baseline", "space", "changes", "fields"),
+    [
+        (
+            {"tp": "two", "tq": 1, "recompute": "some"},
+            SPACE,
+            {"seed": -1, "strategy": "best"},
+            ["baseline.recompute", "baseline.tp", "baseline.tq", "seed", "strategy"],
+        ),
+        # Wrong knobs are told where the space is wrong too; right ones cannot be judged then.
+        (
+            {"tp": 0},
+            {"global_batch_size": 0},
+            {},
+            ["baseline.tp", "space.global_batch_size"],
+        ),
+        ({"tp": 3}, {"global_batch_size": 0}, {}, ["space.global_batch_size"]),
+    ],
+)
+def test_all_errors_of_the_document_are_told_at_once(
+    baseline: Any, space: Any, changes: dict[str, Any], fields: list[str]
+) -> None:
     with pytest.raises(SearchSpaceError) as refused:
-        make_spec({"tp": "two", "tq": 1, "recompute": "some"}, seed=-1, strategy="best")
-    fields = {part.field for part in refused.value.parts}
-    assert fields == {
-        "baseline.tp",
-        "baseline.tq",
-        "baseline.recompute",
-        "seed",
-        "strategy",
-    }
-
-
-def test_wrong_knobs_are_told_where_the_space_is_wrong_too() -> None:
-    with pytest.raises(SearchSpaceError) as refused:
-        make_spec({"tp": 0}, {"global_batch_size": 0})
-    assert {part.field for part in refused.value.parts} >= {"baseline.tp"}
-    assert len(refused.value.parts) == 2
+        make_spec(baseline, space, **changes)
+    assert sorted(str(part.field) for part in refused.value.parts) == fields
 
 
 @pytest.mark.parametrize("written", ["n1-tp2", 7, [1, 2], {3: 4}])
 def test_a_baseline_must_be_a_mapping(written: Any) -> None:
     with pytest.raises(CampaignInvalidError, match="baseline"):
         make_spec(written)
-
-
-def test_a_space_that_cannot_be_read_is_the_only_error() -> None:
-    with pytest.raises(SearchSpaceError) as refused:
-        make_spec({"tp": 3}, {"global_batch_size": 0})
-    assert [part.field for part in refused.value.parts] == ["space.global_batch_size"]
 
 
 def test_a_campaign_without_a_baseline_has_none() -> None:

@@ -91,10 +91,6 @@ PATHS = [
 ]
 
 
-def fields(names: list[str]) -> st.SearchStrategy[Any]:
-    return JSON | st.dictionaries(st.sampled_from(names), JSON, max_size=4)
-
-
 def storable(document: dict[str, Any]) -> bytes:
     """What a database and an answer must be able to hold."""
     return json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
@@ -105,44 +101,34 @@ def is_read_or_refused(read: Callable[[Any], object], document: object) -> None:
         read(document)
 
 
+READERS: dict[str, tuple[list[str], list[Callable[[Any], object]]]] = {
+    "space": (SPACE_FIELDS, [resolve_space, SearchSpace.from_mapping]),
+    "model": (MODEL_FIELDS, [resolve_model, ModelShape.from_mapping]),
+    "changed model": (MODEL_FIELDS[1:], [lambda given: resolve_model({"preset": "tiny"} | given)]),
+    "cluster": (CLUSTER_FIELDS, [lambda given: storable(resolve_cluster(given)[0].to_mapping())]),
+    "layout": (list(LAYOUT_FIELDS), [Layout.from_mapping]),
+    "campaign": (list(CAMPAIGN), [CampaignSpec.from_mapping]),
+    "probe request": (
+        ["model", "layout", "seed", "warmup", "iterations", "deadline_s", "compile"],
+        [ProbeRequest.from_mapping],
+    ),
+    "outcome": (
+        ["state", "reason", "message", "duration_s", "measurement", "environment"],
+        [lambda given: storable(Outcome.from_mapping(given).to_mapping())],
+    ),
+}
+"""The fields of each document, and what reads it."""
+
+
+@pytest.mark.parametrize("name", READERS)
 @settings(max_examples=150, deadline=None)
-@given(document=fields(SPACE_FIELDS))
-def test_a_space_is_read_or_refused(document: Any) -> None:
-    is_read_or_refused(resolve_space, document)
-    is_read_or_refused(SearchSpace.from_mapping, document)
-
-
-@settings(max_examples=150, deadline=None)
-@given(document=fields(MODEL_FIELDS))
-def test_a_model_is_read_or_refused(document: Any) -> None:
-    is_read_or_refused(resolve_model, document)
-    is_read_or_refused(ModelShape.from_mapping, document)
-
-
-@settings(max_examples=150, deadline=None)
-@given(changes=st.dictionaries(st.sampled_from(MODEL_FIELDS[1:]), JSON, min_size=1, max_size=2))
-def test_a_changed_model_is_read_or_refused(changes: dict[str, Any]) -> None:
-    is_read_or_refused(resolve_model, {"preset": "tiny", **changes})
-
-
-@settings(max_examples=150, deadline=None)
-@given(document=fields(CLUSTER_FIELDS))
-def test_a_cluster_is_read_or_refused(document: Any) -> None:
-    is_read_or_refused(
-        lambda described: storable(resolve_cluster(described)[0].to_mapping()), document
-    )
-
-
-@settings(max_examples=150, deadline=None)
-@given(document=fields(list(LAYOUT_FIELDS)))
-def test_a_layout_is_read_or_refused(document: Any) -> None:
-    is_read_or_refused(Layout.from_mapping, document)
-
-
-@settings(max_examples=100, deadline=None)
-@given(document=fields(list(CAMPAIGN)))
-def test_a_campaign_is_read_or_refused(document: Any) -> None:
-    is_read_or_refused(CampaignSpec.from_mapping, document)
+@given(data=st.data())
+def test_a_document_is_read_or_refused(name: str, data: st.DataObject) -> None:
+    names, readers = READERS[name]
+    some_fields = st.dictionaries(st.sampled_from(names), JSON, max_size=4)
+    document = data.draw(some_fields if name == "changed model" else JSON | some_fields)
+    for read in readers:
+        is_read_or_refused(read, document)
 
 
 def campaign_with(path: tuple[str, ...], value: Any) -> dict[str, Any]:
@@ -174,20 +160,6 @@ def test_values_of_bad_faith_are_judged_or_refused_in_every_field(path: tuple[st
     for value in BAD_FAITH:
         for document in (value, [value], [value] * 17, {"from": value}, {"2": value}):
             is_read_or_refused(judge, campaign_with(path, document))
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    document=fields(["model", "layout", "seed", "warmup", "iterations", "deadline_s", "compile"])
-)
-def test_a_probe_request_is_read_or_refused(document: Any) -> None:
-    is_read_or_refused(ProbeRequest.from_mapping, document)
-
-
-@settings(max_examples=150, deadline=None)
-@given(document=fields(["state", "reason", "message", "duration_s", "measurement", "environment"]))
-def test_an_outcome_is_read_or_refused(document: Any) -> None:
-    is_read_or_refused(lambda given: storable(Outcome.from_mapping(given).to_mapping()), document)
 
 
 def test_the_suppression_above_lets_other_errors_through() -> None:

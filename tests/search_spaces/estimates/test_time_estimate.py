@@ -148,66 +148,72 @@ def test_sequence_parallelism_shares_the_element_wise_work_of_the_residual_strea
     assert replicated - shared == pytest.approx(residual * 3 / 4)
 
 
-def test_tensor_parallelism_sends_four_all_reduces_a_block_and_two_more() -> None:
-    count = 4 * 8 + 2
-    ring = 2 * 3 / 4 * RESIDUAL_BYTES / 100e9
-    assert term("tensor_inside", tp=4) == pytest.approx(count * ring)
-    assert term("tensor_across", tp=4) == 0
-    full = (6 * 8 + 2) * ring
-    assert term("tensor_inside", tp=4, recompute="full") == pytest.approx(full)
+ALL_REDUCES = 4 * 8 + 2
+"""Of tensor parallelism: four a block, and two more."""
+GRADIENTS, WEIGHTS = 4 * MODEL.num_parameters, 2 * MODEL.num_parameters
+ACROSS = 4**0.85 * 10e9
+"""Bandwidth between nodes of the four cards of a node."""
+PIPED = {"pp": 4, "num_microbatches": 8}
 
 
-def test_the_bandwidth_inside_a_node_is_that_of_the_degree() -> None:
-    two = (4 * 8 + 2) * RESIDUAL_BYTES / 50e9
-    assert term("tensor_inside", tp=2) == pytest.approx(two)
+@pytest.mark.parametrize(
+    ("name", "knobs", "expected_s"),
+    [
+        # The bandwidth inside a node is that of the degree.
+        ("tensor_inside", {"tp": 2}, ALL_REDUCES * RESIDUAL_BYTES / 50e9),
+        ("tensor_inside", {"tp": 4}, ALL_REDUCES * 2 * 3 / 4 * RESIDUAL_BYTES / 100e9),
+        ("tensor_across", {"tp": 4}, 0),
+        (
+            "tensor_inside",
+            {"tp": 4, "recompute": "full"},
+            (6 * 8 + 2) * 2 * 3 / 4 * RESIDUAL_BYTES / 100e9,
+        ),
+        # A group across nodes has the cards of all its ranks.
+        ("tensor_across", {"tp": 8}, ALL_REDUCES * 2 * 7 / 8 * RESIDUAL_BYTES / (4 * 10e9)),
+        ("tensor_inside", {"tp": 8}, 0),
+        # A collective costs a latency for each step around the ring.
+        ("latency_inside", {"tp": 4}, ALL_REDUCES * (40e-6 + 6 * 1e-6)),
+        ("latency_across", {"tp": 8}, ALL_REDUCES * (40e-6 + 14 * 10e-6)),
+        # Stages send their boundaries each way.
+        ("pipeline_inside", PIPED, 2 * 11 * RESIDUAL_BYTES / 50e9),
+        ("pipeline_inside", {**PIPED, "vpp": 2}, 2 * 2 * 9.5 * RESIDUAL_BYTES / 50e9),
+        ("pipeline_across", {**PIPED, "dp": 2}, 2 * 11 * RESIDUAL_BYTES / 10e9),
+        ("weights_gather", {"dp": 8}, 0),
+    ],
+)
+def test_communication_takes(name: str, knobs: dict[str, Any], expected_s: float) -> None:
+    assert term(name, **knobs) == pytest.approx(expected_s)
 
 
-def test_a_tensor_parallel_group_across_nodes_has_the_cards_of_all_its_ranks() -> None:
-    ring = 2 * 7 / 8 * RESIDUAL_BYTES / (4 * 10e9)
-    assert term("tensor_across", tp=8) == pytest.approx((4 * 8 + 2) * ring)
-    assert term("tensor_inside", tp=8) == 0
+@pytest.mark.parametrize(
+    ("name", "knobs", "expected_s"),
+    [
+        # Gradients are reduced in fp32, inside and across nodes.
+        ("data_inside", {"dp": 4}, GRADIENTS * 2 * 3 / 4 / 100e9),
+        ("data_across", {"dp": 8}, GRADIENTS * 2 * 7 / 8 / ACROSS),
+        ("data_congestion", {"dp": 8}, GRADIENTS * 2 * 7 / 8 / ACROSS),
+        # ZeRO scatters half as much, and gathers the weights.
+        ("data_across", {"dp": 8, "zero_stage": 1}, GRADIENTS * 7 / 8 / ACROSS),
+        ("weights_gather", {"dp": 8, "zero_stage": 1}, WEIGHTS * 7 / 8 / ACROSS),
+        # Copies of the shards are reduced beside.
+        (
+            "data_across",
+            {"dp": 8, "zero_stage": 1, "zero_replicas": 2},
+            GRADIENTS * (3 / 4 + 2 * 1 / 2 / 4) / ACROSS,
+        ),
+        # The optimizer works on its shard.
+        ("optimizer", {"dp": 4}, 38 * MODEL.num_parameters / 1e12),
+        ("optimizer", {"dp": 4, "zero_stage": 1}, 38 * MODEL.num_parameters / 1e12 / 4),
+    ],
+)
+def test_what_goes_over_all_parameters_takes(
+    name: str, knobs: dict[str, Any], expected_s: float
+) -> None:
+    assert term(name, **knobs) == pytest.approx(expected_s, rel=0.01)
 
 
-def test_a_collective_costs_a_latency_for_each_step_around_the_ring() -> None:
-    assert term("latency_inside", tp=4) == pytest.approx(34 * (40e-6 + 6 * 1e-6))
-    assert term("latency_across", tp=8) == pytest.approx(34 * (40e-6 + 14 * 10e-6))
-
-
-def test_gradients_are_reduced_in_fp32_inside_and_across_nodes() -> None:
-    gradients = 4 * MODEL.num_parameters
-    assert term("data_inside", dp=4) == pytest.approx(gradients * 2 * 3 / 4 / 100e9, rel=0.01)
-    across = gradients * 2 * 7 / 8 / (4**0.85 * 10e9)
-    assert term("data_across", dp=8) == pytest.approx(across, rel=0.01)
-    assert term("data_congestion", dp=8) == pytest.approx(across * 1, rel=0.01)
-
-
-def test_zero_scatters_half_as_much_and_gathers_the_weights() -> None:
+def test_zero_scatters_exactly_half_as_much() -> None:
     assert term("data_across", dp=8, zero_stage=1) == pytest.approx(term("data_across", dp=8) / 2)
-    weights = 2 * MODEL.num_parameters * 7 / 8 / (4**0.85 * 10e9)
-    assert term("weights_gather", dp=8, zero_stage=1) == pytest.approx(weights, rel=0.01)
-    assert term("weights_gather", dp=8) == 0
-
-
-def test_copies_of_the_shards_are_reduced_beside() -> None:
-    gradients = 4 * MODEL.num_parameters / (4**0.85 * 10e9)
-    scatter, between = 3 / 4, 2 * 1 / 2 / 4
-    copies = term("data_across", dp=8, zero_stage=1, zero_replicas=2)
-    assert copies == pytest.approx(gradients * (scatter + between), rel=0.01)
-
-
-def test_the_optimizer_works_on_its_shard() -> None:
-    whole = 38 * MODEL.num_parameters / 1e12
-    assert term("optimizer", dp=4) == pytest.approx(whole, rel=0.01)
-    assert term("optimizer", dp=4, zero_stage=1) == pytest.approx(whole / 4, rel=0.01)
-
-
-def test_stages_send_their_boundaries_each_way() -> None:
-    knobs = {"pp": 4, "num_microbatches": 8}
-    assert term("pipeline_inside", **knobs) == pytest.approx(2 * 11 * RESIDUAL_BYTES / 50e9)
-    interleaved = term("pipeline_inside", **knobs, vpp=2)
-    assert interleaved == pytest.approx(2 * 2 * 9.5 * RESIDUAL_BYTES / 50e9)
-    far = term("pipeline_across", **knobs, dp=2)
-    assert far == pytest.approx(2 * 11 * RESIDUAL_BYTES / 10e9)
 
 
 def test_uneven_layers_wait_for_the_fullest_stage() -> None:

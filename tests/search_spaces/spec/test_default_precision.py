@@ -9,21 +9,14 @@ from search_spaces.spec.default_precision import default_precision
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, resolve_cluster
 from search_spaces.spec.presets.spaces import SPACE_PRESETS
 from search_spaces.spec.rules import violations
+from tests.kit.campaigns import spec_of
 
 CPU: dict[str, Any] = {"num_nodes": 1, "devices_per_node": 2, "device_memory_bytes": 8 << 30}
 GPU: dict[str, Any] = {**CPU, "name": "ours", "device": "a device"}
 
 
 def read(cluster: Any, space: Any) -> CampaignSpec:
-    return CampaignSpec.from_mapping(
-        {
-            "name": "one",
-            "model": "gpt-125m",
-            "cluster": cluster,
-            "space": space,
-            "strategy": "exhaustive",
-        }
-    )
+    return spec_of(model="gpt-125m", cluster=cluster, space=space, strategy="exhaustive")
 
 
 @pytest.mark.parametrize(

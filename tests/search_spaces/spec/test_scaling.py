@@ -37,20 +37,11 @@ def test_more_nodes_are_more_replicas_that_accumulate_less() -> None:
     assert larger.global_batch_size == measured.global_batch_size == 64
     assert larger.num_devices == 8 * 8
     assert replace(larger, num_nodes=2, dp=2, num_microbatches=16) == measured
-
-
-def test_the_same_nodes_are_the_same_layout() -> None:
-    assert on(make_layout(), 2) == make_layout()
-
-
-def test_a_factor_that_is_not_whole_scales_where_dp_divides() -> None:
-    measured = make_layout(dp=2, micro_batch_size=1, num_microbatches=24)
-    assert on(measured, 3).dp == 3
-    assert on(measured, 3).num_microbatches == 16
-
-
-def test_a_cluster_that_is_described_smaller_is_taken_as_large_enough() -> None:
-    assert on(make_layout(), 4, replace(FRONTIER, num_nodes=2)).num_nodes == 4
+    assert on(measured, 2) == measured
+    half_as_many_again = on(make_layout(dp=2, micro_batch_size=1, num_microbatches=24), 3)
+    assert (half_as_many_again.dp, half_as_many_again.num_microbatches) == (3, 16)
+    described_smaller = replace(FRONTIER, num_nodes=2)
+    assert on(measured, 4, described_smaller).num_nodes == 4, "it is taken as large enough"
 
 
 @pytest.mark.parametrize(

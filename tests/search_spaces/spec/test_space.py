@@ -9,10 +9,15 @@ from search_spaces.spec.batch import GlobalBatch
 from search_spaces.spec.presets.spaces import resolve_space
 from search_spaces.spec.space import MAX_COMBINATIONS, SearchSpace
 
+WIDE = {"from": 1, "to": 1000}
+
 
 def refusal(**knobs: Any) -> str:
+    stated = {"global_batch_size": 16, **knobs}
     with pytest.raises(SpaceInvalidError) as caught:
-        SearchSpace.from_mapping({"global_batch_size": 16, **knobs})
+        SearchSpace.from_mapping(
+            {name: value for name, value in stated.items() if value is not ...}
+        )
     return str(caught.value)
 
 
@@ -20,21 +25,19 @@ def test_a_knob_is_a_scalar_a_list_or_a_range() -> None:
     space = SearchSpace(
         global_batch_size=64,
         tp=2,
-        pp=[1, 4],
+        pp=[4, 1],
         micro_batch_size={"from": 4, "to": 20, "step": 8},
         num_nodes={"from": 1, "to": 40, "times": 3},
+        vpp={"from": 3, "to": 5},
         dp=range(1, 4),
     )
     assert space.values("tp") == (2,)
-    assert space.values("pp") == (1, 4)
+    assert space.values("pp") == (4, 1)
     assert space.values("micro_batch_size") == (4, 12, 20)
     assert space.values("num_nodes") == (1, 3, 9, 27)
+    assert space.values("vpp") == (3, 4, 5)
     assert space.values("dp") == (1, 2, 3)
-    assert space.num_combinations == 1 * 2 * 3 * 4 * 3
-
-
-def test_a_range_steps_by_one_unless_told() -> None:
-    assert SearchSpace(global_batch_size=1, tp={"from": 3, "to": 5}).values("tp") == (3, 4, 5)
+    assert space.num_combinations == 1 * 2 * 3 * 4 * 3 * 3
 
 
 def test_knobs_left_out_take_their_defaults_and_dp_and_accumulation_are_derived() -> None:
@@ -73,10 +76,6 @@ def test_knobs_left_out_take_their_defaults_and_dp_and_accumulation_are_derived(
 def test_a_space_survives_the_round_trip(mapping: dict[str, Any]) -> None:
     space = SearchSpace.from_mapping(mapping)
     assert SearchSpace.from_mapping(space.to_mapping()) == space
-
-
-def test_the_order_of_a_list_is_kept() -> None:
-    assert SearchSpace(global_batch_size=4, tp=[4, 1, 2]).values("tp") == (4, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -118,10 +117,12 @@ def test_the_order_of_a_list_is_kept() -> None:
         ({"global_batch_size": {"min": 4}}, "global_batch_size: {'min': 4} has no max"),
         ({"global_batch_size": {"min": 4, "max": 2}}, "min=4 is more than max=2"),
         ({"global_batch_size": {"maximum": 4}}, "global_batch_size: unknown bound 'maximum'"),
-        (
-            {"global_batch_size": {"min": "a", "max": 4}},
-            "global_batch_size: min='a' is not a whole",
-        ),
+        ({"global_batch_size": {"min": "a", "max": 4}}, "global_batch_size: min='a' is not a who"),
+        ({"global_batch_size": ...}, "global_batch_size: there is none; tokens/s grow with the"),
+        ({"num_microbatches": [1, 2]}, "num_microbatches: global_batch_size is fixed at 16"),
+        ({"global_batch_size": {"max": 16}}, "num_microbatches: global_batch_size is bounded (1 t"),
+        ({"tp": WIDE, "pp": WIDE, "micro_batch_size": WIDE}, "1000000000 combinations"),
+        ({"tp": WIDE, "pp": WIDE, "micro_batch_size": WIDE}, str(MAX_COMBINATIONS)),
     ],
 )
 def test_an_impossible_value_is_refused_with_its_knob_and_itself(
@@ -130,36 +131,10 @@ def test_an_impossible_value_is_refused_with_its_knob_and_itself(
     assert message in refusal(**knobs)
 
 
-def test_a_space_without_a_global_batch_says_why_it_needs_one() -> None:
-    with pytest.raises(SpaceInvalidError, match=r"^global_batch_size: .*grow with the batch"):
-        SearchSpace(tp=[1, 2])
-
-
-def test_accumulation_beside_a_fixed_batch_is_refused() -> None:
-    message = refusal(num_microbatches=[1, 2])
-    assert message.startswith("num_microbatches: global_batch_size is fixed at 16")
-
-
-def test_a_bounded_batch_needs_accumulation() -> None:
-    message = refusal(global_batch_size={"max": 16})
-    assert message.startswith("num_microbatches: global_batch_size is bounded (1 to 16)")
-
-
-def test_a_space_too_large_to_enumerate_is_refused() -> None:
-    wide = {"from": 1, "to": 1000}
-    message = refusal(tp=wide, pp=wide, micro_batch_size=wide)
-    assert "1000000000 combinations" in message
-    assert str(MAX_COMBINATIONS) in message
-
-
-def test_the_papers_table_has_all_its_combinations() -> None:
+def test_the_papers_table_has_all_its_combinations_but_not_the_recipe_that_it_calls_best() -> None:
     space = resolve_space("paper-table-v")
     assert space.num_combinations == 6 * 4 * 17 * 2 * 2 * 2
     assert space.global_batch == GlobalBatch(minimum=1, maximum=25600)
-
-
-def test_the_papers_table_excludes_the_recipe_that_the_paper_publishes_as_best() -> None:
-    space = resolve_space("paper-table-v")
     assert 1 not in space.values("micro_batch_size")
     assert 640 not in space.values("num_microbatches")
 
@@ -168,11 +143,8 @@ def test_a_preset_may_be_changed_knob_by_knob() -> None:
     space = resolve_space({"preset": "paper-table-v", "precision": "bf16"})
     assert space.values("precision") == ("bf16",)
     assert space.values("pp") == (1, 2, 4, 8, 12, 16)
-
-
-def test_a_preset_whose_batch_is_fixed_derives_the_accumulation() -> None:
-    space = resolve_space({"preset": "paper-table-v", "global_batch_size": 640})
-    assert "num_microbatches" not in space.knobs
+    fixed = resolve_space({"preset": "paper-table-v", "global_batch_size": 640})
+    assert "num_microbatches" not in fixed.knobs, "they follow from the batch"
 
 
 @pytest.mark.parametrize("described", ["paper-table-4", {"preset": "paper-table-4"}])

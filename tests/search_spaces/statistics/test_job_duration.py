@@ -91,12 +91,9 @@ def test_a_job_that_cannot_restart_between_failures_says_so() -> None:
         job.duration(STEP, tokens_per_step=10**6, num_nodes=1024)
 
 
-@pytest.mark.parametrize(
-    ("text", "tokens"),
-    [("1.4T", 1_400_000_000_000), ("300b", 300 * 10**9), ("2e9", 2 * 10**9), (" 7 k ", 7000)],
-)
-def test_tokens_are_read_with_their_unit(text: str, tokens: int) -> None:
-    assert read_tokens(text) == tokens
+def test_tokens_are_read_with_their_unit() -> None:
+    texts = {"1.4T": 14 * 10**11, "300b": 300 * 10**9, "2e9": 2 * 10**9, " 7 k ": 7000}
+    assert {text: read_tokens(text) for text in texts} == texts
 
 
 @pytest.mark.parametrize("text", ["", "many", "-3B", "1.4 TB", "nan", "inf", "1e9999"])

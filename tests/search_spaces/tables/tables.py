@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from search_spaces.tables import COLUMNS
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.tables import COLUMNS, CellKey, TableCell, TableRow
 
 STEP_TOKENS = 8 * 512
 
@@ -79,3 +83,40 @@ def make_text(*rows: dict[str, Any], drop: tuple[str, ...] = ()) -> str:
     writer.writeheader()
     writer.writerows(listed)
     return text.getvalue()
+
+
+def make_measured_cell(
+    layouts: Sequence[Layout],
+    model: ModelShape,
+    cluster: Cluster,
+    step_times_s: Iterable[float],
+    peaks_bytes: Iterable[float] | None = None,
+    *,
+    source: str,
+) -> TableCell:
+    """Completed rows of layouts of the same devices and batch."""
+    batch = layouts[0].global_batch_size
+    times = [float(time) for time in step_times_s]
+    peaks = [None] * len(layouts) if peaks_bytes is None else [round(peak) for peak in peaks_bytes]
+    key = CellKey(
+        source=source,
+        cluster=cluster.name,
+        model=model.name,
+        seq_length=model.seq_length,
+        num_devices=layouts[0].num_devices,
+        global_batch_size=batch,
+    )
+    rows = tuple(
+        TableRow(
+            layout=layout,
+            status="completed",
+            tokens_per_s=batch * model.seq_length / time,
+            step_time_s=time,
+            peak_memory_bytes=peak,
+            number=number,
+        )
+        for number, (layout, time, peak) in enumerate(
+            zip(layouts, times, peaks, strict=True), start=1
+        )
+    )
+    return TableCell(key=key, model=model, cluster=cluster, rows=rows)

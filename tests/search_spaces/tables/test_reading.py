@@ -29,7 +29,8 @@ def test_a_row_is_a_layout_and_what_was_measured() -> None:
     assert (row.status, row.step_time_s, row.tokens_per_s) == ("completed", 0.25, 8 * 512 / 0.25)
     assert row.peak_memory_bytes == 2_000_000_000
     assert (row.number, row.line) == (1, 2)
-    assert (cell.num_devices, cell.global_batch_size, cell.seq_length) == (8, 8, 512)
+    key = cell.key
+    assert (key.num_devices, key.global_batch_size, key.seq_length) == (8, 8, 512)
     assert cell.model.num_layers == 8
     assert (cell.cluster.num_nodes, cell.cluster.devices_per_node) == (2, 4)
     assert cell.cluster.device_memory_bytes == 16 << 30

@@ -19,25 +19,11 @@ from search_spaces.trainers.base import TrainerAdapter, TrainerJob
 from search_spaces.trainers.megatron_bridge import MEGATRON_BRIDGE
 from search_spaces.trainers.megatron_deepspeed import MEGATRON_DEEPSPEED
 from search_spaces.trainers.megatron_lm import MEGATRON_LM
+from tests.kit.layouts import EVERY_KNOB
 
 GPT = model_preset("gpt-22b")
 LLAMA = model_preset("llama-8b")
 FAMILY = (MEGATRON_LM, MEGATRON_DEEPSPEED, MEGATRON_BRIDGE)
-EVERY_KNOB = Layout(
-    num_nodes=2,
-    tp=2,
-    pp=2,
-    dp=4,
-    vpp=2,
-    micro_batch_size=2,
-    num_microbatches=4,
-    zero_stage=1,
-    zero_replicas=2,
-    recompute="full",
-    sequence_parallel=True,
-    precision="bf16",
-)
-"""No knob has its default."""
 
 
 def flags_of(trainer: str) -> set[str]:

@@ -12,6 +12,7 @@ from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.trainers import ADAPTERS
 from search_spaces.trainers.base import TrainerJob
+from tests.kit.layouts import EVERY_KNOB
 
 LLAMA = model_preset("small-llama")
 """8 layers, 8 heads over 4 key heads, sequences of 256, a vocabulary of 4096."""
@@ -31,18 +32,7 @@ def refusals(name: str, model: ModelShape = LLAMA, **layout: Any) -> str:
 
 
 BF16 = {"precision": "bf16"}
-EVERYTHING = {
-    **BF16,
-    "tp": 2,
-    "pp": 2,
-    "dp": 4,
-    "vpp": 2,
-    "num_microbatches": 4,
-    "zero_stage": 1,
-    "zero_replicas": 2,
-    "recompute": "selective",
-    "sequence_parallel": True,
-}
+EVERYTHING = EVERY_KNOB.to_mapping() | {"recompute": "selective"}
 
 
 @pytest.mark.parametrize(

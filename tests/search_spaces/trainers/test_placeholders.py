@@ -1,6 +1,6 @@
 """Placeholders: every number of a job has a name, which means the same in exports and probes."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -14,6 +14,7 @@ from search_spaces.trainers.placeholders import (
     filled,
     placeholder_values,
 )
+from tests.kit.layouts import EVERY_KNOB
 
 JOB = TrainerJob(
     model=ModelShape.from_mapping(
@@ -29,20 +30,7 @@ JOB = TrainerJob(
             "vocab_size": 500,
         }
     ),
-    layout=Layout(
-        num_nodes=2,
-        tp=2,
-        pp=3,
-        dp=4,
-        vpp=2,
-        micro_batch_size=5,
-        num_microbatches=6,
-        zero_stage=1,
-        zero_replicas=2,
-        recompute="full",
-        sequence_parallel=True,
-        precision="bf16",
-    ),
+    layout=replace(EVERY_KNOB, pp=3, micro_batch_size=5, num_microbatches=6),
     seed=9,
 )
 

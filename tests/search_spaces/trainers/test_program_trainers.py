@@ -43,11 +43,8 @@ def test_an_entry_is_read_with_what_it_leaves_out() -> None:
     assert trainer.command == tuple(ENTRY["command"])
     assert trainer.directory == "/where"
     assert trainer.parameters["rate"] == Parameter(type="float", minimum=0, maximum=1, default=0.5)
-    assert (trainer.processes_per, trainer.start_limit_s, trainer.same_data) == (
-        "device",
-        None,
-        False,
-    )
+    stated = (trainer.processes_per, trainer.start_limit_s, trainer.same_data)
+    assert stated == ("device", None, False)
     assert trainer.patterns.read("step 1 loss 3") is None
 
 

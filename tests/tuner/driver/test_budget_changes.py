@@ -8,33 +8,32 @@ from results_db.records import CampaignRecord
 from results_db.store import Store
 from tests.kit.store import TurnableClock
 from tests.results_db.intercepted_store import InterceptedStore
-from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
+from tests.tuner.factories import (
+    DrivenCampaign,
+    FakeWorker,
+    drive_until,
+    ended,
+    make_spec,
+    submit,
+)
 from tuner.driver.driver import Driver
 
 
 def test_a_raised_budget_is_driven_to_its_new_end(store: Store) -> None:
-    campaign = submit(store, make_spec(budget={"trials": 3}))
-    driver, worker = Driver(store), FakeWorker(store)
-    drive_until(
-        lambda: store.campaigns.count_trials(campaign.id)["COMPLETED"] == 2, driver.step, worker
-    )
+    campaign = DrivenCampaign(store, make_spec(budget={"trials": 3}))
+    campaign.until_completed(2)
     store.campaigns.update(campaign.id, budget={"trials": 7})
-    drive_until(lambda: ended(store, campaign), driver.step, worker)
-    assert store.campaigns.get(campaign.id).message == "7 of 7 trials done (7 completed)"
+    assert campaign.to_end().message == "7 of 7 trials done (7 completed)"
 
 
 def test_a_lowered_budget_ends_the_campaign_once_what_waits_is_done(store: Store) -> None:
-    campaign = submit(store, make_spec(budget={"trials": 20}))
-    driver, worker = Driver(store), FakeWorker(store)
-    drive_until(
-        lambda: store.campaigns.count_trials(campaign.id)["COMPLETED"] == 4, driver.step, worker
-    )
+    campaign = DrivenCampaign(store, make_spec(budget={"trials": 20}))
+    campaign.until_completed(4)
     store.campaigns.update(campaign.id, budget={"trials": 1})
-    before = sum(store.campaigns.count_trials(campaign.id).values())
-    drive_until(lambda: ended(store, campaign), driver.step, worker)
-    record = store.campaigns.get(campaign.id)
+    before = len(campaign.trials)
+    record = campaign.to_end()
     assert (record.state, record.reason) == ("COMPLETED", "budget")
-    assert sum(store.campaigns.count_trials(campaign.id).values()) == before
+    assert len(campaign.trials) == before
 
 
 def test_wall_time_that_is_added_keeps_a_campaign_running(

@@ -22,35 +22,33 @@ def make_trials(**counts: int) -> list[EndedTrial]:
     ]
 
 
-def test_trials_are_counted_down_to_none_left() -> None:
-    budget = Budget(trials=3)
-    assert [trials_left(budget, make_spent(trials=n)) for n in (0, 2, 3, 4)] == [3, 1, 0, 0]
-
-
-def test_trials_are_not_counted_where_the_budget_does_not() -> None:
-    assert trials_left(Budget(wall_time_s=1.0), make_spent(trials=1000)) is None
-
-
-def test_node_hours_are_spent_in_seconds() -> None:
-    budget = Budget(node_hours=2.0)
-    assert time_is_up(budget, make_spent(node_seconds=7199.0)) is None
-    assert time_is_up(budget, make_spent(node_seconds=7560.0)) == "2.1 of 2 node-hours spent"
-
-
-def test_wall_time_is_up_to_the_second() -> None:
-    budget = Budget(wall_time_s=90.0)
-    assert time_is_up(budget, make_spent(wall_time_s=89.9)) is None
-    assert time_is_up(budget, make_spent(wall_time_s=90.0)) == "90 of 90 s of wall time spent"
-
-
-def test_the_first_bound_that_is_met_ends_the_campaign() -> None:
-    budget = Budget(node_hours=1.0, wall_time_s=90.0)
-    assert time_is_up(budget, make_spent(wall_time_s=100.0)) is not None
-    assert time_is_up(budget, make_spent(node_seconds=3600.0)) is not None
-
-
-def test_a_budget_of_trials_alone_never_runs_out_of_time() -> None:
-    assert time_is_up(Budget(trials=1), make_spent(node_seconds=1e9, wall_time_s=1e9)) is None
+@pytest.mark.parametrize(
+    ("budget", "spent", "left", "said"),
+    [
+        (Budget(trials=3), make_spent(), 3, None),
+        (Budget(trials=3), make_spent(trials=2), 1, None),
+        (Budget(trials=3), make_spent(trials=3), 0, None),
+        (Budget(trials=3), make_spent(trials=4), 0, None),
+        (Budget(trials=1), make_spent(node_seconds=1e9, wall_time_s=1e9), 1, None),
+        (Budget(wall_time_s=90.0), make_spent(trials=1000, wall_time_s=89.9), None, None),
+        (Budget(wall_time_s=90.0), make_spent(wall_time_s=90.0), None, "90 of 90 s of wall time"),
+        (Budget(node_hours=2.0), make_spent(node_seconds=7199.0), None, None),
+        (Budget(node_hours=2.0), make_spent(node_seconds=7560.0), None, "2.1 of 2 node-hours"),
+        (Budget(node_hours=1.0, wall_time_s=90.0), make_spent(wall_time_s=99.0), None, "99 of 90"),
+        (
+            Budget(node_hours=1.0, wall_time_s=90.0),
+            make_spent(node_seconds=3600.0),
+            None,
+            "1 of 1 node-hours",
+        ),
+    ],
+)
+def test_a_budget_is_spent_at_the_first_of_its_bounds(
+    budget: Budget, spent: Spent, left: int | None, said: str | None
+) -> None:
+    assert trials_left(budget, spent) == left
+    words = time_is_up(budget, spent)
+    assert words is None if said is None else words is not None and words.startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -69,5 +67,7 @@ def test_a_budget_of_trials_alone_never_runs_out_of_time() -> None:
         ({}, "done; no trial was run"),
     ],
 )
-def test_closing_message_say_what_came_of_the_trials(counts: dict[str, int], words: str) -> None:
+def test_the_closing_message_says_what_came_of_the_trials(
+    counts: dict[str, int], words: str
+) -> None:
     assert closing_message("done", make_trials(**counts)) == words

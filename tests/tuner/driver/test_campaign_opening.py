@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,11 +12,11 @@ from results_db.records import CampaignRecord
 from results_db.store import Store
 from tests.tuner.factories import (
     FakeWorker,
-    drive_until,
     ended,
     layouts_of,
     make_spec,
     submit,
+    wait_for,
 )
 from tuner.driver import driver as driver_module
 from tuner.driver.campaign_opening import MAX_OPENINGS, BackgroundOpening
@@ -42,13 +41,6 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     monkeypatch.setattr(driver_module, "CampaignSearch", GatedSearch)
     yield gate
     gate.set()
-
-
-def step_until(condition: Callable[[], bool], driver: Driver) -> None:
-    give_up_at = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < give_up_at, "the condition did not hold in time"
-        assert driver.step()
 
 
 def test_a_small_campaign_runs_to_its_end_while_a_huge_one_is_opened(
@@ -103,7 +95,8 @@ def test_a_search_that_cannot_be_opened_breaks_its_campaign_alone(
 
     monkeypatch.setattr("tuner.driver.campaign_search.make_strategy", refuse)
     broken = submit(store, make_spec("broken"))
-    step_until(lambda: ended(store, broken), Driver(store, opening=BackgroundOpening()))
+    driver = Driver(store, opening=BackgroundOpening())
+    wait_for(lambda: ended(store, broken), driver.step)
     record = store.campaigns.get(broken.id)
     assert (record.state, record.reason) == ("FAILED", "error")
     assert "ArithmeticError: no such strategy" in str(record.message)
@@ -124,16 +117,11 @@ def test_an_opening_that_fails_has_not_worked_until_it_does(
     monkeypatch.setattr(store.plans, "known_trials", fail_or_answer)
     campaign = submit(store, make_spec("unlucky"))
     driver = Driver(store, opening=BackgroundOpening())
-    give_up_at = time.monotonic() + PATIENCE_S
-    while len([line for line in caplog.messages if "this round failed" in line]) < 1:
-        assert time.monotonic() < give_up_at
-        driver.step()
+    wait_for(lambda: "this round failed" in caplog.text, driver.step)
     assert [driver.step() for _ in range(20)] == [False] * 20
     assert not [line for line in caplog.messages if "works again" in line]
     failing.clear()
-    while not store.trials.find(campaign.id):
-        assert time.monotonic() < give_up_at
-        driver.step()
+    wait_for(lambda: bool(store.trials.find(campaign.id)), driver.step)
 
 
 def test_forgotten_openings_keep_their_places_until_their_threads_end() -> None:
@@ -153,10 +141,7 @@ def test_forgotten_openings_keep_their_places_until_their_threads_end() -> None:
         thread.join(PATIENCE_S)
     assert len(begun) == MAX_OPENINGS
     assert opening.take(99, open_search) is None
-    give_up_at = time.monotonic() + PATIENCE_S
-    while len(begun) == MAX_OPENINGS:
-        assert time.monotonic() < give_up_at, "no place was free again"
-        time.sleep(0.001)
+    wait_for(lambda: len(begun) > MAX_OPENINGS)
 
 
 def test_an_opening_that_never_ends_fails_its_campaign_and_leaves_its_place(
@@ -164,7 +149,7 @@ def test_an_opening_that_never_ends_fails_its_campaign_and_leaves_its_place(
 ) -> None:
     huge = submit(store, make_spec("huge"))
     driver = Driver(store, opening=BackgroundOpening(stuck_after_s=0.05))
-    step_until(lambda: ended(store, huge), driver)
+    wait_for(lambda: ended(store, huge), driver.step)
     record = store.campaigns.get(huge.id)
     assert (record.state, record.reason) == ("FAILED", "error")
     assert "its search was not opened within 0.05 s" in str(record.message)
@@ -173,8 +158,8 @@ def test_an_opening_that_never_ends_fails_its_campaign_and_leaves_its_place(
 def drive_until_ended(store: Store, campaign: CampaignRecord, driver: Driver) -> None:
     worker = FakeWorker(store)
 
-    def step() -> None:
+    def turn() -> None:
         assert driver.step()
-        time.sleep(0.001)  # the opening's thread wants the interpreter too
+        worker.run_one()
 
-    drive_until(lambda: ended(store, campaign), step, worker)
+    wait_for(lambda: ended(store, campaign), turn)

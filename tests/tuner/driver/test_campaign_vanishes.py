@@ -43,44 +43,34 @@ class VanishingStore(InterceptedStore):
                 self._store.campaigns.delete(self._campaign_id)
 
 
-def new(store: Store) -> None:
+def new(_store: Store, _victim: int) -> None:
     """Nothing was done for it yet."""
 
 
-def half_done(store: Store) -> None:
-    (victim, _) = sorted(store.campaigns.find(), key=lambda each: each.id)
+def half_done(store: Store, victim: int, num_done: int = 5) -> None:
     drive_until(
-        lambda: store.campaigns.count_trials(victim.id)["COMPLETED"] >= 5,
+        lambda: store.campaigns.count_trials(victim)["COMPLETED"] >= num_done,
         Driver(store).step,
         FakeWorker(store),
     )
 
 
-def nearly_done(store: Store) -> None:
+def nearly_done(store: Store, victim: int) -> None:
     """All is measured; what may be best is measured again next, and then the campaign ends."""
-    victim = min(store.campaigns.find(), key=lambda each: each.id)
-    drive_until(
-        lambda: store.campaigns.count_trials(victim.id)["COMPLETED"] >= 8,
-        Driver(store).step,
-        FakeWorker(store),
-    )
+    half_done(store, victim, num_done=8)
 
 
-def over_time(store: Store) -> None:
-    half_done(store)
-    victim = min(store.campaigns.find(), key=lambda each: each.id)
-    store.campaigns.update(victim.id, budget={"trials": None, "wall_time_s": 1e-9})
+def over_time(store: Store, victim: int) -> None:
+    half_done(store, victim)
+    store.campaigns.update(victim, budget={"trials": None, "wall_time_s": 1e-9})
 
 
-def broken(store: Store) -> None:
+def broken(store: Store, victim: int) -> None:
     from sqlalchemy import text
 
-    victim = min(store.campaigns.find(), key=lambda each: each.id)
+    statement = "UPDATE campaigns SET spec = json_remove(spec, '$.model') WHERE id = :id"
     with store._db.write() as session:
-        session.execute(
-            text("UPDATE campaigns SET spec = json_remove(spec, '$.model') WHERE id = :id"),
-            {"id": victim.id},
-        )
+        session.execute(text(statement), {"id": victim})
 
 
 @pytest.fixture
@@ -99,7 +89,7 @@ def each_call(
             ),
         )
         submit(store, make_spec("bystander"))
-        request.param(store)
+        request.param(store, victim.id)
 
     def stores() -> Iterator[tuple[Store, int, int]]:
         for before_call in range(1, MOST_CALLS):

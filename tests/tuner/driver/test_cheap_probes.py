@@ -14,10 +14,9 @@ from search_spaces.campaigns.fidelity import Fidelity, ProbeCosts, fidelities, f
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from tests.kit.store import completed, failed
-from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
+from tests.tuner.factories import DrivenCampaign, make_spec, run_campaign, submit
 from tuner.driver.budget_check import EndedTrial, Spent, closing_message, is_reserved
 from tuner.driver.campaign_search import CampaignSearch, full_probe_node_s
-from tuner.driver.driver import Driver
 from tuner.strategies import registry
 from tuner.strategies.base import History, Proposer
 from tuner.strategies.search_problem import SearchProblem
@@ -28,7 +27,7 @@ PROBE_S = 4.0
 """What a probe of the fake worker takes, of one node."""
 
 
-class PartFirst:
+class PartFirst(Proposer):
     """Probes the first layouts in part, then measures the best of them in full, then the others."""
 
     def __init__(self, problem: SearchProblem) -> None:
@@ -81,9 +80,11 @@ def make_large_spec(name: str = "large", *, probes: float = 7.5, **changes: obje
 
 
 def run(store: Store, spec: CampaignSpec) -> CampaignRecord:
-    campaign = submit(store, spec)
-    drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store, fast))
-    return store.campaigns.get(campaign.id)
+    return run_campaign(store, spec, fast)
+
+
+def live_history(campaign: DrivenCampaign) -> History:
+    return campaign.driver._searches[campaign.id]._strategy._history
 
 
 def fast(layout: Layout) -> Outcome:
@@ -123,14 +124,11 @@ def test_cheap_probes_come_first_and_a_layout_measured_in_full_wins(
 def test_the_search_hears_of_the_whole_layout_and_of_the_part_that_ran(
     store: Store, proposers: list[PartFirst]
 ) -> None:
-    campaign = submit(store, make_large_spec())
-    driver, worker = Driver(store), FakeWorker(store, fast)
-    for _ in range(3):
-        driver.step()
-        worker.run_one()
-    driver.step()
-    done = [trial for trial in store.trials.find(campaign.id) if trial.state == "COMPLETED"]
-    history = driver._searches[campaign.id]._strategy._history
+    campaign = DrivenCampaign(store, make_large_spec(), fast)
+    campaign.turn(3)
+    campaign.step()
+    done = [trial for trial in campaign.trials if trial.state == "COMPLETED"]
+    history = live_history(campaign)
     assert len(done) == len(history.cheap) == 3
     assert history.observations == {}
     for trial, (index, cheap_run) in zip(done, history.cheap.items(), strict=True):
@@ -149,53 +147,50 @@ def test_the_search_hears_of_the_whole_layout_and_of_the_part_that_ran(
     assert proposers[0].left_node_s[-1] == pytest.approx(budget_s - 3 * PROBE_S)
 
 
-@pytest.mark.parametrize("reason", ["out_of_memory", "crashed"])
+@pytest.mark.parametrize(
+    ("reason", "state"), [("out_of_memory", "infeasible"), ("crashed", "failed")]
+)
 @pytest.mark.usefixtures("proposers")
-def test_a_part_that_fails_is_a_failure_of_its_layout(store: Store, reason: str) -> None:
-    campaign = submit(store, make_large_spec())
-    driver, worker = Driver(store), FakeWorker(store, lambda _layout: failed(reason))
-    driver.step()
-    worker.run_one()
-    driver.step()
-    history = driver._searches[campaign.id]._strategy._history
-    (observation,) = history.observations.values()
-    assert observation.state == ("infeasible" if reason == "out_of_memory" else "failed")
+def test_a_part_that_fails_is_a_failure_of_its_layout(
+    store: Store, reason: str, state: str
+) -> None:
+    campaign = DrivenCampaign(store, make_large_spec(), lambda _layout: failed(reason))
+    campaign.turn()
+    campaign.step()
+    history = live_history(campaign)
+    assert [observation.state for observation in history.observations.values()] == [state]
     assert history.cheap == {}
 
 
 @pytest.mark.usefixtures("proposers")
 def test_a_driver_that_starts_again_tells_the_same_and_goes_the_same_way(store: Store) -> None:
-    one = run(store, make_large_spec("one"))
-    other = submit(store, make_large_spec("other"))
-    worker = FakeWorker(store, fast)
-    drive_until(lambda: ended(store, other), lambda: Driver(store).step(), worker)
-    ways = [[each.layout_key for each in store.trials.find(id_)] for id_ in (one.id, other.id)]
+    ways = []
+    for name, mortality in (("one", 0.0), ("other", 1.0)):
+        campaign = DrivenCampaign(store, make_large_spec(name), fast, mortality=mortality)
+        message = campaign.to_end().message
+        ways.append((message, [trial.layout_key for trial in campaign.trials]))
     assert ways[0] == ways[1]
-    assert store.campaigns.get(other.id).message == one.message
 
 
 @pytest.mark.usefixtures("proposers")
 def test_a_search_that_is_rebuilt_knows_what_waits_by_its_whole_layout(store: Store) -> None:
-    campaign = submit(store, make_large_spec())
-    driver, worker = Driver(store), FakeWorker(store, fast)
-    driver.step()
-    worker.run_one()
-    driver.step()
-    live = driver._searches[campaign.id]._strategy._history
-    rebuilt = CampaignSearch.rebuild(campaign, store.trials.find(campaign.id))._strategy._history
+    campaign = DrivenCampaign(store, make_large_spec(), fast)
+    campaign.turn()
+    campaign.step()
+    live = live_history(campaign)
+    rebuilt = CampaignSearch.rebuild(campaign.record, campaign.trials)._strategy._history
     assert list(rebuilt.pending) == list(live.pending) != []
     assert rebuilt.cheap == live.cheap != {}
 
 
 @pytest.mark.usefixtures("proposers")
 def test_a_cancelled_cheap_probe_is_not_proposed_again(store: Store) -> None:
-    campaign = submit(store, make_large_spec())
-    driver = Driver(store)
-    driver.step()
-    (first, *_) = store.trials.find(campaign.id)
+    campaign = DrivenCampaign(store, make_large_spec())
+    campaign.step()
+    first = campaign.trials[0]
     store.trials.cancel(first.id)
-    driver.step()
-    history = driver._searches[campaign.id]._strategy._history
+    campaign.step()
+    history = live_history(campaign)
     assert first.full_layout not in [history.layouts.layout(index) for index in history.pending]
     assert not history.is_free[0]
 
@@ -203,12 +198,10 @@ def test_a_cancelled_cheap_probe_is_not_proposed_again(store: Store) -> None:
 @pytest.mark.usefixtures("proposers")
 def test_the_baseline_is_never_probed_in_part(store: Store) -> None:
     baseline = {"tp": 2, "micro_batch_size": 2}
-    campaign = submit(store, make_large_spec(baseline=baseline))
-    driver, worker = Driver(store), FakeWorker(store, fast)
-    driver.step()
-    worker.run_one()
-    driver.step()
-    first, second, *_ = store.trials.find(campaign.id)
+    campaign = DrivenCampaign(store, make_large_spec(baseline=baseline), fast)
+    campaign.turn()
+    campaign.step()
+    first, second, *_ = campaign.trials
     assert (first.is_baseline, first.full_layout) == (True, None)
     assert second.full_layout is not None
 
@@ -262,12 +255,11 @@ def test_a_campaign_is_not_converged_before_a_layout_was_measured_in_full(
 def test_a_campaign_ends_when_its_rest_pays_for_no_full_probe(
     store: Store, proposers: list[PartFirst]
 ) -> None:
-    campaign = submit(store, make_large_spec(probes=20))
-    driver, worker = Driver(store), FakeWorker(store, fast)
-    driver.step()
+    campaign = DrivenCampaign(store, make_large_spec(probes=20), fast)
+    campaign.step()
     proposers[0].least_node_s = 14.5 * PROBE_S
-    drive_until(lambda: ended(store, campaign), driver.step, worker)
-    record, trials = store.campaigns.get(campaign.id), store.trials.find(campaign.id)
+    record = campaign.to_end()
+    trials = campaign.trials
     assert len(trials) == 7, "another one waited while the sixth ran"
     assert {trial.repeat_of for trial in trials} == {None}, "repeats would exceed the rest"
     assert (record.state, record.reason) == ("COMPLETED", "budget")
@@ -311,24 +303,31 @@ def test_the_reserve_is_that_of_trials_that_ran_in_full() -> None:
     assert some.of_full_trial(140.0) == pytest.approx(20.0), "of any other cost, as much a share"
 
 
-def test_a_campaign_with_cheap_probes_alone_says_so_also_where_nothing_is_expected() -> None:
-    part = EndedTrial(state="COMPLETED", reason=None, is_cheap=True)
-    lost = EndedTrial(state="FAILED", reason="crashed", is_cheap=True)
-    assert closing_message("done", [part, lost]) == (
-        "done (1 completed, 1 failed); no layout was measured in full, so there is no winner: "
-        "clone the campaign with a larger budget"
-    )
-    whole = replace(part, is_cheap=False)
-    assert closing_message("done", [part, whole]) == "done (2 completed)"
+PART = EndedTrial(state="COMPLETED", reason=None, is_cheap=True)
+CRASHED_PART = EndedTrial(state="FAILED", reason="crashed", is_cheap=True)
+LATE = EndedTrial(state="FAILED", reason="timeout")
 
 
-def test_where_every_full_probe_failed_the_message_says_why_and_asks_for_no_budget() -> None:
-    part = EndedTrial(state="COMPLETED", reason=None, is_cheap=True)
-    crashed = EndedTrial(state="FAILED", reason="crashed", is_cheap=True)
-    late = EndedTrial(state="FAILED", reason="timeout")
-    cancelled = EndedTrial(state="CANCELLED", reason=None)
-    trials = [part, crashed, crashed, crashed, late, late, cancelled]
-    assert closing_message("done", trials, full_probe_node_s=3600.0) == (
-        "done (1 cancelled, 1 completed, 5 failed); no layout was measured in full, so there is no "
-        "winner; most common reason: timeout (2 of 2)"
-    )
+@pytest.mark.parametrize(
+    ("trials", "takes_s", "message"),
+    [
+        (
+            [PART, CRASHED_PART],
+            None,
+            "done (1 completed, 1 failed); no layout was measured in full, so there is no winner: "
+            "clone the campaign with a larger budget",
+        ),
+        ([PART, replace(PART, is_cheap=False)], None, "done (2 completed)"),
+        # Where every full probe failed, a larger budget would not help.
+        (
+            [PART, *[CRASHED_PART] * 3, LATE, LATE, EndedTrial(state="CANCELLED", reason=None)],
+            3600.0,
+            "done (1 cancelled, 1 completed, 5 failed); no layout was measured in full, so there "
+            "is no winner; most common reason: timeout (2 of 2)",
+        ),
+    ],
+)
+def test_the_closing_message_says_whether_and_why_nothing_was_measured_in_full(
+    trials: list[EndedTrial], takes_s: float | None, message: str
+) -> None:
+    assert closing_message("done", trials, full_probe_node_s=takes_s) == message

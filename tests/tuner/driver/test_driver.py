@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -12,50 +11,45 @@ import pytest
 
 from results_db.database.data_dir import DataDir
 from results_db.store import Store
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.spec.layout import Layout
-from tests.kit.store import TurnableClock, completed, failed, post_outcome, take_leases
+from tests.kit.store import TurnableClock, completed, failed
 from tests.tuner.factories import (
+    DrivenCampaign,
     FakeWorker,
-    drive_until,
     ended,
     layouts_of,
     make_spec,
     measured,
     out_of_memory,
+    run_campaign,
     submit,
 )
 from tuner.driver.campaign_search import CampaignSearch, observe
 from tuner.driver.driver import Driver
 
-
-@pytest.mark.parametrize("strategy", ["random", "deephyper", "guided", "exhaustive"])
-def test_a_campaign_runs_to_its_budget_and_says_so(store: Store, strategy: str) -> None:
-    campaign = submit(store, make_spec(strategy=strategy, budget={"trials": 12}))
-    drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store))
-    record = store.campaigns.get(campaign.id)
-    trials = store.trials.find(campaign.id)
-    assert (record.state, record.reason) == ("COMPLETED", "budget")
-    assert record.message == "12 of 12 trials done (12 completed)"
-    assert [trial.state for trial in trials] == ["COMPLETED"] * 12
-    assert len(set(layouts_of(trials))) == 12
+STRATEGIES = ["random", "deephyper", "guided", "exhaustive"]
 
 
-@pytest.mark.parametrize("strategy", ["random", "deephyper", "guided", "exhaustive"])
-def test_a_campaign_ends_when_every_legal_layout_was_tried(store: Store, strategy: str) -> None:
-    campaign = submit(store, make_spec(strategy=strategy, budget={"trials": 1000}))
-    drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store))
-    record = store.campaigns.get(campaign.id)
-    num_legal = campaign.num_legal_layouts
-    assert (record.state, record.reason) == ("COMPLETED", "exhausted")
-    assert record.message.startswith(f"all {num_legal} legal layouts were tried")
-    assert len(set(layouts_of(store.trials.find(campaign.id)))) == num_legal
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    ("budget", "reason", "trials", "said"),
+    [
+        (12, "budget", 12, "12 of 12 trials done (12 completed)"),
+        (1000, "exhausted", 28, "all 28 legal layouts were tried (28 completed)"),
+    ],
+)
+def test_a_campaign_runs_to_its_end_and_says_so(
+    store: Store, strategy: str, budget: int, reason: str, trials: int, said: str
+) -> None:
+    campaign = DrivenCampaign(store, make_spec(strategy=strategy, budget={"trials": budget}))
+    record = campaign.to_end()
+    assert (record.state, record.reason, record.message) == ("COMPLETED", reason, said)
+    assert [trial.state for trial in campaign.trials] == ["COMPLETED"] * trials
+    assert len(set(layouts_of(campaign.trials))) == trials
 
 
 def test_the_objective_of_the_campaign_is_what_the_search_maximises(store: Store) -> None:
     spec = make_spec(strategy="deephyper", budget={"trials": 18})
-    campaign = submit(store, spec)
-    drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store))
+    campaign = run_campaign(store, spec)
     values = [
         trial.measurement.tokens_per_s_per_device
         for trial in store.trials.find(campaign.id)
@@ -67,14 +61,9 @@ def test_the_objective_of_the_campaign_is_what_the_search_maximises(store: Store
 
 
 def test_a_campaign_without_any_completed_trial_names_the_common_reason(store: Store) -> None:
-    campaign = submit(store, make_spec(strategy="deephyper", budget={"trials": 5}))
     reasons = iter(["out_of_memory", "crashed", "out_of_memory", "timeout", "out_of_memory"])
-
-    def judge(_layout: Layout) -> Outcome:
-        return failed(next(reasons))
-
-    drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store, judge))
-    record = store.campaigns.get(campaign.id)
+    spec = make_spec(strategy="deephyper", budget={"trials": 5})
+    record = run_campaign(store, spec, lambda _layout: failed(next(reasons)))
     assert (record.state, record.reason) == ("COMPLETED", "budget")
     assert record.message == (
         "5 of 5 trials done; no trial completed; most common reason: out_of_memory (3 of 5)"
@@ -82,19 +71,21 @@ def test_a_campaign_without_any_completed_trial_names_the_common_reason(store: S
 
 
 def test_node_hours_end_a_campaign_once_what_runs_has_finished(store: Store) -> None:
-    campaign = submit(store, make_spec(budget={"node_hours": 0.01}))
-    slow = FakeWorker(store, lambda layout: completed(layout, duration_s=20.0))
+    campaign = DrivenCampaign(
+        store,
+        make_spec(budget={"node_hours": 0.01}),
+        lambda layout: completed(layout, duration_s=20.0),
+    )
     other = FakeWorker(store, name="w2")
-    driver = Driver(store)
-    driver.step()
-    (running,) = take_leases(store, other.id, 1)
-    drive_until(lambda: store.campaigns.get(campaign.id).node_seconds >= 36.0, driver.step, slow)
-    driver.step()
-    assert store.campaigns.get(campaign.id).state == "RUNNING"
-    assert store.campaigns.count_trials(campaign.id)["PENDING"] == 0
-    post_outcome(store, running.trial_id, running.attempt, measured(running.layout))
-    driver.step()
-    record = store.campaigns.get(campaign.id)
+    campaign.step()
+    (running,) = store.leases.lease(other.id, 1)
+    campaign.until(lambda: campaign.record.node_seconds >= 36.0)
+    campaign.step()
+    assert campaign.record.state == "RUNNING"
+    assert campaign.count("PENDING") == 0
+    store.outcomes.post(running.trial_id, running.attempt, measured(running.layout))
+    campaign.step()
+    record = campaign.record
     assert (record.state, record.reason) == ("COMPLETED", "budget")
     assert "of 0.01 node-hours spent" in record.message
     assert store.trials.get(running.trial_id).state == "COMPLETED"
@@ -115,32 +106,25 @@ def test_wall_time_ends_a_campaign_that_no_worker_serves(
 
 
 def test_a_paused_campaign_gets_nothing_new_until_it_is_resumed(store: Store) -> None:
-    campaign = submit(store, make_spec())
-    driver, worker = Driver(store), FakeWorker(store)
-    driver.step()
-    worker.run_one()
+    campaign = DrivenCampaign(store, make_spec())
+    campaign.turn()
     store.campaigns.pause(campaign.id)
-    before = len(store.trials.find(campaign.id))
-    for _ in range(5):
-        driver.step()
-        worker.run_one()
-    assert len(store.trials.find(campaign.id)) == before
+    before = len(campaign.trials)
+    campaign.turn(5)
+    assert len(campaign.trials) == before
     store.campaigns.resume(campaign.id)
-    drive_until(lambda: ended(store, campaign), driver.step, worker)
-    assert store.campaigns.count_trials(campaign.id)["COMPLETED"] == 6
+    campaign.to_end()
+    assert campaign.count() == 6
 
 
 def test_a_cancelled_campaign_is_left_alone(store: Store) -> None:
-    campaign = submit(store, make_spec())
-    driver, worker = Driver(store), FakeWorker(store)
-    driver.step()
-    worker.run_one()
+    campaign = DrivenCampaign(store, make_spec())
+    campaign.turn()
     store.campaigns.cancel(campaign.id)
     before = store.campaigns.count_trials(campaign.id)
-    for _ in range(3):
-        assert driver.step()
-        worker.run_one()
-    assert store.campaigns.get(campaign.id).state == "CANCELLED"
+    campaign.turn(3)
+    assert campaign.driver.step()
+    assert campaign.record.state == "CANCELLED"
     assert store.campaigns.count_trials(campaign.id) == before
 
 
@@ -151,21 +135,12 @@ def test_a_driver_that_dies_at_any_turn_loses_and_repeats_nothing(
     store: Store, strategy: str, dice_seed: int
 ) -> None:
     spec = make_spec(strategy=strategy, budget={"trials": 15})
-    campaign = submit(store, spec)
-    dice = random.Random(dice_seed)
-    drivers = [Driver(store)]
-
-    def step_or_die() -> None:
-        if dice.random() < 0.4:
-            drivers.append(Driver(store))
-        drivers[-1].step()
-
-    workers = [FakeWorker(store, name="w1"), FakeWorker(store, name="w2")]
-    drive_until(lambda: ended(store, campaign), step_or_die, *workers)
-    trials = store.trials.find(campaign.id)
-    assert len(drivers) > 3
-    assert [trial.state for trial in trials] == ["COMPLETED"] * 15
-    first = [trial for trial in trials if trial.repeat_of is None]
+    campaign = DrivenCampaign(store, spec, mortality=0.4, dice_seed=dice_seed)
+    campaign.workers.append(FakeWorker(store, name="w2"))
+    campaign.to_end()
+    assert len(campaign.drivers) > 3
+    assert [trial.state for trial in campaign.trials] == ["COMPLETED"] * 15
+    first = [trial for trial in campaign.trials if trial.repeat_of is None]
     assert len(set(layouts_of(first))) == len(first)
     # What guided doubts it measures again, and never a layout that is being measured.
     assert strategy == "guided" or len(first) == 15
@@ -176,17 +151,17 @@ def test_an_interrupted_search_goes_the_way_of_an_uninterrupted_one(
     store: Store, strategy: str
 ) -> None:
     first, second = (
-        submit(store, make_spec(name, strategy=strategy, budget={"trials": 10}))
-        for name in ("first", "second")
+        DrivenCampaign(
+            store, make_spec(name, strategy=strategy, budget={"trials": 10}), mortality=mortality
+        )
+        for name, mortality in (("first", 0.0), ("second", 1.0))
     )
-    worker = FakeWorker(store)
-    driver = Driver(store)
+    first.workers = second.workers
     store.campaigns.pause(second.id)
-    drive_until(lambda: ended(store, first), driver.step, worker)
+    first.to_end()
     store.campaigns.resume(second.id)
-    drive_until(lambda: ended(store, second), lambda: Driver(store).step(), worker)
-    one, two = (layouts_of(store.trials.find(campaign.id)) for campaign in (first, second))
-    assert one == two
+    second.to_end()
+    assert layouts_of(first.trials) == layouts_of(second.trials)
 
 
 def test_a_broken_description_fails_its_campaign_and_no_other(
@@ -195,16 +170,24 @@ def test_a_broken_description_fails_its_campaign_and_no_other(
     spec = make_spec("broken").to_mapping()
     spec["space"]["tp"] = "a lot"
     broken = store.campaigns.create(spec, num_legal_layouts=24)
-    sound = submit(store, make_spec("sound"))
+    sound = DrivenCampaign(store, make_spec("sound"))
     with caplog.at_level(logging.INFO, logger="tuner"):
-        drive_until(lambda: ended(store, sound), Driver(store).step, FakeWorker(store))
+        sound.to_end()
     record = store.campaigns.get(broken.id)
     assert (record.state, record.reason) == ("FAILED", "error")
     assert "tp" in record.message
     assert "a lot" in record.message
     assert "\n" not in record.message
-    assert store.campaigns.get(sound.id).state == "COMPLETED"
+    assert sound.record.state == "COMPLETED"
     assert "Traceback" in caplog.text
+
+
+def damage(tmp_path: Path, statement: str) -> None:
+    """What no store of this version writes: a damaged file, or one of an earlier version."""
+    path = DataDir(tmp_path / "data").database_url.removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        connection.execute(statement)
 
 
 def test_a_trial_that_cannot_be_read_back_fails_its_campaign_and_no_other(
@@ -212,31 +195,19 @@ def test_a_trial_that_cannot_be_read_back_fails_its_campaign_and_no_other(
 ) -> None:
     damaged = submit(store, make_spec("damaged"))
     Driver(store).step()
-    path = DataDir(tmp_path / "data").database_url.removeprefix("sqlite:///")
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("PRAGMA ignore_check_constraints = ON")  # as a damaged file is
-        connection.execute("UPDATE trials SET zero_stage = 7")
-    sound = submit(store, make_spec("sound"))
-    drive_until(lambda: ended(store, sound), Driver(store).step, FakeWorker(store))
+    damage(tmp_path, "UPDATE trials SET zero_stage = 7")
+    assert run_campaign(store, make_spec("sound")).state == "COMPLETED"
     assert store.campaigns.get(damaged.id).state == "FAILED"
     assert "zero_stage=7" in store.campaigns.get(damaged.id).message
-    assert store.campaigns.get(sound.id).state == "COMPLETED"
 
 
 def test_a_measurement_of_nothing_teaches_nothing_and_stops_nothing(
     store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    campaign = submit(store, make_spec(budget={"trials": 3}))
-    driver, worker = Driver(store), FakeWorker(store)
-    driver.step()
-    worker.run_one()
-    path = DataDir(tmp_path / "data").database_url.removeprefix("sqlite:///")
-    with closing(sqlite3.connect(path)) as connection, connection:
-        # The store takes no such measurement; an earlier version might have.
-        connection.execute("PRAGMA ignore_check_constraints = ON")
-        connection.execute("UPDATE measurements SET tokens_per_s_per_device = 0")
-    drive_until(lambda: ended(store, campaign), driver.step, worker)
-    assert store.campaigns.get(campaign.id).state == "COMPLETED"
+    campaign = DrivenCampaign(store, make_spec(budget={"trials": 3}))
+    campaign.turn()
+    damage(tmp_path, "UPDATE measurements SET tokens_per_s_per_device = 0")
+    assert campaign.to_end().state == "COMPLETED"
     assert "trial 1 teaches the search nothing: objective=0.0" in caplog.text
 
 
@@ -249,14 +220,11 @@ def test_a_strategy_that_raises_fails_its_campaign_and_no_other(
         raise ZeroDivisionError("float division by zero")
 
     monkeypatch.setattr(DeepHyperProposer, "_ask_cbo", explode)
-    raising = submit(store, make_spec("raising", strategy="deephyper", budget={"trials": 12}))
     sound = submit(store, make_spec("sound"))
-    drive_until(
-        lambda: ended(store, sound) and ended(store, raising),
-        Driver(store).step,
-        FakeWorker(store),
-    )
-    record = store.campaigns.get(raising.id)
+    spec = make_spec("raising", strategy="deephyper", budget={"trials": 12})
+    raising = DrivenCampaign(store, spec)
+    record = raising.to_end()
+    raising.until(lambda: ended(store, sound))
     assert (record.state, record.reason) == ("FAILED", "error")
     assert record.message == (
         "strategy 'deephyper' failed to propose a layout: ZeroDivisionError: float division by zero"
@@ -265,60 +233,53 @@ def test_a_strategy_that_raises_fails_its_campaign_and_no_other(
 
 
 def test_a_deliberate_repeat_counts_and_does_not_confuse_the_search(store: Store) -> None:
-    campaign = submit(store, make_spec())
-    driver, worker = Driver(store), FakeWorker(store)
-    driver.step()
-    worker.run_one()
-    (first, *_) = store.trials.find(campaign.id)
+    campaign = DrivenCampaign(store, make_spec())
+    campaign.turn()
+    first = campaign.trials[0]
     store.trials.repeat(first.id)
-    drive_until(lambda: ended(store, campaign), driver.step, worker)
-    trials = store.trials.find(campaign.id)
-    assert len(trials) == 6
-    assert sum(trial.layout == first.layout for trial in trials) == 2
+    campaign.to_end()
+    assert len(campaign.trials) == 6
+    assert sum(trial.layout == first.layout for trial in campaign.trials) == 2
 
 
 @pytest.mark.parametrize("reason", ["crashed", "out_of_memory"])
 def test_a_repeat_that_fails_does_not_take_back_what_was_measured(
     store: Store, reason: str
 ) -> None:
-    campaign = submit(store, make_spec(strategy="exhaustive", budget={"trials": 4}))
-    driver, worker = Driver(store), FakeWorker(store)
-    driver.step()
-    worker.run_one()
-    (first, *_) = store.trials.find(campaign.id)
+    campaign = DrivenCampaign(store, make_spec(strategy="exhaustive", budget={"trials": 4}))
+    campaign.turn()
+    first = campaign.trials[0]
     store.trials.repeat(first.id)
-    worker.judge = lambda layout: failed(reason) if layout == first.layout else measured(layout)
-    drive_until(lambda: ended(store, campaign), driver.step, worker)
-    trials = store.trials.find(campaign.id)
-    assert [trial.reason for trial in trials if trial.repeat_of] == [reason]
-    strategy = CampaignSearch.rebuild(campaign, trials)._strategy
+    campaign.worker.judge = lambda layout: (
+        failed(reason) if layout == first.layout else measured(layout)
+    )
+    record = campaign.to_end()
+    assert [trial.reason for trial in campaign.repeats] == [reason]
+    strategy = CampaignSearch.rebuild(record, campaign.trials)._strategy
     assert strategy._history.observations[0].state == "completed"
 
 
 def test_a_trial_that_somebody_else_added_is_not_added_again(store: Store) -> None:
-    campaign = submit(store, make_spec(strategy="exhaustive"))
-    driver, worker = Driver(store), FakeWorker(store)
-    driver.step()
+    campaign = DrivenCampaign(store, make_spec(strategy="exhaustive"))
+    campaign.step()
     store.trials.add(campaign.id, make_spec().legal_set().layout(2))
-    drive_until(lambda: ended(store, campaign), driver.step, worker)
-    trials = store.trials.find(campaign.id)
-    assert len(trials) == len(set(layouts_of(trials))) == 6
+    campaign.to_end()
+    assert len(campaign.trials) == len(set(layouts_of(campaign.trials))) == 6
 
 
 def test_a_layout_whose_workers_were_lost_is_not_held_to_be_a_bad_one(store: Store) -> None:
-    campaign = submit(store, make_spec(budget={"trials": 2}))
-    worker = FakeWorker(store, lambda _layout: failed("node_lost"))
-    drive_until(lambda: ended(store, campaign), Driver(store).step, worker)
+    spec = make_spec(budget={"trials": 2})
+    campaign = run_campaign(store, spec, lambda _layout: failed("node_lost"))
     lost = store.trials.find(campaign.id)[0]
     assert (lost.state, lost.reason) == ("FAILED", "node_lost")
     assert observe(lost, "tokens_per_s") is None
 
 
 def test_oversubscribed_measurements_teach_nothing(store: Store) -> None:
-    campaign = submit(store, make_spec(strategy="deephyper", budget={"trials": 9}))
-    worker = FakeWorker(store, lambda layout: completed(layout, oversubscribed=True))
-    drive_until(lambda: ended(store, campaign), Driver(store).step, worker)
-    assert store.campaigns.count_trials(campaign.id)["COMPLETED"] == 9
+    spec = make_spec(strategy="deephyper", budget={"trials": 9})
+    campaign = DrivenCampaign(store, spec, lambda layout: completed(layout, oversubscribed=True))
+    campaign.to_end()
+    assert campaign.count() == 9
 
 
 def test_a_database_that_is_away_is_waited_for(
@@ -351,9 +312,7 @@ def test_a_database_that_is_away_is_waited_for(
 
 
 def test_out_of_memory_everywhere_is_survived(store: Store) -> None:
-    campaign = submit(store, make_spec(strategy="deephyper", budget={"trials": 100}))
-    worker = FakeWorker(store, out_of_memory)
-    drive_until(lambda: ended(store, campaign), Driver(store).step, worker)
-    record = store.campaigns.get(campaign.id)
+    spec = make_spec(strategy="deephyper", budget={"trials": 100})
+    record = run_campaign(store, spec, out_of_memory)
     assert (record.state, record.reason) == ("COMPLETED", "exhausted")
     assert "most common reason: out_of_memory" in record.message

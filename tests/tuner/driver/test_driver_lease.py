@@ -7,18 +7,19 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
 from results_db.errors import DatabaseUnavailableError
+from results_db.records import CampaignRecord
 from results_db.store import Store
 from tests.kit.store import TimelyStore
-from tests.tuner.factories import FakeWorker, ended, layouts_of, make_spec, submit
+from tests.tuner.factories import FakeWorker, ended, layouts_of, make_spec, submit, wait_for
 from tuner.driver.process import HeldLease, Standby
 
 DEADLINE_S = 60.0
@@ -68,32 +69,39 @@ def drivers(database_url: str, folder: Path, count: int) -> Iterator[list[Driver
         yield started
 
 
-def wait_for(condition: Callable[[], bool], act: Callable[[], object] = lambda: None) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not hold in time"
-        act()
-        time.sleep(0.02)
+@dataclass(frozen=True)
+class HalfDone:
+    """A campaign of which the first of two drivers has had a few trials measured."""
+
+    first: DriverProcess
+    second: DriverProcess
+    campaign: CampaignRecord
+    worker: FakeWorker
 
 
-@pytest.mark.slow
-@pytest.mark.sqlite_is_enough
-def test_the_one_that_stands_by_takes_over_from_one_that_is_killed(
-    database_url: str, store: Store, tmp_path: Path
-) -> None:
+@pytest.fixture
+def half_done(database_url: str, store: Store, tmp_path: Path) -> Iterator[HalfDone]:
     campaign = submit(store, make_spec(strategy="random", budget={"trials": 18}))
     worker = FakeWorker(store)
     with drivers(database_url, tmp_path, 2) as (first, second):
         wait_for(
             lambda: store.campaigns.count_trials(campaign.id)["COMPLETED"] >= 4, worker.run_one
         )
-        assert store.driver.lease().pid == first.process.pid
-        first.send(signal.SIGKILL)
-        wait_for(lambda: ended(store, campaign), worker.run_one)
-        assert store.driver.lease().pid == second.process.pid
+        yield HalfDone(first, second, campaign, worker)
     trials = store.trials.find(campaign.id)
     assert [trial.state for trial in trials] == ["COMPLETED"] * 18
     assert len(set(layouts_of(trials))) == 18
+
+
+@pytest.mark.slow
+@pytest.mark.sqlite_is_enough
+def test_the_one_that_stands_by_takes_over_from_one_that_is_killed(
+    store: Store, half_done: HalfDone
+) -> None:
+    assert store.driver.lease().pid == half_done.first.process.pid
+    half_done.first.send(signal.SIGKILL)
+    wait_for(lambda: ended(store, half_done.campaign), half_done.worker.run_one)
+    assert store.driver.lease().pid == half_done.second.process.pid
 
 
 def stop_outside_of_transactions(driver: DriverProcess, database_url: str) -> None:
@@ -126,27 +134,19 @@ def is_lock_free(database_url: str) -> bool:
 @pytest.mark.slow
 @pytest.mark.sqlite_is_enough
 def test_one_that_is_stopped_and_goes_on_finds_its_lease_lost_and_stands_by(
-    database_url: str, store: Store, tmp_path: Path
+    database_url: str, store: Store, half_done: HalfDone
 ) -> None:
-    campaign = submit(store, make_spec(strategy="random", budget={"trials": 18}))
-    worker = FakeWorker(store)
-    with drivers(database_url, tmp_path, 2) as (first, second):
-        wait_for(
-            lambda: store.campaigns.count_trials(campaign.id)["COMPLETED"] >= 4, worker.run_one
-        )
-        stop_outside_of_transactions(first, database_url)
-        wait_for(lambda: second.said("the active driver"), worker.run_one)
-        first.send(signal.SIGCONT)
-        wait_for(lambda: first.said("another driver has taken over"), worker.run_one)
-        wait_for(lambda: first.said("standing by"), worker.run_one)
-        wait_for(lambda: ended(store, campaign), worker.run_one)
-        assert store.driver.lease().pid == second.process.pid
-        # And back again: the first is as good as new.
-        second.send(signal.SIGKILL)
-        wait_for(lambda: first.log.read_text().count("the active driver") == 2)
-    trials = store.trials.find(campaign.id)
-    assert [trial.state for trial in trials] == ["COMPLETED"] * 18
-    assert len(set(layouts_of(trials))) == 18
+    first, second, work = half_done.first, half_done.second, half_done.worker.run_one
+    stop_outside_of_transactions(first, database_url)
+    wait_for(lambda: second.said("the active driver"), work)
+    first.send(signal.SIGCONT)
+    wait_for(lambda: first.said("another driver has taken over"), work)
+    wait_for(lambda: first.said("standing by"), work)
+    wait_for(lambda: ended(store, half_done.campaign), work)
+    assert store.driver.lease().pid == second.process.pid
+    # And back again: the first is as good as new.
+    second.send(signal.SIGKILL)
+    wait_for(lambda: first.log.read_text().count("the active driver") == 2)
 
 
 @pytest.mark.sampled(2)

@@ -19,14 +19,6 @@ SMALL_LAYOUTS = {
 """Of 1 to 8 devices."""
 
 
-def test_one_trial_waits_when_there_is_no_worker(store: Store) -> None:
-    campaign = submit(store, make_spec())
-    driver = Driver(store)
-    for _ in range(5):
-        driver.step()
-    assert store.campaigns.count_trials(campaign.id)["PENDING"] == 1
-
-
 def test_one_trial_waits_beyond_what_the_workers_run(store: Store) -> None:
     campaign = submit(store, make_spec(budget={"trials": 20}))
     workers = [FakeWorker(store, name=f"w{i}") for i in range(3)]

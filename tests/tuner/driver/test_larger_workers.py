@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec
-from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
+from tests.tuner.factories import DrivenCampaign, make_spec, submit
 from tuner.driver.driver import Driver
 from tuner.driver.open_trial_target import MAX_TOO_LARGE, NUM_AHEAD
 
@@ -32,35 +32,11 @@ def wide_spec(**changes: object) -> CampaignSpec:
 def test_trials_too_large_for_every_worker_do_not_keep_the_smaller_ones_from_being_tried(
     store: Store,
 ) -> None:
-    campaign = submit(store, wide_spec(budget={"trials": 60}))
-    driver, worker = Driver(store), FakeWorker(store)
-
-    def num_too_large() -> int:
-        return store.workers.count_too_large(campaign.id)
-
-    drive_until(lambda: num_too_large() > NUM_AHEAD + 1, driver.step, worker)
-    before = store.campaigns.count_trials(campaign.id)["COMPLETED"]
-    drive_until(
-        lambda: store.campaigns.count_trials(campaign.id)["COMPLETED"] > before + 1,
-        driver.step,
-        worker,
-    )
-    assert not ended(store, campaign)
-
-
-def test_no_more_than_a_few_trials_wait_for_a_larger_worker(store: Store) -> None:
-    spec = wide_spec(budget={"trials": 60})
-    legal = spec.legal_set()
-    campaign = submit(store, spec)
-    too_large = [i for i in range(len(legal)) if legal.layout(i).num_nodes == 2]
-    assert len(too_large) > 2 * MAX_TOO_LARGE
-    FakeWorker(store)
-    for index in too_large[: MAX_TOO_LARGE + NUM_AHEAD + 1]:
-        store.trials.add(campaign.id, legal.layout(index))
-    driver = Driver(store)
-    for _ in range(5):
-        driver.step()
-    assert len(store.trials.find(campaign.id)) == MAX_TOO_LARGE + NUM_AHEAD + 1
+    campaign = DrivenCampaign(store, wide_spec(budget={"trials": 60}))
+    campaign.until(lambda: store.workers.count_too_large(campaign.id) > NUM_AHEAD + 1)
+    campaign.until_completed(campaign.count() + 2)
+    assert campaign.record.state == "RUNNING"
+    assert store.workers.count_too_large(campaign.id) <= MAX_TOO_LARGE + NUM_AHEAD + 1
 
 
 def test_without_any_worker_no_trial_counts_as_too_large(store: Store) -> None:

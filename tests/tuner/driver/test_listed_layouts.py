@@ -9,8 +9,7 @@ from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.errors import CampaignInvalidError, SpaceInvalidError
 from search_spaces.spec.layout import Layout
 from tests.kit.store import completed, failed
-from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
-from tuner.driver.driver import Driver
+from tests.tuner.factories import make_spec, run_campaign
 
 SETTINGS = {
     "strategy": "exhaustive",
@@ -26,20 +25,13 @@ def some_of_the_space(num: int) -> list[Layout]:
 
 
 def test_only_the_listed_layouts_are_measured_each_as_often_as_asked_in_turn(store: Store) -> None:
-    layouts = some_of_the_space(3)
+    first, broken, second = layouts = some_of_the_space(3)
     spec = make_spec(layouts=[each.to_mapping() for each in reversed(layouts)], **SETTINGS)
-    campaign = submit(store, spec)
-    broken = layouts[1]
-
-    def judge(layout: Layout) -> object:
-        return failed() if layout == broken else completed(layout)
-
-    worker = FakeWorker(store, judge)
-    drive_until(lambda: ended(store, campaign), Driver(store).step, worker)
-    first, second = layouts[0], layouts[2]
-    measured = [trial.layout for trial in store.trials.find(campaign.id)]
+    record = run_campaign(
+        store, spec, lambda layout: failed() if layout == broken else completed(layout)
+    )
+    measured = [trial.layout for trial in store.trials.find(record.id)]
     assert measured == [first, broken, second, first, second, first, second]
-    record = store.campaigns.get(campaign.id)
     assert (record.state, record.reason, record.num_legal_layouts) == ("COMPLETED", "exhausted", 3)
 
 

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from results_db.campaigns.plans import PlanOptions
 from results_db.store import Store
 from search_spaces.belief.plan import make_plan
 from search_spaces.campaigns.campaign import CampaignSpec
-from tests.kit.postgres import upgraded
 from tests.kit.waiting import wait_until
 from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
 from tuner.driver.driver import Driver
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store.open(upgraded(tmp_path / "data"))
-    yield store
-    store.close()
 
 
 def requested(store: Store, spec: CampaignSpec) -> int:

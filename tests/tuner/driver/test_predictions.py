@@ -8,14 +8,13 @@ import pytest
 
 from results_db.store import Store
 from search_spaces.estimates.prediction import Prediction
-from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
+from tests.tuner.factories import DrivenCampaign, make_spec, run_campaign, submit
 from tuner.driver.campaign_search import CampaignSearch
 from tuner.driver.driver import Driver
 
 
 def test_each_proposal_of_the_guided_search_has_one(store: Store) -> None:
-    campaign = submit(store, make_spec(strategy="guided", budget={"trials": 5}))
-    drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store))
+    campaign = run_campaign(store, make_spec(strategy="guided", budget={"trials": 5}))
     found = store.trials.predictions(campaign.id)
     trials = store.trials.find(campaign.id)
     assert [each.trial_id for each in found] == [trial.id for trial in trials]
@@ -34,15 +33,14 @@ def test_each_proposal_of_the_guided_search_has_one(store: Store) -> None:
 
 def test_it_is_that_of_the_proposal_and_not_of_a_later_search(store: Store) -> None:
     """The measured value is far off the estimate, and a rebuilt search would predict it."""
-    campaign = submit(store, make_spec(strategy="guided", budget={"trials": 6}))
-    driver, worker = Driver(store), FakeWorker(store)
-    driver.step()
+    campaign = DrivenCampaign(store, make_spec(strategy="guided", budget={"trials": 6}))
+    campaign.step()
     (first, *_) = store.trials.predictions(campaign.id)
-    drive_until(lambda: ended(store, campaign), driver.step, worker)
+    campaign.to_end()
     trial = store.trials.get(first.trial_id)
     assert trial.measurement is not None
     assert store.trials.detail(trial.id).prediction == first.prediction
-    later = CampaignSearch.rebuild(campaign, store.trials.find(campaign.id)).predict(trial.layout)
+    later = CampaignSearch.rebuild(campaign.record, campaign.trials).predict(trial.layout)
     assert later is not None
     off_s = math.log(trial.measurement.step_time_s)
     assert abs(math.log(later.step_time_s) - off_s) < 0.1
@@ -50,15 +48,12 @@ def test_it_is_that_of_the_proposal_and_not_of_a_later_search(store: Store) -> N
 
 
 def test_it_is_what_a_search_with_the_same_history_predicts(store: Store) -> None:
-    campaign = submit(store, make_spec(strategy="guided", budget={"trials": 6}))
-    driver, worker = Driver(store), FakeWorker(store)
-    drive_until(
-        lambda: store.campaigns.count_trials(campaign.id)["COMPLETED"] == 3, driver.step, worker
-    )
-    before = store.trials.find(campaign.id)
-    search = CampaignSearch.rebuild(campaign, before)
-    driver.step()
-    for added in store.trials.find(campaign.id)[len(before) :]:
+    campaign = DrivenCampaign(store, make_spec(strategy="guided", budget={"trials": 6}))
+    campaign.until_completed(3)
+    before = campaign.trials
+    search = CampaignSearch.rebuild(campaign.record, before)
+    campaign.step()
+    for added in campaign.trials[len(before) :]:
         expected = search.predict(added.layout)
         kept = store.trials.detail(added.id).prediction
         assert expected is not None
@@ -72,8 +67,7 @@ def test_it_is_what_a_search_with_the_same_history_predicts(store: Store) -> Non
 
 @pytest.mark.parametrize("strategy", ["random", "model-only"])
 def test_strategies_that_predict_nothing_keep_nothing(store: Store, strategy: str) -> None:
-    campaign = submit(store, make_spec(strategy=strategy, budget={"trials": 2}))
-    drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store))
+    campaign = run_campaign(store, make_spec(strategy=strategy, budget={"trials": 2}))
     assert store.trials.predictions(campaign.id) == []
     assert store.trials.detail(1).prediction is None
 
@@ -91,9 +85,8 @@ def test_the_baseline_has_one_where_the_search_knows_it(store: Store) -> None:
 
 
 def test_repeats_have_none(store: Store) -> None:
-    campaign = submit(store, make_spec(strategy="guided"))
-    Driver(store).step()
-    FakeWorker(store).run_one()
+    campaign = DrivenCampaign(store, make_spec(strategy="guided"))
+    campaign.turn()
     repeat = store.trials.repeat(1)
     assert store.trials.detail(repeat.id).prediction is None
     assert len(store.trials.predictions(campaign.id, limit=1)) == 1

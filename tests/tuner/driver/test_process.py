@@ -6,8 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from click.testing import CliRunner
 from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from tests.kit.postgres import upgraded
-from tests.tuner.factories import FakeWorker, ended, layouts_of, make_spec, submit
+from tests.tuner.factories import FakeWorker, ended, layouts_of, make_spec, submit, wait_for
 from tuner.driver.commands import driver as driver_command
 
 DEADLINE_S = 60.0
@@ -43,14 +42,6 @@ def running_driver(data_dir: DataDir) -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             process.kill()
-
-
-def wait_for(condition: Callable[[], bool], act: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not hold in time"
-        act()
-        time.sleep(0.02)
 
 
 def line_of(process: subprocess.Popen[str], words: str) -> str:

@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from results_db.records import CampaignRecord, TrialRecord
+from results_db.records import TrialRecord
 from results_db.store import Store
 from search_spaces.estimates.time import step_time_s
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
-from tests.kit.postgres import upgraded
-from tests.kit.store import TimelyStore, TurnableClock, completed, make_measurement
-from tests.tuner.factories import FakeWorker, drive_until, ended, make_spec, submit
+from tests.kit.store import completed, make_measurement
+from tests.tuner.factories import DrivenCampaign, make_spec
 from tuner.driver.budget_check import Spent, is_reserved
-from tuner.driver.driver import Driver
 from tuner.strategies import registry
 from tuner.strategies.base import History, Proposer
 from tuner.strategies.registry import FixedOrderProposer
 from tuner.strategies.search_problem import SearchProblem
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = TimelyStore.open(upgraded(tmp_path / "data"), clock=TurnableClock())
-    yield store
-    store.close()
 
 
 def noisy(layout: Layout, dice: random.Random, *, speed: float, spread: float = 0.005) -> Outcome:
@@ -55,26 +45,24 @@ def judge_of(dice: random.Random, *, rivals: int = 2) -> Callable[[Layout], Outc
     return judge
 
 
-def run_campaign(
-    store: Store, judge: Callable[[Layout], Outcome], **changes: Any
-) -> CampaignRecord:
-    campaign = submit(store, make_spec(**changes))
-    drive_until(lambda: ended(store, campaign), Driver(store).step, FakeWorker(store, judge))
-    return store.campaigns.get(campaign.id)
+def driven(store: Store, judge: Callable[[Layout], Outcome], **changes: Any) -> DrivenCampaign:
+    """The campaign when it has ended."""
+    campaign = DrivenCampaign(store, make_spec(**changes), judge)
+    campaign.to_end()
+    return campaign
 
 
-def repeats(store: Store, campaign: CampaignRecord) -> list[TrialRecord]:
-    return [trial for trial in store.trials.find(campaign.id) if trial.repeat_of is not None]
+def two_rounds_of_the_best(campaign: DrivenCampaign) -> None:
+    """Both rivals were measured again, in turn, and nothing else was."""
+    first, second, *_ = (trial.layout_key for trial in campaign.trials)
+    assert [trial.layout_key for trial in campaign.repeats] == [first, second, first, second]
 
 
 def test_the_best_that_cannot_be_told_apart_are_measured_again_in_turn(store: Store) -> None:
-    record = run_campaign(
-        store, judge_of(random.Random(2)), budget={"trials": 16}, stop={"remeasure": 3}
-    )
-    trials = store.trials.find(record.id)
-    again = [trial.layout_key for trial in repeats(store, record)]
-    first, second = trials[0].layout_key, trials[1].layout_key
-    assert again == [first, second, first, second]
+    judge = judge_of(random.Random(2))
+    campaign = driven(store, judge, budget={"trials": 16}, stop={"remeasure": 3})
+    trials, record = campaign.trials, campaign.record
+    two_rounds_of_the_best(campaign)
     assert len(trials) == 16, "repeats count for the budget"
     best, rival, *others = store.leaderboard.ranked_layouts(record.id, record.objective)
     assert {best.trial.id, rival.trial.id} == {trials[0].id, trials[1].id}
@@ -82,33 +70,28 @@ def test_the_best_that_cannot_be_told_apart_are_measured_again_in_turn(store: St
     assert not any(other.is_tied for other in others)
 
 
-def test_a_winner_that_stands_alone_costs_no_repeat(store: Store) -> None:
-    judge = judge_of(random.Random(2), rivals=1)
-    record = run_campaign(store, judge, budget={"trials": 16}, stop={"remeasure": 3})
-    assert repeats(store, record) == []
-    assert len(store.trials.find(record.id)) == 16, "the search has what was kept back"
-    assert record.reason == "budget"
-
-
-def test_nothing_is_measured_again_where_the_campaign_says_so(store: Store) -> None:
-    judge = judge_of(random.Random(2))
-    record = run_campaign(store, judge, budget={"trials": 16}, stop={"remeasure": 0})
-    assert repeats(store, record) == []
+@pytest.mark.parametrize(
+    ("rivals", "most"), [(1, 3), (2, 0)], ids=["the winner stands alone", "the campaign says so"]
+)
+def test_nothing_is_measured_again_where(store: Store, rivals: int, most: int) -> None:
+    judge = judge_of(random.Random(2), rivals=rivals)
+    campaign = driven(store, judge, budget={"trials": 16}, stop={"remeasure": most})
+    assert campaign.repeats == []
+    assert len(campaign.trials) == 16, "the search has what was kept back"
+    assert campaign.record.reason == "budget"
 
 
 def test_the_best_of_an_exhausted_space_are_measured_again_beyond_it(store: Store) -> None:
     judge = judge_of(random.Random(2))
-    record = run_campaign(store, judge, strategy="exhaustive", budget={}, stop={"remeasure": 2})
-    assert record.reason == "exhausted"
-    assert len(store.trials.find(record.id)) == record.num_legal_layouts + 4
+    campaign = driven(store, judge, strategy="exhaustive", budget={}, stop={"remeasure": 2})
+    assert campaign.record.reason == "exhausted"
+    assert len(campaign.trials) == campaign.record.num_legal_layouts + 4
 
 
 def test_no_more_are_measured_again_than_the_campaign_allows(store: Store) -> None:
     judge = judge_of(random.Random(3), rivals=28)
-    record = run_campaign(
-        store, judge, strategy="exhaustive", budget={"trials": 100}, stop={"remeasure": 3}
-    )
-    again = [trial.layout_key for trial in repeats(store, record)]
+    changes = {"strategy": "exhaustive", "budget": {"trials": 100}, "stop": {"remeasure": 3}}
+    again = [trial.layout_key for trial in driven(store, judge, **changes).repeats]
     assert len(again) >= 2
     assert len(again[:3]) == len(set(again[:3]))
     assert max(again.count(key) for key in again) == 2
@@ -116,28 +99,17 @@ def test_no_more_are_measured_again_than_the_campaign_allows(store: Store) -> No
 
 @pytest.mark.parametrize("dice_seed", [1, 2, 3])
 def test_a_driver_that_dies_at_any_turn_repeats_nothing_twice(store: Store, dice_seed: int) -> None:
-    campaign = submit(store, make_spec(budget={"trials": 16}, stop={"remeasure": 3}))
-    dice = random.Random(dice_seed)
-    drivers = [Driver(store)]
-
-    def step_or_die() -> None:
-        if dice.random() < 0.5:
-            drivers.append(Driver(store))
-        drivers[-1].step()
-
-    worker = FakeWorker(store, judge_of(random.Random(2)))
-    drive_until(lambda: ended(store, campaign), step_or_die, worker)
-    assert len(drivers) > 3
-    again = [trial.layout_key for trial in repeats(store, campaign)]
-    first, second = (trial.layout_key for trial in store.trials.find(campaign.id)[:2])
-    assert again == [first, second, first, second]
+    spec = make_spec(budget={"trials": 16}, stop={"remeasure": 3})
+    judge = judge_of(random.Random(2))
+    campaign = DrivenCampaign(store, spec, judge, mortality=0.5, dice_seed=dice_seed)
+    campaign.to_end()
+    assert len(campaign.drivers) > 3
+    two_rounds_of_the_best(campaign)
 
 
 def test_a_driver_that_dies_between_two_repeats_of_a_round_makes_the_other_one(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    campaign = submit(store, make_spec(budget={"trials": 16}, stop={"remeasure": 3}))
-    worker = FakeWorker(store, judge_of(random.Random(2)))
     repeat_trial, calls = store.trials.repeat, []
 
     def dies_after_the_first(trial_id: int) -> TrialRecord:
@@ -147,10 +119,8 @@ def test_a_driver_that_dies_between_two_repeats_of_a_round_makes_the_other_one(
         return repeat_trial(trial_id)
 
     monkeypatch.setattr(store.trials, "repeat", dies_after_the_first)
-    drive_until(lambda: ended(store, campaign), Driver(store).step, worker)
-    again = [trial.layout_key for trial in repeats(store, campaign)]
-    first, second = (trial.layout_key for trial in store.trials.find(campaign.id)[:2])
-    assert again == [first, second, first, second]
+    judge = judge_of(random.Random(2))
+    two_rounds_of_the_best(driven(store, judge, budget={"trials": 16}, stop={"remeasure": 3}))
 
 
 def test_what_was_stopped_early_is_measured_in_full_where_nothing_else_is_left(
@@ -164,7 +134,8 @@ def test_what_was_stopped_early_is_measured_in_full_where_nothing_else_is_left(
 
     seen: list[Layout] = []
     space = {"global_batch_size": 16, "tp": 1, "pp": 1, "dp": 1}
-    record = run_campaign(store, judge, space=space, budget={"trials": 9}, stop={"remeasure": 1})
+    changes = {"space": space, "budget": {"trials": 9}, "stop": {"remeasure": 1}}
+    record = driven(store, judge, **changes).record
     assert len(seen) == 2
     winner = store.leaderboard.winner(record.id, record.objective)
     assert winner is not None
@@ -214,37 +185,37 @@ def expecting(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_campaign_ends_when_what_is_left_promises_too_little(store: Store) -> None:
     judge = judge_of(random.Random(2), rivals=1)
     stop = {"converged_within": 0.025, "remeasure": 0}
-    record = run_campaign(store, judge, budget={"trials": 25}, stop=stop)
+    campaign = driven(store, judge, budget={"trials": 25}, stop=stop)
+    record = campaign.record
     assert (record.state, record.reason) == ("COMPLETED", "converged")
     # After thirteen and fourteen too little was left (2.3 and 2.1 %); the next one waited already,
     # and is not wasted.
     assert record.message.startswith("what is left improves the best by more than 2.3")
     assert "less than the 0.025 of stop.converged_within" in record.message
-    assert 14 <= len(store.trials.find(record.id)) <= 16
+    assert 14 <= len(campaign.trials) <= 16
 
 
 @pytest.mark.usefixtures("expecting")
 def test_a_campaign_is_never_called_converged_after_a_few_probes(store: Store) -> None:
     judge = judge_of(random.Random(2), rivals=1)
     stop = {"converged_within": 0.9, "remeasure": 0}
-    record = run_campaign(store, judge, budget={"trials": 25}, stop=stop)
-    assert record.reason == "converged"
-    assert 5 <= len(store.trials.find(record.id)) <= 7
+    campaign = driven(store, judge, budget={"trials": 25}, stop=stop)
+    assert campaign.record.reason == "converged"
+    assert 5 <= len(campaign.trials) <= 7
 
 
 @pytest.mark.usefixtures("expecting")
 def test_a_converged_campaign_measures_its_best_again(store: Store) -> None:
     stop = {"converged_within": 0.025, "remeasure": 2}
-    record = run_campaign(store, judge_of(random.Random(2)), budget={"trials": 25}, stop=stop)
-    assert record.reason == "converged"
-    assert len(repeats(store, record)) == 4
+    campaign = driven(store, judge_of(random.Random(2)), budget={"trials": 25}, stop=stop)
+    assert campaign.record.reason == "converged"
+    assert len(campaign.repeats) == 4
 
 
 def test_a_strategy_that_cannot_tell_goes_on_to_its_budget(store: Store) -> None:
-    judge = judge_of(random.Random(2))
     stop = {"converged_within": 0.5, "remeasure": 0}
-    record = run_campaign(store, judge, budget={"trials": 9}, stop=stop)
-    assert record.reason == "budget"
+    campaign = driven(store, judge_of(random.Random(2)), budget={"trials": 9}, stop=stop)
+    assert campaign.record.reason == "budget"
 
 
 def test_guided_ends_a_campaign_by_itself_long_before_everything_was_tried(store: Store) -> None:
@@ -262,10 +233,10 @@ def test_guided_ends_a_campaign_by_itself_long_before_everything_was_tried(store
         )
 
     stop = {"converged_within": 0.05, "remeasure": 0}
-    record = run_campaign(store, judge, strategy="guided", budget={"trials": 28}, stop=stop)
-    trials = store.trials.find(record.id)
+    campaign = driven(store, judge, strategy="guided", budget={"trials": 28}, stop=stop)
+    record = campaign.record
     assert record.reason == "converged"
-    assert len(trials) < 20
+    assert len(campaign.trials) < 20
     legal = spec.legal_set()
     best = max(
         judge(legal.layout(i)).measurement.tokens_per_s_per_device for i in range(len(legal))

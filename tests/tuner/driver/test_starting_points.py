@@ -1,38 +1,25 @@
 """A campaign that starts from others: what its search learns; a restart changes nothing."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
 from results_db.campaigns.start_from import knowledge_of
+from results_db.records import CampaignRecord
 from results_db.store import Store
-from search_spaces.campaigns.campaign import CampaignSpec
-from tests.kit.postgres import upgraded
-from tests.tuner.factories import FakeWorker, drive_until, ended, layouts_of, make_spec, submit
+from search_spaces.spec.layout import Layout
+from tests.tuner.factories import DrivenCampaign, layouts_of, make_spec, run_campaign, submit
 from tuner.driver.campaign_search import CampaignSearch
-from tuner.driver.driver import Driver
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store.open(upgraded(tmp_path / "data"))
-    yield store
-    store.close()
-
-
-def finished(store: Store, spec: CampaignSpec, worker: FakeWorker) -> int:
-    campaign = submit(store, spec)
-    drive_until(lambda: ended(store, campaign), Driver(store).step, worker)
-    return campaign.id
+def asked_after_restarts(store: Store, campaign: CampaignRecord) -> list[Layout | None]:
+    """What two searches ask for that are rebuilt from the database."""
+    known = store.plans.known_trials(campaign)
+    told = store.trials.find(campaign.id)
+    return [CampaignSearch.rebuild(campaign, told, known).ask() for _ in range(2)]
 
 
 def test_the_search_is_given_what_other_campaigns_measured(store: Store) -> None:
-    worker = FakeWorker(store)
-    first = finished(store, make_spec("first"), worker)
+    first = run_campaign(store, make_spec("first"))
     second = submit(store, make_spec("second"))
     samples = knowledge_of(store.plans.known_trials(second)).samples
-    told = [trial for trial in store.trials.find(first) if trial.state == "COMPLETED"]
+    told = [trial for trial in store.trials.find(first.id) if trial.state == "COMPLETED"]
     told.sort(key=lambda trial: trial.ended_seq or 0)
     assert [sample.layout for sample in samples] == layouts_of(told)
     spec = make_spec("first")
@@ -46,56 +33,36 @@ def test_the_search_is_given_what_other_campaigns_measured(store: Store) -> None
 
 
 def test_a_search_that_starts_from_others_asks_the_same_after_a_restart(store: Store) -> None:
-    worker = FakeWorker(store)
-    finished(store, make_spec("first"), worker)
-    second = submit(store, make_spec("second", seed=3))
-    asked = [
-        CampaignSearch.rebuild(
-            second, store.trials.find(second.id), store.plans.known_trials(second)
-        ).ask()
-        for _ in range(2)
-    ]
-    assert asked[0] is not None
-    assert asked[0] == asked[1]
+    run_campaign(store, make_spec("first"))
+    one, other = asked_after_restarts(store, submit(store, make_spec("second", seed=3)))
+    assert one is not None
+    assert one == other
 
 
 def test_a_campaign_with_a_headroom_is_driven_and_tells_peaks(store: Store) -> None:
-    worker = FakeWorker(store)
     # What the workers of the tests measure is more than a device has.
-    campaign = finished(store, make_spec("tight", constraints={"memory_headroom": 0.1}), worker)
-    counts = store.campaigns.count_trials(campaign)
-    assert counts["COMPLETED"] == 6
-    assert (
-        store.leaderboard.ranked_summary(campaign).num_ranked,
-        store.leaderboard.page_of_layouts(campaign, limit=0).constrained,
-    ) == (0, 6)
+    campaign = DrivenCampaign(store, make_spec(constraints={"memory_headroom": 0.1}))
+    campaign.to_end()
+    assert campaign.count() == 6
+    assert store.leaderboard.ranked_summary(campaign.id).num_ranked == 0
+    assert store.leaderboard.page_of_layouts(campaign.id, limit=0).constrained == 6
 
 
 def test_a_guided_campaign_of_several_objectives_starts_from_another_and_survives_a_restart(
     store: Store,
 ) -> None:
-    worker = FakeWorker(store)
-    finished(store, make_spec("first"), worker)
-    second = submit(
-        store,
-        make_spec(
-            "second",
-            strategy="guided",
-            objective=["tokens_per_s", "memory_headroom", "tokens_per_node_hour"],
-            constraints={"memory_headroom": 0.05},
-            stop={"remeasure": 0},
-        ),
+    run_campaign(store, make_spec("first"))
+    spec = make_spec(
+        "second",
+        strategy="guided",
+        objective=["tokens_per_s", "memory_headroom", "tokens_per_node_hour"],
+        constraints={"memory_headroom": 0.05},
+        stop={"remeasure": 0},
     )
-    for _ in range(3):
-        drive_until(lambda: worker.run_one(), Driver(store).step)
-    asked = [
-        CampaignSearch.rebuild(
-            second, store.trials.find(second.id), store.plans.known_trials(second)
-        ).ask()
-        for _ in range(2)
-    ]
-    assert asked[0] == asked[1]
-    drive_until(lambda: ended(store, second), Driver(store).step, worker)
-    record = store.campaigns.get(second.id)
+    campaign = DrivenCampaign(store, spec)
+    campaign.turn(3)
+    one, other = asked_after_restarts(store, campaign.record)
+    assert one == other
+    record = campaign.to_end()
     assert (record.state, record.reason) == ("COMPLETED", "budget"), record.message
-    assert store.campaigns.count_trials(second.id)["COMPLETED"] == 6
+    assert campaign.count() == 6

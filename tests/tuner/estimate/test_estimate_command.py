@@ -11,29 +11,17 @@ from click.testing import CliRunner, Result
 
 from search_spaces.estimates.memory import stage_memory
 from search_spaces.estimates.time import step_time_s
-from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.calibration_file import MeasuredConstants, write_constants
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import model_preset
-from search_spaces.tables import (
-    CellKey,
-    MeasurementTable,
-    TableCell,
-    TableRow,
-    read_table,
-    write_table,
-)
+from search_spaces.tables import MeasurementTable, read_table, write_table
+from tests.kit.layouts import filled_layouts
+from tests.search_spaces.tables.tables import make_measured_cell
 from tuner.estimate.commands import estimate
 
 MODEL = model_preset("gpt-1.3b")
 CLUSTER = CLUSTER_PRESETS["frontier"]
 SOURCE = "another trainer"
-
-
-@pytest.fixture(autouse=True)
-def no_constants_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LAYOUT_TUNER_DATA_DIR", str(tmp_path / "data"))
-    return tmp_path / "data"
 
 
 def run(*flags: object) -> Result:
@@ -48,49 +36,19 @@ def report(*flags: object) -> dict[str, Any]:
 
 def table(tmp_path: Path, name: str = "table.csv", *, slower: float = 1.5) -> Path:
     """A cell in which all steps take half as long again as the estimate says."""
-    layouts = [
-        Layout(
-            num_nodes=2,
-            tp=tp,
-            pp=pp,
-            dp=16 // (tp * pp),
-            micro_batch_size=mbs,
-            num_microbatches=64 // (16 // (tp * pp)) // mbs,
-            recompute="full",
-            precision="fp16",
-        )
-        for tp in (1, 2, 4)
-        for pp in (1, 2, 4)
-        for mbs in (1, 2)
-    ]
-    tokens = 64 * MODEL.seq_length
-    rows = []
-    for number, layout in enumerate(layouts, 1):
-        step_s = slower * float(step_time_s(layout, MODEL, CLUSTER).item())
-        peak = 1.2 * max(stage.total_bytes for stage in stage_memory(layout, MODEL))
-        rows.append(
-            TableRow(
-                layout=layout,
-                status="completed",
-                tokens_per_s=tokens / step_s,
-                step_time_s=step_s,
-                peak_memory_bytes=int(peak),
-                number=number,
-            )
-        )
-    cell = TableCell(
-        key=CellKey(
-            source=SOURCE,
-            cluster=CLUSTER.name,
-            model=MODEL.name,
-            seq_length=MODEL.seq_length,
-            num_devices=16,
-            global_batch_size=64,
-        ),
-        model=MODEL,
-        cluster=CLUSTER,
-        rows=tuple(rows),
+    layouts = filled_layouts(
+        16,
+        global_batch=64,
+        fixed={"num_nodes": 2, "recompute": "full", "precision": "fp16"},
+        tp=(1, 2, 4),
+        pp=(1, 2, 4),
+        micro_batch_size=(1, 2),
     )
+    steps = [slower * step_time_s(layout, MODEL, CLUSTER).item() for layout in layouts]
+    peaks = [
+        1.2 * max(stage.total_bytes for stage in stage_memory(layout, MODEL)) for layout in layouts
+    ]
+    cell = make_measured_cell(layouts, MODEL, CLUSTER, steps, peaks, source=SOURCE)
     path = tmp_path / name
     path.write_text(write_table(MeasurementTable(cells=(cell,))))
     return path
@@ -120,14 +78,8 @@ def test_a_layout_has_its_memory_by_stage_and_parts_that_add_up_to_its_step() ->
 
 
 def test_what_does_not_fit_is_unlikely_to() -> None:
-    flags = (
-        "--model=gpt-22b",
-        "--cluster=frontier",
-        "--precision=bf16",
-        "--dp=8",
-        "--num-microbatches=1",
-    )
-    assert report(*flags)["fits"] < 0.01
+    flags = ("--model=gpt-22b", "--cluster=frontier", "--precision=bf16", "--num-microbatches=1")
+    assert report(*flags, "--dp=8")["fits"] < 0.01
 
 
 def test_people_read_the_stages_and_the_largest_part_of_the_step_first() -> None:
@@ -158,14 +110,8 @@ def test_the_answer_comes_first_and_follows_from_the_step_time() -> None:
     assert found["hfu"] == pytest.approx(found["mfu"]), "nothing is recomputed"
     lines = run(*LAYOUT).stdout.splitlines()
     answer = {line[:15].strip(): line[15:] for line in lines[3:9]}
-    assert list(answer) == [
-        "tokens/s",
-        "step time",
-        "model TFLOP/s",
-        "peak memory",
-        "fits",
-        "global batch",
-    ]
+    first, second = ("tokens/s", "step time", "model TFLOP/s"), ("peak memory", "fits")
+    assert tuple(answer) == (*first, *second, "global batch")
     assert f"MFU {found['mfu']:.1%} of 191.5" in answer["model TFLOP/s"]
     assert answer["tokens/s"].startswith(f"{tokens_per_s:,.0f}, a device ")
     assert answer["fits"] == f"with probability {found['fits']:.2f} into 64 GiB"

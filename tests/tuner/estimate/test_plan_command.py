@@ -17,7 +17,8 @@ from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.estimates.time import step_time_s
 from search_spaces.spec.presets.calibration_file import MeasuredConstants, write_constants
 from search_spaces.statistics.job_duration import TrainingJob
-from search_spaces.tables import CellKey, MeasurementTable, TableCell, TableRow, write_table
+from search_spaces.tables import MeasurementTable, write_table
+from tests.search_spaces.tables.tables import make_measured_cell
 from tuner.estimate.commands import estimate
 from tuner.estimate.plan_command import plan
 
@@ -36,12 +37,6 @@ DOCUMENT: dict[str, Any] = {
     },
     "budget": {"trials": 12},
 }
-
-
-@pytest.fixture(autouse=True)
-def no_constants_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LAYOUT_TUNER_DATA_DIR", str(tmp_path / "data"))
-    return tmp_path / "data"
 
 
 @pytest.fixture
@@ -128,32 +123,13 @@ def test_csv_has_a_row_a_layout_and_says_what_is_predicted(campaign: Path) -> No
 def test_measurements_of_a_table_calibrate_it(campaign: Path, tmp_path: Path) -> None:
     spec = CampaignSpec.from_mapping(DOCUMENT)
     legal = spec.legal_set()
-    rows = []
-    for number, position in enumerate(range(0, len(legal), 3), start=1):
-        layout = legal.layout(position)
-        step_s = 2.0 * float(step_time_s(layout, spec.model, spec.cluster)[0])
-        tokens_per_s = layout.global_batch_size * spec.model.seq_length / step_s
-        rows.append(
-            TableRow(
-                layout=layout,
-                status="completed",
-                tokens_per_s=tokens_per_s,
-                step_time_s=step_s,
-                number=number,
-            )
-        )
+    measured = [legal.layout(position) for position in range(0, len(legal), 3)]
     cells = []
     for devices in (8, 16):
-        key = CellKey(
-            source="another trainer",
-            cluster=spec.cluster.name,
-            model=spec.model.name,
-            seq_length=spec.model.seq_length,
-            num_devices=devices,
-            global_batch_size=64,
-        )
-        of_size = tuple(row for row in rows if row.layout.num_devices == devices)
-        cells.append(TableCell(key=key, model=spec.model, cluster=spec.cluster, rows=of_size))
+        layouts = [layout for layout in measured if layout.num_devices == devices]
+        steps = [2.0 * step_time_s(each, spec.model, spec.cluster).item() for each in layouts]
+        source = "another trainer"
+        cells.append(make_measured_cell(layouts, spec.model, spec.cluster, steps, source=source))
     path = tmp_path / "measured.csv"
     path.write_text(write_table(MeasurementTable(cells=tuple(cells))))
 
@@ -161,14 +137,14 @@ def test_measurements_of_a_table_calibrate_it(campaign: Path, tmp_path: Path) ->
     alone = json.loads(printed(*flags))
     informed = json.loads(printed(*flags, "--calibrate-from", path))
     assert informed["knowledge"]["basis"] == "measurements"
-    assert informed["knowledge"]["num_step_times"] == len(rows)
+    assert informed["knowledge"]["num_step_times"] == len(measured)
     times = {each["layout_key"]: each["predicted"]["step_time_s"] for each in alone["layouts"]}
     for each in informed["layouts"]:
         ratio = each["predicted"]["step_time_s"] / times[each["layout_key"]]
         assert ratio == pytest.approx(2.0, rel=0.15)
     some = f"{path}:num_devices=8"
     fewer = json.loads(printed(*flags, "--calibrate-from", some))
-    assert 0 < fewer["knowledge"]["num_step_times"] < len(rows)
+    assert 0 < fewer["knowledge"]["num_step_times"] < len(measured)
 
 
 def test_measured_constants_of_the_cluster_are_used(

@@ -12,8 +12,7 @@ from search_spaces.belief.known_measurements import Knowledge, knowledge_of
 from search_spaces.belief.memory import MemoryBelief
 from search_spaces.estimates.time import step_time_s
 from search_spaces.tables import MeasurementTable, TableCell, read_table, write_table
-from search_spaces.tables.table import TableRow
-from tests.search_spaces.tables.tables import make_row, make_text
+from tests.search_spaces.tables.tables import make_measured_cell, make_row, make_text
 from tests.tuner.replay.cells import make_cell
 from tuner.replay.cell_layouts import CellLayouts
 from tuner.replay.commands import replay
@@ -23,24 +22,12 @@ from tuner.replay.estimates import EstimatedCell, estimates_report, summarize_ce
 def true_cell(*, slower: float = 1.0, source: str = "nobody's trainer") -> TableCell:
     """A cell that behaves as the priors say, only `slower`."""
     cell = make_cell([1.0] * 24, source=source, cluster="a100-sxm", device_memory_gb=80)
-    layouts = CellLayouts(cell)
-    columns = layouts.columns()
+    cell_layouts = CellLayouts(cell)
+    columns = cell_layouts.columns()
     times = slower * step_time_s(columns, cell.model, cell.cluster)
     peaks, _ = MemoryBelief.prior(cell.cluster, software=source).peak_bytes(columns, cell.model)
-    rows = [
-        TableRow(
-            layout=row.layout,
-            status="completed",
-            step_time_s=float(time),
-            tokens_per_s=8 * 512 / float(time),
-            peak_memory_bytes=round(float(peak)),
-            number=number,
-        )
-        for number, (row, time, peak) in enumerate(
-            zip(layouts.truth, times, peaks, strict=True), start=1
-        )
-    ]
-    return TableCell(key=cell.key, model=cell.model, cluster=cell.cluster, rows=tuple(rows))
+    layouts = [row.layout for row in cell_layouts.truth]
+    return make_measured_cell(layouts, cell.model, cell.cluster, times, peaks, source=source)
 
 
 def figures(*cells: TableCell, knowledge: Knowledge | None = None) -> Any:

@@ -15,7 +15,7 @@ from tuner.errors import ReplayFailedError, StrategyUnknownError
 from tuner.replay import run as run_module
 from tuner.replay.cell_layouts import CellLayouts
 from tuner.replay.run import ITERATIONS, ProbeConditions, ReplayTask
-from tuner.strategies.base import LayoutSearch
+from tuner.strategies.base import LayoutSearch, Proposer
 from tuner.strategies.registry import make_strategy
 
 
@@ -151,7 +151,7 @@ def test_repeats_are_one_layout_with_their_median() -> None:
 def test_a_strategy_that_fails_is_an_error_that_names_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Broken:
+    class Broken(Proposer):
         def propose(self, history: Any) -> int:
             if history.num_taken == 2:
                 raise ZeroDivisionError("nothing left")

@@ -68,6 +68,20 @@ def ask(search: LayoutSearch, left_node_s: float | None = None) -> tuple[Layout,
     return layout, search.fidelity(layout)
 
 
+def probe(search: LayoutSearch) -> tuple[Layout, Fidelity | None]:
+    """Tells what the probe that is asked for comes to."""
+    layout, fidelity = ask(search)
+    search.tell(layout, outcome(layout, fidelity), fidelity=fidelity)
+    return layout, fidelity
+
+
+def num_other_probes(search: LayoutSearch, layout: Layout, number: int) -> int:
+    """The number of layouts of so many probes, of which none is of this layout."""
+    others = {probe(search)[0] for _ in range(number)}
+    assert layout not in others
+    return len(others)
+
+
 def test_cheap_probes_explore_and_the_best_of_them_is_measured_in_full() -> None:
     probes = replayed().probes
     full = [place for place, probe in enumerate(probes) if probe.fidelity is None]
@@ -115,9 +129,8 @@ def test_the_last_of_a_budget_goes_to_a_full_probe_of_the_best() -> None:
     search = make_search()
     probed = []
     for _ in range(2):
-        layout, fidelity = ask(search)
+        layout, fidelity = probe(search)
         assert fidelity is not None
-        search.tell(layout, outcome(layout, fidelity), fidelity=fidelity)
         probed.append(layout)
     last, fidelity = ask(search, left_node_s=COSTS.node_s(16, 240.0))
     assert fidelity is None
@@ -145,13 +158,7 @@ def test_a_part_that_does_not_fit_ends_its_layout_and_one_that_runs_does_not() -
     search = make_search()
     layout, fidelity = ask(search)
     search.tell(layout, INFEASIBLE, fidelity=fidelity)
-    asked = []
-    for _ in range(14):
-        other, fidelity = ask(search)
-        assert other != layout
-        search.tell(other, outcome(other, fidelity), fidelity=fidelity)
-        asked.append(other)
-    assert len(set(asked)) < len(asked), "one that ran is measured in full"
+    assert num_other_probes(search, layout, 14) < 14, "one that ran is measured in full"
 
 
 def test_few_layers_are_probed_only_where_the_layout_surely_fits() -> None:
@@ -211,10 +218,7 @@ def test_a_layout_whose_full_probe_was_withdrawn_is_not_proposed_again() -> None
         assert ask(search)[0] != layout, "it runs in full"
     search.withdraw(layout)
     search.tell(layout, outcome(layout, fidelity), run=2, fidelity=fidelity)
-    for _ in range(8):
-        other, part = ask(search)
-        assert other != layout
-        search.tell(other, outcome(other, part), fidelity=part)
+    num_other_probes(search, layout, 8)
 
 
 def test_a_cheap_probe_that_is_asked_for_again_after_a_cancellation_counts() -> None:
@@ -289,8 +293,7 @@ def test_the_first_full_probe_that_can_be_ranked_may_exceed_the_budget() -> None
 def test_several_workers_do_not_all_confirm_at_once() -> None:
     search = make_search()
     for _ in range(6):
-        layout, fidelity = ask(search)
-        search.tell(layout, outcome(layout, fidelity), fidelity=fidelity)
+        probe(search)
     left = 1.5 * COSTS.node_s(16, 240.0)
     full = 0
     for _ in range(4):
@@ -338,7 +341,4 @@ def test_a_verdict_on_the_losses_may_change_and_change_back() -> None:
     other = ask(search)
     assert other == ask(rebuilt)
     search.tell(layout, FAILED, fidelity=fidelity)
-    for _ in range(12):
-        other, fidelity = ask(search)
-        assert other != layout
-        search.tell(other, outcome(other, fidelity), fidelity=fidelity)
+    num_other_probes(search, layout, 12)

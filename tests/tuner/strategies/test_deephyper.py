@@ -12,12 +12,12 @@ import pytest
 from numpy.typing import NDArray
 
 from search_spaces.belief.observation import FAILED, INFEASIBLE, Observation
-from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.estimates.storage import storage_of
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
 from search_spaces.spec.layout_columns import LayoutColumns, code_of
 from search_spaces.spec.space import EVERY_ROW, LegalSet
+from tests.kit.campaigns import spec_of
 from tests.tuner.search_problems import make_problem
 from tuner.strategies.base import LayoutSearch
 from tuner.strategies.deephyper import (
@@ -35,25 +35,18 @@ NEVER = 400
 
 
 def make_legal_set(**space: object) -> LegalSet:
-    return CampaignSpec.from_mapping(
-        {
-            "name": "synthetic",
-            "model": "gpt-22b",
-            "cluster": {"preset": "a100-sxm", "num_nodes": 8},
-            "space": {
-                "global_batch_size": {"min": 128, "max": 1024},
-                "num_nodes": 4,
-                "tp": [1, 2, 4, 8],
-                "pp": [1, 2, 4, 8, 16],
-                "micro_batch_size": [1, 2, 4, 8, 16],
-                "num_microbatches": [4, 8, 16, 32, 64, 128],
-                "zero_stage": [0, 1],
-                "recompute": ["none", "full"],
-                **space,
-            },
-            "budget": {"trials": 1},
-        }
-    ).legal_set()
+    knobs = {
+        "global_batch_size": {"min": 128, "max": 1024},
+        "num_nodes": 4,
+        "tp": [1, 2, 4, 8],
+        "pp": [1, 2, 4, 8, 16],
+        "micro_batch_size": [1, 2, 4, 8, 16],
+        "num_microbatches": [4, 8, 16, 32, 64, 128],
+        "zero_stage": [0, 1],
+        "recompute": ["none", "full"],
+    }
+    cluster = {"preset": "a100-sxm", "num_nodes": 8}
+    return spec_of(model="gpt-22b", cluster=cluster, space=knobs | space).legal_set()
 
 
 def measure(layout: Layout) -> Observation:

@@ -16,6 +16,7 @@ from search_spaces.belief.time import TimeCalibration
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.estimates.time import PRIOR, TERM_NAMES, time_terms
 from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.objectives import pareto_front
 from search_spaces.spec.presets.models import resolve_model
 from search_spaces.units import GIB
@@ -87,6 +88,22 @@ def objective_of(problem: SearchProblem) -> np.ndarray:
     batch = problem.layouts.columns().global_batch_size
     fits = peaks <= problem.cluster.device_memory_bytes
     return np.where(fits, batch / step_s, 0.0)
+
+
+def samples_of(
+    problem: SearchProblem, model: ModelShape, step_s: np.ndarray, every: int = 1
+) -> tuple[Sample, ...]:
+    """Known measurements of another model, of some layouts of the problem."""
+    return tuple(
+        Sample(
+            model=model,
+            cluster=problem.cluster,
+            layout=problem.layouts.layout(row),
+            state="completed",
+            step_time_s=float(step_s[row]),
+        )
+        for row in range(0, len(step_s), every)
+    )
 
 
 def probes_to(values: np.ndarray, asked: list[int], share: float) -> int:
@@ -292,17 +309,7 @@ def test_measurements_of_another_model_there_move_what_is_expected_first() -> No
     slow = PRIOR.copy()
     slow[TERM_NAMES.index("matrices")] *= 2.0
     step_s = time_terms(columns, small, cold.cluster).step_time_s(slow)
-    samples = tuple(
-        Sample(
-            model=small,
-            cluster=cold.cluster,
-            layout=cold.layouts.layout(row),
-            state="completed",
-            step_time_s=float(step_s[row]),
-        )
-        for row in range(0, len(columns.tp), 9)
-    )
-    warm = make_search(knowledge=Knowledge(samples=samples))
+    warm = make_search(knowledge=Knowledge(samples=samples_of(cold, small, step_s, every=9)))
     rows = np.array([0])
     before, after = (
         Predictions(problem).belief(History(problem.layouts)).marginals(rows)[0][0]
@@ -317,16 +324,7 @@ def test_what_the_closed_form_lacked_for_another_model_is_expected_first() -> No
     smaller = replace(cold.model, name="smaller", num_layers=cold.model.num_layers // 2)
     off = 0.2 * np.sin(2.0 * np.log2(columns.tp) + np.log2(columns.micro_batch_size))
     step_s = time_terms(columns, smaller, cold.cluster).step_time_s() * np.exp(off)
-    samples = tuple(
-        Sample(
-            model=smaller,
-            cluster=cold.cluster,
-            layout=cold.layouts.layout(row),
-            state="completed",
-            step_time_s=float(step_s[row]),
-        )
-        for row in range(len(columns.tp))
-    )
+    samples = samples_of(cold, smaller, step_s)
     warm = make_search(knowledge=Knowledge(samples=samples))
     predictions, rows = Predictions(warm), np.arange(len(warm.layouts))
     calibrated, _ = TimeCalibration.fit(samples).predict(columns, warm.model, warm.cluster)

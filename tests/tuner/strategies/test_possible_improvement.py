@@ -14,10 +14,7 @@ from tuner.strategies.search_problem import SearchProblem
 def make_search(name: str, **changes: object) -> LayoutSearch:
     spec = make_spec(**changes)
     problem = SearchProblem(
-        layouts=spec.legal_set(),
-        model=spec.model,
-        cluster=spec.cluster,
-        objectives=spec.objectives,
+        layouts=spec.legal_set(), model=spec.model, cluster=spec.cluster, objectives=spec.objectives
     )
     return make_strategy(name, problem, seed=1)
 
@@ -32,36 +29,28 @@ def told(search: LayoutSearch, times: int) -> None:
         search.tell(layout, Observation.completed(tokens / step_time_s, step_time_s=step_time_s))
 
 
-def test_guided_expects_less_the_more_it_knows() -> None:
-    search = make_search("guided")
+@pytest.mark.parametrize(
+    ("changes", "more", "share"),
+    [
+        ({}, 15, 1.0),
+        ({"objective": ["tokens_per_s_per_device", "memory_headroom"]}, 20, 0.5),
+    ],
+    ids=["the best", "a front"],
+)
+def test_guided_expects_less_the_more_it_knows(
+    changes: dict[str, object], more: int, share: float
+) -> None:
+    search = make_search("guided", **changes)
     assert search.possible_improvement() is None, "nothing to improve on yet"
     told(search, 3)
     early = search.possible_improvement()
-    told(search, 15)
-    late = search.possible_improvement()
     assert early is not None
-    assert late is not None
-    assert 0.0 <= late < early
-    assert late < 0.05
-
-
-def test_guided_expects_the_same_when_it_is_asked_again() -> None:
-    search = make_search("guided")
-    told(search, 4)
-    assert search.possible_improvement() == search.possible_improvement()
-
-
-def test_guided_expects_less_of_a_front_the_more_it_knows() -> None:
-    search = make_search("guided", objective=["tokens_per_s_per_device", "memory_headroom"])
-    assert search.possible_improvement() is None
-    told(search, 3)
-    early = search.possible_improvement()
-    assert early == search.possible_improvement()
-    told(search, 20)
+    assert early == search.possible_improvement(), "asked again, it says the same"
+    told(search, more)
     late = search.possible_improvement()
-    assert early is not None
     assert late is not None
-    assert 0.0 <= late < 0.5 * early
+    assert 0.0 <= late < share * early
+    assert changes or late < 0.05
 
 
 def test_failures_alone_leave_everything_to_expect() -> None:

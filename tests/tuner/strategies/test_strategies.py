@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -192,22 +193,24 @@ def test_an_unknown_strategy_is_answered_with_the_known_ones() -> None:
         make_strategy("anneal", make_problem(make_layouts()), seed=0)
 
 
-@pytest.mark.parametrize("objective", [0.0, -3.0, float("nan"), float("inf")])
-def test_an_objective_that_cannot_be_ranked_is_refused(objective: float) -> None:
-    with pytest.raises(ObservationInvalidError, match="not a finite number over 0"):
-        Observation.completed(objective)
-
-
-def test_a_failure_has_no_objective() -> None:
-    with pytest.raises(ObservationInvalidError, match="does not go with"):
-        Observation(state="failed", objective=3.0)
-
-
-def test_what_did_not_run_was_not_measured() -> None:
-    with pytest.raises(ObservationInvalidError, match=r"does not go with step_time_s=2\.0"):
-        Observation(state="infeasible", step_time_s=2.0)
-    with pytest.raises(ObservationInvalidError, match=r"peak_memory_bytes=-1 is not a finite"):
-        Observation.completed(3.0, peak_memory_bytes=-1)
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"state": "completed", "objective": 0.0}, "not a finite number over 0"),
+        ({"state": "completed", "objective": -3.0}, "not a finite number over 0"),
+        ({"state": "completed", "objective": float("nan")}, "not a finite number over 0"),
+        ({"state": "completed", "objective": float("inf")}, "not a finite number over 0"),
+        ({"state": "failed", "objective": 3.0}, "does not go with"),
+        ({"state": "infeasible", "step_time_s": 2.0}, r"does not go with step_time_s=2\.0"),
+        (
+            {"state": "completed", "objective": 3.0, "peak_memory_bytes": -1},
+            r"peak_memory_bytes=-1 is not a finite",
+        ),
+    ],
+)
+def test_an_observation_that_cannot_be_is_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ObservationInvalidError, match=said):
+        Observation(**fields)
 
 
 def test_a_sample_from_elsewhere_has_a_step_time_if_it_ran() -> None:
