@@ -37,7 +37,9 @@ def step_of(client: Client, number: int) -> str:
     return f"{step.expected_s:.4g} s (95 %: {step.low_s:.4g} to {step.high_s:.4g} s)"
 
 
-def test_a_trial_that_is_cheap_says_what_it_stands_for(run: Run, client: Client) -> None:
+def test_trials_that_are_cheap_say_what_they_stand_for_and_are_not_ranked(
+    run: Run, client: Client, api: Api
+) -> None:
     assert (
         f"stands for    cheap probe of {FULL.key}: 8 of 64 micro-batches, 1 of 2 replicas; "
         f"extrapolated step {step_of(client, 1)}\n"
@@ -48,8 +50,6 @@ def test_a_trial_that_is_cheap_says_what_it_stands_for(run: Run, client: Client)
     ) in run("trial", "show", "large/2")
     assert "cheap" not in run("trial", "show", "large/3")
 
-
-def test_the_table_of_trials_marks_cheap_ones(run: Run, client: Client, api: Api) -> None:
     _, _, *rows = run("trial", "list", "large").splitlines()
     assert "8 of 64 micro-batches, 1 of 2 replicas" in rows[0]
     assert rows[0].rstrip().endswith(step_of(client, 1))
@@ -57,13 +57,10 @@ def test_the_table_of_trials_marks_cheap_ones(run: Run, client: Client, api: Api
     api.submit()
     assert "cheap probe" not in run("trial", "list", "first")
 
-
-def test_the_leaderboard_says_how_many_probes_are_not_ranked(run: Run, api: Api) -> None:
     ranked = run("leaderboard", "large")
     assert "the best 1 of 1" in ranked
     assert "beside them: 2 cheap probes, " in ranked
     assert "not ranked" in run("campaign", "show", "large")
-    api.submit()
     assert "cheap" not in run("leaderboard", "first")
     assert "cheap" not in run("campaign", "show", "first")
 

@@ -80,16 +80,9 @@ def test_a_command_that_cannot_be_imported_names_its_extra(
     )
 
 
-def test_a_calibrated_estimate_needs_numpy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "scipy", None)  # importing it raises ModuleNotFoundError
-    measured = str(Path(__file__).parents[3] / "benchmarks" / "data" / "tiny_local_cpu.csv")
-    layout = ["--model", "tiny", "--num-microbatches", "2", "--json"]
-    shown = CliRunner().invoke(main, ["estimate", *layout, "--calibrate-from", measured])
-    assert shown.exit_code == 0, shown.stderr
-    assert json.loads(shown.output)
-
-
-def test_a_plan_needs_numpy_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_estimates_and_plans_need_numpy_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for package in ("scipy", "sqlalchemy", "fastapi", "torch"):
         monkeypatch.setitem(sys.modules, package, None)
     campaign = str(Path(__file__).parents[3] / "examples" / "tiny.yaml")
@@ -97,13 +90,19 @@ def test_a_plan_needs_numpy_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert shown.exit_code == 0, shown.stderr
     assert json.loads(shown.output)["num_legal"] > 0
 
+    measured = str(Path(__file__).parents[3] / "benchmarks" / "data" / "tiny_local_cpu.csv")
+    layout = ["--model", "tiny", "--num-microbatches", "2", "--json"]
+    shown = CliRunner().invoke(main, ["estimate", *layout, "--calibrate-from", measured])
+    assert shown.exit_code == 0, shown.stderr
+    assert json.loads(shown.output)
+
 
 def test_no_extra_is_missing_where_everything_is_installed() -> None:
     assert [missing_extra(command) for command in NEEDS] == [None] * len(NEEDS)
     assert missing_extra("estimate") is None
 
 
-def test_every_extra_brings_what_its_commands_need() -> None:
+def test_every_extra_brings_what_its_commands_need_in_one_range() -> None:
     commands = PROJECT["entry-points"]["layout_tuner.commands"]
     brought = {extra: set(names(EXTRAS[extra])) for extra in ("service", "driver", "worker")}
     brought["all"] = set().union(*brought.values())
@@ -112,8 +111,6 @@ def test_every_extra_brings_what_its_commands_need() -> None:
         assert command in commands
         assert set(need.packages) <= brought[need.extra], command
 
-
-def test_a_requirement_has_one_range_in_all_extras() -> None:
     found: dict[str, str] = names(PROJECT["dependencies"])
     for extra in ("service", "driver", "worker"):
         for name, requirement in names(EXTRAS[extra]).items():

@@ -140,29 +140,21 @@ IDENTIFYING = {
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("columns", [80, 120, 240])
 @pytest.mark.parametrize("table", TABLES)
-def test_at_a_terminal_every_row_has_its_identifying_values_whole(
+def test_at_a_terminal_and_in_a_pipe_every_row_has_its_identifying_values_whole(
     table: str, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, printed = run_in_terminal(columns, TABLES[table], monkeypatch)
     assert code == 0, printed
-    assert "…" not in printed
+    piped = CliRunner().invoke(main, TABLES[table])
+    assert piped.exit_code == 0, piped.output
+    assert "…" not in printed + piped.stdout
+    assert "all: " not in piped.stdout
     lines = printed.splitlines()
     assert all(len(line) <= columns for line in lines), printed
-    words = [line.replace(",", "").split() for line in lines]
     for values in IDENTIFYING[table]:
-        assert any(all(value in line for value in values) for line in words), (values, printed)
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_in_a_pipe_no_table_is_cut_wrapped_or_folded(table: str) -> None:
-    done = CliRunner().invoke(main, TABLES[table])
-    assert done.exit_code == 0, done.output
-    assert "…" not in done.stdout
-    assert "all: " not in done.stdout
-    for values in IDENTIFYING[table]:
-        assert any(
-            all(value in line.split() for value in values) for line in done.stdout.splitlines()
-        ), (values, done.stdout)
+        for shown in (printed.replace(",", ""), piped.stdout):
+            words = [line.split() for line in shown.splitlines()]
+            assert any(all(value in line for value in values) for line in words), (values, shown)
 
 
 def test_at_80_columns_a_leaderboard_has_every_knob_that_differs(
@@ -208,7 +200,7 @@ def test_nothing_from_outside_acts_on_a_terminal(
         assert spelled in printed
 
 
-def test_json_keeps_the_values_and_has_no_control_character(
+def test_json_and_raw_logs_keep_values_and_only_raw_logs_have_control_characters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for at_terminal in (False, True):
@@ -221,13 +213,11 @@ def test_json_keeps_the_values_and_has_no_control_character(
         assert spelled_out_or_plain(printed), repr(printed)
         assert json.loads(printed)["message"] == f"rank 1 of 2: crashed{HOSTILE}"
 
-
-def test_a_raw_log_has_its_bytes_unchanged() -> None:
     raw = CliRunner().invoke(main, ["trial", "log", "hostile/2", "--raw"])
     assert raw.stdout_bytes.decode() == f"Traceback ...{HOSTILE}"
 
 
-def test_an_error_escapes_what_it_quotes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_and_a_traceback_escape_what_they_quote(monkeypatch: pytest.MonkeyPatch) -> None:
     code, printed = run_in_terminal(80, ["trial", "list", "no\x1b[31mne"], monkeypatch)
     assert code == 1
     assert spelled_out_or_plain(printed), repr(printed)
@@ -235,22 +225,6 @@ def test_an_error_escapes_what_it_quotes(monkeypatch: pytest.MonkeyPatch) -> Non
     assert refused.exit_code == 2
     assert spelled_out_or_plain(refused.output), repr(refused.output)
 
-
-def test_a_message_of_several_lines_cannot_fake_a_field(served: Served) -> None:
-    with closing(sqlite3.connect(database_of(served.data_dir), timeout=30)) as rows:
-        rows.execute(
-            "UPDATE trials SET message = ? WHERE message LIKE '%out_of_memory%'",
-            ("first\nstate         COMPLETED",),
-        )
-        rows.commit()
-    shown = CliRunner().invoke(main, ["trial", "show", "hostile/3"]).stdout.splitlines()
-    assert [line for line in shown if line.startswith("state")] == [
-        "state         INFEASIBLE (out_of_memory)"
-    ]
-    assert "              state         COMPLETED" in shown
-
-
-def test_a_traceback_is_escaped_too() -> None:
     program = (
         "from api.cli import LazyGroup\n"
         "import click\n"
@@ -266,6 +240,20 @@ def test_a_traceback_is_escaped_too() -> None:
     )
     assert "ValueError: no\\u001b[31m such\\u202e thing" in done.stderr
     assert spelled_out_or_plain(done.stderr)
+
+
+def test_a_message_of_several_lines_cannot_fake_a_field(served: Served) -> None:
+    with closing(sqlite3.connect(database_of(served.data_dir), timeout=30)) as rows:
+        rows.execute(
+            "UPDATE trials SET message = ? WHERE message LIKE '%out_of_memory%'",
+            ("first\nstate         COMPLETED",),
+        )
+        rows.commit()
+    shown = CliRunner().invoke(main, ["trial", "show", "hostile/3"]).stdout.splitlines()
+    assert [line for line in shown if line.startswith("state")] == [
+        "state         INFEASIBLE (out_of_memory)"
+    ]
+    assert "              state         COMPLETED" in shown
 
 
 @pytest.mark.parametrize("columns", [20, 300])

@@ -69,23 +69,6 @@ def test_tokens_are_listed_and_revoked_by_name_or_id(run: Command) -> None:
     assert "revoked 20" in run("token", "list", "--all").stdout
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "why"),
-    [
-        (["create", "x", "--role", "root"], 2, "Invalid value for '--role'"),
-        (["create", "x", "--role", "viewer", "--expires-in", "soon"], 2, "not a duration"),
-        (["create", "local", "--role", "viewer"], 1, "choose another"),
-        (["create", "n" * 65, "--role", "viewer"], 2, "the name of a token"),
-    ],
-)
-def test_an_invalid_token_command_is_one_clear_error(
-    run: Command, words: list[str], code: int, why: str
-) -> None:
-    done = run("token", *words)
-    assert done.exit_code == code, done.output
-    assert why in done.stderr
-
-
 @pytest.fixture
 def far_east(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whoever asks lives five hours and three quarters ahead of UTC."""
@@ -121,19 +104,15 @@ def test_the_audit_says_who_changed_what(run: Command) -> None:
     (entry,) = json.loads(run("audit", "--of", "chemistry", "--json").stdout)
     assert (entry["actor"], entry["action"]) == ("local", "token.create")
     assert json.loads(run("audit", "--by", "nobody", "--json").stdout) == []
-    assert run("audit", "--within", "ever").exit_code == 2
 
 
-def test_this_machines_token_is_not_sent_to_another(run: Command) -> None:
-    """Nobody listens there, and nobody is asked."""
+def test_the_token_of_this_machine_is_sent_to_any_of_its_addresses_and_to_no_other(
+    run: Command,
+) -> None:
     refused = run("whoami", "--url", "https://service.invalid:8080")
     assert refused.exit_code == 1
     assert "is on another machine" in refused.stderr
     assert "--token-file" in refused.stderr
-
-
-@pytest.mark.parametrize("host", ["localhost", "[::1]"])
-def test_a_local_token_is_sent_to_any_address_of_this_machine(run: Command, host: str) -> None:
-    refused = run("whoami", "--url", f"http://{host}:9")
-    assert refused.exit_code == 1
-    assert "is it running?" in refused.stderr
+    for host in ("localhost", "[::1]"):
+        refused = run("whoami", "--url", f"http://{host}:9")
+        assert (refused.exit_code, "is it running?" in refused.stderr) == (1, True)

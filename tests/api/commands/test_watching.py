@@ -21,8 +21,6 @@ from tests.kit.live import live_service
 from tests.kit.postgres import upgraded
 from tests.kit.store import TimelyStore, completed, failed, lease_one, make_worker
 
-LAYOUTS = [Layout(num_microbatches=128, micro_batch_size=16 // tp, tp=tp) for tp in (1, 2, 4)]
-
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
