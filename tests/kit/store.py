@@ -243,6 +243,17 @@ def lease_one(store: Store, worker_id: str) -> LeaseRecord:
     return lease
 
 
+def run_trial(
+    store: Store, campaign_id: int, worker_id: str, layout: Layout, outcome: Outcome
+) -> int:
+    """Proposes a layout, leases it and ends it with an outcome; the id of the trial."""
+    trial = store.trials.add(campaign_id, layout)
+    lease = lease_one(store, worker_id)
+    assert lease.trial_id == trial.id, "another trial waited"
+    store.outcomes.post(trial.id, lease.attempt, outcome)
+    return trial.id
+
+
 def ranked_trials(store: Store, campaign: int, objective: str, **how: Any) -> list[TrialRecord]:
     """The first trial of each layout, in the order of the leaderboard."""
     return [each.trial for each in store.leaderboard.ranked_layouts(campaign, objective, **how)]

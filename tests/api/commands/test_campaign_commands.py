@@ -17,7 +17,7 @@ from search_spaces.spec.layout import Layout
 from tests.kit.api import CAMPAIGN, Command
 from tests.kit.page import Page
 from tests.kit.services import ServeProcess
-from tests.kit.store import completed, failed, lease_one, make_worker
+from tests.kit.store import completed, failed, lease_one, make_worker, run_trial
 from tests.kit.waiting import wait_until
 
 LAYOUT = Layout(num_microbatches=8)
@@ -118,8 +118,7 @@ def test_a_report_is_written_to_a_file_or_printed(
     run: Command, name: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = make_worker(store, name, devices_per_node=4)
-    trial = store.trials.add(store.campaigns.by_name(name).id, LAYOUT)
-    store.outcomes.post(trial.id, lease_one(store, worker.id).attempt, completed(LAYOUT))
+    run_trial(store, store.campaigns.by_name(name).id, worker.id, LAYOUT, completed(LAYOUT))
     monkeypatch.chdir(tmp_path)
     assert done(run("report", name)) == f"report of {name}: {name}.html\n"
     written = (tmp_path / f"{name}.html").read_text()

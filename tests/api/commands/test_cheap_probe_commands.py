@@ -6,25 +6,22 @@ from collections.abc import Callable
 
 import click
 import pytest
-from click.testing import CliRunner
 
-from api.cli import main
 from api.client import Client
 from api.commands.watching import CampaignView, progress_line
-from tests.kit.api import Api, client_of
+from tests.kit.api import Api, Command
 from tests.kit.cheap_campaign import FEWER, FULL, ONLY_CHEAP, add_cheap_campaign
 
 Run = Callable[..., str]
 
 
 @pytest.fixture
-def run(api: Api, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(api: Api, command: Command) -> Run:
     """Runs a command on the campaign with cheap probes; returns its output."""
     add_cheap_campaign(api)
-    monkeypatch.setattr("api.commands.connection.connect", lambda *_: client_of(api))
 
     def output(*arguments: str) -> str:
-        result = CliRunner().invoke(main, arguments, terminal_width=400)
+        result = command(*arguments)
         assert result.exit_code == 0, result.output
         return click.unstyle(result.stdout)
 

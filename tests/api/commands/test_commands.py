@@ -25,7 +25,7 @@ from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.kit.api import CAMPAIGN
 from tests.kit.services import ServeProcess
-from tests.kit.store import TimelyStore, completed, failed, lease_one, make_worker
+from tests.kit.store import TimelyStore, completed, failed, make_worker, run_trial
 
 ANYWHERE = Layout(dp=2, num_microbatches=4, precision="bf16")
 """A layout of a Llama that every trainer has."""
@@ -52,11 +52,8 @@ def submit(
     campaign = store.campaigns.by_name(name).id
     worker = make_worker(store, "w1", devices_per_node=4)
     for number, layout in enumerate(layouts[:trials], 1):
-        trial = store.trials.add(campaign, layout)
-        lease = lease_one(store, worker.id)
-        assert lease.trial_id == trial.id
         outcome = completed(layout, tokens_per_s=1000.0 * number, duration_s=16.0)
-        store.outcomes.post(trial.id, 1, outcome)
+        run_trial(store, campaign, worker.id, layout, outcome)
     return campaign
 
 
@@ -128,9 +125,8 @@ def test_watch_follows_a_campaign_to_its_end(run, service, store, name: str) -> 
     watching = threading.Thread(target=lambda: results.append(run("campaign", "watch", name)))
     watching.start()
     worker = make_worker(store, "w2", devices_per_node=4)
-    trial = store.trials.add(campaign, LAYOUTS[3])
-    lease_one(store, worker.id)
-    store.outcomes.post(trial.id, 1, completed(LAYOUTS[3], tokens_per_s=5000.0))
+    outcome = completed(LAYOUTS[3], tokens_per_s=5000.0)
+    run_trial(store, campaign, worker.id, LAYOUTS[3], outcome)
     store.campaigns.end(campaign, "COMPLETED", "budget", "2 trials ended")
     watching.join(20)
     (result,) = results
@@ -149,9 +145,7 @@ def test_watch_follows_a_campaign_to_its_end(run, service, store, name: str) -> 
 def test_the_leaderboard_is_a_table_csv_or_json(run, service, store, name: str) -> None:
     campaign = submit(service, store, name, trials=3)
     worker = make_worker(store, "w1", devices_per_node=4)
-    trial = store.trials.add(campaign, LAYOUTS[3])
-    lease_one(store, worker.id)
-    store.outcomes.post(trial.id, 1, failed())
+    run_trial(store, campaign, worker.id, LAYOUTS[3], failed())
     table = run("leaderboard", name).output.splitlines()
     assert "the best 3 of 3 by tokens_per_s" in table[0]
     ranks = [line.split()[:2] for line in table if line.strip() and line.split()[0].isdigit()]

@@ -50,7 +50,13 @@ def test_a_command_says_in_one_line_which_extra_it_needs(
     assert f"pip install 'layout-tuner[{NEEDS[command].extra}]'" in refused.stderr
 
 
-def test_the_message_names_what_is_missing() -> None:
+def test_help_is_printed_without_the_extra_and_the_message_names_what_is_missing(
+    nothing_but_the_base: None,
+) -> None:
+    shown = CliRunner().invoke(main, ["worker", "--help"])
+    assert shown.exit_code == 0
+    assert "Run trials of the service's campaigns" in shown.output
+
     said = missing_packages("layout-tuner worker", ["not_there", "sys"], extra="worker")
     assert said == (
         "`layout-tuner worker` needs not_there, which is not installed; "
@@ -59,12 +65,6 @@ def test_the_message_names_what_is_missing() -> None:
     said = missing_packages("layout-tuner up", ["a_", "b_", "sys", "c_"], extra="all")
     assert said is not None
     assert "needs a_, b_ and c_, which are not installed" in said
-
-
-def test_help_is_printed_without_the_extra(nothing_but_the_base: None) -> None:
-    shown = CliRunner().invoke(main, ["worker", "--help"])
-    assert shown.exit_code == 0
-    assert "Run trials of the service's campaigns" in shown.output
 
 
 def test_a_command_that_cannot_be_imported_names_its_extra(
@@ -97,11 +97,6 @@ def test_estimates_and_plans_need_numpy_alone(
     assert json.loads(shown.output)
 
 
-def test_no_extra_is_missing_where_everything_is_installed() -> None:
-    assert [missing_extra(command) for command in NEEDS] == [None] * len(NEEDS)
-    assert missing_extra("estimate") is None
-
-
 def test_every_extra_brings_what_its_commands_need_in_one_range() -> None:
     commands = PROJECT["entry-points"]["layout_tuner.commands"]
     brought = {extra: set(names(EXTRAS[extra])) for extra in ("service", "driver", "worker")}
@@ -115,6 +110,9 @@ def test_every_extra_brings_what_its_commands_need_in_one_range() -> None:
     for extra in ("service", "driver", "worker"):
         for name, requirement in names(EXTRAS[extra]).items():
             assert found.setdefault(name, requirement) == requirement
+
+    assert [missing_extra(command) for command in NEEDS] == [None] * len(NEEDS)
+    assert missing_extra("estimate") is None
 
 
 BLOCKED = """\

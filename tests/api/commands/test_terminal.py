@@ -10,7 +10,6 @@ import sys
 import unicodedata
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.kit.api import CAMPAIGN, INTRODUCTION
 from tests.kit.services import ServeProcess
-from tests.kit.store import TimelyStore, completed, failed, lease_one, make_worker
+from tests.kit.store import TimelyStore, completed, failed, make_worker, run_trial
 from tests.kit.terminal import Screen, Terminal, run_in_terminal
 from tests.kit.waiting import wait_until
 
@@ -47,22 +46,13 @@ HOSTILE_COLUMNS = {
 }
 
 
-@dataclass(frozen=True)
-class Served:
-    """A service, and where its data is."""
-
-    data_dir: Path
-    url: str
-    token_file: Path
-
-
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     """A service with a campaign that has every kind of trial; text from outside is hostile."""
     service = ServeProcess(tmp_path_factory.mktemp("service"))
     try:
         _fill(service)
-        yield Served(service.data_dir, service.service["url"], service.data_dir / "token")
+        yield service
     finally:
         service.end()
 
@@ -93,9 +83,7 @@ def _measure(store: Store) -> None:
     ):
         id_ = store.campaigns.by_name(campaign).id
         for layout, outcome in zip(LAYOUTS, outcomes, strict=False):
-            store.trials.add(id_, layout)
-            lease = lease_one(store, worker)
-            store.outcomes.post(lease.trial_id, lease.attempt, outcome)
+            run_trial(store, id_, worker, layout, outcome)
 
 
 def _make_hostile(database: Path) -> None:
@@ -113,7 +101,7 @@ def _make_hostile(database: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
-def environment(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def environment(served: ServeProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAYOUT_TUNER_DATA_DIR", str(served.data_dir))
 
 
@@ -186,10 +174,10 @@ def spelled_out_or_plain(text: str) -> bool:
 
 @pytest.mark.parametrize("command", HOSTILE_COMMANDS)
 def test_nothing_from_outside_acts_on_a_terminal(
-    command: str, served: Served, monkeypatch: pytest.MonkeyPatch
+    command: str, served: ServeProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LAYOUT_TUNER_URL", served.url)
-    monkeypatch.setenv("LAYOUT_TUNER_TOKEN_FILE", str(served.token_file))
+    monkeypatch.setenv("LAYOUT_TUNER_TOKEN_FILE", str(served.data_dir / "token"))
     code, printed = run_in_terminal(200, HOSTILE_COMMANDS[command], monkeypatch)
     assert code == 0, printed
     assert spelled_out_or_plain(printed), repr(printed)
@@ -242,7 +230,7 @@ def test_an_error_and_a_traceback_escape_what_they_quote(monkeypatch: pytest.Mon
     assert spelled_out_or_plain(done.stderr)
 
 
-def test_a_message_of_several_lines_cannot_fake_a_field(served: Served) -> None:
+def test_a_message_of_several_lines_cannot_fake_a_field(served: ServeProcess) -> None:
     with closing(sqlite3.connect(database_of(served.data_dir), timeout=30)) as rows:
         rows.execute(
             "UPDATE trials SET message = ? WHERE message LIKE '%out_of_memory%'",
@@ -257,7 +245,9 @@ def test_a_message_of_several_lines_cannot_fake_a_field(served: Served) -> None:
 
 
 @pytest.mark.parametrize("columns", [20, 300])
-def test_a_watched_campaign_is_redrawn_in_place_at_any_width(served: Served, columns: int) -> None:
+def test_a_watched_campaign_is_redrawn_in_place_at_any_width(
+    served: ServeProcess, columns: int
+) -> None:
     """Facts keep their rows until watching is stopped; then the terminal is as it was before."""
     with Terminal(columns) as terminal:
         process = terminal.start(
@@ -291,7 +281,7 @@ def test_a_watched_campaign_is_redrawn_in_place_at_any_width(served: Served, col
     assert "Aborted" not in printed
 
 
-def test_a_campaign_that_is_watched_in_a_pipe_has_plain_lines(served: Served) -> None:
+def test_a_campaign_that_is_watched_in_a_pipe_has_plain_lines(served: ServeProcess) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "api.cli", "campaign", "watch", "hostile"],
         stdout=subprocess.PIPE,
