@@ -53,9 +53,15 @@ def find(book: SessionBook, session: str) -> str | None:
     return asyncio.run(book.find(session))
 
 
-def test_a_session_leads_to_its_token(book: SessionBook, session: str) -> None:
+def test_a_session_leads_to_its_token_until_its_time_even_while_it_is_cached(
+    book: SessionBook, session: str, clock: TurnableClock
+) -> None:
     assert find(book, session) == TOKEN
     assert find(book, TOKEN) is None
+
+    assert find(book, session) == TOKEN
+    clock.forward(SESSION_IDLE_LIFE.total_seconds())
+    assert find(book, session) is None
 
 
 def test_an_end_in_another_process_is_known_within_a_second_and_ones_own_at_once(
@@ -69,14 +75,6 @@ def test_an_end_in_another_process_is_known_within_a_second_and_ones_own_at_once
     assert find(book, session) == TOKEN
     assert find(book, other) is None
     ticks.now += USED_FOR_S
-    assert find(book, session) is None
-
-
-def test_a_session_ends_at_its_time_even_while_it_is_cached(
-    book: SessionBook, session: str, clock: TurnableClock
-) -> None:
-    assert find(book, session) == TOKEN
-    clock.forward(SESSION_IDLE_LIFE.total_seconds())
     assert find(book, session) is None
 
 
