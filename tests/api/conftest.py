@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import ssl
 import warnings
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+import trustme
 from click.testing import CliRunner
 
 with warnings.catch_warnings():
@@ -20,7 +22,9 @@ from api.settings import Settings
 from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from tests.kit.api import HEADERS, TOKEN, Api, Command, client_of
+from tests.kit.populated import Populated, populated_service
 from tests.kit.postgres import upgraded
+from tests.kit.services import ServeProcess
 from tests.kit.store import TimelyStore
 
 
@@ -77,3 +81,41 @@ def command(api: Api, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Runs commands against the service in this process, in a wide terminal."""
     monkeypatch.setattr("api.commands.connection.connect", lambda *_: client_of(api))
     return lambda *arguments: CliRunner().invoke(main, arguments, env={"COLUMNS": "220"})
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A service for the tests of a module, which do not depend on each other's changes."""
+    url = upgraded(tmp_path_factory.mktemp("lasting")).database_url
+    lasting = Settings(token=TOKEN, lease_poll_s=0.02, requests_per_s=1_000_000)
+    with (
+        closing(TimelyStore(url)) as store,
+        TestClient(
+            create_app(lasting, store), headers=HEADERS, raise_server_exceptions=False
+        ) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    """A service in a process of its own, for the tests of a module."""
+    service = ServeProcess(tmp_path_factory.mktemp("service") / "data")
+    yield service
+    service.end()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Populated]:
+    """A service with something of everything, for tests that do not depend on each other."""
+    with populated_service(upgraded(tmp_path_factory.mktemp("data")).database_url) as service:
+        yield service
+        service.assert_lists_answer()
+
+
+@pytest.fixture(scope="module")
+def tls() -> ssl.SSLContext:
+    """Of a server whose certificate nobody knows."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("localhost").configure_cert(context)
+    return context

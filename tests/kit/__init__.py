@@ -22,6 +22,7 @@
 
 Fixtures that the tests of several folders share are in the nearest `conftest.py`: `api`, `http`,
 `client` and `command` of a service in this process in tests/api, with `data_dir` and `store` for
-tests that start their own; `service`, `store` and `run` of a service in a process of its own in
-tests/api/commands; databases in tests/conftest.py.
+tests that start their own; `lasting`, `shared` and, in a process of its own, `service` for all
+tests of a module; `store` and `run` of that service in tests/api/commands; databases in
+tests/conftest.py.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -16,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from api.cli import main
+from search_spaces.connection.running_service import find_service
 from tests.kit.waiting import wait_until
 
 
@@ -53,13 +53,16 @@ def run_here(*arguments: str, **environment: str) -> Result:
 class ServeProcess:
     """`layout-tuner serve` on a data directory; can be killed and started again."""
 
-    def __init__(self, data_dir: Path, umask: int = -1) -> None:
+    def __init__(self, data_dir: Path, *options: str, umask: int = -1) -> None:
         self.data_dir = data_dir
         self.process: subprocess.Popen[str] | None = None
+        self.printed = ""
+        """All that it printed, from its end on."""
+        self._options = options
         self.start(umask=umask)
 
     def start(self, port: str = "0", umask: int = -1) -> None:
-        command = ["serve", "--port", port, "--data-dir", str(self.data_dir)]
+        command = ["serve", "--port", port, "--data-dir", str(self.data_dir), *self._options]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "api.cli", *command],
             stdout=subprocess.PIPE,
@@ -68,20 +71,17 @@ class ServeProcess:
             umask=umask,
         )
         self.service = wait_until("the service has said where it is", self._read_service)
-        self.http = httpx.Client(
-            base_url=f"{self.service['url']}/v1",
-            headers={"Authorization": f"Bearer {(self.data_dir / 'token').read_text().strip()}"},
-        )
+        self.url = str(self.service["url"])
+        self.token = (self.data_dir / "token").read_text().strip()
+        self.headers = {"Authorization": f"Bearer {self.token}"}
+        self.http = httpx.Client(base_url=f"{self.url}/v1", headers=self.headers)
 
     def _read_service(self) -> Any:
         assert self.process is not None
         if self.process.poll() is not None:
             pytest.fail(f"the service ended: {self.process.communicate()[0]}")
-        try:
-            service = json.loads((self.data_dir / "service.json").read_text())
-        except (OSError, ValueError):
-            return None
-        return service if service["pid"] == self.process.pid else None
+        found = find_service(self.data_dir, pid=self.process.pid)
+        return None if found is None else {"url": found.url, "pid": found.pid}
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """Sends a signal if it still runs, and waits; returns the exit code."""
@@ -91,7 +91,7 @@ class ServeProcess:
             self.process.send_signal(number)
         assert self.process.stdout is not None
         if not self.process.stdout.closed:
-            self.process.communicate(timeout=30)
+            self.printed = self.process.communicate(timeout=30)[0]
         return self.process.returncode
 
     def post(self, path: str, body: Any = None) -> Any:

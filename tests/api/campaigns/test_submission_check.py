@@ -56,7 +56,9 @@ def test_the_sentences_are_those_of_the_refusal(submission: Submission) -> None:
     assert check.counts is None
 
 
-def test_a_space_without_legal_layouts_is_a_problem_with_counts(submission: Submission) -> None:
+def test_a_space_without_legal_or_fitting_layouts_is_a_problem_with_counts(
+    submission: Submission,
+) -> None:
     document = {**CAMPAIGN, "space": {"tp": [3], "global_batch_size": 8}}
     check = check_submission(submission, document)
     (problem,) = check.problems
@@ -65,9 +67,6 @@ def test_a_space_without_legal_layouts_is_a_problem_with_counts(submission: Subm
     assert problem.problem == caught.value.problem
     assert check.counts is not None
     assert len(check.counts.legal) == 0
-
-
-def test_a_model_that_fits_nowhere_is_a_problem_with_counts(submission: Submission) -> None:
     check = check_submission(submission, {**CAMPAIGN, "model": "gpt-175b"})
     (problem,) = check.problems
     assert "too large for every one" in problem.problem
@@ -84,15 +83,13 @@ def test_anything_can_be_checked(submission: Submission, document: Any) -> None:
     assert check.counts is None
 
 
-def test_counting_ends_at_its_limit(submission: Submission) -> None:
+def test_counting_ends_at_its_limit_and_a_slow_search_for_a_fit_leaves_the_counts(
+    submission: Submission, monkeypatch: pytest.MonkeyPatch
+) -> None:
     check = check_submission(submission, CAMPAIGN, within_s=-1.0)
     assert (check.counts, check.too_slow) == (None, 4)
     assert not check.problems
 
-
-def test_a_slow_search_for_a_layout_that_fits_leaves_the_counts(
-    submission: Submission, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def slow(*_arguments: object, **_more: object) -> None:
         raise CountingSlowError
 

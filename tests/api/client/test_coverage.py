@@ -25,11 +25,7 @@ URL, TOKEN = "http://somewhere", "some-token"
 UNASKED = {"if-none-match"}
 """Headers of programs that show the same page again and again."""
 OF_WORKERS = {
-    "register_worker",
-    "drain_worker",
-    "lease_trials",
-    "post_heartbeat",
-    "post_outcome",
+    *("register_worker", "drain_worker", "lease_trials", "post_heartbeat", "post_outcome")
 }
 """Operations of the worker protocol: `LeaseClient` of the workers has their methods."""
 METHODS = ("get", "put", "post", "patch", "delete")

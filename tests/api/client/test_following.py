@@ -45,13 +45,21 @@ def test_a_client_hears_each_event_once_over_many_streams(url: str, store: Store
     assert {event.campaign_id for event in heard} == {campaign}
 
 
-def test_a_client_reports_pruned_events(url: str, store: Store) -> None:
+def test_a_client_reports_pruned_events_and_refusals(url: str, store: Store) -> None:
     campaign = make_campaign(store)
     store.campaigns.pause(campaign)
     store.campaigns.resume(campaign)
     store.events.prune(store._clock())
     with Client(url, TOKEN) as client, pytest.raises(EventsMissedError, match="no longer stored"):
         next(client.campaign_events("first", after=1))
+
+    with Client(url, TOKEN) as client, pytest.raises(ServiceError, match="no campaign named"):
+        next(client.campaign_events("nothing"))
+    with (
+        Client("http://127.0.0.1:1", TOKEN, retries=IMPATIENT) as client,
+        pytest.raises(ServiceError, match="does not answer"),
+    ):
+        next(client.events())
 
 
 OPENED = 'event: stream.opened\ndata: {"after":1,"missed":false}\nid: 1\n\n'
@@ -97,13 +105,3 @@ def test_a_stream_that_the_service_closes_is_reopened_with_pauses(
         streams.follow(IMPATIENT)
     assert len(streams.pauses) == 10
     assert min(streams.pauses) >= IMPATIENT.first_pause_s / 2
-
-
-def test_a_client_that_is_refused_or_unanswered_says_so(url: str) -> None:
-    with Client(url, TOKEN) as client, pytest.raises(ServiceError, match="no campaign named"):
-        next(client.campaign_events("nothing"))
-    with (
-        Client("http://127.0.0.1:1", TOKEN, retries=IMPATIENT) as client,
-        pytest.raises(ServiceError, match="does not answer"),
-    ):
-        next(client.events())

@@ -1,4 +1,4 @@
-"""A service in a process of its own, for the commands of a module."""
+"""The store and the command line of the module's service, which is a process of its own."""
 
 from __future__ import annotations
 
@@ -14,13 +14,6 @@ from results_db.store import Store
 from tests.kit.api import Command
 from tests.kit.services import ServeProcess
 from tests.kit.store import TimelyStore
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    service = ServeProcess(tmp_path_factory.mktemp("service"))
-    yield service
-    service.end()
 
 
 @pytest.fixture

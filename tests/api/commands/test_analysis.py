@@ -23,7 +23,9 @@ def analysed(api: Api) -> Api:
     return api
 
 
-def test_an_analysis_names_the_winner_its_neighbours_and_what_matters(analysed: Api) -> None:
+def test_an_analysis_names_the_winner_its_neighbours_and_what_matters(
+    analysed: Api, command: Command
+) -> None:
     read = analysed.get("/campaigns/first/analysis")
     assert (read["campaign"], read["winner"], read["winner_layout"]) == ("first", 2, BEST.key)
     assert [each["knob"] for each in read["importances"]] == ["tp", "micro_batch_size", "pp"]
@@ -32,15 +34,6 @@ def test_an_analysis_names_the_winner_its_neighbours_and_what_matters(analysed: 
     assert (up["effect"], up["source"], up["is_apart"]) == (-0.1, "measured", True)
     assert up["also"] == ["dp", "num_microbatches"]
 
-
-def test_without_an_analysis_the_service_says_when_there_will_be_one(api: Api) -> None:
-    api.submit()
-    problem = api.get("/campaigns/first/analysis", status=404)
-    assert "'first' (RUNNING) has no analysis yet: it is made when" in problem["detail"]
-    assert problem["type"].endswith("analysis-unavailable")
-
-
-def test_the_command_shows_importances_and_steps(analysed: Api, command: Command) -> None:
     shown = command("campaign", "analysis", "first")
     assert shown.exit_code == 0, shown.output
     lines = shown.output.splitlines()
@@ -50,3 +43,10 @@ def test_the_command_shows_importances_and_steps(analysed: Api, command: Command
     assert any("-10.0%" in line and "measured" in line for line in lines)
     document = json.loads(command("campaign", "analysis", "first", "--json").stdout)
     assert document == analysed.get("/campaigns/first/analysis")
+
+
+def test_without_an_analysis_the_service_says_when_there_will_be_one(api: Api) -> None:
+    api.submit()
+    problem = api.get("/campaigns/first/analysis", status=404)
+    assert "'first' (RUNNING) has no analysis yet: it is made when" in problem["detail"]
+    assert problem["type"].endswith("analysis-unavailable")

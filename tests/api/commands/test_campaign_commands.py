@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from search_spaces.spec.layout import Layout
 from tests.kit.api import CAMPAIGN, Command
 from tests.kit.page import Page
 from tests.kit.services import ServeProcess
-from tests.kit.store import completed, failed, lease_one, make_worker, post_outcome
+from tests.kit.store import completed, failed, lease_one, make_worker, post_outcome, run_trial
+from tests.kit.waiting import wait_until
 
 LAYOUT = Layout(num_microbatches=8)
 
@@ -48,12 +49,6 @@ def test_a_list_of_campaigns_is_filtered(run: Command, name: str) -> None:
     assert len(found["campaigns"]) == 1
 
 
-def test_an_invalid_time_is_bad_usage(run: Command) -> None:
-    refused = run("campaign", "list", "--created-after", "yesterday")
-    assert refused.exit_code == 2
-    assert "'yesterday' is not a time" in refused.output
-
-
 def test_an_update_changes_what_it_names(run: Command, name: str, tmp_path: Path) -> None:
     told = done(run("campaign", "update", name, "--trials", "9", "--wall-time", "1h"))
     assert told == f"campaign {name}: at most 9 trials or 1 h 00 min\n"
@@ -63,22 +58,6 @@ def test_an_update_changes_what_it_names(run: Command, name: str, tmp_path: Path
     shown = done(run("campaign", "show", name))
     assert "at most 9 trials\n" in shown
     assert "notes         first line\n              second line\n" in shown
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ((), "nothing is to be changed"),
-        (("--trials", "3", "--no-trials"), "exclude each other"),
-        (("--notes", "x", "--notes-file", __file__), "exclude each other"),
-    ],
-)
-def test_an_invalid_update_is_bad_usage(
-    run: Command, arguments: tuple[str, ...], says: str
-) -> None:
-    refused = run("campaign", "update", "any", *arguments)
-    assert refused.exit_code == 2
-    assert says in refused.output
 
 
 def test_an_update_of_an_ended_campaign_names_the_clone(run: Command, name: str) -> None:
@@ -97,52 +76,16 @@ def test_a_clone_has_the_values_that_set_states(run: Command, name: str) -> None
         run(
             *("campaign", "clone", name, "--name", f"{name}-b", "--wall-time", "2h", "--json"),
             *("--set", "strategy=exhaustive", "--set", "space.tp=[1]", "--set", "space.pp=2"),
-            *("--set", "probe.iterations=3"),
+            *("--set", "probe.iterations=3", "--set", "probe.deadline=90s"),
         )
     )
     spec = json.loads(told)["spec"]
     assert (spec["strategy"], spec["space"]["tp"], spec["space"]["pp"]) == ("exhaustive", 1, 2)
     assert spec["space"]["global_batch_size"] == CAMPAIGN["space"]["global_batch_size"]
     assert spec["budget"] == {"trials": 5, "node_hours": None, "wall_time_s": 7200.0}
-    assert spec["probe"]["iterations"] == 3
-
-
-@pytest.mark.parametrize(
-    ("setting", "says"),
-    [
-        ("strategy", "write it as FIELD=VALUE"),
-        ("seed.deep=3", "set the whole field"),
-        ("seed=[1", "malformed YAML"),
-    ],
-)
-def test_an_invalid_setting_is_bad_usage(run: Command, name: str, setting: str, says: str) -> None:
-    refused = run("campaign", "clone", name, "--set", setting)
-    assert refused.exit_code == 2
-    assert says in refused.output
-
-
-def test_a_span_is_set_in_either_spelling(run: Command, name: str) -> None:
-    told = done(
-        run(
-            *("campaign", "clone", name, "--set", "budget.wall_time=2h"),
-            *("--set", "probe.deadline=90s", "--json"),
-        )
-    )
-    spec = json.loads(told)["spec"]
-    assert spec["budget"]["wall_time_s"] == 7200.0
-    assert spec["probe"]["deadline_s"] == 90.0
-
-
-def test_a_bound_beside_an_invalid_budget_is_bad_usage(run: Command, name: str) -> None:
-    refused = run("campaign", "clone", name, "--set", "budget=5", "--trials", "3")
-    assert refused.exit_code == 2
-    assert "budget.trials=40" in refused.output
-
-
-def test_a_clone_that_the_service_refuses_is_a_failure(run: Command, name: str) -> None:
-    refused = run("campaign", "clone", name, "--set", "colour=red")
-    assert refused.exit_code == 1
-    assert "colour" in refused.output
+    assert (spec["probe"]["iterations"], spec["probe"]["deadline_s"]) == (3, 90.0)
+    told = done(run("campaign", "clone", name, "--set", "budget.wall_time=2h", "--json"))
+    assert json.loads(told)["spec"]["budget"]["wall_time_s"] == 7200.0
 
 
 def test_a_campaign_is_deleted_after_confirmation(run: Command, name: str, store: Store) -> None:
@@ -163,30 +106,19 @@ def test_deletion_waits_for_the_worker_that_stops_a_trial(
     worker = make_worker(store, name, devices_per_node=4)
     trial = store.trials.add(found.id, LAYOUT)
     lease = lease_one(store, worker.id)
-    results: list[Result] = []
-    waiting = threading.Thread(
-        target=lambda: results.append(run("campaign", "delete", name, "--cancel", "--yes"))
-    )
-    waiting.start()
-    cancelled = threading.Event()
-    for _ in range(600):
-        if store.campaigns.get(found.id).state == "CANCELLED":
-            cancelled.set()
-            break
-        cancelled.wait(0.1)
-    assert cancelled.is_set()
-    assert results == []
-    post_outcome(store, trial.id, lease.attempt, failed("cancelled"))
-    waiting.join(60)
-    assert "deleted, with 1 trial" in done(results[0])
+    with ThreadPoolExecutor(1) as pool:
+        deleting = pool.submit(run, "campaign", "delete", name, "--cancel", "--yes")
+        wait_until("it is cancelled", lambda: store.campaigns.get(found.id).state == "CANCELLED")
+        assert not deleting.done()
+        post_outcome(store, trial.id, lease.attempt, failed("cancelled"))
+        assert "deleted, with 1 trial" in done(deleting.result(60))
 
 
 def test_a_report_is_written_to_a_file_or_printed(
     run: Command, name: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = make_worker(store, name, devices_per_node=4)
-    trial = store.trials.add(store.campaigns.by_name(name).id, LAYOUT)
-    post_outcome(store, trial.id, lease_one(store, worker.id).attempt, completed(LAYOUT))
+    run_trial(store, store.campaigns.by_name(name).id, LAYOUT, completed(LAYOUT), worker=worker.id)
     monkeypatch.chdir(tmp_path)
     assert done(run("report", name)) == f"report of {name}: {name}.html\n"
     written = (tmp_path / f"{name}.html").read_text()
@@ -198,7 +130,6 @@ def test_a_report_is_written_to_a_file_or_printed(
     done(run("report", name, "--force"))
     assert Page(done(run("report", name, "--out", "-"))).texts["h1"] == [name]
     assert run("report", name, "--out", "nowhere/a.html").exit_code == 1
-    assert run("report", "nothing").exit_code == 1
 
 
 def write(path: Path, document: Any) -> str:
@@ -214,9 +145,8 @@ def test_a_model_is_put_listed_shown_and_deleted(run: Command, tmp_path: Path) -
     assert (shown["name"], shown["num_layers"]) == ("six", 6)
     assert json.loads(done(run("model", "show", "tiny", "--json")))["preset"] is True
     assert done(run("model", "delete", "six")) == "model six deleted\n"
-    refused = run("model", "delete", "tiny")
-    assert refused.exit_code == 1
-    assert "is a preset" in refused.output
+    refused = run("model", "put", "mine", write(tmp_path / "m.yaml", [1, 2]))
+    assert (refused.exit_code, "the model is not a mapping" in refused.output) == (2, True)
 
 
 def test_a_cluster_is_put_with_a_warning_and_shown_as_a_file(run: Command, tmp_path: Path) -> None:
@@ -230,9 +160,3 @@ def test_a_cluster_is_put_with_a_warning_and_shown_as_a_file(run: Command, tmp_p
     done(run("cluster", "put", "desk", str(shown)))
     done(run("cluster", "delete", "desk"))
     assert run("cluster", "show", "desk").exit_code == 1
-
-
-def test_a_file_without_a_description_is_bad_usage(run: Command, tmp_path: Path) -> None:
-    refused = run("model", "put", "mine", write(tmp_path / "m.yaml", [1, 2]))
-    assert refused.exit_code == 2
-    assert "the model is not a mapping" in refused.output

@@ -6,25 +6,22 @@ from collections.abc import Callable
 
 import click
 import pytest
-from click.testing import CliRunner
 
-from api.cli import main
 from api.client import Client
 from api.commands.watching import CampaignView, progress_line
-from tests.kit.api import Api, client_of
+from tests.kit.api import Api, Command
 from tests.kit.cheap_campaign import FEWER, FULL, ONLY_CHEAP, add_cheap_campaign
 
 Run = Callable[..., str]
 
 
 @pytest.fixture
-def run(api: Api, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(api: Api, command: Command) -> Run:
     """Runs a command on the campaign with cheap probes; returns its output."""
     add_cheap_campaign(api)
-    monkeypatch.setattr("api.commands.connection.connect", lambda *_: client_of(api))
 
     def output(*arguments: str) -> str:
-        result = CliRunner().invoke(main, arguments, terminal_width=400)
+        result = command(*arguments)
         assert result.exit_code == 0, result.output
         return click.unstyle(result.stdout)
 
@@ -37,7 +34,9 @@ def step_of(client: Client, number: int) -> str:
     return f"{step.expected_s:.4g} s (95 %: {step.low_s:.4g} to {step.high_s:.4g} s)"
 
 
-def test_a_trial_that_is_cheap_says_what_it_stands_for(run: Run, client: Client) -> None:
+def test_trials_that_are_cheap_say_what_they_stand_for_and_are_not_ranked(
+    run: Run, client: Client, api: Api
+) -> None:
     assert (
         f"stands for    cheap probe of {FULL.key}: 8 of 64 micro-batches, 1 of 2 replicas; "
         f"extrapolated step {step_of(client, 1)}\n"
@@ -48,8 +47,6 @@ def test_a_trial_that_is_cheap_says_what_it_stands_for(run: Run, client: Client)
     ) in run("trial", "show", "large/2")
     assert "cheap" not in run("trial", "show", "large/3")
 
-
-def test_the_table_of_trials_marks_cheap_ones(run: Run, client: Client, api: Api) -> None:
     _, _, *rows = run("trial", "list", "large").splitlines()
     assert "8 of 64 micro-batches, 1 of 2 replicas" in rows[0]
     assert rows[0].rstrip().endswith(step_of(client, 1))
@@ -57,13 +54,10 @@ def test_the_table_of_trials_marks_cheap_ones(run: Run, client: Client, api: Api
     api.submit()
     assert "cheap probe" not in run("trial", "list", "first")
 
-
-def test_the_leaderboard_says_how_many_probes_are_not_ranked(run: Run, api: Api) -> None:
     ranked = run("leaderboard", "large")
     assert "the best 1 of 1" in ranked
     assert "beside them: 2 cheap probes, " in ranked
     assert "not ranked" in run("campaign", "show", "large")
-    api.submit()
     assert "cheap" not in run("leaderboard", "first")
     assert "cheap" not in run("campaign", "show", "first")
 

@@ -8,7 +8,6 @@ import pytest
 from click.testing import CliRunner
 
 from api import cli
-from tests.kit.services import run_command
 
 
 def entry_point(name: str, value: str) -> metadata.EntryPoint:
@@ -30,27 +29,26 @@ def entries(monkeypatch: pytest.MonkeyPatch) -> dict[str, metadata.EntryPoint]:
     return found
 
 
-def test_help_lists_every_room_s_commands_with_their_first_sentences() -> None:
-    shown = run_command("--help")
-    assert shown.returncode == 0
+def test_help_lists_every_command_with_the_first_sentence_that_click_would_show() -> None:
+    shown = CliRunner().invoke(cli.main, ["--help"])
+    assert shown.exit_code == 0
     rows = {
         line.split()[0]: line.split()[1:]
         for line in shown.stdout.partition("Commands:")[2].splitlines()
         if line.startswith("  ") and not line.startswith("   ")
     }
     for name in (
-        "campaign",
-        "driver",
-        "export",
-        "leaderboard",
-        "probe",
-        "replay",
-        "serve",
-        "train",
-        "up",
-        "worker",
+        *("campaign", "driver", "export", "leaderboard", "probe"),
+        *("replay", "serve", "train", "up", "worker"),
     ):
         assert len(rows[name]) > 3, f"{name} has no help"
+
+    for name in ("campaign", "export", "leaderboard", "serve"):
+        entry = cli._entry_points()[name]
+        command = entry.load()
+        assert isinstance(command, click.Command)
+        first_line = (command.help or "").partition("\n")[0]
+        assert cli.short_help(entry.value) == first_line
 
 
 def test_help_imports_no_command() -> None:
@@ -85,24 +83,9 @@ def test_a_command_that_cannot_be_imported_breaks_only_itself(
     assert CliRunner().invoke(cli.main, ["serve", "--help"]).exit_code == 0
 
 
-def test_an_unknown_command_is_bad_usage() -> None:
-    done = CliRunner().invoke(cli.main, ["dance"])
-    assert done.exit_code == 2
-    assert "dance" in done.output
-
-
 def test_the_version_is_that_of_the_package() -> None:
     done = CliRunner().invoke(cli.main, ["--version"])
     assert done.output == f"layout-tuner {metadata.version('layout-tuner')}\n"
-
-
-def test_every_command_s_short_help_is_what_click_would_show() -> None:
-    for name in ("campaign", "export", "leaderboard", "serve"):
-        entry = cli._entry_points()[name]
-        command = entry.load()
-        assert isinstance(command, click.Command)
-        first_line = (command.help or "").partition("\n")[0]
-        assert cli.short_help(entry.value) == first_line
 
 
 def test_a_command_that_ctrl_c_ends_says_so_by_its_name(

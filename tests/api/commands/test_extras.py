@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from api.cli import main
-from api.command_packages import NEEDS, missing_packages_of
+from api.command_packages import NEEDS
 from search_spaces.terminal.missing_packages import missing_packages
 
 PROJECT: dict[str, Any] = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())[
@@ -50,7 +50,13 @@ def test_a_command_says_in_one_line_which_extra_it_needs(
     assert f"pip install 'layout-tuner[{NEEDS[command].extra}]'" in refused.stderr
 
 
-def test_the_message_names_what_is_missing() -> None:
+def test_help_is_printed_without_the_extra_and_the_message_names_what_is_missing(
+    nothing_but_the_base: None,
+) -> None:
+    shown = CliRunner().invoke(main, ["worker", "--help"])
+    assert shown.exit_code == 0
+    assert "Run trials of the service's campaigns" in shown.output
+
     said = missing_packages("layout-tuner worker", ["not_there", "sys"], extra="worker")
     assert said == (
         "`layout-tuner worker` needs not_there, which is not installed; "
@@ -59,12 +65,6 @@ def test_the_message_names_what_is_missing() -> None:
     said = missing_packages("layout-tuner up", ["a_", "b_", "sys", "c_"], extra="all")
     assert said is not None
     assert "needs a_, b_ and c_, which are not installed" in said
-
-
-def test_help_is_printed_without_the_extra(nothing_but_the_base: None) -> None:
-    shown = CliRunner().invoke(main, ["worker", "--help"])
-    assert shown.exit_code == 0
-    assert "Run trials of the service's campaigns" in shown.output
 
 
 def test_a_command_that_cannot_be_imported_names_its_extra(
@@ -80,16 +80,9 @@ def test_a_command_that_cannot_be_imported_names_its_extra(
     )
 
 
-def test_a_calibrated_estimate_needs_numpy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "scipy", None)  # importing it raises ModuleNotFoundError
-    measured = str(Path(__file__).parents[3] / "benchmarks" / "data" / "tiny_local_cpu.csv")
-    layout = ["--model", "tiny", "--num-microbatches", "2", "--json"]
-    shown = CliRunner().invoke(main, ["estimate", *layout, "--calibrate-from", measured])
-    assert shown.exit_code == 0, shown.stderr
-    assert json.loads(shown.output)
-
-
-def test_a_plan_needs_numpy_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_estimates_and_plans_need_numpy_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for package in ("scipy", "sqlalchemy", "fastapi", "torch"):
         monkeypatch.setitem(sys.modules, package, None)
     campaign = str(Path(__file__).parents[3] / "examples" / "tiny.yaml")
@@ -97,13 +90,14 @@ def test_a_plan_needs_numpy_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert shown.exit_code == 0, shown.stderr
     assert json.loads(shown.output)["num_legal"] > 0
 
+    measured = str(Path(__file__).parents[3] / "benchmarks" / "data" / "tiny_local_cpu.csv")
+    layout = ["--model", "tiny", "--num-microbatches", "2", "--json"]
+    shown = CliRunner().invoke(main, ["estimate", *layout, "--calibrate-from", measured])
+    assert shown.exit_code == 0, shown.stderr
+    assert json.loads(shown.output)
 
-def test_no_extra_is_missing_where_everything_is_installed() -> None:
-    assert [missing_packages_of(command) for command in NEEDS] == [None] * len(NEEDS)
-    assert missing_packages_of("estimate") is None
 
-
-def test_every_extra_brings_what_its_commands_need() -> None:
+def test_every_extra_brings_what_its_commands_need_in_one_range() -> None:
     commands = PROJECT["entry-points"]["layout_tuner.commands"]
     brought = {extra: set(names(EXTRAS[extra])) for extra in ("service", "driver", "worker")}
     brought["all"] = set().union(*brought.values())
@@ -112,12 +106,13 @@ def test_every_extra_brings_what_its_commands_need() -> None:
         assert command in commands
         assert set(need.packages) <= brought[need.extra], command
 
-
-def test_a_requirement_has_one_range_in_all_extras() -> None:
     found: dict[str, str] = names(PROJECT["dependencies"])
     for extra in ("service", "driver", "worker"):
         for name, requirement in names(EXTRAS[extra]).items():
             assert found.setdefault(name, requirement) == requirement
+
+    assert [missing_extra(command) for command in NEEDS] == [None] * len(NEEDS)
+    assert missing_extra("estimate") is None
 
 
 BLOCKED = """\

@@ -39,14 +39,16 @@ def test_only_layouts_that_meet_every_condition_are_ranked(run: Command) -> None
     assert numbers(run, "tp=1", "tokens_per_s<=1500") == [1]
     assert "the best 1 of 1 by tokens_per_s" in run("--where", "pp=2").stdout
 
-
-def test_a_table_has_the_same_layouts(run: Command) -> None:
     header, *rows = run("--csv", "--where", "tp=2").stdout.splitlines()
     assert "tokens_per_s" in header
     assert len(rows) == 1
 
+    assert run("--where", "dp=7").stdout == (
+        "campaign first has no ranked trial that meets every --where yet\n"
+    )
 
-def test_ranks_are_those_of_the_whole_leaderboard_in_every_format(run: Command) -> None:
+
+def test_ranks_are_those_of_the_whole_leaderboard_in_every_format(run: Command, api: Api) -> None:
     where = ("--where", "tp=1")
     page = json.loads(run("--json", *where).stdout)
     assert [(each["number"], each["rank"]) for each in page["trials"]] == [(2, 2), (1, 3)]
@@ -62,8 +64,6 @@ def test_ranks_are_those_of_the_whole_leaderboard_in_every_format(run: Command) 
     rows = list(csv.DictReader(io.StringIO(run("--csv", "--intervals", *where).stdout)))
     assert [row["rank"] for row in rows] == ["2", "3"]
 
-
-def test_a_filtered_leaderboard_names_the_unlisted_first(run: Command, api: Api) -> None:
     worker = api.register("w2")
     api.complete(worker, "first", LAYOUTS[3], tokens_per_s=3000.0)
     everything, narrowed = run().stdout, run("--where", "pp=2").stdout
@@ -72,19 +72,9 @@ def test_a_filtered_leaderboard_names_the_unlisted_first(run: Command, api: Api)
     assert "cannot be told apart from rank 1, which is not listed (95 %): trial 4" in narrowed
 
 
-def test_an_empty_filtered_leaderboard_says_so(run: Command) -> None:
-    assert run("--where", "dp=7").stdout == (
-        "campaign first has no ranked trial that meets every --where yet\n"
-    )
-
-
-def test_an_invalid_condition_is_bad_usage(run: Command) -> None:
-    refused = run("--where", "tpp=2")
-    assert refused.exit_code == 2
-    assert "did you mean 'tp'?" in refused.output
-
-
-def test_a_parquet_file_is_named_with_its_rows(run: Command, tmp_path: Path) -> None:
+def test_a_parquet_file_is_named_with_its_rows_and_not_written_to_a_terminal(
+    run: Command, tmp_path: Path
+) -> None:
     file = tmp_path / "best.parquet"
     written = run("--parquet", str(file))
     assert written.stdout == f"wrote 3 rows to {file}\n"
@@ -95,8 +85,6 @@ def test_a_parquet_file_is_named_with_its_rows(run: Command, tmp_path: Path) -> 
     assert num_rows(piped.stdout_bytes) == 3
     assert "wrote 3 rows to the output" in piped.stderr
 
-
-def test_parquet_is_not_written_to_a_terminal(run: Command) -> None:
     with Terminal() as terminal:
         refused = run("--parquet", terminal.path)
     assert refused.exit_code == 2

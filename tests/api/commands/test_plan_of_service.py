@@ -15,7 +15,7 @@ from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.kit.api import CAMPAIGN, Command
 from tests.kit.services import ServeProcess
-from tests.kit.store import completed, lease_one, make_worker, post_outcome
+from tests.kit.store import completed, make_worker, run_trial
 from tuner.driver.driver import Driver
 
 FULL = [Layout(tp=2, pp=2, num_microbatches=8), Layout(tp=2, dp=2, num_microbatches=4)]
@@ -31,9 +31,8 @@ def measured(
     campaign = store.campaigns.by_name(name).id
     worker = make_worker(store, "w1", devices_per_node=4)
     for number, layout in enumerate(layouts, 1):
-        trial = store.trials.add(campaign, layout)
-        lease_one(store, worker.id)
-        post_outcome(store, trial.id, 1, completed(layout, tokens_per_s=1000.0 * number))
+        outcome = completed(layout, tokens_per_s=1000.0 * number)
+        run_trial(store, campaign, layout, outcome, worker=worker.id)
     return campaign
 
 

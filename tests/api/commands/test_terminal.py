@@ -10,7 +10,6 @@ import sys
 import unicodedata
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.kit.api import CAMPAIGN, INTRODUCTION
 from tests.kit.services import ServeProcess
-from tests.kit.store import TimelyStore, completed, failed, lease_one, make_worker, post_outcome
+from tests.kit.store import TimelyStore, completed, failed, make_worker, run_trial
 from tests.kit.terminal import Screen, Terminal, run_in_terminal
 from tests.kit.waiting import wait_until
 
@@ -47,22 +46,13 @@ HOSTILE_COLUMNS = {
 }
 
 
-@dataclass(frozen=True)
-class Served:
-    """A service, and where its data is."""
-
-    data_dir: Path
-    url: str
-    token_file: Path
-
-
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     """A service with a campaign that has every kind of trial; text from outside is hostile."""
     service = ServeProcess(tmp_path_factory.mktemp("service"))
     try:
         _fill(service)
-        yield Served(service.data_dir, service.service["url"], service.data_dir / "token")
+        yield service
     finally:
         service.end()
 
@@ -93,9 +83,7 @@ def _measure(store: Store) -> None:
     ):
         id_ = store.campaigns.by_name(campaign).id
         for layout, outcome in zip(LAYOUTS, outcomes, strict=False):
-            store.trials.add(id_, layout)
-            lease = lease_one(store, worker)
-            post_outcome(store, lease.trial_id, lease.attempt, outcome)
+            run_trial(store, id_, layout, outcome, worker=worker)
 
 
 def _make_hostile(database: Path) -> None:
@@ -113,7 +101,7 @@ def _make_hostile(database: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
-def environment(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def environment(served: ServeProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAYOUT_TUNER_DATA_DIR", str(served.data_dir))
 
 
@@ -140,29 +128,21 @@ IDENTIFYING = {
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("columns", [80, 120, 240])
 @pytest.mark.parametrize("table", TABLES)
-def test_at_a_terminal_every_row_has_its_identifying_values_whole(
+def test_at_a_terminal_and_in_a_pipe_every_row_has_its_identifying_values_whole(
     table: str, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, printed = run_in_terminal(columns, TABLES[table], monkeypatch)
     assert code == 0, printed
-    assert "…" not in printed
+    piped = CliRunner().invoke(main, TABLES[table])
+    assert piped.exit_code == 0, piped.output
+    assert "…" not in printed + piped.stdout
+    assert "all: " not in piped.stdout
     lines = printed.splitlines()
     assert all(len(line) <= columns for line in lines), printed
-    words = [line.replace(",", "").split() for line in lines]
     for values in IDENTIFYING[table]:
-        assert any(all(value in line for value in values) for line in words), (values, printed)
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_in_a_pipe_no_table_is_cut_wrapped_or_folded(table: str) -> None:
-    done = CliRunner().invoke(main, TABLES[table])
-    assert done.exit_code == 0, done.output
-    assert "…" not in done.stdout
-    assert "all: " not in done.stdout
-    for values in IDENTIFYING[table]:
-        assert any(
-            all(value in line.split() for value in values) for line in done.stdout.splitlines()
-        ), (values, done.stdout)
+        for shown in (printed.replace(",", ""), piped.stdout):
+            words = [line.split() for line in shown.splitlines()]
+            assert any(all(value in line for value in values) for line in words), (values, shown)
 
 
 def test_at_80_columns_a_leaderboard_has_every_knob_that_differs(
@@ -194,10 +174,10 @@ def spelled_out_or_plain(text: str) -> bool:
 
 @pytest.mark.parametrize("command", HOSTILE_COMMANDS)
 def test_nothing_from_outside_acts_on_a_terminal(
-    command: str, served: Served, monkeypatch: pytest.MonkeyPatch
+    command: str, served: ServeProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LAYOUT_TUNER_URL", served.url)
-    monkeypatch.setenv("LAYOUT_TUNER_TOKEN_FILE", str(served.token_file))
+    monkeypatch.setenv("LAYOUT_TUNER_TOKEN_FILE", str(served.data_dir / "token"))
     code, printed = run_in_terminal(200, HOSTILE_COMMANDS[command], monkeypatch)
     assert code == 0, printed
     assert spelled_out_or_plain(printed), repr(printed)
@@ -208,7 +188,7 @@ def test_nothing_from_outside_acts_on_a_terminal(
         assert spelled in printed
 
 
-def test_json_keeps_the_values_and_has_no_control_character(
+def test_json_and_raw_logs_keep_values_and_only_raw_logs_have_control_characters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for at_terminal in (False, True):
@@ -221,13 +201,11 @@ def test_json_keeps_the_values_and_has_no_control_character(
         assert spelled_out_or_plain(printed), repr(printed)
         assert json.loads(printed)["message"] == f"rank 1 of 2: crashed{HOSTILE}"
 
-
-def test_a_raw_log_has_its_bytes_unchanged() -> None:
     raw = CliRunner().invoke(main, ["trial", "log", "hostile/2", "--raw"])
     assert raw.stdout_bytes.decode() == f"Traceback ...{HOSTILE}"
 
 
-def test_an_error_escapes_what_it_quotes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_and_a_traceback_escape_what_they_quote(monkeypatch: pytest.MonkeyPatch) -> None:
     code, printed = run_in_terminal(80, ["trial", "list", "no\x1b[31mne"], monkeypatch)
     assert code == 1
     assert spelled_out_or_plain(printed), repr(printed)
@@ -235,22 +213,6 @@ def test_an_error_escapes_what_it_quotes(monkeypatch: pytest.MonkeyPatch) -> Non
     assert refused.exit_code == 2
     assert spelled_out_or_plain(refused.output), repr(refused.output)
 
-
-def test_a_message_of_several_lines_cannot_fake_a_field(served: Served) -> None:
-    with closing(sqlite3.connect(database_of(served.data_dir), timeout=30)) as rows:
-        rows.execute(
-            "UPDATE trials SET message = ? WHERE message LIKE '%out_of_memory%'",
-            ("first\nstate         COMPLETED",),
-        )
-        rows.commit()
-    shown = CliRunner().invoke(main, ["trial", "show", "hostile/3"]).stdout.splitlines()
-    assert [line for line in shown if line.startswith("state")] == [
-        "state         INFEASIBLE (out_of_memory)"
-    ]
-    assert "              state         COMPLETED" in shown
-
-
-def test_a_traceback_is_escaped_too() -> None:
     program = (
         "from api.cli import LazyGroup\n"
         "import click\n"
@@ -268,8 +230,24 @@ def test_a_traceback_is_escaped_too() -> None:
     assert spelled_out_or_plain(done.stderr)
 
 
+def test_a_message_of_several_lines_cannot_fake_a_field(served: ServeProcess) -> None:
+    with closing(sqlite3.connect(database_of(served.data_dir), timeout=30)) as rows:
+        rows.execute(
+            "UPDATE trials SET message = ? WHERE message LIKE '%out_of_memory%'",
+            ("first\nstate         COMPLETED",),
+        )
+        rows.commit()
+    shown = CliRunner().invoke(main, ["trial", "show", "hostile/3"]).stdout.splitlines()
+    assert [line for line in shown if line.startswith("state")] == [
+        "state         INFEASIBLE (out_of_memory)"
+    ]
+    assert "              state         COMPLETED" in shown
+
+
 @pytest.mark.parametrize("columns", [20, 300])
-def test_a_watched_campaign_is_redrawn_in_place_at_any_width(served: Served, columns: int) -> None:
+def test_a_watched_campaign_is_redrawn_in_place_at_any_width(
+    served: ServeProcess, columns: int
+) -> None:
     """Facts keep their rows until watching is stopped; then the terminal is as it was before."""
     with Terminal(columns) as terminal:
         process = terminal.start(
@@ -303,7 +281,7 @@ def test_a_watched_campaign_is_redrawn_in_place_at_any_width(served: Served, col
     assert "Aborted" not in printed
 
 
-def test_a_campaign_that_is_watched_in_a_pipe_has_plain_lines(served: Served) -> None:
+def test_a_campaign_that_is_watched_in_a_pipe_has_plain_lines(served: ServeProcess) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "api.cli", "campaign", "watch", "hostile"],
         stdout=subprocess.PIPE,

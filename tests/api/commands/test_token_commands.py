@@ -1,16 +1,23 @@
-"""`layout-tuner token`, `whoami` and `audit`, against a real service."""
+"""`layout-tuner token`, `whoami`, `audit` and `login`, against a real service."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
+import httpx
 import pytest
+from click.testing import CliRunner
 
+from api.commands.login import sign_in_url
+from api.commands.token import token
 from tests.kit.api import Command
+from tests.kit.persons import Person
 from tests.kit.services import ServeProcess
 
 
@@ -69,23 +76,6 @@ def test_tokens_are_listed_and_revoked_by_name_or_id(run: Command) -> None:
     assert "revoked 20" in run("token", "list", "--all").stdout
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "why"),
-    [
-        (["create", "x", "--role", "root"], 2, "Invalid value for '--role'"),
-        (["create", "x", "--role", "viewer", "--expires-in", "soon"], 2, "not a duration"),
-        (["create", "local", "--role", "viewer"], 1, "choose another"),
-        (["create", "n" * 65, "--role", "viewer"], 2, "the name of a token"),
-    ],
-)
-def test_an_invalid_token_command_is_one_clear_error(
-    run: Command, words: list[str], code: int, why: str
-) -> None:
-    done = run("token", *words)
-    assert done.exit_code == code, done.output
-    assert why in done.stderr
-
-
 @pytest.fixture
 def far_east(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whoever asks lives five hours and three quarters ahead of UTC."""
@@ -121,19 +111,84 @@ def test_the_audit_says_who_changed_what(run: Command) -> None:
     (entry,) = json.loads(run("audit", "--of", "chemistry", "--json").stdout)
     assert (entry["actor"], entry["action"]) == ("local", "token.create")
     assert json.loads(run("audit", "--by", "nobody", "--json").stdout) == []
-    assert run("audit", "--within", "ever").exit_code == 2
 
 
-def test_this_machines_token_is_not_sent_to_another(run: Command) -> None:
-    """Nobody listens there, and nobody is asked."""
+def test_the_token_of_this_machine_is_sent_to_any_of_its_addresses_and_to_no_other(
+    run: Command,
+) -> None:
     refused = run("whoami", "--url", "https://service.invalid:8080")
     assert refused.exit_code == 1
     assert "is on another machine" in refused.stderr
     assert "--token-file" in refused.stderr
+    for host in ("localhost", "[::1]"):
+        refused = run("whoami", "--url", f"http://{host}:9")
+        assert (refused.exit_code, "is it running?" in refused.stderr) == (1, True)
 
 
-@pytest.mark.parametrize("host", ["localhost", "[::1]"])
-def test_a_local_token_is_sent_to_any_address_of_this_machine(run: Command, host: str) -> None:
-    refused = run("whoami", "--url", f"http://{host}:9")
+def sign_in(service: ServeProcess, address: str) -> httpx.Response:
+    url = service.service["url"]
+    assert address.startswith(f"{url}/sign-in#code=")
+    person = Person(url)
+    answer = person.sign_in_with_code(address.rpartition("=")[2])
+    if answer.is_success:
+        answer = person.http.get("/v1/whoami", headers=person.own)
+    person.http.close()
+    return answer
+
+
+def test_the_address_is_printed_alone_and_signs_in_once(
+    service: ServeProcess, run: Command
+) -> None:
+    done = run("login")
+    assert done.exit_code == 0, done.output
+    (address,) = done.stdout.splitlines()
+    assert done.stderr.startswith("until 20")
+    secret = (service.data_dir / "token").read_text().strip()
+    assert secret not in done.output
+    assert sign_in(service, address).json()["name"] == "local"
+    assert sign_in(service, address).status_code == 401
+
+
+def test_login_uses_the_named_token(service: ServeProcess, run: Command, tmp_path: Path) -> None:
+    files = {}
+    for role in ("viewer", "worker"):
+        files[role] = tmp_path / role
+        arguments = ["create", f"a-{role}", "--role", role, "--out", str(files[role])]
+        made = CliRunner().invoke(token, [*arguments, "--data-dir", str(service.data_dir)])
+        assert made.exit_code == 0, made.output
+    address = run("login", "--token-file", str(files["viewer"])).stdout.strip()
+    assert sign_in(service, address).json()["role"] == "viewer"
+    refused = run("login", "--token-file", str(files["worker"]))
     assert refused.exit_code == 1
-    assert "is it running?" in refused.stderr
+    assert "'a-worker' has the role worker" in refused.stderr
+
+
+def test_an_address_below_a_prefix_keeps_it() -> None:
+    assert (
+        sign_in_url("https://hub.example/tuner/", "c") == "https://hub.example/tuner/sign-in#code=c"
+    )
+
+
+def test_the_code_is_not_among_the_arguments_of_the_browser(
+    service: ServeProcess, run: Command, tmp_path: Path
+) -> None:
+    """All users of a machine can read arguments of processes."""
+    seen, browser = tmp_path / "seen", tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$@" > {seen}\n')
+    browser.chmod(0o700)
+    done = subprocess.run(
+        [sys.executable, "-c", "from api.commands.login import login; login()", "--open"],
+        env={"LAYOUT_TUNER_DATA_DIR": str(service.data_dir), "BROWSER": f"{browser} %s"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (address,) = done.stdout.splitlines()
+    code = address.rpartition("=")[2]
+    opened = seen.read_text().strip()
+    assert opened.startswith("file://")
+    assert code not in opened
+    file = Path(opened.removeprefix("file://"))
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert address in file.read_text()
+    assert sign_in(service, address).status_code == 200

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from results_db.database.data_dir import DataDir
 from tests.e2e.conftest import Service
 from tests.kit.persons import Person
 from tests.kit.services import ServeProcess, run_here
@@ -25,7 +24,7 @@ def refused_line(*options: str) -> str:
     return line
 
 
-def test_a_port_in_use_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_port_in_use_or_none_at_all_is_one_clear_error(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -33,23 +32,11 @@ def test_a_port_in_use_is_one_clear_error(tmp_path: Path) -> None:
         line = refused_line("--port", str(port), "--data-dir", str(tmp_path))
     assert line.startswith(f"Error: port {port} of 127.0.0.1 is in use by another program")
     assert not (tmp_path / "service.json").exists()
-
-
-@pytest.mark.parametrize("port", ["99999", "-1", "http"])
-def test_an_invalid_port_is_bad_usage(tmp_path: Path, port: str) -> None:
-    refused = run_here("up", "--port", port, "--data-dir", str(tmp_path / "data"))
-    assert refused.exit_code == 2
-    assert "Invalid value for '--port'" in refused.stderr
+    for invalid in ("99999", "-1", "http"):
+        refused = run_here("up", "--port", invalid, "--data-dir", str(tmp_path / "data"))
+        assert refused.exit_code == 2
+        assert "Invalid value for '--port'" in refused.stderr
     assert not (tmp_path / "data").exists()
-
-
-@pytest.mark.slow
-def test_a_data_directory_that_is_served_already_is_one_clear_error(tmp_path: Path) -> None:
-    data = DataDir(tmp_path)
-    data.create()
-    with data.lock("serve"):
-        line = refused_line("--port", "0", "--data-dir", str(tmp_path))
-    assert f"holds the serve lock of the data directory {tmp_path}" in line
 
 
 @pytest.mark.slow
@@ -68,9 +55,7 @@ def test_a_second_up_names_the_first_ones_address_and_process_and_what_to_do(
 
 
 @pytest.mark.slow
-def test_ending_up_ends_its_service_and_no_token_is_printed(
-    tmp_path: Path,
-) -> None:
+def test_ending_up_ends_its_service_and_no_token_is_printed(tmp_path: Path) -> None:
     """On a terminal too."""
     data, (ours, theirs) = tmp_path / "data", os.openpty()
     command = [sys.executable, "-m", "api.cli", "up", "--port", "0", "--data-dir", str(data)]

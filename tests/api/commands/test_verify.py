@@ -11,9 +11,9 @@ from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.protocol.worker_messages import WorkerCreate
 from search_spaces.spec.layout import Layout
-from tests.kit.api import CAMPAIGN, Command
+from tests.kit.api import CAMPAIGN, INTRODUCTION, Command
 from tests.kit.services import ServeProcess
-from tests.kit.store import completed, failed, lease_one, make_worker, post_outcome
+from tests.kit.store import completed, failed, lease_one, make_worker, run_trial
 from tests.kit.waiting import wait_until
 
 LAYOUTS = [Layout(tp=tp, pp=pp, num_microbatches=8) for tp in (1, 2) for pp in (1, 2)]
@@ -25,9 +25,7 @@ def measured_by_us(service: ServeProcess, store: Store, name: str) -> None:
     campaign = store.campaigns.by_name(name).id
     worker = make_worker(store, f"{name}-ours", devices_per_node=4)
     for layout, speed in OURS.items():
-        trial = store.trials.add(campaign, layout)
-        assert lease_one(store, worker.id).trial_id == trial.id
-        post_outcome(store, trial.id, 1, completed(layout, tokens_per_s=speed))
+        run_trial(store, campaign, layout, completed(layout, tokens_per_s=speed), worker=worker.id)
     store.campaigns.end(campaign, "COMPLETED", "budget", "")
 
 
@@ -45,17 +43,9 @@ class OtherTrainer(threading.Thread):
             lambda: any(c.name == self._name for c in store.campaigns.find()),
         )
         campaign = store.campaigns.by_name(self._name)
-        worker = store.workers.register(
-            WorkerCreate(
-                name=f"{self._name}-theirs",
-                host="h",
-                cluster="local-cpu",
-                num_nodes=1,
-                devices_per_node=4,
-                device="CPU core",
-                trainers={"theirs": "7"},
-            )
-        )
+        about = {**INTRODUCTION, "name": f"{self._name}-theirs", "trainers": {"theirs": "7"}}
+        about |= {"cluster": "local-cpu", "devices_per_node": 4}
+        worker = store.workers.register(WorkerCreate(**about))
         spec = CampaignSpec.from_mapping(campaign.spec)
         for layout in spec.layouts:
             first = store.trials.add(campaign.id, layout)

@@ -29,8 +29,6 @@ from tests.kit.store import (
     take_leases,
 )
 
-LAYOUTS = [Layout(num_microbatches=128, micro_batch_size=16 // tp, tp=tp) for tp in (1, 2, 4)]
-
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:

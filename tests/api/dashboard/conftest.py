@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser
 
-from tests.api.dashboard.browser import running_browser
+from tests.api.dashboard.browser import Visitor, running_browser
 from tests.api.dashboard.explored import Explored, explored_service
 from tests.kit.populated import Populated, populated_service
 from tests.kit.postgres import upgraded
@@ -16,13 +16,6 @@ from tests.kit.postgres import upgraded
 def browser() -> Iterator[Browser]:
     with running_browser() as browser:
         yield browser
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Populated]:
-    """A service for the tests of a module, which do not depend on each other's changes."""
-    with populated_service(upgraded(tmp_path_factory.mktemp("data")).database_url) as service:
-        yield service
 
 
 @pytest.fixture
@@ -36,3 +29,10 @@ def explored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Explored]:
     data_dir = upgraded(tmp_path_factory.mktemp("explored"))
     with explored_service(data_dir.database_url) as service:
         yield service
+
+
+@pytest.fixture
+def visitor(browser: Browser, explored: Explored) -> Iterator[Visitor]:
+    """A window of an admin who is signed in."""
+    with explored.visitor(browser) as visitor:
+        yield visitor

@@ -13,7 +13,6 @@ from typing import Any
 from playwright.sync_api import Browser, StorageState
 
 from api.settings import Settings
-from results_db.records import Analysis
 from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.estimates.prediction import Prediction
@@ -23,15 +22,8 @@ from tests.api.dashboard.browser import Visitor, session_of, visiting
 from tests.api.figures.layout_points import MODEL, make_model
 from tests.kit.api import HEADERS, TOKEN
 from tests.kit.live import live_service
-from tests.kit.store import (
-    TimelyStore,
-    TurnableClock,
-    completed,
-    failed,
-    lease_one,
-    make_worker,
-    post_outcome,
-)
+from tests.kit.store import TimelyStore, TurnableClock, completed, failed, lease_one, make_worker
+from tests.results_db.campaigns.test_analyses import make_analysis
 
 BASELINE = Layout(tp=1, pp=2, dp=4, num_microbatches=4, micro_batch_size=1)
 """The second layout that runs."""
@@ -189,18 +181,11 @@ def add_analysis(plotted: Plotted) -> None:
     """Stores importances, as the driver does."""
     winner = plotted.store.leaderboard.winner(plotted.campaign_id, "tokens_per_s_per_device")
     assert winner is not None
-    plotted.store.reports.keep_analysis(
-        plotted.campaign_id,
-        Analysis(
-            winner_id=winner.trial.id,
-            objective="tokens_per_s_per_device",
-            num_trials=30,
-            last_ended_seq=40,
-            method="a variance decomposition",
-            importances={"micro_batch_size": 0.5, "recompute": 0.3, "tp": 0.15},
-            steps=(),
-        ),
+    importances = {"micro_batch_size": 0.5, "recompute": 0.3, "tp": 0.15}
+    analysis = make_analysis(
+        winner.trial.id, objective="tokens_per_s_per_device", importances=importances, steps=()
     )
+    plotted.store.reports.keep_analysis(plotted.campaign_id, analysis)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.api.dashboard.browser import assert_accessible, assert_fits
+from tests.api.dashboard.browser import Visitor, assert_accessible, look_at
 from tests.api.dashboard.explored import Explored
 
 
@@ -15,87 +15,78 @@ def row(page: Page, name: str) -> Locator:
     )
 
 
-def test_a_campaign_is_listed_with_its_progress_best_and_failures(
-    browser: Browser, explored: Explored
-) -> None:
-    with explored.visitor(browser) as visitor:
-        page = visitor.open("/")
-        first = row(page, "first")
-        expect(first).to_contain_text("RUNNING")
-        expect(first).to_contain_text("12 of 12")
-        expect(first).to_contain_text("3,000 tokens/s")
-        expect(first.locator("td").nth(8)).to_have_text("2")
-        expect(page.locator("#connection")).to_have_text("live")
+def test_a_campaign_is_listed_with_its_progress_best_and_failures(visitor: Visitor) -> None:
+    page = visitor.open("/")
+    first = row(page, "first")
+    expect(first).to_contain_text("RUNNING")
+    expect(first).to_contain_text("12 of 12")
+    expect(first).to_contain_text("3,000 tokens/s")
+    expect(first.locator("td").nth(8)).to_have_text("2")
+    expect(page.locator("#connection")).to_have_text("live")
 
 
-def test_filters_and_search_are_in_the_address(browser: Browser, explored: Explored) -> None:
+def test_filters_and_search_are_in_the_address(visitor: Visitor, explored: Explored) -> None:
     explored.submit("to-be-paused")
     explored.post("/campaigns/to-be-paused/pause")
-    with explored.visitor(browser) as visitor:
-        page = visitor.open("/")
-        page.get_by_label("State").select_option("PAUSED")
-        expect(page).to_have_url(re.compile("state=PAUSED$"))
-        expect(row(page, "to-be-paused")).to_be_visible()
-        expect(row(page, "first")).to_have_count(0)
-        page.get_by_role("link", name="All campaigns").click()
-        expect(row(page, "first")).to_be_visible()
-        page.get_by_label("Name contains").fill("IRS")
-        page.get_by_label("Name contains").press("Enter")
-        expect(page).to_have_url(re.compile("name_contains=IRS"))
-        expect(page.locator("#campaigns tbody tr")).to_have_count(1)
-        page.go_back()
-        expect(row(page, "both")).to_be_visible()
-        page.get_by_label("Name contains").fill("nothing-has-this")
-        page.get_by_role("button", name="Filter").click()
-        expect(page.get_by_text("No campaign passes the filters.")).to_be_visible()
+    page = visitor.open("/")
+    page.get_by_label("State").select_option("PAUSED")
+    expect(page).to_have_url(re.compile("state=PAUSED$"))
+    expect(row(page, "to-be-paused")).to_be_visible()
+    expect(row(page, "first")).to_have_count(0)
+    page.get_by_role("link", name="All campaigns").click()
+    expect(row(page, "first")).to_be_visible()
+    page.get_by_label("Name contains").fill("IRS")
+    page.get_by_label("Name contains").press("Enter")
+    expect(page).to_have_url(re.compile("name_contains=IRS"))
+    expect(page.locator("#campaigns tbody tr")).to_have_count(1)
+    page.go_back()
+    expect(row(page, "both")).to_be_visible()
+    page.get_by_label("Name contains").fill("nothing-has-this")
+    page.get_by_role("button", name="Filter").click()
+    expect(page.get_by_text("No campaign passes the filters.")).to_be_visible()
 
 
-def test_campaigns_are_compared_with_what_differs_marked(
-    browser: Browser, explored: Explored
-) -> None:
-    with explored.visitor(browser) as visitor:
-        page = visitor.open("/")
-        page.get_by_label("Compare first").check()
-        page.get_by_label("Compare both").check()
-        page.get_by_role("button", name="Compare the ticked campaigns").click()
-        expect(page.get_by_role("heading", name="Compare campaigns")).to_be_visible()
-        expect(page.get_by_text("1.000 times")).to_be_visible()
-        objective = page.locator("tr").filter(has_text="objective")
-        expect(objective).to_contain_text("yes")
-        expect(page.locator("tr").filter(has_text="cluster").first).not_to_contain_text("yes")
-        assert_accessible(page)
+def test_campaigns_are_compared_with_what_differs_marked(visitor: Visitor) -> None:
+    page = visitor.open("/")
+    page.get_by_label("Compare first").check()
+    page.get_by_label("Compare both").check()
+    page.get_by_role("button", name="Compare the ticked campaigns").click()
+    expect(page.get_by_role("heading", name="Compare campaigns")).to_be_visible()
+    expect(page.get_by_text("1.000 times")).to_be_visible()
+    objective = page.locator("tr").filter(has_text="objective")
+    expect(objective).to_contain_text("yes")
+    expect(page.locator("tr").filter(has_text="cluster").first).not_to_contain_text("yes")
+    assert_accessible(page)
 
 
 @pytest.mark.slow
 def test_campaigns_of_different_objectives_are_not_compared(
-    browser: Browser, explored: Explored
+    visitor: Visitor, explored: Explored
 ) -> None:
     other = explored.submit("by-device", objective="tokens_per_s_per_device")
     explored.measure(other, 0)
     explored.submit("nothing-measured")
-    with explored.visitor(browser) as visitor:
-        page = visitor.open(
-            "/compare-campaigns?campaign=first&campaign=by-device&campaign=nothing-measured"
-        )
-        expect(page.get_by_text("by-device ranks by tokens/s/device")).to_be_visible()
-        expect(page.get_by_text("nothing-measured has measured no layout")).to_be_visible()
-        visitor.open("/compare-campaigns?campaign=first")
-        expect(page.get_by_text("1 campaign cannot be compared: tick 2 to 8")).to_be_visible()
-        visitor.faults.clear()  # the browser reports the status 422
+    page = visitor.open(
+        "/compare-campaigns?campaign=first&campaign=by-device&campaign=nothing-measured"
+    )
+    expect(page.get_by_text("by-device ranks by tokens/s/device")).to_be_visible()
+    expect(page.get_by_text("nothing-measured has measured no layout")).to_be_visible()
+    visitor.open("/compare-campaigns?campaign=first")
+    expect(page.get_by_text("1 campaign cannot be compared: tick 2 to 8")).to_be_visible()
+    visitor.faults.clear()  # the browser reports the status 422
 
 
 @pytest.mark.slow
-def test_older_campaigns_are_on_the_next_page(browser: Browser, explored: Explored) -> None:
+def test_older_campaigns_are_on_the_next_page(visitor: Visitor, explored: Explored) -> None:
     for number in range(55):
         explored.submit(f"many-{number}")
-    with explored.visitor(browser) as visitor:
-        page = visitor.open("/?name_contains=many-")
-        expect(page.get_by_text("1 to 50 of 55 campaigns")).to_be_visible()
-        page.get_by_role("link", name="Older").click()
-        expect(page.get_by_text("51 to 55 of 55 campaigns")).to_be_visible()
-        expect(row(page, "many-0")).to_be_visible()
-        page.get_by_role("link", name="Newer").click()
-        expect(row(page, "many-54")).to_be_visible()
+    page = visitor.open("/?name_contains=many-")
+    expect(page.get_by_text("1 to 50 of 55 campaigns")).to_be_visible()
+    page.get_by_role("link", name="Older").click()
+    expect(page.get_by_text("51 to 55 of 55 campaigns")).to_be_visible()
+    expect(row(page, "many-0")).to_be_visible()
+    page.get_by_role("link", name="Newer").click()
+    expect(row(page, "many-54")).to_be_visible()
 
 
 @pytest.mark.slow
@@ -110,11 +101,5 @@ def test_the_list_works_without_a_script(browser: Browser, explored: Explored) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_list_is_accessible_and_fits(browser: Browser, explored: Explored, scheme: str) -> None:
-    with explored.visitor(browser, color_scheme=scheme) as visitor:
-        page = visitor.open("/")
-        assert_accessible(page)
-        for width in (380, 800, 1600):
-            page.set_viewport_size({"width": width, "height": 800})
-            assert_fits(page)
+def test_the_list_is_accessible_and_fits(visitor: Visitor) -> None:
+    look_at(visitor.open("/"))

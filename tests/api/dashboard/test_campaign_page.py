@@ -5,10 +5,9 @@ import re
 import httpx
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
-from sqlalchemy import text as sql
 
 from api.html import leaderboard_table
-from tests.api.dashboard.browser import assert_accessible, assert_fits
+from tests.api.dashboard.browser import Visitor, assert_accessible, look_at
 from tests.api.dashboard.explored import LAYOUTS, Explored
 from tests.kit.api import HEADERS
 from tests.kit.store import make_spec
@@ -24,68 +23,65 @@ def trials(page: Page) -> list[str]:
     return [words.split()[0] for words in page.locator("#leaderboard tbody th").all_inner_texts()]
 
 
-def test_the_page_begins_with_the_winner_in_sentences(browser: Browser, explored: Explored) -> None:
-    with explored.visitor(browser) as visitor:
-        page = visitor.open("/campaigns/first")
-        lead = page.locator("#finding .lead").first
-        expect(lead).to_contain_text("The best of 10 measured layouts runs at 3,000 tokens/s")
-        expect(lead).to_contain_text("1 other cannot be told apart from it")
-        expect(lead).to_contain_text("times the median of the 9 layouts that were measured")
-        expect(lead).to_contain_text("1 more layout was stopped early")
-        expect(page.get_by_role("link", name="export it for a training job")).to_be_visible()
-        expect(page.get_by_text("The same in all 10 layouts")).to_contain_text("batch 8")
-        expect(rows(page)).to_have_count(10)
-        expect(rows(page).nth(1)).to_contain_text("tied")
-        expect(page.locator("tr", has_text="stopped early")).to_have_count(1)
-        assert page.evaluate("() => window.hacked") is None
+def test_the_page_begins_with_the_winner_in_sentences(visitor: Visitor) -> None:
+    page = visitor.open("/campaigns/first")
+    lead = page.locator("#finding .lead").first
+    expect(lead).to_contain_text("The best of 10 measured layouts runs at 3,000 tokens/s")
+    expect(lead).to_contain_text("1 other cannot be told apart from it")
+    expect(lead).to_contain_text("times the median of the 9 layouts that were measured")
+    expect(lead).to_contain_text("1 more layout was stopped early")
+    expect(page.get_by_role("link", name="export it for a training job")).to_be_visible()
+    expect(page.get_by_text("The same in all 10 layouts")).to_contain_text("batch 8")
+    expect(rows(page)).to_have_count(10)
+    expect(rows(page).nth(1)).to_contain_text("tied")
+    expect(page.locator("tr", has_text="stopped early")).to_have_count(1)
+    assert page.evaluate("() => window.hacked") is None
 
 
-def test_a_heading_sorts_and_the_address_says_so(browser: Browser, explored: Explored) -> None:
-    with explored.visitor(browser) as visitor:
-        page = visitor.open("/campaigns/first")
-        heading = page.locator("#leaderboard thead").get_by_role("link", name="mbs")
-        heading.click()
-        expect(page).to_have_url(re.compile(r"sort=micro_batch_size&order=asc$"))
-        expect(page.locator("th[aria-sort=ascending]")).to_contain_text("mbs")
-        ascending = trials(page)
-        heading.click()
-        expect(page.locator("th[aria-sort=descending]")).to_contain_text("mbs")
-        sizes = [LAYOUTS[int(number) - 1].micro_batch_size for number in trials(page)]
-        assert sizes == sorted(sizes, reverse=True)
-        page.go_back()
-        expect(page.locator("th[aria-sort=ascending]")).to_contain_text("mbs")
-        assert trials(page) == ascending
-        page.locator("#leaderboard thead").get_by_role("link", name="rank").click()
-        expect(rows(page).first).to_contain_text("3,000")
+def test_a_heading_sorts_and_the_address_says_so(visitor: Visitor) -> None:
+    page = visitor.open("/campaigns/first")
+    heading = page.locator("#leaderboard thead").get_by_role("link", name="mbs")
+    heading.click()
+    expect(page).to_have_url(re.compile(r"sort=micro_batch_size&order=asc$"))
+    expect(page.locator("th[aria-sort=ascending]")).to_contain_text("mbs")
+    ascending = trials(page)
+    heading.click()
+    expect(page.locator("th[aria-sort=descending]")).to_contain_text("mbs")
+    sizes = [LAYOUTS[int(number) - 1].micro_batch_size for number in trials(page)]
+    assert sizes == sorted(sizes, reverse=True)
+    page.go_back()
+    expect(page.locator("th[aria-sort=ascending]")).to_contain_text("mbs")
+    assert trials(page) == ascending
+    page.locator("#leaderboard thead").get_by_role("link", name="rank").click()
+    expect(rows(page).first).to_contain_text("3,000")
 
 
 def test_knobs_and_metrics_filter_and_columns_are_chosen(
-    browser: Browser, explored: Explored
+    visitor: Visitor, explored: Explored
 ) -> None:
-    with explored.visitor(browser) as visitor:
-        page = visitor.open("/campaigns/first")
-        page.locator("#facet-tp summary").click()
-        page.locator("#facet-tp").get_by_label("2").check()
-        expect(page).to_have_url(re.compile(r"\?tp=2$"))
-        expect(rows(page)).to_have_count(6)
-        expect(page.locator("#facet-tp summary b")).to_have_text("2")
-        expect(page.get_by_text("The same in all 6 layouts")).to_contain_text("tp 2")
-        page.locator("#facet-bounds summary").click()
-        page.get_by_label("tokens/s, at least", exact=True).fill("2300")
-        page.get_by_label("tokens/s, at least", exact=True).press("Enter")
-        expect(rows(page)).to_have_count(3)
-        page.locator("#facet-columns summary").click()
-        page.locator("#facet-columns").get_by_label("step time, s").check()
-        expect(page.locator("#leaderboard thead")).to_contain_text("step time, s")
-        expect(page.locator("#leaderboard thead")).not_to_contain_text("MFU")
-        csv = page.get_by_role("link", name="CSV").get_attribute("href")
-        assert csv is not None
-        table = httpx.get(f"{explored.url}{csv}", headers=HEADERS, trust_env=False)
-        assert table.status_code == 200, table.text
-        assert len(table.text.splitlines()) == 4
-        page.get_by_role("link", name="Reset").click()
-        expect(rows(page)).to_have_count(10)
-        expect(page.locator("tr.changed")).to_have_count(0)  # that marks rows which events change
+    page = visitor.open("/campaigns/first")
+    page.locator("#facet-tp summary").click()
+    page.locator("#facet-tp").get_by_label("2").check()
+    expect(page).to_have_url(re.compile(r"\?tp=2$"))
+    expect(rows(page)).to_have_count(6)
+    expect(page.locator("#facet-tp summary b")).to_have_text("2")
+    expect(page.get_by_text("The same in all 6 layouts")).to_contain_text("tp 2")
+    page.locator("#facet-bounds summary").click()
+    page.get_by_label("tokens/s, at least", exact=True).fill("2300")
+    page.get_by_label("tokens/s, at least", exact=True).press("Enter")
+    expect(rows(page)).to_have_count(3)
+    page.locator("#facet-columns summary").click()
+    page.locator("#facet-columns").get_by_label("step time, s").check()
+    expect(page.locator("#leaderboard thead")).to_contain_text("step time, s")
+    expect(page.locator("#leaderboard thead")).not_to_contain_text("MFU")
+    csv = page.get_by_role("link", name="CSV").get_attribute("href")
+    assert csv is not None
+    table = httpx.get(f"{explored.url}{csv}", headers=HEADERS, trust_env=False)
+    assert table.status_code == 200, table.text
+    assert len(table.text.splitlines()) == 4
+    page.get_by_role("link", name="Reset").click()
+    expect(rows(page)).to_have_count(10)
+    expect(page.locator("tr.changed")).to_have_count(0)  # that marks rows which events change
 
 
 @pytest.mark.parametrize("scripts", [True, False])
@@ -113,153 +109,131 @@ def test_the_values_of_a_filter_of_a_long_list_come_when_it_is_opened(
 
 
 @pytest.mark.slow
-def test_a_jump_shows_the_page_and_the_row_of_a_trial(browser: Browser, explored: Explored) -> None:
-    with explored.visitor(browser) as visitor:
-        page = visitor.open("/campaigns/first")
-        page.get_by_label("Jump to trial").fill("12")
-        page.get_by_role("button", name="Jump").click()
-        expect(page).to_have_url(re.compile("#rank-10$"))
-        expect(page.locator("#rank-10")).to_contain_text("12")
-        page.get_by_label("Jump to trial").fill("5")
-        page.get_by_role("button", name="Jump").click()
-        expect(page.get_by_text("This trial is not on the leaderboard")).to_be_visible()
+def test_a_jump_shows_the_row_of_a_trial_and_ticked_trials_go_to_the_comparison(
+    visitor: Visitor,
+) -> None:
+    page = visitor.open("/campaigns/first")
+    page.get_by_label("Jump to trial").fill("12")
+    page.get_by_role("button", name="Jump").click()
+    expect(page).to_have_url(re.compile("#rank-10$"))
+    expect(page.locator("#rank-10")).to_contain_text("12")
+    page.get_by_label("Jump to trial").fill("5")
+    page.get_by_role("button", name="Jump").click()
+    expect(page.get_by_text("This trial is not on the leaderboard")).to_be_visible()
+
+    page = visitor.open("/campaigns/first")
+    page.get_by_label("Compare trial 1", exact=True).check()
+    page.get_by_label("Compare trial 2", exact=True).check()
+    with page.expect_request(re.compile("/compare")) as asked:
+        page.get_by_role("button", name="Compare the ticked trials").click()
+    assert asked.value.url.count("trial=") == 2
+    expect(page.get_by_role("heading", level=1)).to_contain_text("trials")
 
 
 @pytest.mark.slow
-def test_the_front_is_marked_where_there_are_several_objectives(
-    browser: Browser, explored: Explored
-) -> None:
-    with explored.visitor(browser) as visitor:
-        page = visitor.open("/campaigns/both")
-        expect(rows(page).first).to_contain_text("front")
-        page.get_by_label("only the front").check()
-        expect(page).to_have_url(re.compile("front=true"))
-        for line in rows(page).all():
-            expect(line).to_contain_text("front")
+def test_the_front_is_marked_where_there_are_several_objectives(visitor: Visitor) -> None:
+    page = visitor.open("/campaigns/both")
+    expect(rows(page).first).to_contain_text("front")
+    page.get_by_label("only the front").check()
+    expect(page).to_have_url(re.compile("front=true"))
+    for line in rows(page).all():
+        expect(line).to_contain_text("front")
 
 
-@pytest.mark.slow
-def test_ticked_trials_go_to_the_comparison(browser: Browser, explored: Explored) -> None:
-    with explored.visitor(browser) as visitor:
-        page = visitor.open("/campaigns/first")
-        page.get_by_label("Compare trial 1", exact=True).check()
-        page.get_by_label("Compare trial 2", exact=True).check()
-        with page.expect_request(re.compile("/compare")) as asked:
-            page.get_by_role("button", name="Compare the ticked trials").click()
-        assert asked.value.url.count("trial=") == 2
-        expect(page.get_by_role("heading", level=1)).to_contain_text("trials")
+def test_a_wrong_filter_is_a_sentence_and_keeps_the_page(visitor: Visitor) -> None:
+    page = visitor.open("/campaigns/first")
+    page.locator("#facet-bounds summary").click()
+    page.get_by_label("MFU, at least").fill("0.9")
+    page.get_by_label("MFU, at most").fill("0.1")
+    page.get_by_label("MFU, at most").press("Enter")
+    expect(page.locator("#messages")).to_contain_text("no trial is between them")
+    expect(rows(page)).to_have_count(10)
+    visitor.faults.clear()
+    visitor.open("/campaigns/first?columns=mfu")
+    expect(page.get_by_text("The query parameter 'columns' is unknown")).to_be_visible()
+    page.get_by_role("link", name="This page without its filters").click()
+    expect(rows(page)).to_have_count(10)
+    visitor.open("/campaigns/nobody")
+    expect(page.get_by_text("There is no campaign named 'nobody'.")).to_be_visible()
+    expect(page.get_by_role("link", name="Campaigns", exact=True)).to_be_visible()
+    assert len(visitor.faults) == 2  # the browser reports both statuses
+    visitor.faults.clear()
 
 
-def test_a_wrong_filter_is_a_sentence_and_keeps_the_page(
-    browser: Browser, explored: Explored
-) -> None:
-    with explored.visitor(browser) as visitor:
-        page = visitor.open("/campaigns/first")
-        page.locator("#facet-bounds summary").click()
-        page.get_by_label("MFU, at least").fill("0.9")
-        page.get_by_label("MFU, at most").fill("0.1")
-        page.get_by_label("MFU, at most").press("Enter")
-        expect(page.locator("#messages")).to_contain_text("no trial is between them")
-        expect(rows(page)).to_have_count(10)
-        visitor.faults.clear()
-        visitor.open("/campaigns/first?columns=mfu")
-        expect(page.get_by_text("The query parameter 'columns' is unknown")).to_be_visible()
-        page.get_by_role("link", name="This page without its filters").click()
-        expect(rows(page)).to_have_count(10)
-        visitor.open("/campaigns/nobody")
-        expect(page.get_by_text("There is no campaign named 'nobody'.")).to_be_visible()
-        expect(page.get_by_role("link", name="Campaigns", exact=True)).to_be_visible()
-        assert len(visitor.faults) == 2  # the browser reports both statuses
-        visitor.faults.clear()
+def test_the_keyboard_is_enough_for_the_leaderboard(visitor: Visitor) -> None:
+    page = visitor.open("/campaigns/first")
+    page.locator("#facet-pp summary").focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Space")
+    expect(page).to_have_url(re.compile(r"pp=1"))
+    expect(rows(page)).to_have_count(6)
+    heading = page.locator("#leaderboard thead").get_by_role("link", name="peak memory")
+    heading.focus()
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("sort=peak_memory_bytes"))
+    # The focus stays on the heading, so that the next key works on it again.
+    expect(heading).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("order=desc"))
 
 
-def test_the_keyboard_is_enough_for_the_leaderboard(browser: Browser, explored: Explored) -> None:
-    with explored.visitor(browser) as visitor:
-        page = visitor.open("/campaigns/first")
-        page.locator("#facet-pp summary").focus()
-        page.keyboard.press("Enter")
-        page.keyboard.press("Tab")
-        page.keyboard.press("Space")
-        expect(page).to_have_url(re.compile(r"pp=1"))
-        expect(rows(page)).to_have_count(6)
-        heading = page.locator("#leaderboard thead").get_by_role("link", name="peak memory")
-        heading.focus()
-        page.keyboard.press("Enter")
-        expect(page).to_have_url(re.compile("sort=peak_memory_bytes"))
-        # The focus stays on the heading, so that the next key works on it again.
-        expect(heading).to_be_focused()
-        page.keyboard.press("Enter")
-        expect(page).to_have_url(re.compile("order=desc"))
-
-
-def test_names_with_markup_are_shown_as_text(browser: Browser, explored: Explored) -> None:
+def test_names_with_markup_are_shown_as_text(visitor: Visitor, explored: Explored) -> None:
     spec = make_spec(ODD, cluster=ODD)
     campaign = explored.store.campaigns.create(
         {**spec, "model": {"name": ODD}}, num_legal_layouts=4
     )
     explored.store.campaigns.update(campaign.id, notes=f"line 1\n{ODD}")
-    with explored.visitor(browser) as visitor:
-        page = visitor.open("/")
-        page.get_by_role("link", name="<script>").click()
-        expect(page).to_have_url(f"{explored.url}/campaigns/{campaign.id}")
-        for path in ("", "/trials", "/failures", "/events"):
-            visitor.open(f"/campaigns/{campaign.id}{path}")
-            heading = page.get_by_role("heading", level=1)
-            expect(heading).to_contain_text("<script>window.hacked = 1</script>\"'&")
-            expect(heading).to_contain_text("\\u202eabc\\u0007")
-            assert page.evaluate("() => window.hacked") is None
+    page = visitor.open("/")
+    page.get_by_role("link", name="<script>").click()
+    expect(page).to_have_url(f"{explored.url}/campaigns/{campaign.id}")
+    for path in ("", "/trials", "/failures", "/events"):
+        visitor.open(f"/campaigns/{campaign.id}{path}")
+        heading = page.get_by_role("heading", level=1)
+        expect(heading).to_contain_text("<script>window.hacked = 1</script>\"'&")
+        expect(heading).to_contain_text("\\u202eabc\\u0007")
+        assert page.evaluate("() => window.hacked") is None
     explored.store.campaigns.cancel(campaign.id)
     explored.store.campaigns.delete(campaign.id)
 
 
-@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "path",
     [
         "/campaigns/both",
-        pytest.param("/campaigns/first/trials", marks=pytest.mark.slow),
-        pytest.param("/campaigns/first/failures", marks=pytest.mark.slow),
-        pytest.param("/campaigns/first/events", marks=pytest.mark.slow),
+        *(
+            pytest.param(f"/campaigns/first/{page}", marks=pytest.mark.slow)
+            for page in ("trials", "failures", "events")
+        ),
     ],
 )
-def test_pages_of_a_campaign_are_accessible_and_fit(
-    browser: Browser, explored: Explored, path: str, scheme: str
-) -> None:
-    with explored.visitor(browser, color_scheme=scheme) as visitor:
-        page = visitor.open(path)
-        for details in page.locator("main details").all():
-            details.evaluate("(e) => { e.open = true; }")
-        assert_accessible(page)
-        page.locator("main details").evaluate_all("(all) => all.forEach((e) => (e.open = false))")
-        for width in (380, 800, 1600):
-            page.set_viewport_size({"width": width, "height": 800})
-            assert_fits(page)
+def test_pages_of_a_campaign_are_accessible_and_fit(visitor: Visitor, path: str) -> None:
+    page = visitor.open(path)
+    page.locator("main details").evaluate_all("(all) => all.forEach((e) => (e.open = true))")
+    assert_accessible(page)
+    page.emulate_media(color_scheme="dark")
+    assert_accessible(page)
+    page.locator("main details").evaluate_all("(all) => all.forEach((e) => (e.open = false))")
+    look_at(page)
 
 
-def test_the_winner_is_compared_with_the_baseline(browser: Browser, explored: Explored) -> None:
+def test_the_winner_is_compared_with_the_baseline(visitor: Visitor, explored: Explored) -> None:
     baseline = {"tp": 1, "pp": 2, "micro_batch_size": 1, "num_microbatches": 8}
     campaign = explored.submit("has-a-baseline", baseline=baseline)
-    with explored.visitor(browser) as visitor:
-        page = visitor.open("/campaigns/has-a-baseline")
-        expect(page.locator("#finding")).to_contain_text("The baseline, nodes 1, tp 1, pp 2")
-        explored.measure(campaign, 0)
-        explored.measure(campaign, 3)
-        expect(page.locator("#finding")).to_contain_text("That is 1.071 times the baseline")
-        expect(page.locator("#rank-2")).to_contain_text("baseline")
-        visitor.open("/campaigns/has-a-baseline/trials")
-        expect(page.get_by_role("row").filter(has_text="baseline")).to_have_count(1)
-        one, two = (explored.store.trials.by_number(campaign, number).id for number in (1, 2))
-        for trial, number in ((one, 0), (two, 1)):
-            visitor.open(f"/trials/{trial}")
-            expect(page.locator("h1 .mark")).to_have_count(number)
-        visitor.open(f"/compare?trial={one}&trial={two}")
-        heads = page.get_by_role("region", name="Knob").locator("thead th")
-        expect(heads.nth(2)).to_have_text("has-a-baseline, trial 1")
-        expect(heads.nth(3)).to_contain_text("has-a-baseline, trial 2 baseline")
+    page = visitor.open("/campaigns/has-a-baseline")
+    expect(page.locator("#finding")).to_contain_text("The baseline, nodes 1, tp 1, pp 2")
+    explored.measure(campaign, 0)
+    explored.measure(campaign, 3)
+    expect(page.locator("#finding")).to_contain_text("That is 1.071 times the baseline")
+    expect(page.locator("#rank-2")).to_contain_text("baseline")
+    visitor.open("/campaigns/has-a-baseline/trials")
+    expect(page.get_by_role("row").filter(has_text="baseline")).to_have_count(1)
+    one, two = (explored.store.trials.by_number(campaign, number).id for number in (1, 2))
+    for trial, number in ((one, 0), (two, 1)):
+        visitor.open(f"/trials/{trial}")
+        expect(page.locator("h1 .mark")).to_have_count(number)
+    visitor.open(f"/compare?trial={one}&trial={two}")
+    heads = page.get_by_role("region", name="Knob").locator("thead th")
+    expect(heads.nth(2)).to_have_text("has-a-baseline, trial 1")
+    expect(heads.nth(3)).to_contain_text("has-a-baseline, trial 2 baseline")
     explored.post("/campaigns/has-a-baseline/cancel")
-
-
-def change(explored: Explored, statement: str, value: str, campaign: int) -> None:
-    """Writes what the service refuses."""
-    with explored.store._db.engine.begin() as connection:
-        connection.execute(sql(statement), {"value": value, "id": campaign})

@@ -14,14 +14,7 @@ from api.plot_data.plot_data import PlottedData
 from tests.api.dashboard.browser import look_at
 from tests.api.dashboard.explored import Explored
 from tests.kit.api import Api, measured_as_asked
-from tests.kit.cheap_campaign import (
-    CHEAP_CAMPAIGN,
-    FEWER,
-    FULL,
-    ONLY_CHEAP,
-    add_cheap_campaign,
-)
-from tests.kit.store import post_outcome
+from tests.kit.cheap_campaign import CHEAP_CAMPAIGN, FEWER, FULL, ONLY_CHEAP, add_cheap_campaign
 
 pytestmark = pytest.mark.sqlite_is_enough
 
@@ -51,7 +44,7 @@ def drawn_trials(figure: PlottedData) -> set[int]:
     } | set(figure.row_ids)
 
 
-def test_the_page_of_a_cheap_probe_says_what_follows_for_its_layout(
+def test_pages_say_what_cheap_probes_stand_for_and_that_they_are_not_ranked(
     api: Api, ids: dict[int, int]
 ) -> None:
     step = api.get(f"/trials/{ids[1]}")["cheap_probe"]["full_step"]
@@ -64,8 +57,6 @@ def test_the_page_of_a_cheap_probe_says_what_follows_for_its_layout(
     assert "shared devices" not in text
     assert "cheap" not in page(api, f"/trials/{ids[3]}")
 
-
-def test_a_probe_of_fewer_layers_is_repeated_with_as_many(api: Api, ids: dict[int, int]) -> None:
     text = page(api, f"/trials/{ids[2]}")
     assert "it says nothing of the layout's memory" in text
     assert "in full:" not in text
@@ -74,10 +65,6 @@ def test_a_probe_of_fewer_layers_is_repeated_with_as_many(api: Api, ids: dict[in
     assert " --steps 4 " in text, "as many as it timed"
     assert "--steps" not in page(api, f"/trials/{ids[3]}")
 
-
-def test_lists_of_trials_show_the_layout_and_its_extrapolated_step(
-    api: Api, ids: dict[int, int]
-) -> None:
     step = api.get(f"/trials/{ids[2]}")["cheap_probe"]["full_step"]["expected_s"]
     text = page(api, "/campaigns/large/trials")
     assert f"{short_layout(ONLY_CHEAP)} (runs 8 of 64 micro-batches, 2 of 4 layers)" in text
@@ -85,10 +72,6 @@ def test_lists_of_trials_show_the_layout_and_its_extrapolated_step(
     compared = page(api, "/compare", trial=[ids[1], ids[3]])
     assert "trial 1 cheap probe" in compared
 
-
-def test_the_leaderboard_says_that_cheap_probes_are_not_ranked(
-    api: Api, ids: dict[int, int]
-) -> None:
     text = page(api, "/campaigns/large")
     assert "Beside these: 2 cheap probes, " in text
     assert "are not ranked" in text
@@ -96,29 +79,21 @@ def test_the_leaderboard_says_that_cheap_probes_are_not_ranked(
     assert "cheap" not in page(api, "/campaigns/first")
 
 
-@pytest.mark.parametrize("name", ["history", "parallel", "slice", "two-knobs", "time-parts"])
-def test_figures_of_layouts_leave_cheap_probes_out(
-    api: Api, ids: dict[int, int], name: str
+def test_figures_of_layouts_leave_cheap_probes_out_and_estimates_are_of_what_ran(
+    api: Api, ids: dict[int, int]
 ) -> None:
     found = plots(api)
     assert found.facts.num_layouts == 1
-    assert drawn_trials(found.data_of(name)) <= {ids[3]}  # type: ignore[arg-type]
-
-
-def test_the_history_says_that_it_leaves_them_out(api: Api, ids: dict[int, int]) -> None:
-    figure = plots(api).data_of("history")
+    for name in ("parallel", "slice", "two-knobs", "time-parts"):
+        assert drawn_trials(found.draw(name)) <= {ids[3]}, name  # type: ignore[arg-type]
+    figure = found.draw("history")
     assert drawn_trials(figure) == {ids[3]}
     assert "1 trial has ended." in figure.says
     assert "2 cheap probes of parts of layouts: not drawn." in figure.says
-
-
-@pytest.mark.parametrize("name", ["estimated-time", "estimated-memory"])
-def test_estimates_of_cheap_probes_are_of_the_part_that_ran(
-    api: Api, ids: dict[int, int], name: str
-) -> None:
-    figure = plots(api).data_of(name)  # type: ignore[arg-type]
-    assert drawn_trials(figure) == set(ids.values())
-    assert "2 cheap probes: estimated and measured is the part that ran." in figure.says
+    for name in ("estimated-time", "estimated-memory"):
+        figure = found.draw(name)  # type: ignore[arg-type]
+        assert drawn_trials(figure) == set(ids.values())
+        assert "2 cheap probes: estimated and measured is the part that ran." in figure.says
 
 
 def test_pages_with_cheap_probes_fit_a_phone_and_are_accessible(

@@ -67,6 +67,7 @@ def test_preview_and_download_are_the_files_of_the_api(
             page.get_by_role("link", name=f"Download {file['name']}").click()
         assert download.value.suggested_filename == file["name"]
         assert download.value.path().read_text() == file["content"]
+        look_at(page)
 
 
 def test_a_refusal_is_a_sentence(shared: Populated) -> None:
@@ -128,7 +129,9 @@ def test_a_layout_is_scaled_to_the_nodes_of_the_form(browser: Browser, interleav
         expect(page.get_by_text("'many' is not a number of nodes")).to_be_visible()
 
 
-def test_the_page_lists_every_format_with_what_it_needs(shared: Populated) -> None:
+def test_the_page_lists_every_format_with_what_it_needs_and_refuses_other_files(
+    shared: Populated,
+) -> None:
     answer = httpx.get(
         f"{shared.url}/campaigns/first/export", headers=shared.headers("viewer"), timeout=30
     )
@@ -136,15 +139,8 @@ def test_the_page_lists_every_format_with_what_it_needs(shared: Populated) -> No
         version, needs = map(escape, (form.adapter.target_version, form.adapter.needs))
         assert f"<li>{name} ({version}): needs {needs}</li>" in answer.text
 
-
-def test_a_file_that_is_not_in_the_export_is_refused(shared: Populated) -> None:
     answer = httpx.get(
         f"{shared.url}/campaigns/first/export/passwd", headers=shared.headers("viewer")
     )
     assert answer.status_code == 409
     assert "job.json" in answer.text
-
-
-def test_the_preview_is_accessible_at_every_width(browser: Browser, shared: Populated) -> None:
-    with visiting(browser, shared.url, shared.headers("viewer")) as visitor:
-        look_at(visitor.open("/campaigns/first/export?format=megatron-lm"))

@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from results_db.database.data_dir import DataDir
+from tests.api.dashboard.browser import Visitor
 from tests.api.dashboard.explored import INTRODUCED, LAYOUTS, Explored, explored_service
 from tests.kit.services import ServeProcess
 from tests.kit.store import TimelyStore, completed, post_outcome, take_leases
@@ -19,51 +20,49 @@ def expect_live(page: Page) -> None:
 
 
 def test_rows_and_figures_change_when_an_outcome_arrives(
-    browser: Browser, explored: Explored
+    visitor: Visitor, explored: Explored
 ) -> None:
     campaign = explored.submit("watched")
     explored.measure(campaign, 3)
-    with explored.visitor(browser) as visitor:
-        page = visitor.open("/campaigns/watched")
-        expect_live(page)
-        loads: list[str] = []
-        page.on("load", lambda _page: loads.append("load"))
-        page.get_by_label("Compare trial 1", exact=True).check()
-        page.get_by_label("Jump to trial").fill("77")
-        expect(page.locator("#finding")).to_contain_text("The only measured layout runs at 2,800")
-        explored.measure(campaign, 0)
-        expect(page.locator("#rank-1")).to_contain_text("3,000")
-        expect(page.locator("#rank-1")).to_have_class("changed")
-        expect(page.locator("#rank-2")).not_to_have_class("changed")
-        expect(page.locator("#finding")).to_contain_text("The best of 2 measured layouts")
-        # What the reader has begun stays.
-        expect(page.get_by_label("Compare trial 1", exact=True)).to_be_checked()
-        expect(page.get_by_label("Jump to trial")).to_have_value("77")
-        assert not loads
+    page = visitor.open("/campaigns/watched")
+    expect_live(page)
+    loads: list[str] = []
+    page.on("load", lambda _page: loads.append("load"))
+    page.get_by_label("Compare trial 1", exact=True).check()
+    page.get_by_label("Jump to trial").fill("77")
+    expect(page.locator("#finding")).to_contain_text("The only measured layout runs at 2,800")
+    explored.measure(campaign, 0)
+    expect(page.locator("#rank-1")).to_contain_text("3,000")
+    expect(page.locator("#rank-1")).to_have_class("changed")
+    expect(page.locator("#rank-2")).not_to_have_class("changed")
+    expect(page.locator("#finding")).to_contain_text("The best of 2 measured layouts")
+    # What the reader has begun stays.
+    expect(page.get_by_label("Compare trial 1", exact=True)).to_be_checked()
+    expect(page.get_by_label("Jump to trial")).to_have_value("77")
+    assert not loads
     explored.post("/campaigns/watched/cancel")
 
 
 @pytest.mark.slow
-def test_running_trials_and_other_windows_follow_too(browser: Browser, explored: Explored) -> None:
+def test_running_trials_and_other_windows_follow_too(visitor: Visitor, explored: Explored) -> None:
     campaign = explored.submit("in-two-windows")
-    with explored.visitor(browser) as visitor:
-        one = visitor.open("/campaigns/in-two-windows/trials")
-        other = visitor.page.context.new_page()
-        other.goto(f"{explored.url}/")
-        expect_live(one)
-        expect_live(other)
-        trial = explored.run(campaign, LAYOUTS[0], None)
-        expect(one.locator("#trials")).to_contain_text("RUNNING")
-        row = other.locator("tr").filter(has_text="in-two-windows")
-        expect(row).to_contain_text("1 running")
-        one.locator("#trials").get_by_role("button", name="Cancel trial").click()
-        one.get_by_role("dialog").get_by_role("button", name="Cancel trial").click()
-        expect(one.get_by_text("The trial is cancelled.")).to_be_visible()
-        other.close()
-        # The stream outlives the window that opened it.
-        explored.store.campaigns.cancel(campaign)
-        expect(one.get_by_role("heading", level=1)).to_contain_text("CANCELLED")
-        assert explored.store.trials.get(trial).campaign_id == campaign
+    one = visitor.open("/campaigns/in-two-windows/trials")
+    other = visitor.page.context.new_page()
+    other.goto(f"{explored.url}/")
+    expect_live(one)
+    expect_live(other)
+    trial = explored.run(campaign, LAYOUTS[0], None)
+    expect(one.locator("#trials")).to_contain_text("RUNNING")
+    row = other.locator("tr").filter(has_text="in-two-windows")
+    expect(row).to_contain_text("1 running")
+    one.locator("#trials").get_by_role("button", name="Cancel trial").click()
+    one.get_by_role("dialog").get_by_role("button", name="Cancel trial").click()
+    expect(one.get_by_text("The trial is cancelled.")).to_be_visible()
+    other.close()
+    # The stream outlives the window that opened it.
+    explored.store.campaigns.cancel(campaign)
+    expect(one.get_by_role("heading", level=1)).to_contain_text("CANCELLED")
+    assert explored.store.trials.get(trial).campaign_id == campaign
 
 
 @pytest.mark.slow
@@ -126,21 +125,20 @@ def test_a_page_says_that_the_service_is_gone_and_recovers(
 
 @pytest.mark.slow
 def test_events_do_not_take_the_button_of_a_question_away(
-    browser: Browser, explored: Explored
+    visitor: Visitor, explored: Explored
 ) -> None:
     campaign = explored.submit("asked-about")
-    with explored.visitor(browser) as visitor:
-        page = visitor.open("/campaigns/asked-about")
-        expect_live(page)
-        page.get_by_role("button", name="Cancel campaign").click()
-        dialog = page.get_by_role("dialog")
-        explored.measure(campaign, 0)
-        page.wait_for_timeout(1500)
-        expect(page.locator("#rank-1")).to_have_count(0)
-        dialog.get_by_role("button", name="Back").click()
-        expect(page.locator("#rank-1")).to_be_visible()
-        page.get_by_role("button", name="Cancel campaign").click()
-        explored.measure(campaign, 1)
-        page.wait_for_timeout(1500)
-        dialog.get_by_role("button", name="Cancel campaign").click()
-        expect(page.get_by_text("Workers stop its running trials.")).to_be_visible()
+    page = visitor.open("/campaigns/asked-about")
+    expect_live(page)
+    page.get_by_role("button", name="Cancel campaign").click()
+    dialog = page.get_by_role("dialog")
+    explored.measure(campaign, 0)
+    page.wait_for_timeout(1500)
+    expect(page.locator("#rank-1")).to_have_count(0)
+    dialog.get_by_role("button", name="Back").click()
+    expect(page.locator("#rank-1")).to_be_visible()
+    page.get_by_role("button", name="Cancel campaign").click()
+    explored.measure(campaign, 1)
+    page.wait_for_timeout(1500)
+    dialog.get_by_role("button", name="Cancel campaign").click()
+    expect(page.get_by_text("Workers stop its running trials.")).to_be_visible()

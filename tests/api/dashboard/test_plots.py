@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from search_spaces.spec.layout import Layout
-from tests.api.dashboard.browser import assert_accessible, assert_fits
+from tests.api.dashboard.browser import Visitor, assert_accessible, assert_fits, look_at
 from tests.api.dashboard.plotted_campaign import Plotted, plotted_service
 from tests.api.figures.layout_points import make_model
 from tests.kit.postgres import upgraded
@@ -32,6 +32,12 @@ def plotted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plotted]:
     data: Path = tmp_path_factory.mktemp("plotted") / "data"
     with plotted_service(upgraded(data).database_url, trials=TRIALS) as service:
         yield service
+
+
+@pytest.fixture
+def visitor(browser: Browser, plotted: Plotted) -> Iterator[Visitor]:
+    with plotted.visitor(browser) as visitor:
+        yield visitor
 
 
 def drawn(page: Page, name: str) -> Any:
@@ -61,48 +67,46 @@ def number_of_points(found: dict[str, Any]) -> int:
     return sum(len(t["x"]) for t in found["data"] if t.get("mode") == "markers")
 
 
-def test_every_plot_is_drawn_with_its_points(browser: Browser, plotted: Plotted) -> None:
-    with plotted.visitor(browser) as visitor:
-        page = visitor.open(PLOTS)
-        for name in ("history", "parallel", "pareto", "estimated-time", "estimated-memory"):
-            assert count(page, name) == number_of_points(figure(plotted, name)) > 20, name
-        expected = number_of_points(figure(plotted, "slice", knob="tp"))
-        assert count(page, "slice-tp") == expected > 20
-        lines = [t for t in figure(plotted, "parallel")["data"] if t["mode"] == "lines"]
-        # Each layout is a line from the first axis on.
-        assert count(page, "parallel", ".lines path.js-line") == sum(t["x"].count(0) for t in lines)
-        assert count(page, "two-knobs", ".heatmaplayer image") == 1
-        cells = figure(plotted, "two-knobs")["data"][0]["z"]
-        tried = sum(value is not None for row in cells for value in row)
-        assert count(page, "two-knobs", ".heatmap-label") == tried
-        parts = [t for t in figure(plotted, "time-parts")["data"] if t["type"] == "bar"]
-        assert len(parts) == 6
-        shown = sum(length != 0 for part in parts for length in part["x"])
-        assert count(page, "time-parts", ".barlayer path") == shown > 60
-        # The history has every trial that has ended, with two marks on top.
-        assert count(page, "history") == TRIALS + 2
+def test_every_plot_is_drawn_with_its_points(visitor: Visitor, plotted: Plotted) -> None:
+    page = visitor.open(PLOTS)
+    for name in ("history", "parallel", "pareto", "estimated-time", "estimated-memory"):
+        assert count(page, name) == number_of_points(figure(plotted, name)) > 20, name
+    expected = number_of_points(figure(plotted, "slice", knob="tp"))
+    assert count(page, "slice-tp") == expected > 20
+    lines = [t for t in figure(plotted, "parallel")["data"] if t["mode"] == "lines"]
+    # Each layout is a line from the first axis on.
+    assert count(page, "parallel", ".lines path.js-line") == sum(t["x"].count(0) for t in lines)
+    assert count(page, "two-knobs", ".heatmaplayer image") == 1
+    cells = figure(plotted, "two-knobs")["data"][0]["z"]
+    tried = sum(value is not None for row in cells for value in row)
+    assert count(page, "two-knobs", ".heatmap-label") == tried
+    parts = [t for t in figure(plotted, "time-parts")["data"] if t["type"] == "bar"]
+    assert len(parts) == 6
+    shown = sum(length != 0 for part in parts for length in part["x"])
+    assert count(page, "time-parts", ".barlayer path") == shown > 60
+    # The history has every trial that has ended, with two marks on top.
+    assert count(page, "history") == TRIALS + 2
 
 
 @pytest.mark.slow
 def test_the_plot_library_is_loaded_when_a_plot_comes_into_view(
-    browser: Browser, plotted: Plotted
+    visitor: Visitor, plotted: Plotted
 ) -> None:
-    with plotted.visitor(browser) as visitor:
-        asked: list[str] = []
-        visitor.page.on("request", lambda request: asked.append(request.url))
-        page = visitor.open("/campaigns/plotted/failures")
-        page.wait_for_load_state("load")
-        assert not [url for url in asked if "plot" in url.rsplit("/", 1)[1]]
-        page.get_by_role("link", name="Plots").click()
-        drawn(page, "history")
-        assert len([url for url in asked if url.endswith("plotly.js")]) == 1
-        # Plots far below wait until a reader gets there.
-        assert not [url for url in asked if "estimated-memory" in url]
-        drawn(page, "estimated-memory")
-        assert len([url for url in asked if url.endswith("plotly.js")]) == 1
+    asked: list[str] = []
+    visitor.page.on("request", lambda request: asked.append(request.url))
+    page = visitor.open("/campaigns/plotted/failures")
+    page.wait_for_load_state("load")
+    assert not [url for url in asked if "plot" in url.rsplit("/", 1)[1]]
+    page.get_by_role("link", name="Plots").click()
+    drawn(page, "history")
+    assert len([url for url in asked if url.endswith("plotly.js")]) == 1
+    # Plots far below wait until a reader gets there.
+    assert not [url for url in asked if "estimated-memory" in url]
+    drawn(page, "estimated-memory")
+    assert len([url for url in asked if url.endswith("plotly.js")]) == 1
 
 
-def test_plots_follow_the_theme_and_are_accessible_in_both(
+def test_plots_and_the_timeline_are_accessible_in_both_themes_and_fit_a_phone(
     browser: Browser, plotted: Plotted
 ) -> None:
     colour = "(plot) => getComputedStyle(plot.querySelector('.gridlayer path')).stroke"
@@ -117,48 +121,42 @@ def test_plots_follow_the_theme_and_are_accessible_in_both(
         expect(plot).to_have_attribute("data-drawn", "2")
         assert plot.evaluate(colour) == "rgb(50, 59, 71)"
         assert_accessible(page)
-
-
-def test_the_timeline_is_accessible_in_both_themes(browser: Browser, plotted: Plotted) -> None:
-    with plotted.visitor(browser, color_scheme="light") as visitor:
-        page = visitor.open(TIMELINE)
-        assert_accessible(page)
-        page.emulate_media(color_scheme="dark")
-        assert_accessible(page)
+        look_at(visitor.open(TIMELINE))
+        page.set_viewport_size({"width": 380, "height": 800})
+        visitor.open(PLOTS)
+        drawn(page, "history")
+        drawn(page, "parallel")
+        assert_fits(page)
 
 
 def test_an_outcome_adds_its_point_and_far_plots_are_not_asked_for(
-    browser: Browser, plotted: Plotted
+    visitor: Visitor, plotted: Plotted
 ) -> None:
-    with plotted.visitor(browser) as visitor:
-        page = visitor.open(PLOTS)
-        before = count(page, "history")
-        expect(page.locator("#connection")).to_have_text("live")
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
-        layout = Layout(dp=8, num_microbatches=32)
-        plotted.run_one(layout, completed(layout, tokens_per_s=3000.0, model=make_model()))
-        points = page.locator(f"#plot-history {POINTS}")
-        expect(points).to_have_count(before + 1)
-        expect(page.locator("#about-history")).to_contain_text(f"{TRIALS + 1} trials have ended.")
-        # Three events came; one plot is asked for at most once a second.
-        assert len([url for url in asked if "history.json" in url]) <= 2
-        assert not [url for url in asked if "pareto.json" in url]
+    page = visitor.open(PLOTS)
+    before = count(page, "history")
+    expect(page.locator("#connection")).to_have_text("live")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    layout = Layout(dp=8, num_microbatches=32)
+    plotted.run_one(layout, completed(layout, tokens_per_s=3000.0, model=make_model()))
+    points = page.locator(f"#plot-history {POINTS}")
+    expect(points).to_have_count(before + 1)
+    expect(page.locator("#about-history")).to_contain_text(f"{TRIALS + 1} trials have ended.")
+    # Three events came; one plot is asked for at most once a second.
+    assert len([url for url in asked if "history.json" in url]) <= 2
+    assert not [url for url in asked if "pareto.json" in url]
 
 
 @pytest.mark.slow
-def test_plots_are_drawn_again_after_a_gap_in_the_stream(
-    browser: Browser, plotted: Plotted
-) -> None:
-    with plotted.visitor(browser) as visitor:
-        page = visitor.open(PLOTS)
-        expect(drawn(page, "history")).to_have_attribute("data-drawn", "1")
-        page.evaluate("() => { take({ kind: 'stream.lost' }); }")
-        page.evaluate("() => { take({ kind: 'stream.opened', event: { missed: false } }); }")
-        expect(page.locator("#plot-history")).to_have_attribute("data-drawn", "2")
+def test_plots_are_drawn_again_after_a_gap_in_the_stream(visitor: Visitor) -> None:
+    page = visitor.open(PLOTS)
+    expect(drawn(page, "history")).to_have_attribute("data-drawn", "1")
+    page.evaluate("() => { take({ kind: 'stream.lost' }); }")
+    page.evaluate("() => { take({ kind: 'stream.opened', event: { missed: false } }); }")
+    expect(page.locator("#plot-history")).to_have_attribute("data-drawn", "2")
 
 
-def test_choices_are_in_the_url_and_need_no_script(plotted: Plotted) -> None:
+def test_choices_are_in_the_url_need_no_script_and_wrong_ones_are_refused(plotted: Plotted) -> None:
     answer = httpx.get(
         f"{plotted.url}{PLOTS}",
         params={"x": "tp", "y": "recompute", "across": "tokens_per_s", "show": "all"},
@@ -168,71 +166,58 @@ def test_choices_are_in_the_url_and_need_no_script(plotted: Plotted) -> None:
     assert '<option value="tokens_per_s" selected>' in answer.text
     assert '<input type="hidden" name="show" value="all">' in answer.text
     assert "The axes include all values." in answer.text
-    assert figure(plotted, "two-knobs", x="tp", y="recompute")["data"][0]["y"] == [
-        "none",
-        "selective",
-        "full",
-    ]
+    drawn_y = figure(plotted, "two-knobs", x="tp", y="recompute")["data"][0]["y"]
+    assert drawn_y == ["none", "selective", "full"]
+
+    for query in ("x=nodes", "up=speed", "show=some"):
+        answer = httpx.get(f"{plotted.url}{PLOTS}?{query}", headers=plotted.headers)
+        assert answer.status_code == 422
+    wrong = f"{plotted.url}/campaigns/plotted/figures/pie.json"
+    assert httpx.get(wrong, headers=plotted.headers).status_code == 422
 
 
-def test_a_choice_draws_its_plot_without_loading_the_page(
-    browser: Browser, plotted: Plotted
-) -> None:
-    with plotted.visitor(browser) as visitor:
-        page = visitor.open(PLOTS)
-        drawn(page, "two-knobs")
-        page.evaluate("() => (window.same = true)")
-        page.locator("#choose-knobs select[name=x]").select_option("pp")
-        expect(page).to_have_url(re.compile("x=pp"))
-        expect(page.locator("#plot-two-knobs .xtitle")).to_have_text("pipeline parallel, pp")
-        assert page.evaluate("() => window.same")
+def test_a_choice_draws_its_plot_without_loading_the_page(visitor: Visitor) -> None:
+    page = visitor.open(PLOTS)
+    drawn(page, "two-knobs")
+    page.evaluate("() => (window.same = true)")
+    page.locator("#choose-knobs select[name=x]").select_option("pp")
+    expect(page).to_have_url(re.compile("x=pp"))
+    expect(page.locator("#plot-two-knobs .xtitle")).to_have_text("pipeline parallel, pp")
+    assert page.evaluate("() => window.same")
 
 
 @pytest.mark.slow
-def test_a_click_on_a_point_opens_its_trial(browser: Browser, plotted: Plotted) -> None:
-    with plotted.visitor(browser) as visitor:
-        page = visitor.open(PLOTS)
-        drawn(page, "history")
-        opened: list[str] = []
-        page.route("**/trials/*", lambda route: (opened.append(route.request.url), route.abort()))
-        point = page.locator("#plot-history .scatterlayer .points path.point").first
-        box = point.bounding_box()
-        assert box is not None
-        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-        page.wait_for_selector("#plot-history .hoverlayer .hovertext")
-        page.mouse.down()
-        page.mouse.up()
-        page.wait_for_function("() => true")
-        assert re.search(r"/trials/\d+$", opened[0])
-        visitor.faults.clear()  # the request was cut off on purpose
-
-
-def test_pages_fit_a_phone(browser: Browser, plotted: Plotted) -> None:
-    size = {"width": 380, "height": 800}
-    with plotted.visitor(browser, viewport=size) as visitor:
-        for path in (PLOTS, TIMELINE):
-            page = visitor.open(path)
-            if path == PLOTS:
-                drawn(page, "history")
-                drawn(page, "parallel")
-            assert_fits(page)
+def test_a_click_on_a_point_opens_its_trial(visitor: Visitor) -> None:
+    page = visitor.open(PLOTS)
+    drawn(page, "history")
+    opened: list[str] = []
+    page.route("**/trials/*", lambda route: (opened.append(route.request.url), route.abort()))
+    point = page.locator("#plot-history .scatterlayer .points path.point").first
+    box = point.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.wait_for_selector("#plot-history .hoverlayer .hovertext")
+    page.mouse.down()
+    page.mouse.up()
+    page.wait_for_function("() => true")
+    assert re.search(r"/trials/\d+$", opened[0])
+    visitor.faults.clear()  # the request was cut off on purpose
 
 
 def test_the_timeline_shows_attempts_failures_and_what_runs(
-    browser: Browser, plotted: Plotted
+    visitor: Visitor, plotted: Plotted
 ) -> None:
-    with plotted.visitor(browser) as visitor:
-        page = visitor.open(TIMELINE)
-        found = {trace["name"]: trace for trace in figure(plotted, "timeline")["data"]}
-        bars = [len(trace["x"]) for trace in found.values() if trace["type"] == "bar"]
-        assert count(page, "timeline", ".barlayer path") >= sum(bars) > TRIALS
-        assert [len(found[name]["x"]) for name in ("running", "winner", "baseline")] == [1, 1, 1]
-        assert count(page, "timeline", ".scatterlayer path.point") == 2
-        link = page.locator("#table-timeline a").first
-        expect(link).to_have_attribute("href", re.compile(r"/trials/\d+$"))
-        row = page.get_by_role("row").filter(has_text="crashed").last
-        expect(row).to_contain_text("FAILED")
-        expect(page.get_by_role("columnheader", name="node-1")).to_be_visible()
+    page = visitor.open(TIMELINE)
+    found = {trace["name"]: trace for trace in figure(plotted, "timeline")["data"]}
+    bars = [len(trace["x"]) for trace in found.values() if trace["type"] == "bar"]
+    assert count(page, "timeline", ".barlayer path") >= sum(bars) > TRIALS
+    assert [len(found[name]["x"]) for name in ("running", "winner", "baseline")] == [1, 1, 1]
+    assert count(page, "timeline", ".scatterlayer path.point") == 2
+    link = page.locator("#table-timeline a").first
+    expect(link).to_have_attribute("href", re.compile(r"/trials/\d+$"))
+    row = page.get_by_role("row").filter(has_text="crashed").last
+    expect(row).to_contain_text("FAILED")
+    expect(page.get_by_role("columnheader", name="node-1")).to_be_visible()
 
 
 def page_of(plotted: Plotted, path: str) -> str:
@@ -249,7 +234,8 @@ def test_early_campaigns_have_pages_that_say_what_is_missing(plotted: Plotted) -
         assert words in none
     assert "No worker has leased a trial" in page_of(plotted, "/campaigns/early/timeline")
     assert "No trial has failed." in page_of(plotted, "/campaigns/early/timeline")
-    early = early_of(plotted, campaign)
+    worker = make_worker(store, "w3", cluster="other").id
+    early = replace(plotted, campaign_id=campaign, workers=[worker])
     early.run_one(Layout(tp=2, num_microbatches=2), failed("out_of_memory"))
     early.run_one(Layout(tp=1), failed())
     assert "so there is no best yet" in page_of(plotted, "/campaigns/early/plots")
@@ -257,17 +243,6 @@ def test_early_campaigns_have_pages_that_say_what_is_missing(plotted: Plotted) -
     early.run_one(Layout(pp=2), completed(Layout(pp=2)))
     one = page_of(plotted, "/campaigns/early/plots")
     assert "The best so far is trial 3 with 500 tokens/s/device" in one
-
-
-def early_of(plotted: Plotted, campaign_id: int) -> Plotted:
-    worker = make_worker(plotted.store, "w3", cluster="other").id
-    return Plotted(
-        url=plotted.url,
-        store=plotted.store,
-        campaign_id=campaign_id,
-        clock=plotted.clock,
-        workers=[worker],
-    )
 
 
 def test_imported_campaigns_have_plots_and_no_node_times(plotted: Plotted) -> None:
@@ -290,11 +265,3 @@ def test_names_of_nodes_are_text_and_not_markup(plotted: Plotted) -> None:
     page = page_of(plotted, TIMELINE)
     assert "&lt;img src=x&gt;" in page
     assert "<img" not in page
-
-
-def test_a_wrong_choice_is_refused(plotted: Plotted) -> None:
-    for query in ("x=nodes", "up=speed", "show=some"):
-        answer = httpx.get(f"{plotted.url}{PLOTS}?{query}", headers=plotted.headers)
-        assert answer.status_code == 422
-    wrong = f"{plotted.url}/campaigns/plotted/figures/pie.json"
-    assert httpx.get(wrong, headers=plotted.headers).status_code == 422

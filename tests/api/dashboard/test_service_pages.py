@@ -10,12 +10,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from api.dashboard import access_pages
-from tests.api.dashboard.browser import (
-    Visitor,
-    look_at,
-    session_of,
-    visiting,
-)
+from tests.api.dashboard.browser import Visitor, look_at, session_of, visiting
 from tests.kit.api import HEADERS, INTRODUCTION, TOKEN
 from tests.kit.persons import served
 from tests.kit.populated import Populated
@@ -78,13 +73,8 @@ def test_a_worker_that_registers_appears_without_loading_the_page(
 
 
 def test_names_of_nodes_with_markup_and_slashes_are_text(shared: Populated) -> None:
-    worker = {
-        **INTRODUCTION,
-        "name": MARKUP,
-        "cluster": MARKUP,
-        "nodes": [{"name": "a/b<i>", "num_devices": 1}],
-        "devices_per_node": 1,
-    }
+    nodes = {"nodes": [{"name": "a/b<i>", "num_devices": 1}], "devices_per_node": 1}
+    worker = {**INTRODUCTION, "name": MARKUP, "cluster": MARKUP, **nodes}
     made = httpx.post(f"{shared.url}/v1/workers", json=worker, headers=shared.headers("worker"))
     assert made.status_code == 201, made.text
     admin = shared.headers("admin")
@@ -152,13 +142,10 @@ def test_the_audit_is_filtered_and_has_pages(
     page.get_by_label("From, UTC").fill("2100-01-01T00:00")
     page.get_by_role("button", name="Filter").click()
     expect(page.get_by_text("No change passes these filters")).to_be_visible()
-
-
-def test_a_filter_that_is_no_time_is_explained(shared: Populated) -> None:
     for query in ("since=yesterday", "since=5", "until=0001-01-01T00:00", "actor=%00"):
-        page = httpx.get(f"{shared.url}/audit?{query}", headers=shared.headers("admin"))
-        assert page.status_code == 200
-        assert " is not " in page.text
+        explained = httpx.get(f"{shared.url}/audit?{query}", headers=admin)
+        assert explained.status_code == 200
+        assert " is not " in explained.text
 
 
 def test_the_pages_are_accessible_at_every_width(browser: Browser, shared: Populated) -> None:
@@ -167,22 +154,7 @@ def test_the_pages_are_accessible_at_every_width(browser: Browser, shared: Popul
             look_at(visitor.open(path))
 
 
-def test_only_admins_change_nodes_and_see_tokens_and_the_audit(shared: Populated) -> None:
-    for role in ("viewer", "submitter", "worker"):
-        headers = shared.headers(role)
-        for path in ("/tokens", "/audit"):
-            assert httpx.get(f"{shared.url}{path}", headers=headers).status_code == 403
-        for path in (
-            "/tokens",
-            "/tokens/1/revoke",
-            "/nodes/quarantine",
-            "/nodes/release",
-            "/allocations/w/remove",
-        ):
-            assert httpx.post(f"{shared.url}{path}", headers=headers).status_code == 403, path
+def test_the_page_of_allocations_has_no_forms_for_viewers(shared: Populated) -> None:
     page = httpx.get(f"{shared.url}/allocations", headers=shared.headers("viewer"))
     assert page.status_code == 200
     assert "<form" not in page.text.partition("<main")[2]
-    assert (
-        httpx.get(f"{shared.url}/allocations", headers=shared.headers("worker")).status_code == 403
-    )

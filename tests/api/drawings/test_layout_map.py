@@ -30,9 +30,6 @@ def test_every_device_has_its_stage_and_replica_in_the_order_of_the_ranks() -> N
     frames = re.findall(r'<path d="([^"]*)" class="tp"', drawn.svg)
     assert [each.count("M") for each in frames] == [4, 4, 4]  # tensor-parallel groups
     assert len(drawn.notes) == 1
-
-
-def test_a_group_that_is_wider_than_a_row_has_a_frame_in_each() -> None:
     drawn = layout_map(Layout(tp=16))
     (frames,) = re.findall(r'<path d="([^"]*)" class="tp"', drawn.svg)
     assert frames.count("M") == 2
@@ -41,11 +38,7 @@ def test_a_group_that_is_wider_than_a_row_has_a_frame_in_each() -> None:
 @pytest.mark.parametrize(
     ("layout", "num_nodes", "says"),
     [
-        (
-            Layout(num_nodes=512, tp=8, pp=16, dp=32),
-            16,
-            "Drawn are 16 of 512 nodes: the first of e",
-        ),
+        (Layout(num_nodes=512, tp=8, pp=16, dp=32), 16, "16 of 512 nodes: the first of each"),
         (Layout(num_nodes=512, tp=8, pp=64, dp=8), 16, "the first and the last 8 pipeline stages"),
         (Layout(num_nodes=512, tp=8, dp=512), 1, "Drawn are 1 of 512 nodes"),
         (Layout(dp=4096), 1, "Drawn are the first 32 of the 4,096 devices of a node."),
@@ -57,8 +50,6 @@ def test_a_large_job_is_folded_and_says_so(layout: Layout, num_nodes: int, says:
     assert len(nodes(drawn.svg)) == num_nodes
     assert says in " ".join(drawn.notes)
     assert len(drawn.svg) < 60_000
-
-
-def test_each_stage_of_a_folded_job_is_drawn() -> None:
-    drawn = layout_map(Layout(num_nodes=512, tp=8, pp=16, dp=32))
-    assert {cell.split()[0] for cell in cells(drawn.svg)} == {f"S{stage}" for stage in range(16)}
+    if layout.pp == 16:  # as many stages as nodes are drawn
+        stages = {cell.split()[0] for cell in cells(drawn.svg)}
+        assert stages == {f"S{stage}" for stage in range(16)}

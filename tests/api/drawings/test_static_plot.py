@@ -29,7 +29,7 @@ def circles(page: Page) -> list[tuple[float, float]]:
     return [(float(each["cx"]), float(each["cy"])) for each in found][1:]
 
 
-def test_points_stand_where_the_axes_put_them_and_those_beyond_are_left_out() -> None:
+def test_points_stand_where_the_axes_put_them_and_many_are_one_path() -> None:
     spots = [Spot(at, at, f"<{at}>\nsecond line", at) for at in (0, 5, 10, 11)]
     page = drawn(*points("all", spots, color="--mark"))
     (left, low), (middle, half), (right, high) = circles(page)
@@ -38,6 +38,10 @@ def test_points_stand_where_the_axes_put_them_and_those_beyond_are_left_out() ->
     assert high < low
     assert page.texts["title"] == [f"<{at}>\nsecond line" for at in (0, 5, 10)]
     assert "var(--mark)" in {each.get("fill") for _, each in page.elements}
+    spots = [Spot(5, 5, "", 1)] * (MAX_TOLD + 1)
+    page = drawn(*points("all", spots, color="--mark"))
+    assert circles(page) == []
+    assert page.kinds("path") == ["many"]
 
 
 def test_logarithms_and_categories_have_their_own_places() -> None:
@@ -51,20 +55,17 @@ def test_logarithms_and_categories_have_their_own_places() -> None:
     assert {"a", "b", "c", "one", "two"} <= set(page.texts["text"])
 
 
-def test_lines_end_at_the_axes_and_have_gaps() -> None:
+def test_lines_end_at_the_axes_and_the_winner_and_the_baseline_have_shapes_of_their_own() -> None:
     traces = line("a", (0, 5, None, 5, 20), (0, 5, None, 5, 5), color="--good", width=1)
     page = drawn(traces)
     *_, path = [each for tag, each in page.elements if tag == "path"]
     assert path["d"].count("M") == 2
     right = max(float(each["x2"]) for tag, each in page.elements if tag == "line")
     assert f"L{right:g} " in path["d"]
-
-
-def test_many_points_are_one_path() -> None:
-    spots = [Spot(5, 5, "", 1)] * (MAX_TOLD + 1)
-    page = drawn(*points("all", spots, color="--mark"))
-    assert circles(page) == []
-    assert page.kinds("path") == ["many"]
+    page = drawn(*marked("winner", Spot(1, 1, "a", 1)), *marked("baseline", Spot(2, 2, "b", 2)))
+    shapes = [each for tag, each in page.elements if tag == "path" and "vector-effect" in each]
+    assert len({each["d"] for each in shapes}) == 2
+    assert page.texts["title"] == ["winner: a", "baseline: b"]
 
 
 def test_bars_begin_at_their_base_and_may_go_back() -> None:
@@ -79,13 +80,6 @@ def test_bars_begin_at_their_base_and_may_go_back() -> None:
     assert page.texts["title"] == ["first", "second"]
     assert "inside" in page.texts["text"]
     assert "out" * 30 not in page.texts["text"]  # it does not fit
-
-
-def test_the_winner_and_the_baseline_have_shapes_of_their_own() -> None:
-    page = drawn(*marked("winner", Spot(1, 1, "a", 1)), *marked("baseline", Spot(2, 2, "b", 2)))
-    shapes = [each for tag, each in page.elements if tag == "path" and "vector-effect" in each]
-    assert len({each["d"] for each in shapes}) == 2
-    assert page.texts["title"] == ["winner: a", "baseline: b"]
 
 
 def test_maps_and_parallel_coordinates_have_their_texts() -> None:

@@ -28,16 +28,13 @@ def comments_of(bundle: ExportBundle) -> list[str]:
     return [line[2:] for line in script.content.splitlines() if line.startswith("# ")]
 
 
-def test_a_knob_that_the_trainer_lacks_is_refused_with_what_happens_and_how_to_accept_it() -> None:
+def test_knobs_that_the_trainer_lacks_are_refused_with_what_happens_and_how_to_accept_it() -> None:
     with pytest.raises(KnobsLackingError) as caught:
         export("megatron-deepspeed", make_source())
     assert caught.value.knobs == ("vpp",)
     said = str(caught.value)
     assert "plain 1F1B instead of vpp=2" in said
     assert "accept that with --without vpp" in said
-
-
-def test_all_knobs_that_are_lacking_are_named_and_have_to_be_accepted() -> None:
     with pytest.raises(KnobsLackingError, match="--without vpp --without zero_replicas"):
         export("megatron-deepspeed", make_source(GROUPED))
     with pytest.raises(KnobsLackingError) as caught:
@@ -63,13 +60,22 @@ def test_without_the_knob_the_files_are_those_of_the_plain_layout_and_say_so() -
     assert not any("not measured" in line for line in comments_of(plain))
 
 
-def test_a_changed_job_without_a_layout_says_so() -> None:
+def test_a_changed_job_without_a_layout_or_with_one_in_json_says_so() -> None:
     source = make_source()
     changed = source.changed(source.job, "without recompute: it recomputes whatever it wants")
     assert changed.head[2:] == (
         "this file is for a job with other knobs than this layout, which was not measured",
         "without recompute: it recomputes whatever it wants",
     )
+
+    bundle = export("megatron-deepspeed", make_source(replace(INTERLEAVED, vpp=1)))
+    script, config = bundle.files
+    assert "# measured: 5 tokens/s" in script.content
+    assert json.loads(config.content)["train_batch_size"] == 16
+
+    job = make_source(GROUPED).job.without(["zero_stage"])
+    assert (job.layout.zero_stage, job.layout.zero_replicas) == (0, 1)
+    assert replace(job.layout, zero_stage=1, zero_replicas=2) == GROUPED
 
 
 @pytest.mark.parametrize("knob", ["tp", "vpp", "colour"])
@@ -80,12 +86,6 @@ def test_dropping_a_supported_knob_is_refused(knob: str) -> None:
     if knob != "vpp":
         with pytest.raises(ExportImpossibleError, match=rf"without={knob} .*it lacks vpp\)"):
             export("megatron-deepspeed", make_source(), without=["vpp", knob])
-
-
-def test_dropping_zero_drops_its_groups() -> None:
-    job = make_source(GROUPED).job.without(["zero_stage"])
-    assert (job.layout.zero_stage, job.layout.zero_replicas) == (0, 1)
-    assert replace(job.layout, zero_stage=1, zero_replicas=2) == GROUPED
 
 
 def test_a_change_of_the_job_stands_in_every_file_that_can_have_comments() -> None:
@@ -101,10 +101,3 @@ def test_a_change_of_the_job_stands_in_every_file_that_can_have_comments() -> No
             if not file.name.endswith(".json"):
                 assert "# scaled from 1 node to 2" in file.content
                 assert f"trial 7: {measured.key}" in file.content
-
-
-def test_a_json_file_has_its_comments_in_the_launch_script() -> None:
-    bundle = export("megatron-deepspeed", make_source(replace(INTERLEAVED, vpp=1)))
-    script, config = bundle.files
-    assert "# measured: 5 tokens/s" in script.content
-    assert json.loads(config.content)["train_batch_size"] == 16

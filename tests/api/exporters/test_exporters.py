@@ -5,44 +5,19 @@ from dataclasses import replace
 
 import pytest
 
-from api.exporters import FORMATS, export
-from api.exporters.base import ExportFormatUnknownError, ExportSource
+from api.exporters import FORMATS, ExportFormatUnknownError, ExportSource, export
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.presets.models import model_preset
 from search_spaces.trainers.base import TrainerJob
 from workers.trainer.job.job import TrainJob
 
-GPT = ModelShape(
-    name="gpt",
-    family="gpt",
-    num_layers=8,
-    hidden_size=1024,
-    ffn_hidden_size=4096,
-    num_heads=16,
-    num_kv_heads=16,
-    seq_length=512,
-    vocab_size=51200,
-    tied_embeddings=True,
-)
-LLAMA = ModelShape(
-    name="llama",
-    family="llama",
-    num_layers=8,
-    hidden_size=1024,
-    ffn_hidden_size=2816,
-    num_heads=16,
-    num_kv_heads=8,
-    seq_length=512,
-    vocab_size=32000,
-    tied_embeddings=False,
-)
+GPT, LLAMA = model_preset("tiny"), model_preset("tiny-llama")
 
 
 def make_source(model: ModelShape = GPT, **layout: object) -> ExportSource:
     return ExportSource(
-        campaign="wide",
-        trial=7,
-        job=TrainerJob(model=model, layout=Layout.from_mapping(layout)),
+        campaign="wide", trial=7, job=TrainerJob(model=model, layout=Layout.from_mapping(layout))
     )
 
 
@@ -57,8 +32,6 @@ def test_the_trainer_reads_the_exported_job_and_writes_it_back() -> None:
     extended = TrainJob.from_mapping({**exported, **more})
     assert TrainJob.from_mapping(extended.to_mapping()) == extended
 
-
-def test_the_trainer_job_holds_the_probe_s_model_layout_and_seed() -> None:
     source = make_source(LLAMA, tp=2, dp=2, zero_stage=1, micro_batch_size=4)
     (file,) = export("trainer", source).files
     job = json.loads(file.content)

@@ -17,16 +17,8 @@ from search_spaces.spec.presets.models import model_preset
 from search_spaces.trainers import ADAPTERS
 from search_spaces.trainers.base import TrainerJob
 
-LAYOUT = Layout(
-    num_nodes=2,
-    tp=4,
-    pp=2,
-    dp=2,
-    num_microbatches=8,
-    zero_stage=1,
-    recompute="full",
-    precision="bf16",
-)
+PLACED = {"num_nodes": 2, "tp": 4, "pp": 2, "dp": 2, "num_microbatches": 8}
+LAYOUT = Layout(**PLACED, zero_stage=1, recompute="full", precision="bf16")
 PROGRAMS = {
     "megatron-lm": ("MEGATRON_DIR", "pretrain_gpt.py"),
     "megatron-deepspeed": ("MEGATRON_DEEPSPEED_DIR", "pretrain_gpt.py"),
@@ -76,7 +68,9 @@ def test_ranks_get_the_arguments_of_the_adapter(name: str, model: str, tmp_path:
         assert words[words.index("--data-path") + 1] == "/data/tokens"
 
 
-def test_the_script_finds_deepspeed_s_configuration_beside_itself(tmp_path: Path) -> None:
+def test_megatron_deepspeed_finds_its_configuration_and_does_not_start_without_data(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "a job"
     folder.mkdir()
     environment = {"MEGATRON_DEEPSPEED_DIR": "/megatron", "DATA_ARGS": "--data-path /data"}
@@ -86,8 +80,6 @@ def test_the_script_finds_deepspeed_s_configuration_beside_itself(tmp_path: Path
     job = make_source().job
     assert json.loads(config.read_text()) == ADAPTERS["megatron-deepspeed"].values(job)
 
-
-def test_megatron_deepspeed_does_not_start_without_data(tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError) as caught:
         launched(tmp_path, "megatron-deepspeed", make_source(), MEGATRON_DEEPSPEED_DIR="/megatron")
     assert "there is no mock data" in caught.value.stderr

@@ -43,7 +43,7 @@ TRIALS = [
 FACTS = make_facts([make_point(1, 5.0), make_point(2, 9.0)])
 
 
-def test_step_times_are_in_milliseconds_on_equal_axes() -> None:
+def test_estimated_and_measured_step_times_stand_on_equal_axes_with_their_spread_in_words() -> None:
     figure = estimated_time(FACTS, TRIALS)
     points = named(figure.traces, "measured")
     assert points["x"] == pytest.approx([100, 200, 50])
@@ -53,27 +53,18 @@ def test_step_times_are_in_milliseconds_on_equal_axes() -> None:
     line = named(figure.traces, "estimate = measurement")
     assert line["x"] == line["y"]
     assert named(figure.traces, "winner")["x"] == pytest.approx([200])
-
-
-def test_the_band_has_the_spread_of_the_median_estimate() -> None:
-    band = named(estimated_time(FACTS, TRIALS).traces, "95 % of estimates")
+    band = named(figure.traces, "95 % of estimates")
     factor = pytest.approx(math.exp(1.96 * 0.1), rel=1e-5)  # figures have 6 digits
     assert band["y"][0] / band["x"][0] == factor
     assert band["x"][3] / band["y"][3] == factor
-
-
-def test_the_caption_tells_how_far_estimates_are_off() -> None:
-    says = " ".join(estimated_time(FACTS, TRIALS).says)
+    says = " ".join(figure.says)
     assert "Over 3 trials, the estimated step time is 1.10 times the measured one" in says
     # 1.1 and 1.0 are within exp(1.96 * 0.1) = 1.217 of their measurements, 2.0 is not.
     assert "66.7% of the measured step times are within the 95 % interval" in says
+    assert figure.rows[0] == ("3", "50 ms", "100 ms", "2.00", "layout-3")
 
 
-def test_the_table_begins_with_the_estimate_that_is_furthest_off() -> None:
-    assert estimated_time(FACTS, TRIALS).rows[0] == ("3", "50 ms", "100 ms", "2.00", "layout-3")
-
-
-def test_memory_has_the_capacity_and_the_trials_that_ran_out_of_it() -> None:
+def test_memory_has_the_capacity_and_what_ran_out_of_it() -> None:
     out = make_predicted(5, None, 0.1, state="INFEASIBLE")
     figure = estimated_memory(FACTS, [*TRIALS, out])
     assert named(figure.traces, "measured")["x"] == [4.0, 4.0, 4.0]
@@ -81,10 +72,6 @@ def test_memory_has_the_capacity_and_the_trials_that_ran_out_of_it() -> None:
     assert named(figure.traces, "out of memory")["x"] == [16.0]
     assert "are the memory of a device, 16 GiB" in " ".join(figure.says)
     assert len(figure.rows) == 3
-
-
-def test_a_baseline_that_ran_out_of_memory_is_marked_at_the_capacity() -> None:
-    out = make_predicted(5, None, 0.1, state="INFEASIBLE")
     facts = make_facts([], marks={"baseline": make_point(5)})
     assert named(estimated_memory(facts, [*TRIALS, out]).traces, "baseline")["x"] == [16.0]
 
@@ -92,7 +79,7 @@ def test_a_baseline_that_ran_out_of_memory_is_marked_at_the_capacity() -> None:
 GIB = 1 << 30
 
 
-def test_memory_of_stages_stands_beside_the_estimate_below_the_capacity() -> None:
+def test_memory_of_stages_stands_beside_the_estimate_and_many_stages_are_folded() -> None:
     figure = memory_by_stage([6 * GIB, 4 * GIB], [5 * GIB, 4 * GIB], capacity_bytes=8 * GIB)
     assert named(figure.traces, "measured")["x"] == [6, 4]
     assert named(figure.traces, "estimated")["x"] == [5, 4]
@@ -101,9 +88,6 @@ def test_memory_of_stages_stands_beside_the_estimate_below_the_capacity() -> Non
     assert axis["ticktext"][0] == "stage 0: 6 GiB measured, 5 GiB estimated"
     bottom, top = axis["range"]
     assert bottom > top  # the first stage is at the top
-
-
-def test_many_stages_are_folded() -> None:
     figure = memory_by_stage([GIB] * 100, [], capacity_bytes=None)
     assert len(named(figure.traces, "measured")["x"]) == 32
     assert figure.layout["yaxis"]["ticktext"][16].startswith("stage 84:")

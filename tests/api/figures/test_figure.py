@@ -4,53 +4,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.plot_data.plot_data import (
-    axis_range,
-    hidden_words,
-    left_out_words,
-    round_ticks,
-    safe,
-)
+from api.plot_data.plot_data import axis_range, hidden_words, left_out_words, round_ticks, safe
 
 NEAR = [90.0, 95.0, 100.0, 105.0, 110.0]
 
 
-def test_an_axis_leaves_out_values_that_would_flatten_the_others() -> None:
+def test_an_axis_leaves_out_values_that_would_flatten_the_others_except_the_winner() -> None:
     ends = axis_range([*NEAR, 5000.0])
     assert ends.hidden == [5000.0]
     assert ends.low < 90
     assert 110 < ends.high < 120
-
-
-def test_an_axis_has_every_value_when_all_are_wanted() -> None:
     ends = axis_range([*NEAR, 5000.0], show_all=True)
     assert ends.hidden == []
     assert ends.high > 5000
-
-
-def test_the_winner_is_on_the_axis_however_far_out_it_is() -> None:
     ends = axis_range([*NEAR, -4000.0, 5000.0], always=[5000.0])
     assert ends.hidden == [-4000.0]
     assert ends.high > 5000
 
 
-def test_hidden_values_are_told_with_their_number_and_range() -> None:
-    ends = axis_range([*NEAR, 5000.0, 7000.0])
+def test_hidden_and_left_out_values_are_told_with_their_number_and_range() -> None:
+    assert hidden_words(axis_range(NEAR), "tokens_per_s") == []
     (sentence,) = hidden_words(axis_range([*NEAR, 5000.0]), "tokens_per_s")
     assert sentence == "One trial, with 5,000 tokens/s, lies beyond the axis."
-    many = axis_range([*NEAR, *NEAR, 5000.0, 7000.0])
-    assert hidden_words(many, "tokens_per_s") == [
-        "2 trials, with 5,000 to 7,000 tokens/s, lie beyond the axis."
-    ]
-    assert hidden_words(axis_range(NEAR), "tokens_per_s") == []
-    assert ends.high > 0
-
-
-def test_left_out_trials_are_told() -> None:
+    (sentence,) = hidden_words(axis_range([*NEAR, *NEAR, 5000.0, 7000.0]), "tokens_per_s")
+    assert sentence == "2 trials, with 5,000 to 7,000 tokens/s, lie beyond the axis."
     assert left_out_words(0, "trials", "the best") == []
-    assert left_out_words(98_000, "layouts", "the best") == [
-        "98,000 layouts are left out: the plot has the best and an even sample of the others."
-    ]
+    (sentence,) = left_out_words(98_000, "layouts", "the best")
+    assert sentence.startswith("98,000 layouts are left out: the plot has the best and an even sam")
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,7 @@ import pytest
 
 from api.plot_data.objectives import history, pareto
 from results_db.campaigns.charts import BestSoFar, HistoryPoint
-from tests.api.figures.layout_points import (
-    OBJECTIVE,
-    make_facts,
-    make_model,
-    make_point,
-    named,
-)
+from tests.api.figures.layout_points import OBJECTIVE, make_facts, make_model, make_point, named
 
 
 def make_history(*values: float | None, left_out: int = 0, **changes: Any) -> BestSoFar:
@@ -48,22 +42,15 @@ def test_the_history_has_every_trial_and_the_best_so_far() -> None:
     assert (winner["x"], winner["y"]) == ([4], [40])
     assert figure.says[0] == "4 trials have ended."
     assert "The best so far is trial 4 with 40 tokens/s/device; 0 trials" in figure.says[1]
-    assert [row[:3] for row in figure.rows] == [
-        ("4", "4", "40"),
-        ("2", "2", "30"),
-        ("1", "1", "10"),
-    ]
+    assert ["/".join(row[:3]) for row in figure.rows] == ["4/4/40", "2/2/30", "1/1/10"]
 
 
-def test_trials_without_a_result_lie_on_the_axis_and_are_counted() -> None:
+def test_trials_without_a_result_or_a_rank_have_markers_of_their_own_and_are_counted() -> None:
     figure = history(make_facts([make_point(2, 30)]), make_history(None, 30, None))
     failed = named(figure.traces, "failed")
     assert failed["x"] == [1, 3]
     assert failed["y"] == [figure.layout["yaxis"]["range"][0]] * 2
     assert "Without a result, on the axis: 2 FAILED (crashed)." in figure.says
-
-
-def test_trials_that_do_not_count_have_a_marker_of_their_own() -> None:
     points = [
         make_point(1, 30),
         make_point(2, 20, shortened=True, tp=2),
@@ -72,9 +59,6 @@ def test_trials_that_do_not_count_have_a_marker_of_their_own() -> None:
     figure = history(make_facts(points), make_history(30, 20, 25))
     assert named(figure.traces, "stopped early")["y"] == [20]
     assert named(figure.traces, "not ranked")["y"] == [25]
-
-
-def test_a_sample_says_how_many_trials_are_left_out() -> None:
     figure = history(make_facts([make_point(1, 10)]), make_history(10, left_out=98_000))
     assert any("98,000 trials are left out" in sentence for sentence in figure.says)
 
@@ -95,21 +79,20 @@ def test_the_front_has_the_layouts_that_no_other_beats() -> None:
     assert named(figure.traces, "measured")["customdata"] == [103]
     assert named(figure.traces, "Pareto front")["y"] == [100, 80, 60]
     assert "3 of 4 layouts are on the Pareto front" in figure.says[0]
-
-
-def test_equal_layouts_are_both_on_the_front() -> None:
     points = [make_point(n, 10.0, tp=n, peak_memory_bytes=8 << 30) for n in (1, 2)]
     figure = pareto(make_facts(points), "memory_headroom", OBJECTIVE)
     assert sorted(named(figure.traces, "on the front")["customdata"]) == [101, 102]
-
-
-def test_a_layout_that_was_stopped_early_is_not_on_the_front() -> None:
     points = [
         make_point(1, 10.0, peak_memory_bytes=8 << 30),
         make_point(2, 50.0, tp=2, peak_memory_bytes=4 << 30, shortened=True),
     ]
     figure = pareto(make_facts(points), "memory_headroom", OBJECTIVE)
     assert named(figure.traces, "on the front")["customdata"] == [101]
+    figure = pareto(make_facts([make_point(1, 10.0)]), "memory_headroom", OBJECTIVE)
+    assert figure.traces == ()
+    assert "No layout has a value of memory headroom." in figure.says[0]
+    (said,) = pareto(make_facts([]), "memory_headroom", OBJECTIVE).says
+    assert said == "No layout has been measured yet."
 
 
 def test_other_objectives_follow_from_the_one_that_ranks() -> None:
@@ -123,12 +106,3 @@ def test_other_objectives_follow_from_the_one_that_ranks() -> None:
     hardware = facts.value(point, "hardware_tflops_per_device")
     assert hardware == pytest.approx(100.0 * model.hardware_flops_per_token("full") / 1e12)
     assert make_facts([point]).value(point, "model_tflops_per_device") is None
-
-
-def test_an_objective_that_nothing_has_is_explained() -> None:
-    figure = pareto(make_facts([make_point(1, 10.0)]), "memory_headroom", OBJECTIVE)
-    assert figure.traces == ()
-    assert "No layout has a value of memory headroom." in figure.says[0]
-    assert pareto(make_facts([]), "memory_headroom", OBJECTIVE).says == [
-        "No layout has been measured yet."
-    ]

@@ -44,18 +44,6 @@ def test_the_parts_of_a_step_follow_each_other_and_fill_it() -> None:
     assert named(figure.traces, "measured step")["x"] == [100.0]
     assert parts[0]["hovertext"] == ["compute: 50 ms (50.0%)"]
     assert figure.rows[0][:3] == ("1. trial 7", "100 ms", "50.0%")
-
-
-def test_bars_have_one_scale_with_the_first_at_the_top() -> None:
-    figure = draw(make_step(0.1), make_step(0.4, rank=2))
-    assert named(figure.traces, "compute")["x"] == pytest.approx([50.0, 200.0])
-    assert figure.layout["xaxis"]["range"][1] > 400
-    assert figure.layout["yaxis"]["ticktext"] == ["1. trial 7", "2. trial 8"]
-    bottom, top = figure.layout["yaxis"]["range"]
-    assert bottom > top
-
-
-def test_parts_that_add_up_to_more_than_the_step_go_back_to_its_end() -> None:
     parts = Breakdown(
         compute_s=0.08, tp_s=0.04, pp_s=0.0, dp_s=0.0, optimizer_s=0.0, unexplained_s=-0.02
     )
@@ -68,7 +56,13 @@ def test_parts_that_add_up_to_more_than_the_step_go_back_to_its_end() -> None:
     assert figure.layout["xaxis"]["range"][1] > 120
 
 
-def test_estimates_and_marks_are_at_their_bars() -> None:
+def test_bars_have_one_scale_with_estimates_and_marks_at_their_bars() -> None:
+    figure = draw(make_step(0.1), make_step(0.4, rank=2))
+    assert named(figure.traces, "compute")["x"] == pytest.approx([50.0, 200.0])
+    assert figure.layout["xaxis"]["range"][1] > 400
+    assert figure.layout["yaxis"]["ticktext"] == ["1. trial 7", "2. trial 8"]
+    bottom, top = figure.layout["yaxis"]["range"]
+    assert bottom > top
     steps = make_step(0.1), make_step(0.4, rank=2)
     figure = draw(*steps, estimated_s={108: 0.05}, marks={107: "winner", 108: "baseline"})
     estimate = named(figure.traces, "estimated step")

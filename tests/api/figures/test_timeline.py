@@ -3,9 +3,6 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-import pytest
-
-from api.plot_data.plot_data import PlottedData
 from api.plot_data.timeline import MOST_ROWS_DRAWN, timeline
 from results_db.campaigns.charts import CampaignTimeline, TimelineAttempt
 from tests.api.figures.layout_points import named
@@ -45,7 +42,7 @@ def kinds(figure: PlottedData) -> dict[str, Any]:
     return {trace["name"]: trace for trace in figure.traces if trace["type"] == "bar"}
 
 
-def test_attempts_are_bars_from_their_start_to_their_end() -> None:
+def test_attempts_are_bars_from_their_start_to_their_end_or_until_now() -> None:
     figure = draw(make_attempt(1, 0, 50), make_attempt(2, 50, 100), trial_101="winner")
     bars = kinds(figure)["completed"]
     assert (bars["base"], bars["x"], bars["y"]) == ([0, 50], [50, 50], [0, 0])
@@ -55,31 +52,26 @@ def test_attempts_are_bars_from_their_start_to_their_end() -> None:
     assert figure.layout["xaxis"]["title"]["text"].startswith("seconds since 20")
     assert named(figure.traces, "winner")["x"] == [25]
     assert figure.rows[0][-1] == "winner"
-
-
-def test_every_attempt_of_a_marked_trial_is_marked() -> None:
-    attempts = [make_attempt(1, 0, 20, ending="lost"), make_attempt(1, 20, 60, attempt=2)]
-    assert named(draw(*attempts, trial_101="baseline").traces, "baseline")["x"] == [10, 40]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "unit", "length"),
-    [(299, "seconds", 299), (600, "minutes", 10), (36000, "hours", 10)],
-)
-def test_the_axis_has_a_unit_that_suits_its_length(seconds: int, unit: str, length: int) -> None:
-    axis = draw(make_attempt(1, 0, seconds)).layout["xaxis"]
-    assert axis["range"] == [0, length]
-    assert axis["title"]["text"].startswith(f"{unit} since")
-
-
-def test_running_attempts_last_until_now() -> None:
     figure = draw(make_attempt(1, 0, 20), make_attempt(2, 20, None))
     running = kinds(figure)["running"]
     assert (running["base"], running["x"]) == ([20], [80])
     assert figure.rows[1][3] == "RUNNING"
+    attempts = [make_attempt(1, 0, 20, ending="lost"), make_attempt(1, 20, 60, attempt=2)]
+    assert named(draw(*attempts, trial_101="baseline").traces, "baseline")["x"] == [10, 40]
 
 
-def test_attempts_at_one_time_have_rows_of_their_own() -> None:
+def test_the_axis_has_a_unit_that_suits_its_length() -> None:
+    for seconds, unit, length in (
+        (299, "seconds", 299),
+        (600, "minutes", 10),
+        (36000, "hours", 10),
+    ):
+        axis = draw(make_attempt(1, 0, seconds)).layout["xaxis"]
+        assert axis["range"] == [0, length]
+        assert axis["title"]["text"].startswith(f"{unit} since")
+
+
+def test_attempts_at_one_time_have_rows_of_their_own_up_to_a_number() -> None:
     attempts = [
         make_attempt(1, 0, 50),
         make_attempt(2, 10, 60),
@@ -90,9 +82,6 @@ def test_attempts_at_one_time_have_rows_of_their_own() -> None:
     axis = figure.layout["yaxis"]
     assert (axis["tickvals"], axis["ticktext"]) == ([0, 2], ["worker a", "&lt;b&gt;"])
     assert kinds(figure)["completed"]["y"] == [0, 1, 0, 2]
-
-
-def test_attempts_beyond_the_rows_and_older_ones_are_counted() -> None:
     attempts = [make_attempt(n, 0, 50, worker_id=f"w{n}") for n in range(MOST_ROWS_DRAWN + 5)]
     figure = draw(*attempts, left_out=7)
     assert len(kinds(figure)["completed"]["y"]) == MOST_ROWS_DRAWN

@@ -13,15 +13,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-import trustme
 
 from api.http.connection_limits import ConnectionLimits
 from api.settings import Settings
 from results_db.store import Store
-from tests.kit.api import HEADERS, TOKEN
+from tests.kit.api import HEADERS, INTRODUCTION, TOKEN
 from tests.kit.live import PATIENCE_S, Live, Watcher, live_server
 from tests.kit.postgres import upgraded
 from tests.kit.store import make_campaign
@@ -30,11 +30,7 @@ from tests.kit.waiting import wait_until
 HEALTH = b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\n"
 BEARER = f"Authorization: Bearer {TOKEN}\r\n".encode()
 HASTY = ConnectionLimits(
-    body_s=0.2,
-    body_bytes_per_s=1 << 20,
-    unread_s=0.4,
-    linger_s=0.2,
-    check_interval_s=0.05,
+    body_s=0.2, body_bytes_per_s=1 << 20, unread_s=0.4, linger_s=0.2, check_interval_s=0.05
 )
 """Short limits for tests, except for the time for headers, in which each client must connect."""
 
@@ -42,55 +38,28 @@ HASTY_HEADERS = ConnectionLimits(header_s=2.0, linger_s=0.2, check_interval_s=0.
 """A time for headers short enough for a test, and long enough for a client on a busy machine."""
 
 
-@pytest.fixture(scope="module")
-def tls() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    trustme.CA().issue_cert("localhost").configure_cert(context)
-    return context
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with closing(Store.open(upgraded(tmp_path / "data"))) as store:
-        yield store
-
-
 @pytest.fixture(scope="module", params=["plain", "tls"])
 def server_tls(request: pytest.FixtureRequest, tls: ssl.SSLContext) -> ssl.SSLContext | None:
     return tls if request.param == "tls" else None
 
 
-@contextlib.contextmanager
-def served(folder: Path, limits: ConnectionLimits, tls: ssl.SSLContext | None) -> Iterator[Live]:
-    with (
-        closing(Store.open(upgraded(folder))) as store,
-        live_server(Settings(token=TOKEN), store, limits=limits, tls=tls) as live,
-    ):
-        yield live
+def serving(limits: ConnectionLimits) -> Any:
+    """A fixture of a service with these limits, for the tests of the module."""
+
+    @pytest.fixture(scope="module")
+    def served(
+        tmp_path_factory: pytest.TempPathFactory, server_tls: ssl.SSLContext | None
+    ) -> Iterator[Live]:
+        with (
+            closing(Store.open(upgraded(tmp_path_factory.mktemp("served")))) as store,
+            live_server(Settings(token=TOKEN), store, limits=limits, tls=server_tls) as live,
+        ):
+            yield live
+
+    return served
 
 
-@pytest.fixture(scope="module")
-def live(
-    tmp_path_factory: pytest.TempPathFactory, server_tls: ssl.SSLContext | None
-) -> Iterator[Live]:
-    with served(tmp_path_factory.mktemp("live"), ConnectionLimits(), server_tls) as live:
-        yield live
-
-
-@pytest.fixture(scope="module")
-def hasty(
-    tmp_path_factory: pytest.TempPathFactory, server_tls: ssl.SSLContext | None
-) -> Iterator[Live]:
-    with served(tmp_path_factory.mktemp("hasty"), HASTY, server_tls) as live:
-        yield live
-
-
-@pytest.fixture(scope="module")
-def hasty_headers(
-    tmp_path_factory: pytest.TempPathFactory, server_tls: ssl.SSLContext | None
-) -> Iterator[Live]:
-    with served(tmp_path_factory.mktemp("hasty-headers"), HASTY_HEADERS, server_tls) as live:
-        yield live
+live, hasty, hasty_headers = map(serving, (ConnectionLimits(), HASTY, HASTY_HEADERS))
 
 
 def trusting_all() -> ssl.SSLContext:
@@ -187,7 +156,9 @@ def test_a_header_of_100_mib_is_refused_and_others_are_answered_meanwhile(live: 
     assert set(answers) <= {431, 0}, "a header is read no further than its limit"
 
 
-def test_a_header_that_trickles_in_is_counted_together(live: Live) -> None:
+def test_a_header_that_trickles_in_is_counted_together_in_each_request_of_a_connection(
+    live: Live,
+) -> None:
     with connected(live) as connection:
         connection.sendall(HEALTH + b"X: ")
         for _ in range(200):
@@ -197,6 +168,21 @@ def test_a_header_that_trickles_in_is_counted_together(live: Live) -> None:
     problem = json.loads(answer.partition(b"\r\n\r\n")[2])
     assert problem["detail"] == "the request's headers are larger than 65536 bytes"
     assert b"connection: close" in answer.lower()
+
+    with connected(live) as connection:
+        connection.sendall(HEALTH + b"\r\n")
+        assert status_of(read_answer(connection)) == 200
+        connection.sendall(HEALTH + b"X: " + b"y" * 60_000 + b"\r\n\r\n")
+        assert status_of(read_answer(connection)) == 200
+        send_what_is_taken(connection, HEALTH + b"X: " + b"y" * 90_000)
+        assert status_of(read_answer(connection)) == 431
+
+    with connected(live) as connection:
+        connection.sendall(
+            b"POST /v1/campaigns HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"2\r\n{}\r\n0\r\n" + BEARER + b"\r\n"
+        )
+        assert status_of(read_answer(connection)) == 401
 
 
 @pytest.mark.parametrize(
@@ -233,26 +219,6 @@ def test_a_request_is_answered_by_its_size(live: Live, request_: bytes, status: 
     assert is_well(live)
 
 
-def test_the_second_request_of_a_connection_has_the_same_limits(live: Live) -> None:
-    with connected(live) as connection:
-        connection.sendall(HEALTH + b"\r\n")
-        assert status_of(read_answer(connection)) == 200
-        connection.sendall(HEALTH + b"X: " + b"y" * 60_000 + b"\r\n\r\n")
-        assert status_of(read_answer(connection)) == 200
-        send_what_is_taken(connection, HEALTH + b"X: " + b"y" * 90_000)
-        assert status_of(read_answer(connection)) == 431
-
-
-def test_a_trailer_is_no_header(live: Live) -> None:
-    """It comes after the header was judged."""
-    with connected(live) as connection:
-        connection.sendall(
-            b"POST /v1/campaigns HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-            b"2\r\n{}\r\n0\r\n" + BEARER + b"\r\n"
-        )
-        assert status_of(read_answer(connection)) == 401
-
-
 @pytest.mark.sampled(2)
 def test_a_header_that_does_not_come_closes_the_connection(hasty_headers: Live) -> None:
     parts = [b"", b"G", b"GET /v1/health", HEALTH + b"X: ", b"\r\n"]
@@ -263,9 +229,6 @@ def test_a_header_that_does_not_come_closes_the_connection(hasty_headers: Live) 
         ends = [status_of(read_to_end(connection)) for connection in connections]
     assert ends == [0, 408, 408, 408, 0]  # an empty line is no request (RFC 9112, section 2.2)
 
-
-@pytest.mark.sampled(2)
-def test_the_second_header_of_a_connection_has_no_longer_time(hasty_headers: Live) -> None:
     with contextlib.ExitStack() as opened:
         connections = []
         for sent in (b"G", HEALTH, b"\r\n"):
@@ -274,6 +237,13 @@ def test_the_second_header_of_a_connection_has_no_longer_time(hasty_headers: Liv
             connection.sendall(sent)
             connections.append(connection)
         assert [status_of(read_to_end(each)) for each in connections] == [408, 408, 0]
+
+    with connected(hasty_headers) as connection:
+        connection.sendall(
+            b"POST /v1/campaigns HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000000\r\n\r\n"
+        )
+        assert status_of(read_answer(connection)) == 401
+        send_for_ever(connection, b" ")
 
 
 def test_a_header_that_trickles_in_has_no_longer_time(store: Store) -> None:
@@ -303,7 +273,9 @@ def test_a_tls_handshake_that_does_not_come_closes_the_connection(
         assert is_well(live)
 
 
-def test_a_body_that_stops_coming_is_answered_408(hasty: Live) -> None:
+def test_a_body_that_stops_coming_is_answered_408_and_a_client_that_reads_nothing_is_hung_up_on(
+    hasty: Live,
+) -> None:
     head = b"POST /v1/campaigns HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     for framing in (
         b"Content-Length: 1000\r\n\r\n{",
@@ -314,17 +286,10 @@ def test_a_body_that_stops_coming_is_answered_408(hasty: Live) -> None:
             assert status_of(read_to_end(connection)) == 408
     wait_until("no connection is left", lambda: len(hasty.server.connections) == 0)
 
-
-@pytest.mark.sampled(2)
-def test_a_refused_request_whose_body_never_ends_is_not_read_for_ever(
-    hasty_headers: Live,
-) -> None:
-    with connected(hasty_headers) as connection:
-        connection.sendall(
-            b"POST /v1/campaigns HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000000\r\n\r\n"
-        )
-        assert status_of(read_answer(connection)) == 401
-        send_for_ever(connection, b" ")
+    with connected(hasty) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        send_for_ever(connection, b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    wait_until("no connection is left", lambda: len(hasty.server.connections) == 0)
 
 
 def test_a_request_that_waits_for_its_answer_may_wait_longer_than_headers_may_take(
@@ -333,8 +298,7 @@ def test_a_request_that_waits_for_its_answer_may_wait_longer_than_headers_may_ta
     """A worker waits for a lease while the beginning of its next request arrives."""
     settings = Settings(token=TOKEN, lease_poll_s=0.02)
     with live_server(settings, store, limits=HASTY_HEADERS) as live:
-        body = {"name": "w", "host": "h", "cluster": "c", "num_nodes": 1, "devices_per_node": 1, "device": "d"}  # fmt: skip
-        worker = httpx.post(f"{live.url}/v1/workers", json=body, headers=HEADERS).json()
+        worker = httpx.post(f"{live.url}/v1/workers", json=INTRODUCTION, headers=HEADERS).json()
         lease = json.dumps({"wait_s": 2 * HASTY_HEADERS.header_s}).encode()
         with connected(live) as connection:
             connection.sendall(
@@ -356,13 +320,6 @@ def test_more_pipelined_requests_than_may_wait_are_not_taken(live: Live) -> None
     assert 0 < num_answered < 400
     assert answers.count(b"connection: close") == 1
     assert is_well(live)
-
-
-def test_a_client_that_reads_nothing_is_hung_up_on(hasty: Live) -> None:
-    with connected(hasty) as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        send_for_ever(connection, b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    wait_until("no connection is left", lambda: len(hasty.server.connections) == 0)
 
 
 def test_idle_connections_make_room_for_new_ones(
@@ -459,24 +416,19 @@ def test_more_connections_than_files_may_be_open_are_one_clear_error(tmp_path: P
     assert "--max-connections 744" in line
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("address", [b"x:1", b"http://[", b"http://a:99999999/"])
-@pytest.mark.parametrize("is_first", [True, False])
 def test_an_address_that_is_none_is_answered_400(
-    live: Live, caplog: pytest.LogCaptureFixture, address: bytes, is_first: bool
+    live: Live, caplog: pytest.LogCaptureFixture
 ) -> None:
-    method = b"CONNECT" if address == b"x:1" else b"GET"
-    with connected(live) as connection:
-        if not is_first:
-            connection.sendall(HEALTH + b"\r\n")
-            assert read_answer(connection).startswith(b"HTTP/1.1 200 ")
-        connection.sendall(method + b" " + address + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert read_to_end(connection).startswith(b"HTTP/1.1 400 ")
+    for address in (b"CONNECT x:1", b"GET http://[", b"GET http://a:99999999/"):
+        for is_first in (True, False):
+            with connected(live) as connection:
+                if not is_first:
+                    connection.sendall(HEALTH + b"\r\n")
+                    assert read_answer(connection).startswith(b"HTTP/1.1 200 ")
+                connection.sendall(address + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert read_to_end(connection).startswith(b"HTTP/1.1 400 ")
     assert not [record for record in caplog.records if record.exc_info]
-
-
-def test_a_request_behind_which_an_address_is_none_is_still_answered(live: Live) -> None:
-    with connected(live) as connection:
+    with connected(live) as connection:  # what came before it is still answered
         connection.sendall(HEALTH + b"\r\nGET http://[ HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert read_to_end(connection).startswith(b"HTTP/1.1 200 ")
 

@@ -1,9 +1,6 @@
 """What people write, good or bad: read, or refused with a 4xx that can be read. Never a 500."""
 
 import json
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -12,26 +9,13 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from api.app import create_app
 from api.errors import DocumentMalformedError
 from api.http import documents
 from api.http.documents import read_json, read_yaml, write_yaml
-from api.settings import Settings
-from results_db.store import Store
-from tests.kit.api import CAMPAIGN, HEADERS, TOKEN, Api
-from tests.kit.postgres import upgraded
+from tests.kit.api import CAMPAIGN
 
 JSON = {"Content-Type": "application/json"}
 YAML = {"Content-Type": "application/yaml"}
-
-
-@pytest.fixture(scope="module")
-def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    """A service that many examples share."""
-    with closing(Store.open(upgraded(tmp_path_factory.mktemp("data")))) as store:
-        app = create_app(Settings(token=TOKEN), store)
-        with TestClient(app, headers=HEADERS, raise_server_exceptions=False) as http:
-            yield http
 
 
 @pytest.fixture(params=[yaml.SafeLoader, documents._SafeLoader], ids=["python", "installed"])
@@ -40,26 +24,17 @@ def loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(documents, "_SafeLoader", request.param)
 
 
-def changed(path: tuple[str, ...], value: Any) -> dict[str, Any]:
-    """A campaign with one field changed."""
-    if len(path) == 1:
-        return {**CAMPAIGN, path[0]: value}
-    field, name = path
-    return {**CAMPAIGN, field: {**CAMPAIGN.get(field, {}), name: value}}
-
-
-@pytest.mark.parametrize("body", [rb'{"name": "\ud800"}', rb'{"\ud800": 1}', rb'["a\u0007"]'])
-def test_text_that_cannot_be_shown_is_no_document(body: bytes) -> None:
-    with pytest.raises(DocumentMalformedError, match="cannot be shown"):
-        read_json(body)
-    with pytest.raises(DocumentMalformedError, match=r"cannot be shown|malformed YAML at line 1"):
-        read_yaml(body)
-
-
-def test_text_of_any_language_is_read() -> None:
+def test_text_that_cannot_be_shown_is_no_document_and_text_of_any_language_is() -> None:
     document = {"name": "größe", "model": ["模型", "🙂"]}
     assert read_json(json.dumps(document).encode()) == document
     assert read_yaml(yaml.safe_dump(document, allow_unicode=True).encode()) == document
+    for body in (rb'{"name": "\ud800"}', rb'{"\ud800": 1}', rb'["a\u0007"]'):
+        with pytest.raises(DocumentMalformedError, match="cannot be shown"):
+            read_json(body)
+        with pytest.raises(
+            DocumentMalformedError, match=r"cannot be shown|malformed YAML at line 1"
+        ):
+            read_yaml(body)
 
 
 @pytest.mark.parametrize(
@@ -110,34 +85,23 @@ def test_what_is_written_is_read_again_by_either_version_of_yaml(document: Any, 
 
 
 @pytest.mark.parametrize(
-    ("budget", "error"),
+    ("budget", "field", "says"),
     [
-        ({"trials": "1_0"}, ("trials", "'1_0' is not a whole number of at least 1")),
-        (
-            {"wall_time": "1:30"},
-            ("wall_time", "'1:30' is not a duration: give seconds, or a number"),
-        ),
+        ("trials: 1_0", "trials", "'1_0' is not a whole number of at least 1"),
+        ("trials: 3, wall_time: 1:30", "wall_time", "'1:30' is not a duration: give seconds, or a"),
     ],
 )
 def test_a_number_that_nobody_wrote_is_refused_by_its_field(
-    lasting: TestClient, budget: dict[str, str], error: tuple[str, str]
+    lasting: TestClient, budget: str, field: str, says: str
 ) -> None:
-    ((name, text),) = budget.items()
-    plain = {field: value for field, value in CAMPAIGN.items() if field != "budget"}
-    body = f"{yaml.safe_dump(plain)}budget: {{trials: 3, {name}: {text}}}\n"
-    body = body.replace("trials: 3, trials", "trials")
-    answer = lasting.post("/v1/campaigns", content=body, headers=YAML)
-    assert answer.status_code == 422, answer.text
-    (refused,) = answer.json()["errors"]
-    assert refused["field"] == f"body.budget.{error[0]}"
-    assert error[1] in refused["message"]
-
-
-def test_a_number_with_a_zero_before_it_is_decimal(api: Api, http: TestClient) -> None:
-    plain = {field: value for field, value in CAMPAIGN.items() if field != "budget"}
-    body = f"{yaml.safe_dump(plain)}budget: {{trials: 010}}\n"
-    answer = http.post("/v1/campaigns", content=body, headers=YAML)
-    assert answer.json()["spec"]["budget"]["trials"] == 10
+    plain = yaml.safe_dump({name: value for name, value in CAMPAIGN.items() if name != "budget"})
+    body = f"{plain}budget: {{{budget}}}\n"
+    (refused,) = lasting.post("/v1/campaigns", content=body, headers=YAML).json()["errors"]
+    assert refused["field"] == f"body.budget.{field}"
+    assert says in refused["message"]
+    decimal = f"{plain}budget: {{trials: 010}}\n".replace("name: first", f"name: of-{field}")
+    created = lasting.post("/v1/campaigns", content=decimal, headers=YAML).json()
+    assert created["spec"]["budget"]["trials"] == 10
 
 
 class CountingWord(str):
@@ -157,41 +121,6 @@ def test_a_repeated_field_is_found_in_one_pass(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(DocumentMalformedError, match="'1999' is there twice"):
         documents._without_duplicates([*pairs, pairs[-1]])
     assert CountingWord.compared < 10 * len(pairs)
-
-
-def test_the_service_answers_others_while_it_reads_a_document(
-    http: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reading, answered = threading.Event(), threading.Event()
-
-    def read_slowly(body: bytes) -> Any:
-        reading.set()
-        assert answered.wait(20), "the service read and did nothing else"
-        return read_json(body)
-
-    def reader_of(_content_type: str) -> Callable[[bytes], Any]:
-        return read_slowly
-
-    monkeypatch.setattr("api.http.request_bodies.reader_of", reader_of)
-    statuses: list[int] = []
-    posting = threading.Thread(
-        target=lambda: statuses.append(http.post("/v1/campaigns", json=CAMPAIGN).status_code)
-    )
-    posting.start()
-    assert reading.wait(20)
-    assert http.get("/v1/health").status_code == 200
-    assert not statuses
-    answered.set()
-    posting.join(20)
-    assert statuses == [201]
-
-
-def test_a_campaign_is_no_longer_than_anybody_writes_one(lasting: TestClient) -> None:
-    body = json.dumps(CAMPAIGN).encode() + b" " * (256 << 10)
-    answer = lasting.post("/v1/campaigns", content=body, headers=JSON)
-    assert answer.status_code == 413
-    assert answer.json()["type"].endswith(":document-too-large")
-    assert "262144" in answer.json()["detail"]
 
 
 def is_answered(http: TestClient, body: bytes, headers: dict[str, str]) -> None:

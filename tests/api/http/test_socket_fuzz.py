@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import random
 import socket
-from collections.abc import Iterator
 from typing import Final
 
 import httpx
@@ -16,8 +15,7 @@ import pytest
 
 from tests.kit.bodies import BODIES as BODIES_OF_ROUTES
 from tests.kit.odd_values import DEPTHS, ODD_NUMBERS, ODD_TEXTS, nested, places, planted
-from tests.kit.populated import Populated, populated_service
-from tests.kit.postgres import upgraded
+from tests.kit.populated import Populated
 
 SEED: Final = 20
 FEW: Final = 400
@@ -27,16 +25,7 @@ REST_WITHIN_S: Final = 0.3
 """How long an answer is waited for to what may not be whole."""
 
 METHODS: Final = [
-    "GET",
-    "POST",
-    "PUT",
-    "PATCH",
-    "DELETE",
-    "HEAD",
-    "OPTIONS",
-    "TRACE",
-    "get",
-    "\x00",
+    *("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "get", "\x00")
 ]
 ODD: Final = [
     *("..", "%2e%2e", "%00", "%ff", "%", "%zz", "a" * 300, "9" * 40, "-1", "0", "\u00e9", "'", '"'),
@@ -60,32 +49,15 @@ QUERIES: Final = [
 ]
 HEADERS: Final = [
     *("Host", "Content-Type", "Content-Length", "Transfer-Encoding", "Authorization", "Expect"),
-    *(
-        "If-None-Match",
-        "Last-Event-ID",
-        "Idempotency-Key",
-        "Accept",
-        "Range",
-        "Connection",
-        "Origin",
-    ),
-    *("X-Forwarded-For", "Content-Encoding", "Upgrade", "Cookie", "Accept-Encoding"),
+    *("If-None-Match", "Last-Event-ID", "Idempotency-Key", "Accept", "Range", "Connection"),
+    *("Origin", "X-Forwarded-For", "Content-Encoding", "Upgrade", "Cookie", "Accept-Encoding"),
 ]
 BODIES: Final = [
     *(b"", b"{}", b"[]", b"null", b"0", b'"x"', b"{", b"\xff\xfe", b"\x00" * 50, b"[" * 5000),
-    *(
-        b"{" + b'"a":{' * 3000,
-        b'{"name":"\\ud800"}',
-        b'{"name":"\\u0000"}',
-        b'{"max_trials":1e400}',
-    ),
-    *(
-        b"a: &a [*a,*a]",
-        b"- !!python/object/apply:os.system [id]",
-        b"NaN",
-        b'{"budget":{"trials":1e999}}',
-    ),
-    *(b'{"trials":[{"trial_id":1,"attempt":9223372036854775808}]}', b"9" * 5000, b"name,tp\n" * 40),
+    *(b"{" + b'"a":{' * 3000, b'{"name":"\\ud800"}', b'{"name":"\\u0000"}', b"NaN", b"9" * 5000),
+    *(b'{"max_trials":1e400}', b'{"budget":{"trials":1e999}}', b"a: &a [*a,*a]"),
+    *(b"- !!python/object/apply:os.system [id]", b"name,tp\n" * 40),
+    b'{"trials":[{"trial_id":1,"attempt":9223372036854775808}]}',
 ]
 TYPES: Final = ["application/json", "application/yaml", "text/csv", "a/b; charset=\xff", "", "json"]
 
@@ -156,15 +128,8 @@ class Fuzzer:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Populated]:
-    database_url = upgraded(tmp_path_factory.mktemp("fuzz")).database_url
-    with populated_service(database_url) as populated:
-        yield populated
-
-
-@pytest.fixture(scope="module")
-def paths(service: Populated) -> list[str]:
-    document = httpx.get(f"{service.url}/openapi.json", timeout=60).json()
+def paths(shared: Populated) -> list[str]:
+    document = httpx.get(f"{shared.url}/openapi.json", timeout=60).json()
     return [*document["paths"], "/docs", "/openapi.json", "/v1", "/", "*"]
 
 
@@ -185,16 +150,16 @@ def status_of(service: Populated, request: bytes, within_s: float) -> int | None
     "number", [FEW, pytest.param(MANY, marks=[pytest.mark.nightly, pytest.mark.timeout(400)])]
 )
 def test_whatever_is_sent_is_no_fault_and_the_service_lives_on(
-    service: Populated, paths: list[str], number: int
+    shared: Populated, paths: list[str], number: int
 ) -> None:
-    fuzzer = Fuzzer(service, paths, SEED + number)
+    fuzzer = Fuzzer(shared, paths, SEED + number)
     seen: set[int] = set()
     for _ in range(number):
         request, is_whole = fuzzer.request()
-        status = status_of(service, request, ANSWER_WITHIN_S if is_whole else REST_WITHIN_S)
+        status = status_of(shared, request, ANSWER_WITHIN_S if is_whole else REST_WITHIN_S)
         assert status is None or status < 500, (status, request)
         assert status or not is_whole, ("no answer", request)
         seen.add(status or 0)
     assert {200, 400, 401, 403, 404, 405, 422} <= seen, "the fuzzer does not reach far"
-    assert httpx.get(f"{service.url}/v1/health").status_code == 200
-    service.assert_lists_answer()
+    assert httpx.get(f"{shared.url}/v1/health").status_code == 200
+    shared.assert_lists_answer()

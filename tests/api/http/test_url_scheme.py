@@ -3,12 +3,11 @@
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
-import trustme
 
 from api.client import Client
 from api.errors import ServiceError
@@ -20,13 +19,6 @@ from tests.kit.postgres import upgraded
 from tests.kit.services import run_here
 from workers.errors import WorkerError
 from workers.service.http import ServiceHttp
-
-
-@pytest.fixture(scope="module")
-def tls() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    trustme.CA().issue_cert("localhost").configure_cert(context)
-    return context
 
 
 @pytest.fixture(scope="module", params=["ours", "another"])
@@ -98,23 +90,19 @@ def said_by_worker(url: str) -> str:
 
 
 @pytest.mark.parametrize("said_by", [said_by_client, said_by_worker])
-def test_plain_http_to_tls_is_told_to_use_https(tls_address: str, said_by: object) -> None:
-    assert callable(said_by)
-    said = said_by(f"http://{tls_address}")
-    assert "speaks TLS" in said
-    assert "begins with https://, not http://" in said
-    assert "is it running" not in said
-
-
-@pytest.mark.parametrize("said_by", [said_by_client, said_by_worker])
-def test_tls_to_plain_http_is_told_to_use_http(plain_address: str, said_by: object) -> None:
-    assert callable(said_by)
+def test_tls_to_plain_http_is_told_to_use_http(
+    plain_address: str, said_by: Callable[[str], str]
+) -> None:
     said = said_by(f"https://{plain_address}")
     assert f"https://{plain_address} does not speak TLS" in said
     assert "begins with http://, not https://" in said
 
 
-def test_commands_say_it_in_one_line(tls_address: str, tmp_path: Path) -> None:
+def test_plain_http_to_tls_is_told_to_use_https(tls_address: str, tmp_path: Path) -> None:
+    for said in (said_by_client(f"http://{tls_address}"), said_by_worker(f"http://{tls_address}")):
+        assert "speaks TLS" in said
+        assert "begins with https://, not http://" in said
+        assert "is it running" not in said
     token = tmp_path / "token"
     token.touch(0o600)
     token.write_text(TOKEN)
@@ -124,9 +112,3 @@ def test_commands_say_it_in_one_line(tls_address: str, tmp_path: Path) -> None:
         assert refused.exit_code == 1
         (line,) = refused.stderr.splitlines()
         assert "begins with https://, not http://" in line
-
-
-def test_a_service_that_is_not_there_is_still_asked_after() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    assert "is it running?" in said_by_client(f"http://127.0.0.1:{port}")

@@ -55,12 +55,6 @@ async def settled(tasks: Sequence[asyncio.Task[int]]) -> list[int | BaseExceptio
         return await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_a_single_call_is_not_delayed() -> None:
-    work = Work()
-    assert asyncio.run(Batcher(work, most=8).ask(3)) == 6
-    assert work.batches == [[3]]
-
-
 def test_calls_during_a_batch_form_the_next_batches_in_order() -> None:
     async def run() -> Work:
         busy = Busy(most=3)
@@ -72,26 +66,19 @@ def test_calls_during_a_batch_form_the_next_batches_in_order() -> None:
     assert asyncio.run(run()).batches == [[1], [2, 3, 4], [5, 6]]
 
 
-def test_a_refused_call_does_not_affect_its_batch() -> None:
-    async def run() -> list[int | BaseException]:
-        busy = Busy(most=8)
-        tasks = [await busy.begin(), *await busy.ask(2, -3, 4)]
-        busy.go_on()
-        return await settled(tasks)
+async def answers_of_a_batch(most: int, *asks: int) -> list[int | BaseException]:
+    """What calls are answered that come while another batch is at work."""
+    busy = Busy(most=most)
+    tasks = [await busy.begin(), *await busy.ask(*asks)]
+    busy.go_on()
+    return await settled(tasks)
 
-    first, second, refused, last = asyncio.run(run())
+
+def test_a_refused_call_is_alone_and_an_exception_of_a_batch_reaches_all_its_calls() -> None:
+    first, second, refused, last = asyncio.run(answers_of_a_batch(8, 2, -3, 4))
     assert (first, second, last) == (2, 4, 8)
     assert str(refused) == "no -3"
-
-
-def test_an_exception_of_a_batch_reaches_all_its_calls() -> None:
-    async def run() -> list[int | BaseException]:
-        busy = Busy(most=2)
-        tasks = [await busy.begin(), *await busy.ask(2, 0, 4)]
-        busy.go_on()
-        return await settled(tasks)
-
-    first, second, third, last = asyncio.run(run())
+    first, second, third, last = asyncio.run(answers_of_a_batch(2, 2, 0, 4))
     assert (first, last) == (2, 8)
     assert [type(each) for each in (second, third)] == [ZeroDivisionError] * 2
 
@@ -130,7 +117,7 @@ def test_a_batch_after_one_of_several_calls_gathers_more_calls() -> None:
     assert asyncio.run(run()).batches == [[1, 2], [3, 4]]
 
 
-def test_a_batch_that_is_full_gathers_no_more() -> None:
+def test_a_single_call_is_not_delayed_and_a_full_batch_gathers_no_more() -> None:
     async def run() -> Work:
         work = Work()
         batcher = Batcher(work, most=2, gather_s=3600.0)
@@ -139,3 +126,6 @@ def test_a_batch_that_is_full_gathers_no_more() -> None:
         return work
 
     assert asyncio.run(run()).batches == [[1, 2], [3, 4], [5, 6]]
+    work = Work()
+    assert asyncio.run(Batcher(work, most=8).ask(3)) == 6
+    assert work.batches == [[3]]

@@ -29,20 +29,35 @@ def to_beat(api: Api, **campaign: Any) -> float | None:
     return seconds
 
 
-def test_the_first_probe_has_no_step_time_to_beat(api: Api) -> None:
+def test_the_first_probe_and_a_repeat_have_no_step_time_to_beat(api: Api) -> None:
     created = api.submit()
-    api.store.trials.add(created["id"], BEST)
-    assert api.lease(api.register())["request"]["stop_above_step_time_s"] is None
+    worker = api.register()
+    api.store.trials.add(created["id"], OTHER)
+    lease = api.lease(worker)
+    assert lease["request"]["stop_above_step_time_s"] is None
+    api.report_measured(worker, lease, OTHER, tokens_per_s=10.0)
+    api.complete(worker, "first", BEST, tokens_per_s=1024.0)
+    api.store.trials.repeat(lease["trial_id"])
+    assert api.lease(worker)["request"]["stop_above_step_time_s"] is None
 
 
-def test_a_probe_is_told_the_step_time_at_which_it_would_equal_the_best(api: Api) -> None:
-    # tiny has sequences of 128 tokens, and the batch is 8: 1,024 tokens a step.
-    assert to_beat(api) == pytest.approx(8 * 128 / 1024.0)
-
-
-def test_a_layout_on_more_devices_must_beat_the_rate_per_device(api: Api) -> None:
-    seconds = to_beat(api, objective="tokens_per_s_per_device")
-    assert seconds == pytest.approx(8 * 128 / 2 / 1024.0)
+@pytest.mark.parametrize(
+    ("campaign", "step_time_s"),
+    [
+        # tiny has sequences of 128 tokens, and the batch is 8: 1,024 tokens a step.
+        ({}, 8 * 128 / 1024.0),
+        ({"objective": "tokens_per_s_per_device"}, 8 * 128 / 2 / 1024.0),  # it has two devices
+        ({"stop": {"early": False}}, None),
+        ({"strategy": "exhaustive"}, None),
+        ({"probe": {"iterations": 3}}, None),  # too few to stop early
+    ],
+    ids=str,
+)
+def test_a_probe_is_told_the_step_time_at_which_it_would_equal_the_best(
+    api: Api, campaign: dict[str, Any], step_time_s: float | None
+) -> None:
+    told = to_beat(api, **campaign)
+    assert told == (None if step_time_s is None else pytest.approx(step_time_s))
 
 
 TWO = ["tokens_per_s", "memory_headroom"]
@@ -67,7 +82,7 @@ def test_with_two_objectives_a_probe_must_beat_a_layout_that_surely_needs_less_m
     assert seconds == (pytest.approx(8 * 128 / (0.97 * 1024.0)) if is_told else None)
 
 
-def test_of_a_front_the_fastest_layout_with_enough_headroom_is_to_be_beaten() -> None:
+def test_of_a_front_the_fastest_layout_with_enough_headroom_is_to_be_beaten_in_every_rate() -> None:
     spec = CampaignSpec.from_mapping(CAMPAIGN | {"objective": TWO})
     peak = float(peak_memory_bytes(LayoutColumns.of_each([OTHER]), spec.model)[0])
     reachable = 1.0 - 0.8 * peak / spec.cluster.device_memory_bytes
@@ -80,28 +95,12 @@ def test_of_a_front_the_fastest_layout_with_enough_headroom_is_to_be_beaten() ->
     assert stop_above_s(front, spec, OTHER) == pytest.approx(8 * 128 / (0.97 * 1500.0))
     assert stop_above_s(front[:1], spec, OTHER) is None
     assert stop_above_s([], spec, OTHER) is None
-
-
-def test_a_layout_must_be_worse_in_every_rate() -> None:
     spec = CampaignSpec.from_mapping(
         CAMPAIGN | {"objective": ["tokens_per_s", "tokens_per_s_per_device"]}
     )
     # The other layout has two devices: half of its rate a device.
     seconds = stop_above_s([(1024.0, 128.0)], spec, OTHER)
     assert seconds == pytest.approx(8 * 128 / 2 / (0.97 * 128.0))
-
-
-@pytest.mark.parametrize(
-    "campaign",
-    [
-        {"stop": {"early": False}},
-        {"strategy": "exhaustive"},
-        {"probe": {"iterations": 3}},
-    ],
-    ids=["told not to", "exhaustive", "too few iterations"],
-)
-def test_a_campaign_may_stop_no_probe_early(api: Api, campaign: dict[str, Any]) -> None:
-    assert to_beat(api, **campaign) is None
 
 
 def test_a_cheap_probe_is_never_stopped_and_trains_the_layers_of_its_part(api: Api) -> None:
@@ -114,15 +113,6 @@ def test_a_cheap_probe_is_never_stopped_and_trains_the_layers_of_its_part(api: A
     assert request["stop_above_step_time_s"] is None
     assert request["layout"] == part.reduced(OTHER).to_mapping()
     assert request["model"]["num_layers"] == 2
-
-
-def test_a_repeat_is_never_stopped(api: Api) -> None:
-    api.submit()
-    worker = api.register()
-    slow = api.complete(worker, "first", OTHER, tokens_per_s=10.0)
-    api.complete(worker, "first", BEST, tokens_per_s=1024.0)
-    api.store.trials.repeat(slow)
-    assert api.lease(worker)["request"]["stop_above_step_time_s"] is None
 
 
 def test_the_best_is_taken_at_the_low_end_of_its_interval(api: Api) -> None:

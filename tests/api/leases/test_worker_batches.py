@@ -1,5 +1,7 @@
 """What workers are answered when a part of it cannot be had."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 
@@ -53,9 +55,7 @@ def test_a_lease_is_answered_although_the_step_time_to_beat_is_unknown(
     assert "the server has gone" in caplog.text
 
 
-def test_an_unreadable_campaign_does_not_affect_leases_of_others(
-    store: Store,
-) -> None:
+def test_an_unreadable_campaign_does_not_affect_leases_of_others(store: Store) -> None:
     broken = store.trials.add(make_campaign(store, "no-space"), LAYOUT)
     sound = store.trials.add(submit(store), LAYOUT)
     answers = lease_for_each(store, make_worker(store, "w1"), make_worker(store, "w2"))

@@ -38,7 +38,9 @@ def mark(store: Store) -> Iterator[ChangeMark]:
         yield mark
 
 
-def test_a_mark_sees_each_commit_once_and_no_reading(store: Store, mark: ChangeMark) -> None:
+def test_a_mark_sees_each_commit_once_of_this_and_other_processes_and_no_reading(
+    store: Store, mark: ChangeMark, data_dir: DataDir
+) -> None:
     assert not mark.has_changed()
     campaign = make_campaign(store)
     assert mark.has_changed()
@@ -47,9 +49,6 @@ def test_a_mark_sees_each_commit_once_and_no_reading(store: Store, mark: ChangeM
     assert not mark.has_changed()
     store.campaigns.pause(campaign)
     assert mark.has_changed()
-
-
-def test_a_mark_sees_the_commits_of_other_processes(data_dir: DataDir, mark: ChangeMark) -> None:
     path = data_dir.database_url.removeprefix("sqlite:///")
     program = (
         "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); "
@@ -102,10 +101,9 @@ def run(store: Store, body: Callable[[DatabaseChanges], Awaitable[None]], *, sto
     asyncio.run(within())
 
 
-def test_everybody_who_waits_is_woken_by_a_change(store: Store) -> None:
+def test_everybody_who_waits_is_woken_by_a_change_even_by_one_before_the_wait(store: Store) -> None:
     async def body(changes: DatabaseChanges) -> None:
-        seen = changes.number
-        await changes.after(seen, within_s=30, pause_s=30)  # the first look
+        await changes.after(changes.number, within_s=30, pause_s=30)  # the first look
         seen = changes.number
         waiting = [
             asyncio.create_task(changes.after(seen, within_s=30, pause_s=30)) for _ in range(3)
@@ -115,15 +113,8 @@ def test_everybody_who_waits_is_woken_by_a_change(store: Store) -> None:
         await asyncio.to_thread(make_campaign, store)
         assert await asyncio.gather(*waiting) == [True] * 3
         assert not await changes.after(changes.number, within_s=0.05, pause_s=30)
-
-    run(store, body, stop=Event())
-
-
-def test_a_change_before_the_wait_is_not_missed(store: Store) -> None:
-    async def body(changes: DatabaseChanges) -> None:
-        await changes.after(changes.number, within_s=30, pause_s=30)
         seen = changes.number
-        await asyncio.to_thread(make_campaign, store)
+        await asyncio.to_thread(make_campaign, store, "second")
         assert await changes.after(seen, within_s=30, pause_s=30)
 
     run(store, body, stop=Event())

@@ -33,10 +33,14 @@ def campaign_url(url: str, campaign: int) -> str:
     return f"{url}/campaigns/{campaign}/events"
 
 
-def test_a_watcher_hears_what_happens_to_its_campaign_and_to_no_other(
+def test_a_watcher_hears_what_happens_to_all_or_to_its_campaign_and_to_no_other(
     url: str, store: Store
 ) -> None:
-    mine, other = make_campaign(store, "mine"), make_campaign(store, "other")
+    with Watcher(f"{url}/events") as watcher:
+        watcher.opened()
+        mine, other = make_campaign(store, "mine"), make_campaign(store, "other")
+        events = [watcher.next()[1] for _ in range(2)]
+    assert [(event["seq"], event["campaign_id"]) for event in events] == [(1, mine), (2, other)]
     with Watcher(campaign_url(url, mine)) as watcher:
         assert watcher.opened() == {"after": 2, "missed": False}
         trial = store.trials.add(mine, LAYOUT)
@@ -50,15 +54,6 @@ def test_a_watcher_hears_what_happens_to_its_campaign_and_to_no_other(
     assert (ended["campaign_id"], ended["trial_id"]) == (mine, trial.id)
     assert ended["data"]["state"] == "COMPLETED"
     assert watcher.last_id == str(ended["seq"])
-
-
-def test_a_watcher_of_all_hears_every_campaign(url: str, store: Store) -> None:
-    with Watcher(f"{url}/events") as watcher:
-        watcher.opened()
-        campaigns = [make_campaign(store, name) for name in ("first", "second")]
-        heard = [watcher.next()[1] for _ in campaigns]
-    assert [event["campaign_id"] for event in heard] == campaigns
-    assert [event["seq"] for event in heard] == [1, 2]
 
 
 def test_a_watcher_that_lost_the_stream_hears_what_it_missed_once(url: str, store: Store) -> None:
@@ -93,44 +88,33 @@ def test_a_long_past_is_heard_page_by_page_and_runs_into_the_present(
         assert [*past, watcher.next()[1]["seq"]] == list(range(1, 11))
 
 
-def test_the_header_goes_before_the_address_which_is_older(url: str, store: Store) -> None:
+def test_a_watcher_is_told_where_it_begins_and_whether_it_missed_something(
+    url: str, store: Store
+) -> None:
     campaign = make_campaign(store)
+    address = campaign_url(url, campaign)
     store.campaigns.pause(campaign)
-    with Watcher(f"{campaign_url(url, campaign)}?after=0", last_event_id=1) as watcher:
-        assert watcher.opened()["after"] == 1
+    with Watcher(f"{address}?after=0", last_event_id=1) as watcher:
+        assert watcher.opened() == {"after": 1, "missed": False}, "the address is older"
         assert watcher.kinds(1) == ["campaign.paused"]
-
-
-def test_a_watcher_is_told_that_what_it_missed_is_kept_no_more(url: str, store: Store) -> None:
-    campaign = make_campaign(store)
-    store.campaigns.pause(campaign)
-    store.campaigns.resume(campaign)
-    store.events.prune(store._clock())
-    with Watcher(campaign_url(url, campaign), last_event_id=1) as watcher:
-        assert watcher.opened() == {"after": 1, "missed": True}
+    with Watcher(address, last_event_id=900) as watcher:  # of another database
+        assert watcher.opened() == {"after": 2, "missed": True}
+        store.campaigns.resume(campaign)
         assert watcher.kinds(1) == ["campaign.resumed"]
-    with Watcher(campaign_url(url, campaign), last_event_id=2) as watcher:
-        assert watcher.opened() == {"after": 2, "missed": False}
+    store.events.prune(store._clock())
+    for last, missed in ((1, True), (2, False)):
+        with Watcher(address, last_event_id=last) as watcher:
+            assert watcher.opened() == {"after": last, "missed": missed}
+            assert watcher.kinds(1) == ["campaign.resumed"]
 
 
-def test_a_number_of_another_database_begins_anew_and_says_so(url: str, store: Store) -> None:
-    campaign = make_campaign(store)
-    with Watcher(campaign_url(url, campaign), last_event_id=900) as watcher:
-        assert watcher.opened() == {"after": 1, "missed": True}
-        store.campaigns.pause(campaign)
-        assert watcher.kinds(1) == ["campaign.paused"]
-
-
-@pytest.mark.parametrize("number", ["x", "-1", "1.0", "9" * 30])
-def test_a_last_event_id_that_is_no_number_is_refused(url: str, store: Store, number: str) -> None:
-    answer = httpx.get(f"{url}/events", headers={**HEADERS, "Last-Event-ID": number})
-    assert answer.status_code == 400
-    assert number in answer.json()["detail"]
-
-
-def test_a_campaign_that_is_not_there_is_a_404_and_no_token_a_401(url: str) -> None:
+def test_a_stream_needs_its_campaign_a_token_and_a_last_event_id_that_is_a_number(url: str) -> None:
     assert httpx.get(campaign_url(url, 7), headers=HEADERS).status_code == 404
     assert httpx.get(f"{url}/events").status_code == 401
+    for number in ("x", "-1", "1.0", "9" * 30):
+        answer = httpx.get(f"{url}/events", headers={**HEADERS, "Last-Event-ID": number})
+        assert answer.status_code == 400
+        assert number in answer.json()["detail"]
 
 
 def test_a_silent_stream_is_kept_alive_by_comments(store: Store, settings: Settings) -> None:
@@ -212,11 +196,7 @@ def test_a_watcher_that_reads_nothing_is_dropped_aloud(
 ) -> None:
     settings = Settings(token=TOKEN, event_poll_s=0.02, event_send_s=0.2, max_waiting_events=10_000)
     campaign = make_campaign(store)
-    with (
-        live_service(settings, store) as url,
-        caplog.at_level(logging.WARNING),
-        deaf_watcher(url),
-    ):
+    with live_service(settings, store) as url, caplog.at_level(logging.WARNING), deaf_watcher(url):
 
         def dropped() -> bool:
             for _ in range(20):

@@ -27,11 +27,11 @@ from results_db.actor import Actor
 from results_db.errors import DatabaseUnavailableError
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.api.process.test_several_services import Serve
 from tests.kit.api import HEADERS, TOKEN
 from tests.kit.live import PATIENCE_S, Watcher, live_server, live_service
 from tests.kit.persons import Person
 from tests.kit.postgres import upgraded
+from tests.kit.services import ServeProcess
 from tests.kit.store import make_campaign, make_worker
 from tests.kit.waiting import wait_until
 from tests.results_db.intercepted_store import InterceptedStore
@@ -52,10 +52,7 @@ def credential(token_hash: str, session: str | None = None) -> Credential:
 def authentication(store: Any) -> Authentication:
     unused: Any = None
     return Authentication(
-        book=TokenBook(store, {}),
-        sessions=SessionBook(store),
-        cookie=unused,
-        guess_limit=unused,
+        book=TokenBook(store, {}), sessions=SessionBook(store), cookie=unused, guess_limit=unused
     )
 
 
@@ -176,13 +173,13 @@ def test_streams_end_in_every_process_with_their_token_session_or_time(
 ) -> None:
     """Twenty streams of a token, one of a session, and one of a token that expires, in each."""
     with ExitStack() as stack:
-        services = [Serve(postgres_url, tmp_path / "data") for _ in range(2)]
+        services = [ServeProcess(tmp_path / "data", "--database", postgres_url) for _ in range(2)]
         for service in services:
             stack.callback(service.end, signal.SIGKILL)
-        urls = [str(service.http.base_url).rstrip("/") for service in services]
+        urls = [f"{service.url}/v1" for service in services]
 
         def token(name: str, **more: Any) -> Any:
-            return services[0].request("POST", "/tokens", {"name": name, "role": "viewer", **more})
+            return services[0].post("/tokens", {"name": name, "role": "viewer", **more})
 
         def watch(headers: dict[str, str], url: str) -> Watcher:
             watcher = stack.enter_context(Watcher(f"{url}/events", headers=headers))
@@ -201,7 +198,7 @@ def test_streams_end_in_every_process_with_their_token_session_or_time(
             for url in urls
         }
         revoked = token("revoked")
-        staying = [watch(dict(services[0].http.headers), url) for url in urls]
+        staying = [watch(services[0].headers, url) for url in urls]
         ended_with = [watch(bearer(revoked["token"]), url) for url in urls for _ in range(20)]
         services[0].http.delete(f"/tokens/{revoked['id']}").raise_for_status()
         ends_by = {time.monotonic() + PROMISED_S: ended_with}

@@ -51,41 +51,25 @@ def lease_a_trial(machine: Machine) -> int:
     return trial.id
 
 
-def test_a_lease_that_ran_out_is_taken_back(machine: Machine) -> None:
-    machine.sweeper.sweep()
-    trial = lease_a_trial(machine)
-    machine.sweep_for(int(LEASE_S) - 1)
-    assert machine.store.trials.get(trial).state == "RUNNING"
-    machine.sweep_for(2)
-    assert machine.store.trials.get(trial).state == "PENDING"
+PAUSES = {
+    "none": (0, False),
+    "the service was down": (3600, True),
+    "the service was asleep": (60, False),
+    "the machine was suspended, or its clock set forward": (3600, False),
+}
+"""Seconds for which nothing swept, and whether the service was started anew after them."""
 
 
-def test_a_service_that_was_down_gives_every_lease_its_time_again(machine: Machine) -> None:
-    trial = lease_a_trial(machine)
-    machine.forward(3600)
-    machine.sweeper = machine.start()
-    machine.sweeper.sweep()
-    machine.sweep_for(int(LEASE_S) - 1)
-    assert machine.store.trials.get(trial).state == "RUNNING"
-    machine.sweep_for(2)
-    assert machine.store.trials.get(trial).state == "PENDING"
-
-
-def test_a_service_that_was_asleep_gives_every_lease_its_time_again(machine: Machine) -> None:
-    machine.sweeper.sweep()
-    trial = lease_a_trial(machine)
-    machine.forward(60)
-    machine.sweeper.sweep()
-    machine.sweep_for(5)
-    assert machine.store.trials.get(trial).state == "RUNNING"
-
-
-def test_a_machine_that_was_suspended_or_set_its_clock_forward_gives_every_lease_its_time_again(
-    machine: Machine,
+@pytest.mark.parametrize("pause", PAUSES)
+def test_a_lease_is_taken_back_when_it_ran_out_and_has_its_whole_time_after_a_pause(
+    machine: Machine, pause: str
 ) -> None:
+    pause_s, restarted = PAUSES[pause]
     machine.sweeper.sweep()
     trial = lease_a_trial(machine)
-    machine.forward(3600)
+    machine.forward(pause_s)
+    if restarted:
+        machine.sweeper = machine.start()
     machine.sweeper.sweep()
     machine.sweep_for(int(LEASE_S) - 1)
     assert machine.store.trials.get(trial).state == "RUNNING"

@@ -31,12 +31,15 @@ def serving(store: Store) -> TestClient:
     return TestClient(app, headers=HEADERS, raise_server_exceptions=False)
 
 
-def outcome_body(worker: str, lease: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "worker_id": worker,
-        "attempt": lease["attempt"],
-        "outcome": completed().to_mapping(),
-    }
+def limited(store: Store) -> dict[str, int]:
+    """The most pages of the database: SQLite says of its own bound what it says of a full disk."""
+    pages = {"limit": 1000000}
+
+    @event.listens_for(store._db.engine, "begin")
+    def limit(connection: Any) -> None:
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages['limit']}")
+
+    return pages
 
 
 def damage(data_dir: DataDir, table: str) -> None:
@@ -85,29 +88,32 @@ def check_database_or_say(url: str) -> str:
         return str(error)
 
 
-def test_a_full_disk_loses_no_outcome(data_dir: DataDir) -> None:
+def test_a_full_disk_loses_no_outcome_and_is_one_outage_though_reading_works_meanwhile(
+    data_dir: DataDir, caplog: pytest.LogCaptureFixture
+) -> None:
     with closing(TimelyStore.open(data_dir)) as store, serving(store) as http:
-        api = Api(http)
+        api, pages = Api(http), limited(store)
         api.submit()
         worker = api.register()
         trial = api.store.trials.add(1, Layout())
-        lease = api.lease(worker)
-        limits = {"pages": "PRAGMA max_page_count = 1"}
-
-        @event.listens_for(store._db.engine, "begin")
-        def limit(connection: Any) -> None:
-            # SQLite says of its own bound what it says of a disk without space.
-            connection.exec_driver_sql(limits["pages"])
-
-        http_path = f"/v1/trials/{trial.id}/outcome"
-        body = outcome_body(worker, lease)
-        body["outcome"]["log_tail"] = "more than the pages that are there can take\n" * 2000
-        answer = http.post(http_path, json=body)
-        assert answer.status_code == 503
-        assert answer.json()["detail"].endswith("database or disk is full; free space on its disk")
-        assert api.get(f"/trials/{trial.id}")["state"] == "RUNNING"
-        limits["pages"] = "PRAGMA max_page_count = 1000000"
-        assert http.post(http_path, json=body).json()["accepted"]
+        outcome = completed().to_mapping()
+        outcome["log_tail"] = "more than the pages that are there can take\n" * 2000
+        body = {"worker_id": worker, "attempt": api.lease(worker)["attempt"], "outcome": outcome}
+        pages["limit"] = 1
+        for _ in range(5):
+            answer = http.post(f"/v1/trials/{trial.id}/outcome", json=body)
+            assert answer.status_code == 503
+            assert answer.json()["detail"].endswith("is full; free space on its disk")
+            assert api.get(f"/trials/{trial.id}")["state"] == "RUNNING"
+        (line,) = outage_lines(caplog)
+        assert "disk is full" in line
+        pages["limit"] = 1000000
+        assert http.post(f"/v1/trials/{trial.id}/outcome", json=body).json()["accepted"]
+        wait_until(
+            "its end is logged",
+            lambda: api.post("/campaigns/first/pause") and len(outage_lines(caplog)) == 2,
+        )
+        assert "works again after" in outage_lines(caplog)[1]
     assert check_database(data_dir.database_url).findings == ()
 
 
@@ -128,16 +134,25 @@ def test_a_locked_database_refuses_changes_in_words_and_is_read_meanwhile(
         assert api.post("/campaigns/first/pause")["state"] == "PAUSED"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server() -> Iterator[Any]:
     with running_server() as server:
         yield server
 
 
-def test_a_postgresql_that_is_gone_is_told_and_taken_up_again_when_it_is_back(server: Any) -> None:
-    server.execute("CREATE DATABASE mine")
-    url = server.url("mine")
+@pytest.fixture
+def url(server: Any, request: pytest.FixtureRequest) -> str:
+    """A database of the test's own on the server, which it stops and starts again."""
+    name = f"of_{len(str(request.node.name))}"
+    server.execute(f"CREATE DATABASE {name}")
+    url = str(server.url(name))
     migrate.upgrade(url)
+    return url
+
+
+def test_a_postgresql_that_is_gone_is_told_and_taken_up_again_when_it_is_back(
+    server: Any, url: str
+) -> None:
     with closing(TimelyStore(url)) as store, serving(store) as http:
         api = Api(http)
         api.submit()
@@ -147,10 +162,8 @@ def test_a_postgresql_that_is_gone_is_told_and_taken_up_again_when_it_is_back(se
             assert answer.status_code == 503
             assert "cannot be used" in answer.json()["detail"]
         ready = http.get("/v1/ready")
-        assert (ready.status_code, ready.json()["reasons"]) == (
-            503,
-            ["the database does not answer"],
-        )
+        assert ready.status_code == 503
+        assert ready.json()["reasons"] == ["the database does not answer"]
         server.start()
         wait_until("it is ready again", lambda: http.get("/v1/ready").status_code == 200)
         assert api.get("/campaigns/first")["state"] == "RUNNING"
@@ -158,11 +171,8 @@ def test_a_postgresql_that_is_gone_is_told_and_taken_up_again_when_it_is_back(se
 
 
 def test_a_service_whose_database_goes_between_opening_and_the_first_sweep_waits_for_it(
-    server: Any, caplog: pytest.LogCaptureFixture
+    server: Any, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.execute("CREATE DATABASE mine")
-    url = server.url("mine")
-    migrate.upgrade(url)
     answers: list[int] = []
 
     def serve() -> None:
@@ -177,36 +187,6 @@ def test_a_service_whose_database_goes_between_opening_and_the_first_sweep_waits
         server.start()
         starting.join()
     assert answers == [200]
-
-
-def test_a_full_disk_is_one_outage_though_reading_works_meanwhile(
-    data_dir: DataDir, caplog: pytest.LogCaptureFixture
-) -> None:
-    with closing(TimelyStore.open(data_dir)) as store, serving(store) as http:
-        pages = {"limit": 1000000}
-
-        @event.listens_for(store._db.engine, "begin")
-        def limit(connection: Any) -> None:
-            connection.exec_driver_sql(f"PRAGMA max_page_count = {pages['limit']}")
-
-        api = Api(http)
-        api.submit()
-        worker = api.register()
-        trial = api.store.trials.add(1, Layout())
-        body = outcome_body(worker, api.lease(worker))
-        body["outcome"]["log_tail"] = "more than the pages that are there can take\n" * 2000
-        pages["limit"] = 1
-        for _ in range(5):
-            assert http.post(f"/v1/trials/{trial.id}/outcome", json=body).status_code == 503
-            assert http.get("/v1/campaigns/first").status_code == 200
-        (line,) = outage_lines(caplog)
-        assert "disk is full" in line
-        pages["limit"] = 1000000
-        wait_until(
-            "its end is logged",
-            lambda: api.post("/campaigns/first/pause") and len(outage_lines(caplog)) == 2,
-        )
-        assert "works again after" in outage_lines(caplog)[1]
 
 
 def outage_lines(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,32 +16,23 @@ import pytest
 from api.http.bind_address import Endpoint, listening
 from results_db.database.data_dir import DataDir
 from search_spaces.spec.layout import Layout
-from tests.kit.api import CAMPAIGN
+from tests.kit.api import CAMPAIGN, INTRODUCTION
 from tests.kit.services import ServeProcess, run_here
 from tests.kit.store import TimelyStore, completed
 
-WORKER = {
-    "name": "w1",
-    "host": "node-1",
-    "cluster": "local-cpu",
-    "num_nodes": 1,
-    "devices_per_node": 4,
-    "device": "CPU core",
-}
+WORKER = {**INTRODUCTION, "cluster": "local-cpu", "devices_per_node": 4}
 LAYOUT = Layout(num_microbatches=8)
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    service = ServeProcess(tmp_path_factory.mktemp("service") / "data")
-    yield service
-    service.end()
-
-
-def test_a_service_says_where_it_is_and_answers_at_once(service: ServeProcess) -> None:
+def test_a_service_says_where_it_is_and_listens_there_alone(service: ServeProcess) -> None:
     assert service.get("/health")["database"]
     assert service.service["url"].startswith("http://127.0.0.1:")
     assert service.get("/campaigns") == {"campaigns": [], "next_cursor": None}
+
+    port = int(service.service["url"].rpartition(":")[2])
+    with socket.socket() as other:
+        # Another of this machine's loopback addresses, which a wildcard would cover.
+        assert other.connect_ex(("127.0.0.2", port)) != 0
 
 
 def test_files_are_their_owners_alone_whatever_the_umask_and_the_token_is_made_once(
@@ -61,31 +51,27 @@ def test_files_are_their_owners_alone_whatever_the_umask_and_the_token_is_made_o
     service.end()
 
 
-def test_a_token_that_others_can_read_is_not_used(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("known to all\n")
-    (tmp_path / "token").chmod(0o644)
-    refused = run_here("serve", "--port", "0", "--data-dir", str(tmp_path))
-    assert refused.exit_code == 1
-    assert "can be read by others (mode 644)" in refused.stderr
-
-
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("content", ["", "\n", "tök", "two words", "a\x00b"])
-def test_a_file_that_holds_no_token_is_one_clear_error(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "mode", "says"),
+    [
+        ("known to all\n", 0o644, "can be read by others (mode 644)"),
+        *(
+            (content, 0o600, "holds no token")
+            for content in ("", "\n", "tök", "two words", "a\x00b")
+        ),
+    ],
+)
+def test_a_file_that_holds_no_token_or_a_known_one_is_one_clear_error(
+    tmp_path: Path, content: str, mode: int, says: str
+) -> None:
     (tmp_path / "token").write_text(content)
-    (tmp_path / "token").chmod(0o600)
+    (tmp_path / "token").chmod(mode)
     refused = run_here("serve", "--port", "0", "--data-dir", str(tmp_path))
     assert refused.exit_code == 1
     (line,) = refused.stderr.splitlines()
-    assert "holds no token" in line
+    assert says in line
     assert (tmp_path / "token").read_text() == content
-
-
-def test_the_service_listens_on_loopback_alone(service: ServeProcess) -> None:
-    port = int(service.service["url"].rpartition(":")[2])
-    with socket.socket() as other:
-        # Another of this machine's loopback addresses, which a wildcard would cover.
-        assert other.connect_ex(("127.0.0.2", port)) != 0
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """The service in trouble: killed in the middle, and many workers at once."""
 
 import signal
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.kit.api import CAMPAIGN, measured_as_asked
+from tests.kit.api import CAMPAIGN, INTRODUCTION, measured_as_asked
 from tests.kit.services import ServeProcess
 from tests.kit.store import TimelyStore
 
@@ -34,16 +34,9 @@ def store(service: ServeProcess) -> Iterator[Store]:
 
 
 def register(service: ServeProcess, name: str) -> str:
-    body = {
-        "name": name,
-        "host": "login",
-        "cluster": "local-cpu",
-        "num_nodes": 4,
-        "devices_per_node": 4,
-        "device": "CPU core",
-        "allocation": {"scheduler": "slurm", "job_id": "7", "ends_in_s": 7200.0},
-        "nodes": NODES,
-    }
+    body = {**INTRODUCTION, "name": name, "cluster": "local-cpu", "num_nodes": 4}
+    body |= {"devices_per_node": 4, "nodes": NODES}
+    body |= {"allocation": {"scheduler": "slurm", "job_id": "7", "ends_in_s": 7200.0}}
     return str(service.post("/workers", body)["worker_id"])
 
 
@@ -56,15 +49,9 @@ def lease(service: ServeProcess, worker: str, number: int) -> list[dict[str, Any
 def beat(
     service: ServeProcess, worker: str, leases: list[dict[str, Any]], idle_node_s: float
 ) -> Any:
+    held = {"iterations_done": 1, "held_s": 2.0, "nodes_held": 0.5}
     trials = [
-        {
-            "trial_id": lease["trial_id"],
-            "attempt": lease["attempt"],
-            "iterations_done": 1,
-            "held_s": 2.0,
-            "nodes_held": 0.5,
-        }
-        for lease in leases
+        {"trial_id": lease["trial_id"], "attempt": lease["attempt"], **held} for lease in leases
     ]
     nodes = [{"name": node["name"], "state": "busy", "doing": worker} for node in NODES]
     status = {"state": "working", "ends_in_s": 60.0, "idle_node_s": idle_node_s, "nodes": nodes}
@@ -106,11 +93,8 @@ def test_a_service_that_is_killed_comes_back_with_leases_wishes_and_statuses(
     trials = service.get("/campaigns/first/trials")["trials"]
     assert [(trial["state"], trial["attempt"]) for trial in trials] == [("RUNNING", 1)] * 4
     told = beat(service, worker, leases, idle_node_s=10.0)
-    assert told == {
-        "stop": [],
-        "release": [],
-        "quarantine": [{"node": "n3", "reason": "loud"}],
-    }
+    quarantined = [{"node": "n3", "reason": "loud"}]
+    assert told == {"stop": [], "release": [], "quarantine": quarantined}
     (allocation,) = service.get("/allocations")["allocations"]
     assert [node["state"] for node in allocation["nodes"]] == ["busy"] * 4
     assert len(allocation["running"]) == 4
@@ -124,9 +108,8 @@ def test_workers_that_post_at_once_lose_nothing_and_are_charged_once(
 ) -> None:
     campaign = service.post("/campaigns", {**CAMPAIGN, "budget": {"trials": 99}})
     add_trials(store, campaign["id"], 24)
-    faults: list[BaseException] = []
 
-    def work(name: str) -> None:
+    def work(name: str) -> float:
         worker = register(service, name)
         set_back(store, "workers.registered_at")
         idle_node_s = 0.0
@@ -144,41 +127,15 @@ def test_workers_that_post_at_once_lose_nothing_and_are_charged_once(
                 path = f"/trials/{leased['trial_id']}/outcome"
                 for _ in range(2):
                     assert service.post(path, body)["accepted"]
-        told[name] = idle_node_s
+        return idle_node_s
 
-    def guarded(name: str) -> None:
-        try:
-            work(name)
-        except BaseException as error:
-            faults.append(error)
-            raise
-
-    told: dict[str, float] = {}
-    threads = [threading.Thread(target=guarded, args=(f"w{n}",)) for n in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(90)
-    assert not faults
+    with ThreadPoolExecutor(3) as pool:
+        told = list(pool.map(work, ("w0", "w1", "w2"), timeout=90))
     store.allocations.share_idle_time()
     read = service.get("/campaigns/first")
     assert read["progress"]["trials"]["COMPLETED"] == 24
     # One device of the two that each probe held, for 2 s and for 8 s in all.
     expected = {"iterations": 24 * 0.5, "start": 24 * 1.5, "lost": 0.0}
     assert {part: read["cost"][part] for part in expected} == pytest.approx(expected)
-    assert read["cost"]["idle"] == pytest.approx(24 * 2.0 + sum(told.values()))
+    assert read["cost"]["idle"] == pytest.approx(24 * 2.0 + sum(told))
     assert read["node_seconds"] == pytest.approx(24 * 4.0)
-
-
-@pytest.mark.slow
-def test_a_heartbeat_with_a_thousand_trials_is_taken(service: ServeProcess, store: Store) -> None:
-    campaign = service.post("/campaigns", CAMPAIGN)
-    add_trials(store, campaign["id"], 20)
-    worker = register(service, "w1")
-    leases = lease(service, worker, 20)
-    unknown = [{"trial_id": 10_000 + number, "attempt": 1} for number in range(980)]
-    told = beat(service, worker, [*leases, *unknown], 0.0)
-    assert told["stop"] == [trial["trial_id"] for trial in unknown]
-    one_more = [*leases, *unknown, {"trial_id": 5, "attempt": 1}]
-    with pytest.raises(AssertionError, match="1001"):
-        beat(service, worker, one_more, 0.0)

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -21,91 +17,47 @@ from results_db.database.data_dir import DataDir
 from results_db.store import Store
 from search_spaces.connection.running_service import find_service
 from search_spaces.spec.layout import Layout
-from tests.kit.api import CAMPAIGN
+from tests.kit.api import CAMPAIGN, INTRODUCTION
 from tests.kit.persons import Person
-from tests.kit.services import run_command, run_here
+from tests.kit.services import ServeProcess, run_command, run_here
 from tests.kit.store import TurnableClock, lease_one, make_campaign, make_worker
 from tests.kit.waiting import wait_until
 
 
-class Serve:
-    """`layout-tuner serve` on a PostgreSQL."""
-
-    def __init__(self, database: str, data_dir: Path) -> None:
-        command = ["serve", "--port", "0", "--data-dir", str(data_dir), "--database", database]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "api.cli", *command],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        said = self.process.stdout.readline()
-        found = re.search(r"serves (\S+);", said)
-        assert found is not None, said
-        token = (data_dir / "token").read_text().strip()
-        headers = {"Authorization": f"Bearer {token}"}
-        self.http = httpx.Client(base_url=f"{found[1]}/v1", headers=headers, trust_env=False)
-        wait_until("it answers", self.answers)
-
-    def answers(self) -> bool:
-        try:
-            return self.http.get("/health").is_success
-        except httpx.TransportError:
-            return False
-
-    def request(self, method: str, path: str, body: Any = None) -> Any:
-        answer = self.http.request(method, path, json=body)
-        assert answer.is_success, answer.text
-        return answer.json()
-
-    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
-        self.http.close()
-        self.process.send_signal(number)
-        self.process.communicate(timeout=30)
-
-
 @pytest.fixture
-def services(postgres_url: str, tmp_path: Path) -> Iterator[list[Serve]]:
+def services(postgres_url: str, tmp_path: Path) -> Iterator[list[ServeProcess]]:
     """Two, which were started at once on one data directory."""
     with ExitStack() as stack:
-        started = [Serve(postgres_url, tmp_path / "data") for _ in range(2)]
+        started = [ServeProcess(tmp_path / "data", "--database", postgres_url) for _ in range(2)]
         for service in started:
             stack.callback(service.end, signal.SIGKILL)
         yield started
 
 
 @pytest.mark.slow
-def test_two_services_share_campaigns_and_workers(services: list[Serve], tmp_path: Path) -> None:
+def test_two_services_share_campaigns_and_workers(
+    services: list[ServeProcess], tmp_path: Path
+) -> None:
     first, second = services
-    created = first.request("POST", "/campaigns", CAMPAIGN)
-    assert second.request("GET", "/campaigns/first")["id"] == created["id"]
-    worker = {"name": "w", "host": "h", "cluster": "local-cpu", "num_nodes": 1}
-    worker |= {"devices_per_node": 4, "device": "CPU core", "versions": {}}
-    session = second.request("POST", "/workers", worker)["worker_id"]
-    first.request("POST", f"/workers/{session}/heartbeats", {"trials": []})
+    created = first.post("/campaigns", CAMPAIGN)
+    assert second.get("/campaigns/first")["id"] == created["id"]
+    session = second.post("/workers", INTRODUCTION)["worker_id"]
+    first.post(f"/workers/{session}/heartbeats", {"trials": []})
+    own = run_here("serve", "--port", "0", "--data-dir", str(tmp_path / "data"))
+    assert own.exit_code == 1, "a data directory's own database is not shared"
+    assert "on the data directory" in own.stderr
+    assert "already, at http://" in own.stderr
     # The command line finds either, and the other once one is killed.
     data = DataDir(tmp_path / "data")
     for service in services:
-        found = find_service(data.path, pid=service.process.pid)
+        found = find_service(data.path, pid=service.service["pid"])
         assert found is not None
-        assert f"{found.url}/v1/" == str(service.http.base_url)
+        assert found.url == service.url
     first.end(signal.SIGKILL)
     listed = run_command("campaign", "list", "--json", "--data-dir", str(data.path))
     assert [campaign["name"] for campaign in json.loads(listed.stdout)["campaigns"]] == ["first"]
-    second.end()
-    assert second.process.returncode == 0
+    assert second.end() == 0
     assert find_service(data.path) is None
-
-
-@pytest.mark.slow
-def test_a_data_directory_s_own_database_is_not_shared(
-    services: list[Serve], tmp_path: Path
-) -> None:
-    refused = run_here("serve", "--port", "0", "--data-dir", str(tmp_path / "data"))
-    assert refused.exit_code == 1
-    assert "on the data directory" in refused.stderr
-    assert "already, at http://" in refused.stderr
 
 
 @pytest.mark.slow
@@ -137,7 +89,12 @@ class Machines:
     def lease_a_trial(self) -> None:
         store = self.stores[0]
         self.trial = store.trials.add(make_campaign(store), Layout()).id
+        self.lease_again()
+
+    def lease_again(self) -> None:
+        store = self.stores[0]
         lease_one(store, make_worker(store).id)
+        self.sweep(0, 1, seconds=0)
 
     def sweep(self, *which: int, seconds: int) -> None:
         for _ in range(seconds):
@@ -159,46 +116,40 @@ def machines(postgres_url: str) -> Iterator[Machines]:
         yield machines
 
 
-def test_a_service_that_starts_beside_another_extends_no_lease(machines: Machines) -> None:
+def test_a_service_extends_leases_only_while_no_other_was_there(machines: Machines) -> None:
     machines.sweep(0, seconds=1)
     machines.lease_a_trial()
     machines.sweep(0, seconds=10)
-    machines.sweep(0, 1, seconds=4)
+    machines.sweep(0, 1, seconds=4)  # the second has just started
     assert machines.state == "RUNNING"
     machines.sweep(1, seconds=2)
     assert machines.state == "PENDING"
 
-
-def test_a_service_that_slept_while_another_was_there_extends_no_lease(machines: Machines) -> None:
-    machines.sweep(0, 1, seconds=1)
-    machines.lease_a_trial()
-    machines.sweep(0, seconds=14)
+    machines.lease_again()
+    machines.sweep(0, seconds=14)  # the second sleeps
     assert machines.state == "RUNNING"
     machines.sweep(1, seconds=2)
     assert machines.state == "PENDING"
 
-
-def test_leases_do_not_run_out_while_no_service_is_there(machines: Machines) -> None:
-    machines.sweep(0, 1, seconds=1)
-    machines.lease_a_trial()
-    machines.clock.forward(3600)
+    machines.lease_again()
+    machines.clock.forward(3600)  # neither is there
     machines.sweep(1, seconds=1)
     machines.sweep(0, seconds=10)
     assert machines.state == "RUNNING"
     machines.sweep(0, 1, seconds=6)
-    assert machines.state == "PENDING"
+    assert machines.state == "FAILED", "its third attempt was lost too"
 
 
-def sign_in(service: Serve, code: str) -> tuple[httpx.Response, Person]:
-    person = Person(str(service.http.base_url).removesuffix("/v1/"))
+def sign_in(service: ServeProcess, code: str) -> tuple[httpx.Response, Person]:
+    person = Person(service.url)
     return person.sign_in_with_code(code), person
 
 
 @pytest.mark.slow
-def test_a_session_holds_and_ends_in_every_service(services: list[Serve]) -> None:
+def test_a_session_holds_and_ends_in_every_service(services: list[ServeProcess]) -> None:
     """Browsers reach the services by one address, as behind a proxy: cookies have its port."""
     first, second = services
-    made = first.request("POST", "/tokens", {"name": "ana", "role": "viewer"})
+    made = first.post("/tokens", {"name": "ana", "role": "viewer"})
     held = {"Authorization": f"Bearer {made['token']}"}
     code = first.http.post("/sign-in-codes", headers=held).json()["code"]
     begun, person = sign_in(second, code)
@@ -207,19 +158,19 @@ def test_a_session_holds_and_ends_in_every_service(services: list[Serve]) -> Non
     assert spent.status_code == 401
     host = httpx.URL(person.url).netloc.decode()
 
-    def status_at(service: Serve) -> int:
+    def status_at(service: ServeProcess) -> int:
         cookie = "; ".join(f"{name}={value}" for name, value in person.cookies.items())
         headers = {"Host": host, "Cookie": cookie, "Sec-Fetch-Site": "same-origin"}
-        url = f"{service.http.base_url}whoami"
+        url = f"{service.url}/v1/whoami"
         return httpx.get(url, headers=headers, trust_env=False).status_code
 
     assert [status_at(service) for service in services] == [200, 200]
-    first.request("DELETE", f"/tokens/{made['id']}")
+    first.http.delete(f"/tokens/{made['id']}").raise_for_status()
     assert status_at(first) == 401
     wait_until("the other service knows", lambda: status_at(second) == 401, 5)
     for each in (person, thief):
         each.http.close()
-    other, person = sign_in(first, second.request("POST", "/sign-in-codes")["code"])
+    other, person = sign_in(first, second.post("/sign-in-codes")["code"])
     assert other.status_code == 200
     host = httpx.URL(person.url).netloc.decode()
     assert [status_at(service) for service in services] == [200, 200]

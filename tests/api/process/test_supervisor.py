@@ -22,8 +22,11 @@ STAYS = "import time; print('here', flush=True); time.sleep(600)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + STAYS
 
 
+MakeChild = Callable[[str], Child]
+
+
 @pytest.fixture
-def make_child(tmp_path: Path) -> Iterator[Callable[[str], Child]]:
+def make_child(tmp_path: Path) -> Iterator[MakeChild]:
     made: list[Child] = []
 
     def make(program: str) -> Child:
@@ -42,9 +45,7 @@ def nothing() -> None:
     pass
 
 
-def test_a_child_that_keeps_ending_is_given_up_with_its_last_words(
-    make_child: Callable[[str], Child],
-) -> None:
+def test_a_child_that_keeps_ending_is_given_up_with_its_last_words(make_child: MakeChild) -> None:
     child = make_child("print('no luck'); raise SystemExit(3)")
     child.start()
     said: list[str] = []
@@ -57,9 +58,7 @@ def test_a_child_that_keeps_ending_is_given_up_with_its_last_words(
     assert child.log.read_text() == "no luck\n" * 6
 
 
-def test_restarts_of_more_than_a_minute_ago_are_forgiven(
-    make_child: Callable[[str], Child],
-) -> None:
+def test_restarts_of_more_than_a_minute_ago_are_forgiven(make_child: MakeChild) -> None:
     child = make_child(STAYS)
     child.start()
     child.restarts = deque([time.monotonic() - 61] * MAX_RESTARTS)
@@ -74,9 +73,7 @@ def test_restarts_of_more_than_a_minute_ago_are_forgiven(
     assert len(child.restarts) == 1
 
 
-def test_nothing_is_started_again_once_the_end_has_come(
-    make_child: Callable[[str], Child],
-) -> None:
+def test_nothing_is_started_again_once_the_end_has_come(make_child: MakeChild) -> None:
     child = make_child("")
     child.start()
     rounds: list[int] = []
@@ -91,7 +88,7 @@ def test_nothing_is_started_again_once_the_end_has_come(
     assert rounds == [1]
 
 
-def test_a_child_that_cannot_start_says_why_itself(make_child: Callable[[str], Child]) -> None:
+def test_a_child_that_cannot_start_says_why_itself(make_child: MakeChild) -> None:
     child = make_child("raise SystemExit('Error: the port is taken')")
     child.log.write_text("what an earlier process wrote\n")
     with pytest.raises(ServiceStartError) as failed:
@@ -102,21 +99,20 @@ def test_a_child_that_cannot_start_says_why_itself(make_child: Callable[[str], C
         start_and_wait(silent, lambda: False, 30)
 
 
-def test_a_child_that_is_never_ready_is_stopped(make_child: Callable[[str], Child]) -> None:
+def test_a_child_is_waited_for_until_it_is_ready_and_stopped_if_it_never_is(
+    make_child: MakeChild,
+) -> None:
     child = make_child(STAYS)
     with pytest.raises(ServiceStartError, match=r"not ready within 0 s; its log is .*0\.log"):
         start_and_wait(child, lambda: False, 0.2)
     assert child.returncode() == -signal.SIGTERM
-
-
-def test_a_child_is_waited_for_until_it_is_ready(make_child: Callable[[str], Child]) -> None:
     child = make_child(STAYS)
     start_and_wait(child, lambda: "here" in child.log.read_text(), 30)
     assert child.returncode() is None
 
 
 def test_a_child_that_does_not_end_when_asked_is_killed(
-    make_child: Callable[[str], Child], monkeypatch: pytest.MonkeyPatch
+    make_child: MakeChild, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "STOP_PATIENCE_S", 0.2)
     child = make_child(STUBBORN)
@@ -146,10 +142,7 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     parent.kill()
     parent.communicate()
     try:
-        wait_until(
-            "the child has ended with its parent",
-            lambda: not is_alive(child.pid),
-        )
+        wait_until("the child has ended with its parent", lambda: not is_alive(child.pid))
     finally:
         if child.is_running():
             child.kill()

@@ -15,14 +15,13 @@ import yaml
 from api.http.documents import read_yaml
 from api.report.document import POLICY, report
 from results_db.campaigns.imports import NewImport
-from results_db.records import Analysis, KnobStepRead
 from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.protocol.outcome import Environment, Iteration, Outcome
+from search_spaces.protocol.outcome import Environment, Outcome
 from search_spaces.protocol.worker_messages import AllocationBody, WorkerCreate
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
-from search_spaces.tables import read_table
+from search_spaces.tables import TableCell, read_table
 from tests.api.dashboard.plotted_campaign import plotted_store
 from tests.kit.api import CAMPAIGN, CLUSTER, Api
 from tests.kit.cheap_campaign import add_cheap_campaign
@@ -35,13 +34,17 @@ from tests.kit.store import (
     completed,
     failed,
     lease_one,
+    make_iterations,
     make_worker,
-    post_outcome,
+    run_trial,
 )
+from tests.results_db.campaigns.test_analyses import make_analysis, make_step
 
 pytestmark = pytest.mark.sqlite_is_enough
 
 LAYOUTS = [Layout(tp=tp, pp=pp, num_microbatches=8) for tp in (1, 2) for pp in (1, 2)]
+
+TABLE = Path(__file__).parents[3] / "benchmarks" / "data" / "tiny_local_cpu.csv"
 
 ALLOWED = {
     *("html", "head", "meta", "title", "style", "body", "main", "header", "footer", "section"),
@@ -74,33 +77,17 @@ def measured(
 ) -> Outcome:
     """A probe whose iterations spread, so that its figure has an interval."""
     step_time_s = layout.global_batch_size * model.seq_length / tokens_per_s
-    iterations = tuple(
-        Iteration(
-            index=index,
-            kind="warmup" if index < 2 else "timed",
-            step_time_s=step_time_s * (1 + spread * (index % 3 - 1)),
-            loss=6.0 - index / 10,
-            grad_norm=1.5,
-        )
-        for index in range(12)
+    changes["iterations"] = tuple(
+        dataclasses.replace(each, step_time_s=step_time_s * (1 + spread * (each.index % 3 - 1)))
+        for each in make_iterations(step_time_s)
     )
-    return completed(
-        layout,
-        tokens_per_s=tokens_per_s,
-        step_time_s=step_time_s,
-        iterations=iterations,
-        model=model,
-        **changes,
-    )
+    changes |= {"tokens_per_s": tokens_per_s, "step_time_s": step_time_s, "model": model}
+    return completed(layout, **changes)
 
 
 def run(store: Store, campaign: int, outcome: Outcome, layout: Layout) -> int:
     worker = make_worker(store, devices_per_node=4)
-    trial = store.trials.add(campaign, layout)
-    lease = lease_one(store, worker.id)
-    assert lease.trial_id == trial.id
-    post_outcome(store, trial.id, lease.attempt, outcome)
-    return trial.id
+    return run_trial(store, campaign, layout, outcome, worker=worker.id)
 
 
 def page_of(store: Store, campaign: int) -> Page:
@@ -136,7 +123,9 @@ def test_a_report_names_the_winner_with_its_interval_and_ties(store: Store) -> N
     assert "compute 50.0%" in page.text
 
 
-def test_a_report_says_that_all_others_are_slower(store: Store) -> None:
+def test_a_report_says_that_all_others_are_slower_and_has_cost_environment_and_workers(
+    store: Store,
+) -> None:
     campaign = make(store)
     for layout, speed in zip(LAYOUTS, (2000.0, 1500.0, 1000.0, 900.0), strict=True):
         run(store, campaign, measured(layout, speed), layout)
@@ -145,13 +134,22 @@ def test_a_report_says_that_all_others_are_slower(store: Store) -> None:
     assert "1.60 times the median of the 4 layouts that were measured to the end." in page.text
     assert "As good as the winner" not in page.text
 
+    told = store.campaigns.get(campaign)
+    assert told.node_seconds > 0
+    assert "node-hours in all" in page.text
+    assert "4 of 5" in page.text
+    for word in ("2.13.0", "gloo", "abc", "python 3.11", "1 node with 4 x CPU core"):
+        assert word in page.text
 
-def test_a_report_groups_failures_by_reason_with_nodes_and_log(store: Store) -> None:
+
+def test_a_report_groups_failures_by_reason_with_nodes_and_the_end_of_the_latest_log(
+    store: Store,
+) -> None:
     campaign = make(store)
     log = "\n".join(f"line {number}" for number in range(100))
     outcomes = [
-        dataclasses.replace(failed("crashed"), node="node-7", log_tail=log),
         dataclasses.replace(failed("crashed"), node="node-7"),
+        dataclasses.replace(failed("crashed"), node="node-7", log_tail=log),
         dataclasses.replace(failed("out_of_memory"), node="node-9"),
         measured(LAYOUTS[3], 1000.0),
     ]
@@ -165,65 +163,21 @@ def test_a_report_groups_failures_by_reason_with_nodes_and_log(store: Store) -> 
     assert "1 completed, 3 without a result" not in page.text
     assert "trials completed, 3 without a result" in page.text
     assert num_told(page, "FAILED (crashed)") == 2 + 2  # the history and the timeline
-    assert "line 50" not in page.text
-
-
-def test_a_report_shows_the_end_of_the_latest_log_of_a_reason(store: Store) -> None:
-    campaign = make(store)
-    log = "\n".join(f"line {number}" for number in range(100))
-    run(store, campaign, dataclasses.replace(failed("crashed"), log_tail=log), LAYOUTS[0])
-    page = page_of(store, campaign)
     assert "line 99" in page.text
     assert "line 86" in page.text
     assert "line 85" not in page.text
 
 
-def test_a_report_has_cost_environment_and_workers(store: Store) -> None:
-    campaign = make(store)
-    run(store, campaign, measured(LAYOUTS[0], 1000.0, duration_s=36.0), LAYOUTS[0])
-    page = page_of(store, campaign)
-    told = store.campaigns.get(campaign)
-    assert told.node_seconds > 0
-    assert "node-hours in all" in page.text
-    assert "1 of 5" in page.text
-    for word in ("2.13.0", "gloo", "abc", "python 3.11", "1 node with 4 x CPU core"):
-        assert word in page.text
-
-
 def test_a_report_draws_the_analysis(store: Store) -> None:
     campaign = make(store)
     winner = run(store, campaign, measured(LAYOUTS[0], 1000.0), LAYOUTS[0])
-    steps = [
-        KnobStepRead(
-            knob="tp",
-            direction="up",
-            value="1",
-            stepped_value="2",
-            also=("dp",),
-            layout_key=LAYOUTS[2].key,
-            source="measured",
-            state=state,  # type: ignore[arg-type]
-            effect=effect,
-            is_apart=None if effect is None else False,
-            trial_id=None,
-        )
-        for state, effect in (("completed", -0.25), ("out_of_memory", None))
-    ]
-    steps[1] = dataclasses.replace(steps[1], direction="down", stepped_value="0")
-    store.reports.keep_analysis(
-        campaign,
-        Analysis(
-            winner_id=winner,
-            objective="tokens_per_s",
-            num_trials=12,
-            last_ended_seq=1,
-            method="fANOVA",
-            importances={"tp": 0.75, "pp": 0.25},
-            steps=tuple(steps),
-        ),
+    steps = (
+        make_step(direction="down", stepped_value="1", state="out_of_memory", effect=None),
+        make_step(source="measured", effect=-0.25, is_apart=False),
     )
+    store.reports.keep_analysis(campaign, make_analysis(winner, steps=steps))
     page = page_of(store, campaign)
-    for word in ("75.0%", "25.0%", "-25.0% (tied)", "out of memory", "over 12 layouts"):
+    for word in ("70.0%", "20.0%", "-25.0% (tied)", "out of memory", "over 9 layouts"):
         assert word in page.text
     assert page.kinds("rect").count("worse") == 1
 
@@ -279,44 +233,24 @@ HOSTILE = "<img src=x onerror=alert()>'\"&</p>"
 
 def hostile_campaign(store: Store) -> int:
     """Every text that somebody else can choose is an attack."""
-    campaign = make(
-        store,
-        model={
-            "name": HOSTILE,
-            "family": "gpt",
-            "num_layers": 2,
-            "hidden_size": 64,
-            "num_heads": 2,
-            "seq_length": 64,
-            "vocab_size": 128,
-        },
-        cluster={**CLUSTER, "device": HOSTILE, "source": HOSTILE},
-        warnings=[HOSTILE],
-    )
+    cluster = {**CLUSTER, "device": HOSTILE, "source": HOSTILE}
+    model = {"preset": "tiny", "name": HOSTILE}
+    campaign = make(store, model=model, cluster=cluster, warnings=[HOSTILE])
     worker = store.workers.register(
         WorkerCreate(
-            name=HOSTILE,
-            host=HOSTILE,
+            **dict.fromkeys(("name", "host", "device"), HOSTILE),
             cluster="local-cpu",
             num_nodes=1,
             devices_per_node=4,
-            device=HOSTILE,
             versions={HOSTILE: HOSTILE},
             allocation=AllocationBody(job_id=HOSTILE, launcher=HOSTILE),
         )
     )
-    environment = Environment(
-        host=HOSTILE,
-        device=HOSTILE,
-        backend=HOSTILE,
-        python_version=HOSTILE,
-        torch_version=HOSTILE,
-        numpy_version=HOSTILE,
-        git_revision=HOSTILE,
-    )
-    model = CampaignSpec.from_mapping(store.campaigns.get(campaign).spec).model
+    names = (field.name for field in dataclasses.fields(Environment))
+    environment = Environment(**dict.fromkeys(names, HOSTILE))
+    shape = CampaignSpec.from_mapping(store.campaigns.get(campaign).spec).model
     outcomes = [
-        dataclasses.replace(measured(LAYOUTS[0], 1000.0, model=model), environment=environment),
+        dataclasses.replace(measured(LAYOUTS[0], 1000.0, model=shape), environment=environment),
         dataclasses.replace(
             failed("crashed"),
             node=HOSTILE,
@@ -325,22 +259,14 @@ def hostile_campaign(store: Store) -> int:
         ),
     ]
     for layout, outcome in zip(LAYOUTS, outcomes, strict=False):
-        trial = store.trials.add(campaign, layout)
-        lease = lease_one(store, worker.id)
-        post_outcome(store, trial.id, lease.attempt, outcome)
+        run_trial(store, campaign, layout, outcome, worker=worker.id)
     store.campaigns.update(campaign, notes=f"{HOSTILE}\n{HOSTILE}")
     return campaign
 
 
-def test_hostile_text_in_a_report_is_escaped(store: Store) -> None:
-    page = page_of(store, hostile_campaign(store))
-    assert page.tags <= ALLOWED
-    assert page.text.count(HOSTILE) >= 15
-    assert "\\u0007\\u202e" in page.text
-    assert not any(character in page.text for character in "\x07\x1b\u202e")
-
-
-def test_a_report_loads_and_runs_nothing(store: Store) -> None:
+def test_hostile_text_in_a_report_is_escaped_and_a_report_loads_and_runs_nothing(
+    store: Store,
+) -> None:
     campaign = hostile_campaign(store)
     html = report(store, store.campaigns.get(campaign), START)
     page = Page(html)
@@ -348,6 +274,9 @@ def test_a_report_loads_and_runs_nothing(store: Store) -> None:
     for tag, attributes in page.elements:
         assert not [name for name in attributes if name.startswith("on")], tag
         assert not attributes.keys() & {"href", "src", "xlink:href", "style", "srcset", "action"}
+    assert page.text.count(HOSTILE) >= 15
+    assert "\\u0007\\u202e" in page.text
+    assert not any(character in page.text for character in "\x07\x1b\u202e")
     (policy,) = [
         attributes["content"]
         for tag, attributes in page.elements
@@ -360,34 +289,28 @@ def test_a_report_loads_and_runs_nothing(store: Store) -> None:
     assert "@import" not in style
 
 
-def test_the_campaign_file_in_a_report_can_be_submitted(store: Store) -> None:
+def test_the_campaign_file_and_the_winners_command_of_a_report_can_be_used_again(
+    store: Store,
+) -> None:
     campaign = make(store, cluster={**CLUSTER, "source": "a: b # c"})
+    run(store, campaign, measured(LAYOUTS[3], 1000.0), LAYOUTS[3])
     record = store.campaigns.get(campaign)
     page = page_of(store, campaign)
+    command = "layout-tuner probe --model tiny --tp 2 --pp 2 --num-microbatches 8"
+    assert command in page.text
     (file,) = [text for text in page.texts["pre"] if text.startswith("name:")]
     assert read_yaml(file.encode()) == record.spec
     assert CampaignSpec.from_mapping(yaml.safe_load(file)).to_mapping() == record.spec
 
 
-def test_the_winners_probe_is_a_command(store: Store) -> None:
+def test_a_campaign_without_a_result_says_why(store: Store) -> None:
     campaign = make(store)
-    layout = LAYOUTS[3]
-    run(store, campaign, measured(layout, 1000.0), layout)
-    assert "layout-tuner probe --model tiny --tp 2 --pp 2 --num-microbatches 8" in (
-        page_of(store, campaign).text
-    )
-
-
-def test_a_campaign_without_any_trial_has_a_report(store: Store) -> None:
-    page = page_of(store, make(store))
+    page = page_of(store, campaign)
     assert "The campaign is RUNNING: what follows may change." in page.text
     assert "No layout has been measured to the end." in page.text
     assert "No trial has ended yet." in page.text
     assert "There is no analysis" in page.text
 
-
-def test_a_campaign_in_which_everything_failed_says_why(store: Store) -> None:
-    campaign = make(store)
     for layout in LAYOUTS:
         run(store, campaign, failed("out_of_memory"), layout)
     store.campaigns.end(campaign, "COMPLETED", "exhausted", "no trial completed")
@@ -397,20 +320,17 @@ def test_a_campaign_in_which_everything_failed_says_why(store: Store) -> None:
     assert num_told(page, "INFEASIBLE (out_of_memory)") == 4 + 4  # the history and the timeline
 
 
+def imported(store: Store, cell: TableCell) -> int:
+    described = {"model": cell.model.to_mapping(), "cluster": cell.cluster.to_mapping()}
+    document = {**CAMPAIGN, "name": "theirs", **described, "strategy": "exhaustive"}
+    spec = CampaignSpec.from_mapping(document)
+    (made,) = store.imports.add([NewImport(spec=spec.to_mapping(), cell=cell)])
+    return made.id
+
+
 def test_an_imported_campaign_says_where_it_comes_from(store: Store) -> None:
-    table = Path(__file__).parents[3] / "benchmarks" / "data" / "tiny_local_cpu.csv"
-    cell = read_table(table).cells[0]
-    spec = CampaignSpec.from_mapping(
-        {
-            **CAMPAIGN,
-            "name": "theirs",
-            "model": cell.model.to_mapping(),
-            "cluster": cell.cluster.to_mapping(),
-            "strategy": "exhaustive",
-        }
-    )
-    (imported,) = store.imports.add([NewImport(spec=spec.to_mapping(), cell=cell)])
-    page = page_of(store, imported.id)
+    cell = read_table(TABLE).cells[0]
+    page = page_of(store, imported(store, cell))
     assert "Imported, not measured here:" in page.text
     assert "Nothing was spent here" in page.text
     assert f"{len(cell.rows)} rows of a measurement table" in page.text
@@ -418,34 +338,21 @@ def test_an_imported_campaign_says_where_it_comes_from(store: Store) -> None:
 
 
 def test_a_long_campaign_is_drawn_in_little(store: Store) -> None:
-    table = Path(__file__).parents[3] / "benchmarks" / "data" / "tiny_local_cpu.csv"
-    cell = read_table(table).cells[0]
+    cell = read_table(TABLE).cells[0]
     row = cell.rows[0]
     assert row.tokens_per_s is not None
     assert row.step_time_s is not None
-    rows = tuple(
-        dataclasses.replace(row, number=number, tokens_per_s=row.tokens_per_s / (1 + number / 1e4))
-        for number in range(1, 1201)
-    )
-    rows = tuple(
+    rows = [
         dataclasses.replace(
-            each, step_time_s=row.step_time_s * row.tokens_per_s / each.tokens_per_s
+            row,
+            number=number,
+            tokens_per_s=row.tokens_per_s / (1 + number / 1e4),
+            step_time_s=row.step_time_s * (1 + number / 1e4),
         )
-        for each in rows
-        if each.tokens_per_s is not None
-    )
-    spec = CampaignSpec.from_mapping(
-        {
-            **CAMPAIGN,
-            "name": "long",
-            "model": cell.model.to_mapping(),
-            "cluster": cell.cluster.to_mapping(),
-            "strategy": "exhaustive",
-        }
-    )
-    long_cell = dataclasses.replace(cell, rows=rows)
-    (imported,) = store.imports.add([NewImport(spec=spec.to_mapping(), cell=long_cell)])
-    html = report(store, store.campaigns.get(imported.id), START)
+        for number in range(1, 1201)
+    ]
+    campaign = imported(store, dataclasses.replace(cell, rows=tuple(rows)))
+    html = report(store, store.campaigns.get(campaign), START)
     assert len(html) < 150_000
     assert any(kind.startswith("many") for kind in Page(html).kinds("path"))
 

@@ -15,51 +15,44 @@ from tests.kit.store import completed
 LAYOUT = Layout(num_microbatches=8)
 
 
+SLOW = node("n2", "quarantined", reason="slow")
+SET_ASIDE = (
+    "it needs 2 nodes, and 1 of the 2 here are lost or in quarantine (n2: slow); "
+    "`layout-tuner allocation release` ends that"
+)
+
+
 @pytest.fixture
 def campaign_id(api: Api) -> int:
     return int(api.submit()["id"])
 
 
-def test_an_allocation_is_listed_with_what_its_worker_says_of_it(api: Api) -> None:
+def why_it_waits(api: Api) -> Any:
+    return api.get("/campaigns/first")["progress"]["waiting_reason"]
+
+
+def test_an_allocation_is_listed_with_what_its_worker_says_of_it_and_on_wish_after_its_end(
+    api: Api,
+) -> None:
     worker = register(api)
     (read,) = api.get("/allocations")["allocations"]
     assert read["id"] == worker
-    assert [read[name] for name in ("cluster", "scheduler", "job_id", "launcher")] == [
-        "local-cpu",
-        "slurm",
-        "4711",
-        "srun",
-    ]
+    said = [read[name] for name in ("cluster", "scheduler", "job_id", "launcher")]
+    assert said == ["local-cpu", "slurm", "4711", "srun"]
     assert 3500 < read["seconds_left"] <= 3600
     assert (read["shares_nodes"], read["state"], read["status_at"]) == (True, "working", None)
-    assert [(n["name"], n["state"]) for n in read["nodes"]] == [
-        ("n1", "starting"),
-        ("n2", "starting"),
-    ]
+    assert {n["name"]: n["state"] for n in read["nodes"]} == {"n1": "starting", "n2": "starting"}
     busy = node("n1", "busy", doing="trial 3 of first", free_devices=2, health={"gemm": [1.5, 2.5]})
     beat(api, worker, busy, node("n2", "lost", reason="no answer"), status={"ends_in_s": 60.0})
     read = api.get(f"/allocations/{worker}")
-    assert read["nodes"][0] == {
-        "name": "n1",
-        "num_devices": 4,
-        "state": "busy",
-        "doing": "trial 3 of first",
-        "reason": "",
-        "free_devices": 2,
-        "health": {"gemm": [1.5, 2.5]},
-    }
+    assert read["nodes"][0] == {**busy, "num_devices": 4, "reason": ""}
     assert (read["nodes"][1]["state"], read["nodes"][1]["reason"]) == ("lost", "no answer")
     assert 0 < read["seconds_left"] <= 60
 
-
-def test_an_allocation_that_has_ended_is_listed_when_it_is_asked_for(api: Api) -> None:
-    worker = register(api)
     api.http.delete(f"/v1/workers/{worker}")
     assert api.get("/allocations")["allocations"] == []
     (read,) = api.get("/allocations", all=True)["allocations"]
     assert (read["id"], read["state"], read["not_leased"]) == (worker, "ended", [])
-    problem = api.get("/allocations/nobody", status=404)
-    assert problem["detail"] == "there is no allocation 'nobody'"
 
 
 def test_allocations_are_found_by_worker_job_or_session_however_many_came_after(api: Api) -> None:
@@ -81,58 +74,41 @@ def test_leased_trials_show_the_phase_that_the_worker_reports(api: Api, campaign
     for micro_batch_size in (1, 2):
         api.store.trials.add(campaign_id, Layout(micro_batch_size=micro_batch_size))
     leases = [api.lease(worker), api.lease(worker)]
+    because = "2 devices are free, it needs 4"
     trials = [
-        {
-            "trial_id": leases[0]["trial_id"],
-            "attempt": 1,
-            "iterations_done": 3,
-            "phase": "iterating",
-            "held_s": 1e-3,
-            "nodes_held": 0.25,
-        },
-        {
-            "trial_id": leases[1]["trial_id"],
-            "attempt": 1,
-            "iterations_done": 0,
-            "phase": "waiting",
-            "held_s": 0.0,
-            "waiting_because": "2 devices are free, it needs 4",
-        },
+        {"phase": "iterating", "iterations_done": 3, "held_s": 1e-3, "nodes_held": 0.25},
+        {"phase": "waiting", "iterations_done": 0, "held_s": 0.0, "waiting_because": because},
     ]
+    for lease, trial in zip(leases, trials, strict=True):
+        trial |= {"trial_id": lease["trial_id"], "attempt": 1}
     beat(api, worker, trials=trials)
     read = api.get(f"/allocations/{worker}")
     (running,), (waiting,) = read["running"], read["waiting"]
     assert (running["number"], running["phase"], running["held_s"]) == (1, "iterating", 1e-3)
     assert (running["nodes_held"], running["iterations_done"]) == (0.25, 3)
-    assert (waiting["number"], waiting["waiting_because"]) == (2, "2 devices are free, it needs 4")
+    assert (waiting["number"], waiting["waiting_because"]) == (2, because)
     attempt = api.get(f"/trials/{leases[1]['trial_id']}")["attempts"][0]
-    assert attempt["waiting_because"] == "2 devices are free, it needs 4"
+    assert attempt["waiting_because"] == because
 
 
-def test_a_campaign_whose_leased_trials_all_wait_says_why(api: Api, campaign_id: int) -> None:
+def test_a_campaign_whose_leased_trials_all_wait_says_why_until_an_outcome_came(
+    api: Api, campaign_id: int
+) -> None:
     worker = register(api)
     api.store.trials.add(campaign_id, LAYOUT)
-    trial = {"trial_id": api.lease(worker)["trial_id"], "attempt": 1, "iterations_done": 0}
+    lease = api.lease(worker)
+    trial = {"trial_id": lease["trial_id"], "attempt": 1, "iterations_done": 0}
     waits = {**trial, "phase": "waiting", "waiting_because": "every node is busy"}
     beat(api, worker, trials=[waits])
-    assert api.get("/campaigns/first")["progress"]["waiting_reason"] == "every node is busy"
+    assert why_it_waits(api) == "every node is busy"
     beat(api, worker, trials=[{**trial, "phase": "starting"}])
-    assert api.get("/campaigns/first")["progress"]["waiting_reason"] is None
+    assert why_it_waits(api) is None
 
-
-def test_a_campaign_does_not_wait_right_after_an_outcome(api: Api, campaign_id: int) -> None:
-    worker = register(api)
-    for layout in (LAYOUT, Layout(tp=2, num_microbatches=8)):
-        api.store.trials.add(campaign_id, layout)
-    first, second = api.lease(worker), api.lease(worker)
-    beats = [
-        {"trial_id": lease["trial_id"], "attempt": 1, "iterations_done": 0, "phase": phase}
-        for lease, phase in ((first, "iterating"), (second, "waiting"))
-    ]
-    beats[1]["waiting_because"] = "every node is busy"
-    beat(api, worker, trials=beats)
-    api.report(worker, first, completed(LAYOUT))
-    assert api.get("/campaigns/first")["progress"]["waiting_reason"] is None
+    api.store.trials.add(campaign_id, Layout(tp=2, num_microbatches=8))
+    other = {**waits, "trial_id": api.lease(worker)["trial_id"]}
+    beat(api, worker, trials=[{**trial, "phase": "iterating"}, other])
+    api.report(worker, lease, completed(LAYOUT))
+    assert why_it_waits(api) is None
 
 
 @pytest.mark.parametrize(
@@ -140,13 +116,7 @@ def test_a_campaign_does_not_wait_right_after_an_outcome(api: Api, campaign_id: 
     [
         (Layout(dp=8), (), {}, "it needs 8 devices on 1 node, and a node here has 4"),
         (Layout(num_nodes=3, dp=3), (), {}, "it needs 3 nodes, and there are 2 here"),
-        (
-            Layout(num_nodes=2, dp=2),
-            (node("n1"), node("n2", "quarantined", reason="slow")),
-            {},
-            "it needs 2 nodes, and 1 of the 2 here are lost or in quarantine (n2: slow); "
-            "`layout-tuner allocation release` ends that",
-        ),
+        (Layout(num_nodes=2, dp=2), (node("n1"), SLOW), {}, SET_ASIDE),
         (Layout(), (), {"ends_in_s": 100.0}, "its probe may take 300 s, and "),
         (Layout(), (), {"state": "draining"}, "the allocation drains: it takes no more trials"),
     ],
@@ -162,7 +132,7 @@ def test_a_trial_that_an_allocation_will_not_lease_says_why(
     assert read["not_leased"][0]["reason"].startswith(why)
     assert (read["not_leased"][0]["campaign"], read["not_leased"][0]["number"]) == ("first", 1)
     if layout.num_nodes == 1 and layout.dp == 1:
-        waits = api.get("/campaigns/first")["progress"]["waiting_reason"]
+        waits = why_it_waits(api)
         assert waits.startswith(f"trial 1 waits: no allocation may run it; w1: {why}")
 
 
@@ -173,7 +143,7 @@ def test_a_trial_that_fits_waits_for_devices_or_for_its_campaign(
     api.store.trials.add(campaign_id, LAYOUT)
     (waiting,) = api.get(f"/allocations/{worker}")["not_leased"]
     assert waiting["reason"].startswith("it fits, and waits until devices are free")
-    assert api.get("/campaigns/first")["progress"]["waiting_reason"] is None
+    assert why_it_waits(api) is None
     api.post("/campaigns/first/pause")
     (waiting,) = api.get(f"/allocations/{worker}")["not_leased"]
     assert waiting["reason"] == "its campaign is paused"
@@ -201,10 +171,10 @@ def test_the_most_suitable_allocation_says_why_a_trial_waits(api: Api, campaign_
     register(api, "small", num_nodes=1, nodes=NODES[:1])
     large = register(api, "large")
     beat(api, large, status={"ends_in_s": 100.0})
-    waits = api.get("/campaigns/first")["progress"]["waiting_reason"]
+    waits = why_it_waits(api)
     assert waits.startswith("trial 1 waits: no allocation may run it; large: its probe may take")
     beat(api, large, status={"ends_in_s": 1000.0})
-    assert api.get("/campaigns/first")["progress"]["waiting_reason"] is None
+    assert why_it_waits(api) is None
 
 
 def test_the_cost_of_an_allocation_includes_its_idle_time(api: Api, campaign_id: int) -> None:
@@ -250,20 +220,6 @@ def test_a_node_that_a_worker_quarantined_is_released_through_its_worker(api: Ap
         assert beat(api, worker, node("n1"), slow)["release"] == ["n2"]
     told = beat(api, worker, node("n1"), node("n2", "checking"))
     assert (told["release"], told["quarantine"]) == ([], [])
-
-
-def test_a_node_that_is_not_in_quarantine_cannot_be_released(api: Api) -> None:
-    register(api)
-    problem = api.post("/nodes/local-cpu/n1/release", status=409)
-    assert problem["detail"] == "node n1 of cluster local-cpu is not in quarantine"
-    assert problem["type"] == "urn:layout-tuner:problem:node-state"
-    for path in ("local-cpu/n9/release", "frontier/n1/release", "local-cpu/n9/quarantine"):
-        problem = api.post(f"/nodes/{path}", status=404)
-        assert "no allocation of cluster" in problem["detail"]
-    api.post("/nodes/local-cpu/n1/quarantine", {"reason": ""}, status=422)
-    api.post("/nodes/local-cpu/n1/quarantine")
-    api.post("/nodes/local-cpu/n1/release")
-    api.post("/nodes/local-cpu/n1/release", status=409)
 
 
 def test_the_client_reads_allocations_and_quarantines_nodes(api: Api, client: Client) -> None:

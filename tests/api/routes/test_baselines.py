@@ -26,7 +26,7 @@ def measured(api: Api) -> Api:
     return api
 
 
-def test_a_campaign_reads_with_its_baseline(measured: Api) -> None:
+def test_a_campaign_its_trials_and_its_leaderboard_show_the_baseline(measured: Api) -> None:
     read = measured.get("/campaigns/first")
     (listed,) = measured.get("/campaigns")["campaigns"]
     assert read["spec"]["baseline"] == SLOW.to_mapping()
@@ -42,8 +42,6 @@ def test_a_campaign_reads_with_its_baseline(measured: Api) -> None:
         "trial_number": 2,
     }
 
-
-def test_trials_and_rows_of_the_baseline_are_marked(measured: Api) -> None:
     rows = measured.get("/campaigns/first/leaderboard")["trials"]
     assert [(row["number"], row["is_baseline"]) for row in rows] == [
         (2, False),
@@ -95,7 +93,7 @@ def test_exports_say_what_the_layout_gains(measured: Api) -> None:
 
 
 @pytest.mark.usefixtures("measured")
-def test_show_and_leaderboard_say_what_the_winner_gains(command: Command) -> None:
+def test_commands_say_what_the_winner_gains_and_mark_the_baseline(command: Command) -> None:
     said = "trial 2 gives 1.25 times (95 %: 1.25 to 1.25) the tokens/s of the baseline, trial 1\n"
     shown = command("campaign", "show", "first").output
     assert f"baseline      trial 1, COMPLETED, 800 tokens/s ±0.0%\n{'':14}{SLOW.key}\n" in shown
@@ -108,9 +106,6 @@ def test_show_and_leaderboard_say_what_the_winner_gains(command: Command) -> Non
     assert "layout        n1-tp2-pp1" in command("trial", "show", "first/1").output
     assert ", the baseline\n" in command("trial", "show", "first/1").output
 
-
-@pytest.mark.usefixtures("measured")
-def test_a_list_of_trials_marks_the_baseline(command: Command) -> None:
     heading, _line, *rows = command("trial", "list", "first").output.splitlines()
     assert "baseline" in heading
     assert [number for number, row in enumerate(rows, 1) if " * " in row] == [1]

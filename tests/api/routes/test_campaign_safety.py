@@ -23,20 +23,10 @@ from search_spaces.spec.presets.calibration_file import constants_file
 from tests.kit.api import CAMPAIGN, CLUSTER, Api
 
 HOSTILE = [
-    "../../../../etc/passwd",
-    "/etc/passwd",
-    "file:///etc/passwd",
-    "http://203.0.113.9/x",
-    "$(touch /tmp/owned)",
-    "`touch /tmp/owned`",
-    "'; touch /tmp/owned; '",
-    "{0.__class__.__mro__}",
-    "%s%n",
-    "__import__('os').system('touch /tmp/owned')",
-    "!!python/object/apply:os.system [touch /tmp/owned]",
-    "-rf",
-    "..",
-    "\N{SNOWMAN}" * 64,
+    *("../../../../etc/passwd", "/etc/passwd", "file:///etc/passwd", "http://203.0.113.9/x"),
+    *("$(touch /tmp/owned)", "`touch /tmp/owned`", "'; touch /tmp/owned; '", "-rf", ".."),
+    *("{0.__class__.__mro__}", "%s%n", "__import__('os').system('touch /tmp/owned')"),
+    *("!!python/object/apply:os.system [touch /tmp/owned]", "\N{SNOWMAN}" * 64),
 ]
 
 

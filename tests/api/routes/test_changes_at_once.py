@@ -19,15 +19,7 @@ from results_db.store import Store
 from tests.kit.api import CAMPAIGN, CLUSTER, HEADERS, TOKEN
 
 AT_ONCE = 16
-MODEL = {
-    "family": "gpt",
-    "num_layers": 2,
-    "hidden_size": 64,
-    "num_heads": 4,
-    "ffn_hidden_size": 256,
-    "vocab_size": 512,
-    "seq_length": 64,
-}
+MODEL = {"preset": "tiny", "num_layers": 2}
 
 
 @pytest.fixture
@@ -44,14 +36,15 @@ def clients(database_url: str) -> Iterator[list[TestClient]]:
 
 
 def at_once(
-    clients: list[TestClient], *requests: tuple[str, str, Any]
+    clients: list[TestClient], *requests: tuple[str, Any]
 ) -> list[tuple[str, httpx.Response]]:
     """Each request from a thread of its own, spread over the services; with what was asked."""
     together = Barrier(len(requests))
 
-    def ask(client: TestClient, method: str, path: str, body: Any) -> tuple[str, httpx.Response]:
+    def ask(client: TestClient, request: str, body: Any) -> tuple[str, httpx.Response]:
+        method, path = request.split()
         together.wait(30)
-        return f"{method} {path}", client.request(method, f"/v1{path}", json=body)
+        return request, client.request(method, f"/v1{path}", json=body)
 
     with ThreadPoolExecutor(len(requests)) as threads:
         spread = zip(itertools.cycle(clients), requests)
@@ -65,7 +58,7 @@ def submit(client: TestClient) -> None:
 
 def test_unnamed_clones_that_are_made_at_once_all_get_names(clients: list[TestClient]) -> None:
     submit(clients[0])
-    answers = at_once(clients, *[("POST", "/campaigns/first/clone", {})] * AT_ONCE)
+    answers = at_once(clients, *[("POST /campaigns/first/clone", {})] * AT_ONCE)
     assert [answer.status_code for _, answer in answers] == [201] * AT_ONCE
     made = [answer.json() for _, answer in answers]
     names = {campaign["name"] for campaign in made}
@@ -91,46 +84,42 @@ def test_unnamed_clones_of_one_request_that_is_sent_many_times_at_once_are_one(
     assert answers == {(201, "first-2")}
 
 
-CHANGES: dict[str, tuple[list[tuple[str, str, Any]], set[int]]] = {
+CHANGES: dict[str, tuple[list[tuple[str, Any]], set[int]]] = {
     "models": (
-        [
-            ("PUT", "/models/mine", MODEL),
-            ("DELETE", "/models/mine", None),
-            ("GET", "/models/mine", None),
-        ],
+        [("PUT /models/mine", MODEL), ("DELETE /models/mine", None), ("GET /models/mine", None)],
         {200, 201, 204, 404},
     ),
     "clusters": (
         [
-            ("PUT", "/clusters/mine", {**CLUSTER, "name": "mine"}),
-            ("DELETE", "/clusters/mine", None),
-            ("GET", "/clusters", None),
+            ("PUT /clusters/mine", {**CLUSTER, "name": "mine"}),
+            ("DELETE /clusters/mine", None),
+            ("GET /clusters", None),
         ],
         {200, 201, 204, 404},
     ),
     "tokens": (
         [
-            ("POST", "/tokens", {"name": "bot", "role": "viewer"}),
-            ("DELETE", "/tokens/1", None),
-            ("GET", "/tokens", None),
+            ("POST /tokens", {"name": "bot", "role": "viewer"}),
+            ("DELETE /tokens/1", None),
+            ("GET /tokens", None),
         ],
         {200, 201, 204, 404, 409},
     ),
     "campaigns": (
         [
-            ("POST", "/campaigns/first/pause", None),
-            ("POST", "/campaigns/first/resume", None),
-            ("PATCH", "/campaigns/first", {"notes": "busy"}),
-            ("POST", "/campaigns/first/cancel", None),
+            ("POST /campaigns/first/pause", None),
+            ("POST /campaigns/first/resume", None),
+            ("PATCH /campaigns/first", {"notes": "busy"}),
+            ("POST /campaigns/first/cancel", None),
         ],
         {200, 409},
     ),
     "ends": (
         [
-            ("POST", "/campaigns/first/cancel", None),
-            ("DELETE", "/campaigns/first", None),
-            ("GET", "/campaigns/first", None),
-            ("POST", "/campaigns/first/clone", {}),
+            ("POST /campaigns/first/cancel", None),
+            ("DELETE /campaigns/first", None),
+            ("GET /campaigns/first", None),
+            ("POST /campaigns/first/clone", {}),
         ],
         {200, 201, 204, 404, 409},
     ),

@@ -7,13 +7,7 @@ import pytest
 from search_spaces.estimates.time import step_time_s
 from search_spaces.spec.cluster import Cluster
 from tests.kit.api import Api
-from tests.kit.cheap_campaign import (
-    FEWER,
-    FULL,
-    MODEL,
-    ONLY_CHEAP,
-    add_cheap_campaign,
-)
+from tests.kit.cheap_campaign import FEWER, FULL, MODEL, ONLY_CHEAP, add_cheap_campaign
 
 
 @pytest.fixture
@@ -43,7 +37,28 @@ def test_a_cheap_probe_names_its_full_layout_and_the_extrapolated_step(
     assert step["low_s"] * step["high_s"] == pytest.approx(step["expected_s"] ** 2)
 
 
-def test_lists_say_which_trials_are_cheap(api: Api, ids: dict[int, int]) -> None:
+def test_lists_the_campaign_and_its_table_say_which_trials_are_cheap(
+    api: Api, ids: dict[int, int]
+) -> None:
+    text = api.http.get("/v1/campaigns/large/table").text
+    head, *rows = (line.split(",") for line in text.splitlines())
+    columns = ("model", "num_layers", "num_microbatches", "global_batch_size")
+    found = [tuple(row[head.index(column)] for column in columns) for row in rows]
+    assert found == [
+        ("tiny", "4", "8", "8"),
+        ("tiny-2-layers", "2", "8", "16"),
+        ("tiny", "4", "64", "128"),
+    ]
+
+    campaign = api.get("/campaigns/large")
+    assert campaign["cheap_probes"] == 2
+    took = sum(api.get(f"/trials/{ids[number]}")["node_seconds"] for number in (1, 2))
+    assert campaign["cheap_probe_node_seconds"] == pytest.approx(took)
+    (best,) = api.get("/campaigns/large/leaderboard")["trials"]
+    assert best["number"] == 3
+    api.submit()
+    assert api.get("/campaigns/first")["cheap_probes"] == 0
+
     waiting = api.store.trials.add(
         api.store.campaigns.by_name("large").id, ONLY_CHEAP, fidelity=FEWER
     )
@@ -55,28 +70,3 @@ def test_lists_say_which_trials_are_cheap(api: Api, ids: dict[int, int]) -> None
     assert cancelled["cheap_probe"]["runs"] == "8 of 64 micro-batches, 1 of 2 replicas"
     (again,) = api.post(f"/trials/{ids[2]}/repeat", status=201)["trials"]
     assert again["cheap_probe"]["runs"] == "8 of 64 micro-batches, 2 of 4 layers"
-
-
-def test_a_campaign_counts_its_cheap_probes_and_what_they_took(
-    api: Api, ids: dict[int, int]
-) -> None:
-    campaign = api.get("/campaigns/large")
-    assert campaign["cheap_probes"] == 2
-    took = sum(api.get(f"/trials/{ids[number]}")["node_seconds"] for number in (1, 2))
-    assert campaign["cheap_probe_node_seconds"] == pytest.approx(took)
-    (best,) = api.get("/campaigns/large/leaderboard")["trials"]
-    assert best["number"] == 3
-    api.submit()
-    assert api.get("/campaigns/first")["cheap_probes"] == 0
-
-
-def test_the_table_of_a_campaign_has_the_parts_that_ran(api: Api, ids: dict[int, int]) -> None:
-    text = api.http.get("/v1/campaigns/large/table").text
-    head, *rows = (line.split(",") for line in text.splitlines())
-    columns = ("model", "num_layers", "num_microbatches", "global_batch_size")
-    found = [tuple(row[head.index(column)] for column in columns) for row in rows]
-    assert found == [
-        ("tiny", "4", "8", "8"),
-        ("tiny-2-layers", "2", "8", "16"),
-        ("tiny", "4", "64", "128"),
-    ]

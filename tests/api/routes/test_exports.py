@@ -29,13 +29,11 @@ def script_of(exported: dict[str, object]) -> str:
     return str(script["content"])
 
 
-def test_formats_are_listed_with_what_each_needs(api: Api) -> None:
-    listed = api.get("/exports/formats")["formats"]
+def test_formats_are_listed_and_comments_have_the_figures_and_the_device(measured: Api) -> None:
+    listed = measured.get("/exports/formats")["formats"]
     assert [each["name"] for each in listed] == list(FORMATS)
     assert all(each["target_version"] and each["needs"] for each in listed)
 
-
-def test_comments_have_the_figures_and_the_device(measured: Api) -> None:
     exported = measured.get("/campaigns/first/exports", format="megatron-lm", trial=1)
     trial = measured.get("/campaigns/first/trials")["trials"][0]
     figures = trial["measurement"]
@@ -49,9 +47,7 @@ def test_comments_have_the_figures_and_the_device(measured: Api) -> None:
     assert f"# campaign first, trial 1: {trial['layout_key']}" in script_of(exported)
 
 
-def test_a_scaled_export_says_that_it_was_not_measured(
-    measured: Api,
-) -> None:
+def test_a_scaled_export_says_that_it_was_not_measured(measured: Api) -> None:
     exported = measured.get("/campaigns/first/exports", format="megatron-lm", trial=1, nodes=2)
     script = script_of(exported)
     assert "NUM_NODES=2\nRANKS_PER_NODE=4\n" in script
@@ -63,18 +59,10 @@ def test_a_scaled_export_says_that_it_was_not_measured(
     assert "which was not measured" in script
     same = measured.get("/campaigns/first/exports", format="megatron-lm", trial=1, nodes=1)
     assert same == measured.get("/campaigns/first/exports", format="megatron-lm", trial=1)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "why"),
-    [(3, "global_batch_size=8 is not divisible by dp*micro_batch_size=6*1=6 on num_nodes=3")],
-)
-def test_an_indivisible_number_of_nodes_is_refused_with_the_numbers(
-    measured: Api, nodes: int, why: str
-) -> None:
-    asked = {"format": "embedded", "trial": 1, "nodes": nodes}
+    asked = {"format": "embedded", "trial": 1, "nodes": 3}
     problem = measured.get("/campaigns/first/exports", status=422, **asked)
     assert problem["type"].endswith(":export-impossible")
+    why = "global_batch_size=8 is not divisible by dp*micro_batch_size=6*1=6 on num_nodes=3"
     assert why in problem["detail"]
 
 
@@ -110,9 +98,6 @@ def test_a_cheap_probe_exports_its_whole_layout_and_says_what_was_measured(api: 
     assert measured.startswith("of what ran, measured: 2,048 tokens/s per device, ")
     assert not any("the memory of the layout" in note for note in exported["notes"])
 
-
-def test_an_export_after_fewer_layers_says_that_no_memory_was_measured(api: Api) -> None:
-    add_cheap_campaign(api)
     exported = api.get("/campaigns/large/exports", format="embedded", trial=2)
     assert (
         "the memory of the layout was not measured: the probe ran fewer layers" in exported["notes"]
@@ -121,9 +106,6 @@ def test_an_export_after_fewer_layers_says_that_no_memory_was_measured(api: Api)
     assert best["trial"] == 3
     assert not any("cheap probe" in note for note in best["notes"])
 
-
-def test_exporting_a_cheap_probe_on_its_own_nodes_is_not_scaling(api: Api) -> None:
-    add_cheap_campaign(api)
     on_two = Layout(num_nodes=2, dp=8, num_microbatches=16)
     half = Fidelity(num_microbatches=8, dp=4, num_layers=4)
     api.complete(api.register("w2"), "large", on_two, fidelity=half)

@@ -30,14 +30,14 @@ def measured(api: Api) -> Api:
     return api
 
 
-def test_a_campaign_shows_its_objectives_the_ranking_one_first(measured: Api) -> None:
+def test_a_campaign_of_several_objectives_is_ranked_by_the_first_and_its_constraints(
+    measured: Api,
+) -> None:
     campaign = measured.get("/campaigns/first")
     assert (campaign["objective"], campaign["objectives"]) == ("tokens_per_s", OBJECTIVES)
     assert campaign["spec"]["objective"] == OBJECTIVES
     assert campaign["progress"]["best_trial"] == 3, "the fastest breaks the constraint"
 
-
-def test_the_leaderboard_counts_what_breaks_a_constraint_and_marks_the_front(measured: Api) -> None:
     page = measured.get("/campaigns/first/leaderboard")
     assert (page["total"], page["constrained"], page["objectives"]) == (2, 1, OBJECTIVES)
     assert [(t["number"], t["rank"], t["on_front"]) for t in page["trials"]] == [
@@ -47,8 +47,6 @@ def test_the_leaderboard_counts_what_breaks_a_constraint_and_marks_the_front(mea
     assert page["trials"][0]["objectives"] == {"tokens_per_s": 2000.0, "memory_headroom": 0.375}
     assert measured.get("/trials/1")["measurement"]["tokens_per_s"] == 9000.0, "kept and shown"
 
-
-def test_the_front_is_listed_alone(measured: Api) -> None:
     page = measured.get("/campaigns/first/leaderboard", front=True)
     assert ([t["number"] for t in page["trials"]], page["total"]) == ([3], 1)
     table = measured.http.get(
@@ -56,39 +54,29 @@ def test_the_front_is_listed_alone(measured: Api) -> None:
     ).text
     assert len(list(csv.DictReader(io.StringIO(table)))) == 1
 
-
-def test_the_leaderboard_ranks_by_another_objective(measured: Api) -> None:
     page = measured.get("/campaigns/first/leaderboard", objective="tokens_per_node_hour")
     assert page["objective"] == "tokens_per_node_hour"
     assert page["trials"][0]["objectives"]["tokens_per_node_hour"] == 2000.0 * 3600
     problem = measured.get("/campaigns/first/leaderboard", status=422, objective="memory_headroom")
     assert "objective" in problem["detail"]
 
-
-def test_the_exported_winner_keeps_the_constraints(measured: Api) -> None:
     assert measured.get("/campaigns/first/exports", format="trainer")["trial"] == 3
 
 
-def test_the_command_shows_every_objective_and_how_many_were_left_out(
+def test_the_command_shows_every_objective_and_the_front_alone_in_every_format(
     measured: Api, command: Command
 ) -> None:
     shown = command("leaderboard", "first").output.splitlines()
     assert shown[0] == "first: the best 2 of 2 by tokens_per_s"
     heads = shown[1].split()
-    assert heads[heads.index("tokens/s") : heads.index("step")] == [
-        "tokens/s",
-        "memory",
-        "headroom",
-        "front",
-    ]
+    shown_heads = heads[heads.index("tokens/s") : heads.index("step")]
+    assert shown_heads == ["tokens/s", "memory", "headroom", "front"]
     assert "2,000" in shown[3]
     assert "37.5%" in shown[3]
     assert " * " in shown[3]
     assert " * " not in shown[4]
     assert shown[-1] == "not ranked, for they break the campaign's constraints: 1 completed trial"
 
-
-def test_the_command_lists_the_front_as_table_csv_and_json(measured: Api, command: Command) -> None:
     table = command("leaderboard", "first", "--front").output
     assert table.startswith("first: of the front, the best 1 of 1 by tokens_per_s")
     rows = command("leaderboard", "first", "--front", "--csv").output

@@ -47,13 +47,19 @@ def gone(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(store.statistics, name, refuse)
 
 
-def test_readiness_needs_no_token(http: TestClient) -> None:
+def test_readiness_needs_no_token_and_ends_when_the_service_stops(
+    http: TestClient, settings: Settings
+) -> None:
     answer = http.get("/v1/ready", headers={"Authorization": ""})
     assert (answer.status_code, answer.json()) == (200, {"is_ready": True, "reasons": []})
     assert http.get("/v1/health", headers={"Authorization": ""}).json()["status"] == "ok"
 
+    settings.stopping.set()
+    answer = http.get("/v1/ready")
+    assert (answer.status_code, answer.json()["reasons"]) == (503, ["the process ends"])
 
-def test_a_service_without_its_database_is_healthy_but_not_ready(
+
+def test_without_its_database_a_service_is_healthy_but_not_ready_and_its_metrics_say_so(
     http: TestClient, gone: None
 ) -> None:
     assert http.get("/v1/health").json()["database"] is False
@@ -64,11 +70,10 @@ def test_a_service_without_its_database_is_healthy_but_not_ready(
         {"is_ready": False, "reasons": ["the database does not answer"]},
     )
 
-
-def test_a_service_that_stops_is_not_ready(http: TestClient, settings: Settings) -> None:
-    settings.stopping.set()
-    answer = http.get("/v1/ready")
-    assert (answer.status_code, answer.json()["reasons"]) == (503, ["the process ends"])
+    found = metrics(http)
+    assert found["layout_tuner_database_up",] == 0
+    assert not [key for key in found if key[0] == "layout_tuner_campaigns"]
+    assert ("process_resident_memory_bytes",) in found
 
 
 @pytest.fixture
@@ -142,13 +147,6 @@ def test_metrics_count_requests_by_operation_and_answer(http: TestClient) -> Non
     assert found["layout_tuner_http_requests_in_flight",] == 1, "this one"
     labels = {word for key in found for word in key[1:]}
     assert not labels & {"other", "/somewhere/else/5"}, "what anybody may ask for is no label"
-
-
-def test_metrics_of_a_database_that_does_not_answer_say_so(http: TestClient, gone: None) -> None:
-    found = metrics(http)
-    assert found["layout_tuner_database_up",] == 0
-    assert not [key for key in found if key[0] == "layout_tuner_campaigns"]
-    assert ("process_resident_memory_bytes",) in found
 
 
 def test_the_database_is_not_asked_for_metrics_more_often_than_every_few_seconds(

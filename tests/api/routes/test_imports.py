@@ -61,7 +61,7 @@ def test_a_table_becomes_a_campaign_that_has_ended(api: Api) -> None:
     assert [trial["state"] for trial in trials][4:6] == ["INFEASIBLE", "FAILED"]
 
 
-def test_a_leaderboard_of_what_was_imported_says_where_it_comes_from(
+def test_an_imported_campaign_says_where_it_comes_from_and_has_no_analysis(
     api: Api, command: Command
 ) -> None:
     source = "simulated a100-1.3b, seed 3"
@@ -73,21 +73,13 @@ def test_a_leaderboard_of_what_was_imported_says_where_it_comes_from(
     ranked = api.http.get("/v1/campaigns/theirs/leaderboard", params={"format": "csv"}).text
     assert {row["source"] for row in csv.DictReader(io.StringIO(ranked))} == {source}
 
-
-def test_an_imported_campaign_has_no_analysis(api: Api) -> None:
-    post(api, make_text(make_row()), name="theirs")
     problem = api.get("/campaigns/theirs/analysis", status=404)
     assert "'theirs' is imported, and has no analysis" in problem["detail"]
 
 
-def test_a_table_that_came_back_can_be_imported_again(api: Api) -> None:
-    post(api, make_text(*varied_rows()), name="first")
-    once = table_of(api, "first")
-    post(api, once, name="second")
-    assert table_of(api, "second") == once
-
-
-def test_every_cell_becomes_a_campaign_named_after_what_it_is(api: Api) -> None:
+def test_cells_become_campaigns_named_after_what_they_are_and_are_selected_by_keys(
+    api: Api,
+) -> None:
     answer = post(api, two_cells())
     assert [campaign["name"] for campaign in answer["campaigns"]] == [
         "small-gpt-8xtestbox-s512-b8",
@@ -96,8 +88,6 @@ def test_every_cell_becomes_a_campaign_named_after_what_it_is(api: Api) -> None:
     numbered = post(api, two_cells(), name="theirs")
     assert [campaign["name"] for campaign in numbered["campaigns"]] == ["theirs-1", "theirs-2"]
 
-
-def test_cells_are_selected_by_their_keys(api: Api) -> None:
     answer = post(api, two_cells(), name="large", cell=["global_batch_size=16"])
     assert [campaign["name"] for campaign in answer["campaigns"]] == ["large"]
     assert {t["global_batch_size"] for t in api.get("/campaigns/large/trials")["trials"]} == {16}
@@ -110,6 +100,10 @@ def test_cells_are_selected_by_their_keys(api: Api) -> None:
     ("text", "message"),
     [
         (make_text(make_row(), make_row(tp=3)), "row 2 (line 3): tp*pp*dp=3*2*2=12 is not num_dev"),
+        (
+            make_text(make_row(), make_row(model="other", step_time_s=0.5, tokens_per_s=1)),
+            "row 2 (line 3)",
+        ),
         ("/etc/hostname", "the header is one column, '/etc/hostname'"),
         (b"tp,pp\n\xff,2\n", "line 2 is not UTF-8"),
     ],
@@ -123,12 +117,6 @@ def test_a_bad_table_is_refused_with_the_row_and_nothing_is_kept(
     assert api.get("/campaigns")["campaigns"] == []
 
 
-def test_one_bad_cell_refuses_the_whole_table(api: Api) -> None:
-    text = make_text(make_row(), make_row(model="other", step_time_s=0.5, tokens_per_s=1))
-    assert "row 2 (line 3)" in post(api, text, 422)["detail"]
-    assert api.get("/campaigns")["campaigns"] == []
-
-
 def test_a_name_that_is_taken_or_impossible_imports_nothing(api: Api) -> None:
     api.submit(name="theirs-2")
     assert "'theirs-2' exists already" in post(api, two_cells(), 409, name="theirs")["detail"]
@@ -136,17 +124,15 @@ def test_a_name_that_is_taken_or_impossible_imports_nothing(api: Api) -> None:
     assert [campaign["name"] for campaign in api.get("/campaigns")["campaigns"]] == ["theirs-2"]
 
 
-def test_an_import_has_a_largest_size(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_is_csv_of_a_largest_size(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = api.http.post("/v1/campaigns/import", json={})
+    assert answer.status_code == 415
+    assert "'application/json' is not text/csv" in answer.json()["detail"]
+
     assert post(api, b"x" * ((4 << 20) + 1), 413)["status"] == 413
     monkeypatch.setattr(imports, "MAX_IMPORTED_ROWS", 3)
     problem = post(api, make_text(*varied_rows()), 422)
     assert "1 cells of 8 rows are more than 200 cells or 3 rows" in problem["detail"]
-
-
-def test_only_csv_is_a_table(api: Api) -> None:
-    answer = api.http.post("/v1/campaigns/import", json={})
-    assert answer.status_code == 415
-    assert "'application/json' is not text/csv" in answer.json()["detail"]
 
 
 def test_a_legal_winner_is_exported_and_an_illegal_one_says_why(api: Api) -> None:
@@ -174,10 +160,9 @@ def test_the_table_of_a_measured_campaign_has_its_failures(api: Api) -> None:
     assert [row["status"] for row in rows] == ["completed", "out_of_memory"]
     assert (rows[1]["tp"], rows[1]["tokens_per_s"]) == ("2", "")
     assert api.get(f"/trials/{broken.id}")["state"] == "INFEASIBLE"
-    assert api.http.get("/v1/campaigns/nobody/table").status_code == 404
 
 
-def test_the_commands_import_a_table_and_print_it_again(
+def test_the_commands_import_a_table_print_it_again_and_say_which_row_is_wrong(
     api: Api, command: Command, tmp_path: Path
 ) -> None:
     file = tmp_path / "theirs.csv"
@@ -195,9 +180,6 @@ def test_the_commands_import_a_table_and_print_it_again(
     as_json = command("campaign", "import", str(file), "--name", "n", "--json")
     assert [each["name"] for each in json.loads(as_json.output)["campaigns"]] == ["n-1", "n-2"]
 
-
-def test_the_command_says_which_row_is_wrong(api: Api, command: Command, tmp_path: Path) -> None:
-    file = tmp_path / "theirs.csv"
     file.write_text(make_text(make_row(), make_row(tp=3)))
     done = command("campaign", "import", str(file))
     assert done.exit_code == 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from search_spaces.spec.layout import Layout
-from tests.kit.api import CAMPAIGN, Api, Command
+from tests.kit.api import Api, Command
 from tests.kit.store import make_measurement
 
 LAYOUT = Layout(num_microbatches=8)
@@ -29,47 +29,12 @@ THEIRS: dict[str, Any] = {
 def measured(api: Api) -> Api:
     api.submit(probe={"trainer": "theirs", "parameters": {"rate": 0.1}})
     worker = api.register(trainers={"theirs": "1.2"})
-    api.complete(worker, "first", LAYOUT, **THEIRS)
+    api.store.trials.add(api.store.campaigns.by_name("first").id, LAYOUT)
+    lease = api.lease(worker)
+    assert lease["request"]["trainer"] == "theirs"
+    assert lease["request"]["parameters"] == {"rate": 0.1}
+    api.report_measured(worker, lease, LAYOUT, **THEIRS)
     return api
-
-
-@pytest.mark.parametrize("field", ["command"])
-def test_a_campaign_cannot_bring_a_program(api: Api, field: str) -> None:
-    body = {"probe": {"trainer": "theirs", field: ["sh", "-c", "id"]}}
-    told = api.post("/campaigns", {**CAMPAIGN, **body}, status=422)
-    (error,) = told["errors"]
-    assert error["field"] == f"body.probe.{field}"
-    assert "a campaign names a trainer and cannot bring a program" in error["message"]
-    assert api.get("/campaigns")["campaigns"] == []
-
-
-@pytest.mark.parametrize(
-    ("probe", "field", "message"),
-    [
-        ({"trainer": "../theirs"}, "probe.trainer", "is not 1 to 64 characters"),
-        (
-            {"trainer": "theirs", "parameters": {"rate": {"deep": 1}}},
-            "probe.parameters.rate",
-            "is not a number, a switch, or one line of text",
-        ),
-    ],
-)
-def test_wrong_trainers_and_parameters_are_one_error_each(
-    api: Api, probe: dict[str, Any], field: str, message: str
-) -> None:
-    told = api.post("/campaigns", {**CAMPAIGN, "probe": probe}, status=422)
-    (error,) = told["errors"]
-    assert error["field"] == f"body.{field}"
-    assert message in error["message"]
-
-
-def test_the_request_of_a_probe_has_trainer_and_parameters(api: Api) -> None:
-    api.submit(probe={"trainer": "theirs", "parameters": {"rate": 0.1}})
-    worker = api.register(trainers={"theirs": "1.2"})
-    campaign = api.store.campaigns.by_name("first")
-    api.store.trials.add(campaign.id, LAYOUT)
-    request = api.lease(worker)["request"]
-    assert (request["trainer"], request["parameters"]) == ("theirs", {"rate": 0.1})
 
 
 def test_a_campaign_says_that_no_worker_lists_its_trainer(api: Api) -> None:

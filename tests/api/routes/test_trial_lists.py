@@ -1,4 +1,4 @@
-"""Lists of trials over HTTP: filters, orders, cursors; and what becomes of trials by wish."""
+"""Lists of trials over HTTP: filters, orders and cursors."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ import json
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from starlette.requests import Request
 
+from api.http.filter_encoding import filter_query
+from api.http.query_parameters import TrialFilterDep, read_trial_filter
+from results_db.trials.filter import LISTED_FIELDS, TrialFilter
+from search_spaces.protocol.metrics import METRICS
 from search_spaces.spec.layout import Layout
+from tests.api.client.samples import full_filter
 from tests.kit.api import Api
 from tests.kit.store import failed
 
@@ -30,51 +37,19 @@ def measured(api: Api) -> Api:
     return api
 
 
-def listed(api: Api, **query: Any) -> list[int]:
-    """The numbers of all pages."""
-    found: list[int] = []
-    cursor: str | None = None
-    while True:
-        given = query if cursor is None else {**query, "cursor": cursor}
-        page = api.get(PATH, **given)
-        found += [trial["number"] for trial in page["trials"]]
-        cursor = page["next_cursor"]
-        if cursor is None:
-            return found
+def cursor_of(*parts: Any) -> str:
+    return base64.urlsafe_b64encode(json.dumps(parts).encode()).decode().rstrip("=")
 
 
-def test_trials_are_filtered_by_knobs_metrics_states_and_reasons(measured: Api) -> None:
-    assert listed(measured, tp=[2, 4]) == [2, 4, 5]
-    assert listed(measured, tp=2, pp=1) == [2]
-    assert listed(measured, min_tokens_per_s=200, max_tokens_per_s=250.5) == [3]
-    assert listed(measured, state=["FAILED", "PENDING"]) == [4, 5]
-    assert listed(measured, reason="crashed", node="node-1") == [4]
-    assert listed(measured, sequence_parallel="false", precision="fp32", num_devices=2) == [2, 3]
-    assert listed(measured, precision="bf16") == []
-
-
-@pytest.mark.parametrize(
-    ("query", "words"),
-    [
-        ({"sort": "mood"}, "query.sort"),
-        ({"tp": "two"}, "query.tp.0"),
-        ({"min_mfu": 0.5, "max_mfu": 0.4}, "min_mfu=0.5 is over max_mfu=0.4"),
-        ({"cursor": "x" * 201}, "query.cursor"),
-    ],
-)
-def test_an_invalid_query_is_refused_by_name(
-    measured: Api, query: dict[str, Any], words: str
-) -> None:
-    assert words in measured.get(PATH, status=422, **query)["detail"]
-
-
-def test_a_misspelt_filter_is_refused_and_shows_nothing(measured: Api) -> None:
-    problem = measured.get(PATH, status=422, tpp=2)
-    assert problem["type"].endswith(":query-unknown")
-    assert "'tpp' is unknown (did you mean 'tp'?)" in problem["detail"]
-    problem = measured.get("/trials/1", status=422, full="yes")
-    assert "'full' is unknown; there is none here" in problem["detail"]
-    measured.get("/campaigns", status=422, sate="RUNNING")
+NEVER_WRITTEN = [
+    *("", "%%%"),
+    cursor_of(),
+    cursor_of(1, "tp", "asc", 0, 1.5, 1),
+    cursor_of(1, "tp", "asc", 0, 2**31, 1),
+    cursor_of(1, "mood", "asc", 0, 1, 1),
+    cursor_of(1, "mfu", "asc", 0, float("nan"), 1),
+    cursor_of(1, [], "asc", 0, 1, 1),
+]
 
 
 def test_a_cursor_is_valid_for_its_own_list_only(measured: Api) -> None:
@@ -85,6 +60,9 @@ def test_a_cursor_is_valid_for_its_own_list_only(measured: Api) -> None:
     measured.submit(name="second")
     problem = measured.get("/campaigns/second/trials", status=400, sort="tp", cursor=cursor)
     assert problem["type"].endswith(":page-invalid")
+    for cursor in NEVER_WRITTEN:
+        problem = measured.get(PATH, status=400, sort="tp", cursor=cursor)
+        assert "comes from no page of this service" in problem["detail"]
 
 
 def test_pages_go_backwards_too_and_say_how_many_trials_pass(measured: Api) -> None:
@@ -103,29 +81,6 @@ def test_pages_go_backwards_too_and_say_how_many_trials_pass(measured: Api) -> N
     assert "sorted by tokens_per_s desc, not of campaign 1 by tp asc" in problem["detail"]
 
 
-def cursor_of(*parts: Any) -> str:
-    return base64.urlsafe_b64encode(json.dumps(parts).encode()).decode().rstrip("=")
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize(
-    "cursor",
-    [
-        "",
-        "%%%",
-        cursor_of(),
-        cursor_of(1, "tp", "asc", 0, 1.5, 1),
-        cursor_of(1, "tp", "asc", 0, 2**31, 1),
-        cursor_of(1, "mood", "asc", 0, 1, 1),
-        cursor_of(1, "mfu", "asc", 0, float("nan"), 1),
-        cursor_of(1, [], "asc", 0, 1, 1),
-    ],
-)
-def test_a_cursor_that_the_service_never_wrote_is_refused(measured: Api, cursor: str) -> None:
-    problem = measured.get(PATH, status=400, sort="tp", cursor=cursor)
-    assert "comes from no page of this service" in problem["detail"]
-
-
 def test_a_log_is_plain_text_whatever_ranks_printed(measured: Api, http: TestClient) -> None:
     answer = http.get("/v1/trials/4/log")
     assert answer.text == "Traceback ..."
@@ -133,34 +88,38 @@ def test_a_log_is_plain_text_whatever_ranks_printed(measured: Api, http: TestCli
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert http.get("/v1/trials/1/log").text == "the last line\n"  # of a completed trial
     assert "PENDING and has no log" in measured.get("/trials/5/log", status=404)["detail"]
-    measured.get("/trials/99/log", status=404)
 
 
-def test_a_completed_trial_is_measured_again(measured: Api) -> None:
-    assert [t["number"] for t in measured.post("/trials/1/repeat", status=201)["trials"]] == [6]
-    added = measured.post("/trials/1/repeat", {"times": 2}, status=201)["trials"]
-    assert [(t["number"], t["repeat_of"], t["state"]) for t in added] == [
-        (7, 1, "PENDING"),
-        (8, 1, "PENDING"),
-    ]
-    for times in (0, 21, "2", None):
-        measured.post("/trials/1/repeat", {"times": times}, status=422)
-    measured.post("/trials/1/repeat", {"often": 2}, status=422)
-    problem = measured.post("/trials/4/repeat", status=409)
-    assert "requeue it" in problem["detail"]
-    measured.post("/trials/99/repeat", status=404)
+@pytest.fixture
+def echo() -> TestClient:
+    """Answers with the filter that its query states, written as a query again."""
+    app = FastAPI()
+
+    @app.get("/")
+    def read(wanted: TrialFilterDep, request: Request) -> dict[str, Any]:
+        del request
+        return dict(filter_query(wanted))
+
+    return TestClient(app)
 
 
-def test_a_failed_trial_is_queued_again_and_a_waiting_one_cancelled(measured: Api) -> None:
-    again = measured.post("/trials/4/requeue", status=201)
-    assert (again["number"], again["repeat_of"], again["state"]) == (6, 4, "PENDING")
-    assert (
-        "trial number 6 is of the same layout"
-        in (measured.post("/trials/4/requeue", status=409)["detail"])
-    )
-    cancelled = measured.post(f"/trials/{again['id']}/cancel")
-    assert (cancelled["state"], cancelled["reason"]) == ("CANCELLED", "cancelled")
-    assert measured.post(f"/trials/{again['id']}/cancel") == cancelled, "twice is once"
-    assert "it is COMPLETED" in measured.post("/trials/1/cancel", status=409)["detail"]
-    measured.post("/trials/1/requeue", status=409)
-    measured.post("/trials/99/cancel", status=404)
+def test_every_field_of_a_filter_goes_through_a_url_unchanged(echo: TestClient) -> None:
+    wanted = full_filter()
+    query = filter_query(wanted)
+    assert len(query) == len(LISTED_FIELDS) + 2 * len(METRICS), "each field is stated"
+    assert read_trial_filter(**echo.get("/", params=dict(query)).json()) == wanted
+
+
+def test_an_empty_filter_has_no_query() -> None:
+    assert filter_query(TrialFilter()) == {}
+    assert filter_query(TrialFilter(states=("FAILED",), min_mfu=0.0)) == {
+        "state": ["FAILED"],
+        "min_mfu": 0.0,
+    }
+
+
+@pytest.mark.parametrize(
+    "query", ["tp=x", "tp=1&" * 101, "node=%00", "min_mfu=nan", "min_peak_memory_bytes=1.5"]
+)
+def test_an_invalid_value_of_a_filter_is_refused(echo: TestClient, query: str) -> None:
+    assert echo.get(f"/?{query}").status_code == 422

@@ -36,14 +36,14 @@ def api_with_trials(api: Api) -> Api:
     return api
 
 
-def test_the_leaderboard_ranks_by_the_campaigns_objective(api_with_trials: Api) -> None:
+def test_the_leaderboard_ranks_by_the_objective_and_says_where_the_time_of_a_step_went(
+    api_with_trials: Api,
+) -> None:
     page = api_with_trials.get("/campaigns/first/leaderboard")
     assert page["objective"] == "tokens_per_s"
     assert [(t["rank"], t["number"]) for t in page["trials"]] == [(1, 2), (2, 1)]
     assert (page["total"], page["next_offset"]) == (2, None)
 
-
-def test_the_leaderboard_says_where_the_time_of_a_step_went(api_with_trials: Api) -> None:
     (best, _) = api_with_trials.get("/campaigns/first/leaderboard")["trials"]
     parts = best["measurement"]["breakdown"]
     assert set(parts) == {"compute_s", "tp_s", "pp_s", "dp_s", "optimizer_s", "unexplained_s"}
@@ -62,20 +62,15 @@ def test_the_leaderboard_as_csv_is_a_measurement_table(
     assert (best["tp"], best["tokens_per_s"], best["status"]) == ("2", "150.0", "completed")
     assert (best["num_devices"], best["global_batch_size"]) == ("2", "8")
     assert (best["model"], best["num_layers"], best["tied_embeddings"]) == ("tiny", "4", "0")
-    assert (best["cluster"], best["device_memory_gb"], best["devices_per_node"]) == (
-        "local-cpu",
-        "8",
-        "4",
-    )
+    assert (best["cluster"], best["device_memory_gb"]) == ("local-cpu", "8")
+    assert best["devices_per_node"] == "4"
     assert best["source"] == second["source"]
     assert "" not in best.values()
 
-
-def test_the_columns_are_those_of_the_published_tables() -> None:
     assert ",".join(COLUMNS) == PUBLISHED_COLUMNS
 
 
-def test_the_best_trial_is_exported_unless_another_is_named(
+def test_the_best_trial_is_exported_unless_another_is_named_and_none_that_did_not_complete(
     api_with_trials: Api, tmp_path: Path
 ) -> None:
     best = api_with_trials.get("/campaigns/first/exports", format="trainer")
@@ -85,6 +80,19 @@ def test_the_best_trial_is_exported_unless_another_is_named(
     other = api_with_trials.get("/campaigns/first/exports", format="megatron-lm", trial=1)
     assert other["trial"] == 1
     assert any(file["executable"] for file in other["files"])
+
+    api = api_with_trials
+    problem = api.get("/campaigns/first/exports", status=409, format="trainer", trial=4)
+    assert problem["type"].endswith(":export-unavailable")
+    assert "trial 4 of campaign 'first' is INFEASIBLE (out_of_memory)" in problem["detail"]
+    worker = api.register("w2")
+    api.store.trials.add(api.get("/campaigns/first")["id"], Layout(tp=4, num_microbatches=8))
+    lease = api.lease(worker)
+    problem = api.get("/campaigns/first/exports", status=409, format="trainer", trial=5)
+    assert "is RUNNING;" in problem["detail"]
+    api.report(worker, lease, failed("crashed"))
+    problem = api.get("/campaigns/first/exports", status=409, format="megatron-lm", trial=5)
+    assert "is FAILED (crashed);" in problem["detail"]
 
 
 def test_a_campaign_that_compiles_its_probes_exports_a_job_that_compiles(api: Api) -> None:
@@ -103,21 +111,6 @@ def test_an_impossible_export_says_why(api: Api) -> None:
     problem = api.get("/campaigns/first/exports", status=422, format="paper")
     assert ", ".join(FORMATS) in problem["detail"]
     api.get("/campaigns/first/exports", status=404, format="trainer", trial=9)
-
-
-def test_a_trial_that_did_not_complete_is_not_exported(api_with_trials: Api) -> None:
-    api = api_with_trials
-    problem = api.get("/campaigns/first/exports", status=409, format="trainer", trial=4)
-    assert problem["type"].endswith(":export-unavailable")
-    assert "trial 4 of campaign 'first' is INFEASIBLE (out_of_memory)" in problem["detail"]
-    worker = api.register("w2")
-    api.store.trials.add(api.get("/campaigns/first")["id"], Layout(tp=4, num_microbatches=8))
-    lease = api.lease(worker)
-    problem = api.get("/campaigns/first/exports", status=409, format="trainer", trial=5)
-    assert "is RUNNING;" in problem["detail"]
-    api.report(worker, lease, failed("crashed"))
-    problem = api.get("/campaigns/first/exports", status=409, format="megatron-lm", trial=5)
-    assert "is FAILED (crashed);" in problem["detail"]
 
 
 def test_the_leaderboard_pools_repeats_and_says_how_sure_it_is(api: Api, http: TestClient) -> None:

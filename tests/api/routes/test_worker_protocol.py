@@ -2,51 +2,24 @@
 
 import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from results_db.database.data_dir import DataDir
+from search_spaces.protocol import worker_messages as said
 from search_spaces.protocol.outcome import ProbeRequest
-from search_spaces.protocol.worker_messages import (
-    ATTEMPT_PHASES,
-    NODE_STATES,
-    AllocationBody,
-    BeatBody,
-    HeartbeatBody,
-    LeaseRequest,
-    NodeBody,
-    NodeStatusBody,
-    OutcomeReport,
-    RoomBody,
-    SetAside,
-    StatusBody,
-    WorkerCreate,
-)
 from search_spaces.spec.layout import Layout
-from tests.kit.api import CAMPAIGN
+from tests.kit.api import CAMPAIGN, INTRODUCTION
 from tests.kit.services import ServeProcess
 from tests.kit.store import TimelyStore, completed
 from workers.errors import RequestRefusedError, TokenRefusedError, WorkerUnknownError
 from workers.service.lease_client import EncodedOutcome, LeaseClient
 
-IDENTITY = WorkerCreate(
-    name="w1",
-    host="node-1",
-    cluster="local-cpu",
-    num_nodes=1,
-    devices_per_node=4,
-    device="CPU core",
-    versions={"python": "3.11", "torch": "2.13", "ray": "2.60"},
+VERSIONS = {"python": "3.11", "torch": "2.13", "ray": "2.60"}
+IDENTITY = said.WorkerCreate(
+    **{**INTRODUCTION, "name": "w1", "cluster": "local-cpu"}, versions=VERSIONS
 )
 LAYOUT = Layout(tp=2, num_microbatches=8)
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    service = ServeProcess(tmp_path_factory.mktemp("service"))
-    yield service
-    service.end()
 
 
 @pytest.fixture
@@ -56,22 +29,24 @@ def client(service: ServeProcess) -> Iterator[LeaseClient]:
         yield client
 
 
-def test_a_trial_goes_through_the_lease_client(service: ServeProcess, client: LeaseClient) -> None:
+def test_a_trial_goes_through_the_lease_client_and_a_refused_token_is_reported(
+    service: ServeProcess, client: LeaseClient
+) -> None:
     campaign = service.post("/campaigns", CAMPAIGN)
     store = TimelyStore(DataDir(service.data_dir).database_url)
     registration = client.register(IDENTITY)
     assert registration.heartbeat_interval_s == 2.0
-    assert client.lease(registration.worker_id, LeaseRequest(wait_s=0)) is None
+    assert client.lease(registration.worker_id, said.LeaseRequest(wait_s=0)) is None
 
     trial = store.trials.add(campaign["id"], LAYOUT)
-    lease = client.lease(registration.worker_id, LeaseRequest(wait_s=5))
+    lease = client.lease(registration.worker_id, said.LeaseRequest(wait_s=5))
     assert lease is not None
     assert (lease.trial_id, lease.campaign, lease.number) == (trial.id, "first", 1)
     assert ProbeRequest.from_mapping(lease.request).layout == LAYOUT
 
-    beat = BeatBody(trial_id=lease.trial_id, attempt=lease.attempt, iterations_done=3)
-    assert client.heartbeat(registration.worker_id, HeartbeatBody(trials=[beat])).stop == ()
-    report = OutcomeReport(
+    beat = said.BeatBody(trial_id=lease.trial_id, attempt=lease.attempt, iterations_done=3)
+    assert client.heartbeat(registration.worker_id, said.HeartbeatBody(trials=[beat])).stop == ()
+    report = said.OutcomeReport(
         trial_id=lease.trial_id,
         attempt=lease.attempt,
         worker_id=registration.worker_id,
@@ -80,7 +55,7 @@ def test_a_trial_goes_through_the_lease_client(service: ServeProcess, client: Le
     assert client.post_outcome(EncodedOutcome.of(report))
     assert client.post_outcome(EncodedOutcome.of(report))
     assert store.trials.get(trial.id).state == "COMPLETED"
-    assert client.heartbeat(registration.worker_id, HeartbeatBody(trials=[beat])).stop == (
+    assert client.heartbeat(registration.worker_id, said.HeartbeatBody(trials=[beat])).stop == (
         trial.id,
     )
 
@@ -91,11 +66,9 @@ def test_a_trial_goes_through_the_lease_client(service: ServeProcess, client: Le
         client.post_outcome(cut)
     client.unregister(registration.worker_id)
     with pytest.raises(WorkerUnknownError):
-        client.heartbeat(registration.worker_id, HeartbeatBody())
+        client.heartbeat(registration.worker_id, said.HeartbeatBody())
     store.close()
 
-
-def test_the_lease_client_reports_a_refused_token(service: ServeProcess, tmp_path: Path) -> None:
     with (
         LeaseClient(service.service["url"], "wrong") as client,
         pytest.raises(TokenRefusedError, match="token"),
@@ -106,7 +79,7 @@ def test_the_lease_client_reports_a_refused_token(service: ServeProcess, tmp_pat
 def test_every_field_of_a_heartbeat_reaches_the_allocation(
     service: ServeProcess, client: LeaseClient
 ) -> None:
-    nodes = [NodeBody(name=f"n-{s}", num_devices=4) for s in NODE_STATES]
+    nodes = [said.NodeBody(name=f"n-{s}", num_devices=4) for s in said.NODE_STATES]
     registration = client.register(
         dataclasses.replace(
             IDENTITY,
@@ -114,19 +87,19 @@ def test_every_field_of_a_heartbeat_reaches_the_allocation(
             cluster="elsewhere",
             num_nodes=len(nodes),
             nodes=nodes,
-            allocation=AllocationBody(
+            allocation=said.AllocationBody(
                 scheduler="slurm", job_id="12", launcher="srun", ends_in_s=60.0, shares_nodes=True
             ),
         )
     )
-    ask = LeaseRequest(wait_s=0, room=RoomBody(nodes=1, devices=2), longest_s=30.0)
+    ask = said.LeaseRequest(wait_s=0, room=said.RoomBody(nodes=1, devices=2), longest_s=30.0)
     assert client.lease(registration.worker_id, ask) is None
-    status = StatusBody(
+    status = said.StatusBody(
         state="draining",
         ends_in_s=30.0,
         idle_node_s=0.001,  # less than has passed
         nodes=[
-            NodeStatusBody(
+            said.NodeStatusBody(
                 name=f"n-{state}",
                 state=state,
                 doing="trial 1 of first",
@@ -134,11 +107,11 @@ def test_every_field_of_a_heartbeat_reaches_the_allocation(
                 free_devices=1,
                 health={"gemm_tflops": [1.0, 2.0], "link_gbytes_per_s": None},
             )
-            for state in NODE_STATES
+            for state in said.NODE_STATES
         ],
     )
     beats = [
-        BeatBody(
+        said.BeatBody(
             trial_id=999,
             attempt=1,
             iterations_done=0,
@@ -147,20 +120,22 @@ def test_every_field_of_a_heartbeat_reaches_the_allocation(
             nodes_held=0.5,
             waiting_because="every node is busy",
         )
-        for phase in ATTEMPT_PHASES
+        for phase in said.ATTEMPT_PHASES
     ]
-    answer = client.heartbeat(registration.worker_id, HeartbeatBody(trials=beats, status=status))
+    answer = client.heartbeat(
+        registration.worker_id, said.HeartbeatBody(trials=beats, status=status)
+    )
     assert set(answer.stop) == {999}
     read = service.get(f"/allocations/{registration.worker_id}")
     assert [(node["name"], node["state"]) for node in read["nodes"]] == [
-        (f"n-{state}", state) for state in NODE_STATES
+        (f"n-{state}", state) for state in said.NODE_STATES
     ]
     assert (read["state"], read["cost"]["idle"]) == ("draining", 0.001)
 
     service.post("/nodes/elsewhere/n-quarantined/release")
     service.post("/nodes/elsewhere/n-idle/quarantine", {"reason": "loud"})
-    answer = client.heartbeat(registration.worker_id, HeartbeatBody(status=status))
+    answer = client.heartbeat(registration.worker_id, said.HeartbeatBody(status=status))
     assert answer.release == ("n-quarantined",)
-    assert answer.quarantine == (SetAside(node="n-idle", reason="loud"),)
+    assert answer.quarantine == (said.SetAside(node="n-idle", reason="loud"),)
     again = client.register(dataclasses.replace(IDENTITY, name="later", cluster="elsewhere"))
-    assert again.quarantined == (SetAside(node="n-idle", reason="loud"),)
+    assert again.quarantined == (said.SetAside(node="n-idle", reason="loud"),)

@@ -12,7 +12,7 @@ from httpx import Response
 
 from search_spaces.spec.layout import Layout
 from tests.api.security.test_gate import GUARDED
-from tests.kit.api import CAMPAIGN, Api
+from tests.kit.api import CAMPAIGN, INTRODUCTION, Api
 from tests.kit.store import completed, failed
 from tests.results_db.campaigns.test_imports import varied_rows
 from tests.search_spaces.tables.tables import make_text
@@ -96,17 +96,6 @@ class Group:
             return self.ask("POST", f"/tokens/{made['id']}/revoke")
         return self.ask("DELETE", f"/tokens/{made['id']}")
 
-    def registered(self) -> Response:
-        worker = {
-            "name": "w",
-            "host": "h",
-            "cluster": "c",
-            "num_nodes": 1,
-            "devices_per_node": 1,
-            "device": "d",
-        }
-        return self.ask("POST", "/workers", json=worker)
-
 
 MODEL = {"preset": "tiny", "num_layers": 2}
 CLUSTER = {"preset": "frontier", "num_nodes": 2}
@@ -136,11 +125,8 @@ EXAMPLES: dict[str, tuple[str, Callable[[Group], Response]]] = {
     ),
     "quarantine_node": ("node.quarantine", lambda a: a.on_node("quarantine")),
     "release_node": ("node.release", lambda a: a.on_node("release")),
-    "register_worker": ("worker.register", Group.registered),
-    "drain_worker": (
-        "worker.drain",
-        lambda a: a.ask("DELETE", f"/workers/{a.api.register()}"),
-    ),
+    "register_worker": ("worker.register", lambda a: a.ask("POST", "/workers", json=INTRODUCTION)),
+    "drain_worker": ("worker.drain", lambda a: a.ask("DELETE", f"/workers/{a.api.register()}")),
     "create_token": (
         "token.create",
         lambda a: a.ask("POST", "/tokens", json={"name": "ci", "role": "viewer"}),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -20,14 +22,13 @@ from api.http.documents import read_json_request
 from api.http.request_bodies import BodyRoute
 from api.settings import Settings
 from results_db.store import Store
-from search_spaces.documents.limits import (
-    MAX_DEPTH,
-    is_plainly_acceptable,
-)
-from tests.kit.api import CAMPAIGN, HEADERS, INTRODUCTION, TOKEN, Api
+from search_spaces.documents.limits import MAX_DEPTH, is_plainly_acceptable
+from search_spaces.spec.layout import Layout
+from tests.kit.api import CAMPAIGN, INTRODUCTION, TOKEN, Api
 from tests.kit.bodies import BODIES, Body
+from tests.kit.hostile_texts import changed, text_places
 from tests.kit.odd_values import nested
-from tests.kit.postgres import upgraded
+from tests.kit.store import completed, failed
 
 JSON = {"Content-Type": "application/json"}
 YAML = {"Content-Type": "application/yaml"}
@@ -38,41 +39,23 @@ NUL = "x\x00"
 TOO_LONG = "x" * 300_000
 
 
-def post_text(http: TestClient, path: str, body: str, **headers: str) -> Any:
-    return http.post(f"/v1{path}", content=body, headers={**JSON, **headers})
-
-
-def assert_lists_answer(api: Api) -> None:
-    for path in LISTS:
-        api.get(path)
-
-
 # Depth and numbers
 
 
-@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 15_000])
 def test_a_heartbeat_that_is_nested_too_deeply_is_refused_and_breaks_no_list(
-    api: Api, http: TestClient, depth: int
-) -> None:
-    worker = api.register(nodes=[{"name": "n1", "num_devices": 4}])
-    health = nested(depth)
-    body = f'{{"status": {{"nodes": [{{"name": "n1", "state": "idle", "health": {health}}}]}}}}'
-    answer = post_text(http, f"/workers/{worker}/heartbeats", body)
-    assert answer.status_code == 422, answer.text
-    assert "nested too deeply, more than 100 levels" in answer.json()["detail"]
-    assert_lists_answer(api)
-
-
-def test_the_deepest_document_that_is_accepted_can_be_read_again(
     api: Api, http: TestClient
 ) -> None:
     worker = api.register(nodes=[{"name": "n1", "num_devices": 4}])
-    health = nested(MAX_DEPTH - 4)
-    body = f'{{"status": {{"nodes": [{{"name": "n1", "state": "idle", "health": {health}}}]}}}}'
-    assert post_text(http, f"/workers/{worker}/heartbeats", body).status_code == 200
+    for depth, status in ((MAX_DEPTH + 1, 422), (15_000, 422), (MAX_DEPTH - 4, 200)):
+        health = nested(depth)
+        body = f'{{"status": {{"nodes": [{{"name": "n1", "state": "idle", "health": {health}}}]}}}}'
+        answer = http.post(f"/v1/workers/{worker}/heartbeats", content=body, headers=JSON)
+        assert answer.status_code == status, answer.text
+        assert status == 200 or "nested too deeply, more than 100 levels" in answer.text
+        for path in LISTS:
+            api.get(path)
     (node,) = api.get("/nodes")["nodes"]
     assert node["node"]["health"] == json.loads(health)
-    assert_lists_answer(api)
 
 
 @pytest.mark.parametrize(
@@ -117,24 +100,23 @@ def test_the_quick_look_is_enough_for_what_is_acceptable(body: str) -> None:
 
 
 @pytest.mark.parametrize("depth", [MAX_DEPTH, 985])
-@pytest.mark.parametrize("field", ["model", "space"])
 @pytest.mark.parametrize("headers", [JSON, YAML], ids=["json", "yaml"])
 def test_a_campaign_that_is_nested_too_deeply_is_refused(
-    lasting: TestClient, headers: dict[str, str], field: str, depth: int
+    lasting: TestClient, headers: dict[str, str], depth: int
 ) -> None:
-    body = json.dumps({**CAMPAIGN, field: "@"}).replace('"@"', nested(depth))
-    answer = lasting.post(
-        "/v1/campaigns", content=body, headers={**headers, "Idempotency-Key": "k"}
-    )
-    assert answer.status_code == 422, answer.text
-    assert "nested too deeply" in answer.json()["detail"]
+    for field in ("model", "space"):
+        body = json.dumps({**CAMPAIGN, field: "@"}).replace('"@"', nested(depth))
+        answer = lasting.post("/v1/campaigns", content=body, headers=headers)
+        assert answer.status_code == 422, answer.text
+        assert "nested too deeply" in answer.json()["detail"]
 
 
 def test_numbers_of_thousands_of_digits_in_paths_queries_and_headers_are_refused(
     lasting: TestClient,
 ) -> None:
     digits = "7" * 5000
-    submitter = {"Authorization": f"Bearer {_token(lasting, 'submitter')}"}
+    made = lasting.post("/v1/tokens", json={"name": "a-submitter", "role": "submitter"}).json()
+    submitter = {"Authorization": f"Bearer {made['token']}"}
     asked = [
         ("GET", f"/campaigns/{digits}", {}),
         ("GET", f"/campaigns/{digits}/leaderboard", {}),
@@ -202,26 +184,12 @@ def test_every_route_with_a_json_body_uses_the_one_parser() -> None:
 
 
 def _routes() -> Iterator[APIRoute]:
-    from api.routes import (
-        access,
-        allocations,
-        campaigns,
-        catalogue,
-        events,
-        exports,
-        imports,
-        leaderboard,
-        plans,
-        reports,
-        trials,
-        workers,
-    )
-
-    for module in (
-        *(access, allocations, campaigns, catalogue, events, exports, imports),
-        *(leaderboard, plans, reports, trials, workers),
+    for name in (
+        *("access", "allocations", "campaigns", "catalogue", "events", "exports", "imports"),
+        *("leaderboard", "plans", "reports", "trials", "workers"),
     ):
-        yield from (route for route in module.router.routes if isinstance(route, APIRoute))
+        router = importlib.import_module(f"api.routes.{name}").router
+        yield from (route for route in router.routes if isinstance(route, APIRoute))
 
 
 def text_paths(schema: dict[str, Any], definitions: dict[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -269,7 +237,7 @@ def attacked(document: Any, path: tuple[str, ...], text: str, *, is_key: bool) -
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.path)
-def test_the_bodies_below_have_every_text_of_their_schema(body: Body) -> None:
+def test_the_bodies_of_the_kit_have_every_text_of_their_schema(body: Body) -> None:
     (route,) = [
         route
         for route in _routes()
@@ -307,32 +275,24 @@ def test_a_text_that_cannot_be_stored_is_refused_with_its_field(
 
 @pytest.mark.parametrize("attack", [SURROGATE, NUL, TOO_LONG], ids=["surrogate", "nul", "long"])
 def test_a_text_of_a_campaign_that_cannot_be_stored_is_refused_with_its_field(
-    api: Api, http: TestClient, attack: str
+    lasting: TestClient, attack: str
 ) -> None:
-    original = api.submit()
+    original = lasting.get("/v1/campaigns/first").json()
     spec = {**original["spec"], "name": "second", "start_from": ["first"], "warnings": ["w"]}
     attack = attack[:50_000]
     for path, _is_key in leaves(spec):
         document = attacked(spec, path, attack, is_key=False)
-        answer = http.post("/v1/campaigns", content=json.dumps(document), headers=JSON)
+        answer = lasting.post("/v1/campaigns", content=json.dumps(document), headers=JSON)
         assert answer.status_code == 422, (path, answer.text)
         (error, *_) = answer.json()["errors"]
         assert error["field"].startswith(f"body.{path[0]}"), (path, error)
 
 
 @pytest.fixture(scope="module")
-def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    """A service that many examples share, with a campaign."""
-    with closing(Store.open(upgraded(tmp_path_factory.mktemp("outside")))) as store:
-        app = create_app(Settings(token=TOKEN), store)
-        with TestClient(app, headers=HEADERS, raise_server_exceptions=False) as http:
-            Api(http).submit()
-            yield http
-
-
-def _token(http: TestClient, role: str) -> str:
-    made = http.post("/v1/tokens", json={"name": f"a-{role}", "role": role})
-    return str(made.json()["token"])
+def lasting(lasting: TestClient) -> TestClient:
+    """With a campaign."""
+    Api(lasting).submit()
+    return lasting
 
 
 # Names
@@ -342,31 +302,46 @@ FORMULAS = ["=HYPERLINK(1)", "-2", "\t=1", " x"]
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-@pytest.mark.parametrize("kind", ["model", "cluster"])
-def test_a_name_that_reads_as_a_formula_is_refused(
-    api: Api, http: TestClient, kind: str, name: str
-) -> None:
-    model = {"preset": "tiny", "name": name}
-    document = {
-        **CAMPAIGN,
-        kind: model if kind == "model" else {**CAMPAIGN["cluster"], "name": name},
-    }
-    answer = http.post("/v1/campaigns", json=document)
-    assert answer.status_code == 422, answer.text
-    assert answer.json()["errors"][0]["field"] == f"body.{kind}.name"
-    assert api.get("/campaigns")["campaigns"] == []
-    api.submit()
-    clone = http.post("/v1/campaigns/first/clone", json={kind: document[kind]})
-    assert clone.status_code == 422, clone.text
-
-
-@pytest.mark.parametrize("name", FORMULAS)
-def test_a_worker_name_that_reads_as_a_formula_is_refused(lasting: TestClient, name: str) -> None:
-    for field in ("name", "host", "cluster"):
-        answer = lasting.post("/v1/workers", json={**INTRODUCTION, field: name})
-        assert answer.status_code == 422, (field, answer.text)
+def test_a_name_that_reads_as_a_formula_is_refused(lasting: TestClient, name: str) -> None:
+    model, cluster = {"preset": "tiny", "name": name}, {**CAMPAIGN["cluster"], "name": name}
+    node = {"name": name, "num_devices": 1}
+    for path, document, field in (
+        ("campaigns", {**CAMPAIGN, "name": "other", "model": model}, "model.name"),
+        ("campaigns", {**CAMPAIGN, "name": "other", "cluster": cluster}, "cluster.name"),
+        ("campaigns/first/clone", {"model": model}, "model.name"),
+        ("campaigns/first/clone", {"cluster": cluster}, "cluster.name"),
+        ("workers", {**INTRODUCTION, "name": name}, "name"),
+        ("workers", {**INTRODUCTION, "host": name}, "host"),
+        ("workers", {**INTRODUCTION, "cluster": name}, "cluster"),
+        ("workers", {**INTRODUCTION, "nodes": [node]}, "nodes.0.name"),
+    ):
+        answer = lasting.post(f"/v1/{path}", json=document)
+        assert answer.status_code == 422, answer.text
         assert answer.json()["errors"][0]["field"] == f"body.{field}"
-    answer = lasting.post(
-        "/v1/workers", json={**INTRODUCTION, "nodes": [{"name": name, "num_devices": 1}]}
-    )
-    assert answer.json()["errors"][0]["field"] == "body.nodes.0.name"
+    assert len(lasting.get("/v1/campaigns").json()["campaigns"]) == 1
+
+
+LAYOUT = Layout(num_microbatches=8)
+
+
+@pytest.mark.sqlite_is_enough
+@pytest.mark.parametrize("outcome", [completed(LAYOUT), failed()], ids=lambda each: each.state)
+def test_an_outcome_is_refused_with_the_field_that_is_no_visible_line(
+    api: Api, outcome: Any
+) -> None:
+    campaign = api.submit()
+    worker = api.register()
+    api.store.trials.add(campaign["id"], LAYOUT)
+    lease = api.lease(worker)
+    body = {"worker_id": worker, "attempt": lease["attempt"], "outcome": asdict(outcome)}
+    places = [place for place in text_places(body) if place[-1] != "log_tail"]
+    assert ("outcome", "environment", "device") in places or outcome.environment is None
+    for place in places:
+        for text in ("a\nb", "a\u202eb"):
+            answer = api.post(
+                f"/trials/{lease['trial_id']}/outcome", changed(body, place, text), status=422
+            )
+            assert [error["field"] for error in answer["errors"]] == [
+                ".".join(map(str, ("body", *place)))
+            ]
+    assert api.report(worker, lease, outcome)["accepted"]

@@ -1,11 +1,7 @@
 """Beyond loopback: what the service refuses to start on, TLS, proxies, and pages from elsewhere."""
 
-import json
-import signal
 import socket
 import ssl
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,39 +16,10 @@ from api.errors import ServiceError
 from api.http.bind_address import Endpoint, listening
 from results_db.database.data_dir import DataDir
 from search_spaces.protocol.worker_messages import WorkerCreate
-from tests.kit.services import run_here
-from tests.kit.waiting import wait_until
+from tests.kit.api import INTRODUCTION
+from tests.kit.services import ServeProcess, run_here
 from workers.errors import ServiceUnreachableError
 from workers.service.lease_client import LeaseClient
-
-
-class Served:
-    """`layout-tuner serve` with options of the test's own."""
-
-    def __init__(self, data_dir: Path, *options: str) -> None:
-        self.data = DataDir(data_dir)
-        self.log = data_dir.parent / "serve.log"
-        command = ["serve", "--port", "0", "--data-dir", str(data_dir), *options]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "api.cli", *command], stdout=log, stderr=log
-            )
-        self.service = wait_until("the service has said where it is", self._announced)
-        self.url = str(self.service["url"])
-        self.token = self.data.token_file.read_text().strip()
-        self.headers = {"Authorization": f"Bearer {self.token}"}
-
-    def _announced(self) -> object:
-        assert self.process.poll() is None, self.log.read_text()
-        try:
-            return json.loads(self.data.service_file.read_bytes())
-        except (OSError, ValueError):
-            return None
-
-    def end(self) -> str:
-        self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(30) == 0, self.log.read_text()
-        return self.log.read_text()
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +34,15 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    served = Served(tmp_path_factory.mktemp("served") / "data")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    served = ServeProcess(tmp_path_factory.mktemp("served") / "data")
     yield served
-    served.end()
+    assert served.end() == 0
+    assert "ERROR" not in served.printed
+
+
+def worker_token_of(served: ServeProcess) -> str:
+    return (served.data_dir / "worker-token").read_text().strip()
 
 
 def refusal(tmp_path: Path, *options: str) -> str:
@@ -83,13 +55,13 @@ def refusal(tmp_path: Path, *options: str) -> str:
     return line
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
-def test_listening_beyond_loopback_needs_tls_or_a_proxy(tmp_path: Path, host: str) -> None:
-    line = refusal(tmp_path, "--host", host)
-    assert "over plain HTTP tokens can be read on the way" in line
-    assert "--tls-certificate" in line
-    assert "--behind-proxy" in line
+def test_listening_beyond_loopback_needs_tls_or_a_proxy(tmp_path: Path) -> None:
+    for host in ("0.0.0.0", "::", "192.0.2.1"):
+        line = refusal(tmp_path, "--host", host)
+        assert "over plain HTTP tokens can be read on the way" in line
+        assert "--tls-certificate" in line
+        assert "--behind-proxy" in line
+    assert "--proxy 'nobody'" in refusal(tmp_path, "--behind-proxy", "--proxy", "nobody")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.2", "::1", "[::1]"])
@@ -102,27 +74,18 @@ def test_tls_is_served_to_commands_and_workers_that_trust_the_certificate(
     tmp_path: Path, certificate: tuple[Path, Path]
 ) -> None:
     file, key = certificate
-    served = Served(tmp_path / "data", "--tls-certificate", str(file), "--tls-key", str(key))
+    served = ServeProcess(tmp_path / "data", "--tls-certificate", str(file), "--tls-key", str(key))
     try:
         assert served.url.startswith("https://127.0.0.1:")
-        with Client.of_data_dir(served.data) as client:
+        with Client.of_data_dir(DataDir(served.data_dir)) as client:
             assert client.whoami().role == "admin"
-        options = ["--url", served.url, "--token-file", str(served.data.token_file)]
+        options = ["--url", served.url, "--token-file", str(served.data_dir / "token")]
         done = CliRunner().invoke(token_command, ["list", *options, "--certificate", str(file)])
         assert done.exit_code == 0, done.output
-        worker_token = served.data.worker_token_file.read_text().strip()
+        worker_token = worker_token_of(served)
         _refuse_what_is_not_trusted(tmp_path, served, options, worker_token)
         with LeaseClient(served.url, worker_token, certificate=file) as worker:
-            identity = WorkerCreate(
-                name="w",
-                host="h",
-                cluster="c",
-                num_nodes=1,
-                devices_per_node=1,
-                device="d",
-                versions={},
-            )
-            assert worker.register(identity).worker_id
+            assert worker.register(WorkerCreate(**INTRODUCTION)).worker_id
         with socket.create_connection(_address(served)) as plain, pytest.raises(ssl.SSLError):
             _without_forward_secrecy().wrap_socket(plain)
     finally:
@@ -130,7 +93,7 @@ def test_tls_is_served_to_commands_and_workers_that_trust_the_certificate(
 
 
 def _refuse_what_is_not_trusted(
-    tmp_path: Path, served: Served, options: list[str], worker_token: str
+    tmp_path: Path, served: ServeProcess, options: list[str], worker_token: str
 ) -> None:
     untold = CliRunner().invoke(token_command, ["list", *options])
     assert untold.exit_code == 1
@@ -165,7 +128,7 @@ def _without_forward_secrecy() -> ssl.SSLContext:
     return context
 
 
-def _address(served: Served) -> tuple[str, int]:
+def _address(served: ServeProcess) -> tuple[str, int]:
     url = httpx.URL(served.url)
     assert url.port is not None
     return url.host, url.port
@@ -193,27 +156,20 @@ def test_certificates_that_cannot_be_used_are_one_clear_error(
         assert why in line, line
 
 
-def test_a_proxy_that_is_no_address_is_one_clear_error(tmp_path: Path) -> None:
-    assert "--proxy 'nobody'" in refusal(tmp_path, "--behind-proxy", "--proxy", "nobody")
+def test_a_foreign_host_header_is_refused_on_loopback(served: ServeProcess) -> None:
+    for host in ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", ""):
+        for path in ("/v1/health", "/docs", "/v1/campaigns"):
+            answer = httpx.get(f"{served.url}{path}", headers={**served.headers, "Host": host})
+            assert answer.status_code == 421, answer.text
+            assert "listens on this machine alone" in answer.text
+    for host in ("localhost:1", "127.0.0.1", "[::1]:8080", "tuner.localhost"):
+        answer = httpx.get(f"{served.url}/v1/whoami", headers={**served.headers, "Host": host})
+        assert answer.status_code == 200
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", ""]
-)
-def test_a_foreign_host_header_is_refused_on_loopback(served: Served, host: str) -> None:
-    for path in ("/v1/health", "/docs", "/v1/campaigns"):
-        answer = httpx.get(f"{served.url}{path}", headers={**served.headers, "Host": host})
-        assert answer.status_code == 421, answer.text
-        assert "listens on this machine alone" in answer.text
-
-
-@pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "[::1]:8080", "tuner.localhost"])
-def test_this_machine_may_call_it_by_any_name_of_loopback(served: Served, host: str) -> None:
-    answer = httpx.get(f"{served.url}/v1/whoami", headers={**served.headers, "Host": host})
-    assert answer.status_code == 200
-
-
-def test_pages_of_other_origins_are_refused(served: Served) -> None:
+def test_pages_of_other_origins_are_refused_and_answers_have_security_headers(
+    served: ServeProcess,
+) -> None:
     port = httpx.URL(served.url).port
     for origin in ("http://evil.example", "null", f"http://localhost:{port}", "http://127.0.0.1:1"):
         asked = httpx.get(f"{served.url}/v1/whoami", headers={**served.headers, "Origin": origin})
@@ -223,8 +179,6 @@ def test_pages_of_other_origins_are_refused(served: Served) -> None:
     assert own.status_code == 200
     assert "access-control-allow-origin" not in own.headers
 
-
-def test_answers_have_security_headers(served: Served) -> None:
     answer = httpx.get(f"{served.url}/v1/health")
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
     assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
@@ -232,8 +186,8 @@ def test_answers_have_security_headers(served: Served) -> None:
     assert "script-src 'self'" in page.headers["Content-Security-Policy"]
 
 
-def test_the_worker_token_file_is_its_owners_alone(served: Served) -> None:
-    file = served.data.worker_token_file
+def test_the_worker_token_file_is_its_owners_alone(served: ServeProcess) -> None:
+    file = served.data_dir / "worker-token"
     assert file.stat().st_mode & 0o777 == 0o600
     headers = {"Authorization": f"Bearer {file.read_text().strip()}"}
     answer = httpx.get(f"{served.url}/v1/campaigns", headers=headers)
@@ -241,7 +195,7 @@ def test_the_worker_token_file_is_its_owners_alone(served: Served) -> None:
     assert "'local-worker' has the role worker" in answer.text
 
 
-def test_a_stream_ends_with_the_token_that_opened_it(served: Served) -> None:
+def test_a_stream_ends_with_the_token_that_opened_it(served: ServeProcess) -> None:
     with httpx.Client(base_url=served.url, headers=served.headers, timeout=30) as admin:
         made = admin.post("/v1/tokens", json={"name": "watcher", "role": "viewer"}).json()
         held = {"Authorization": f"Bearer {made['token']}"}
@@ -253,7 +207,6 @@ def test_a_stream_ends_with_the_token_that_opened_it(served: Served) -> None:
             assert b"event: trial" not in rest
             assert b"event: stream.closed" in rest
             assert b"the token is not valid any more" in rest
-    assert "ERROR" not in served.log.read_text()
 
 
 GUESS = "lt_guessed_token_of_somebody"
@@ -262,7 +215,7 @@ GUESS = "lt_guessed_token_of_somebody"
 def test_behind_a_proxy_the_service_listens_everywhere_and_counts_guesses_by_client(
     tmp_path: Path,
 ) -> None:
-    served = Served(tmp_path / "data", "--host", "0.0.0.0", "--behind-proxy")
+    served = ServeProcess(tmp_path / "data", "--host", "0.0.0.0", "--behind-proxy")
     try:
         named = {**served.headers, "Host": "tuner.example", "Origin": "https://tuner.example"}
         assert httpx.get(f"{served.url}/v1/whoami", headers=named).status_code == 200
@@ -271,16 +224,13 @@ def test_behind_a_proxy_the_service_listens_everywhere_and_counts_guesses_by_cli
         served.end()
 
 
-def guesses_of_many_clients(served: Served) -> list[int]:
+def guesses_of_many_clients(served: ServeProcess) -> list[int]:
     """The answers to wrong codes that seem to come from many clients behind a proxy."""
     return [
         httpx.post(
             f"{served.url}/sign-in",
             json={"code": GUESS},
-            headers={
-                "Sec-Fetch-Site": "same-origin",
-                "X-Forwarded-For": f"198.51.100.{number}",
-            },
+            headers={"Sec-Fetch-Site": "same-origin", "X-Forwarded-For": f"198.51.100.{number}"},
         ).status_code
         for number in range(12)
     ]
@@ -289,27 +239,25 @@ def guesses_of_many_clients(served: Served) -> list[int]:
 def test_without_a_proxy_a_client_cannot_claim_other_addresses_and_no_token_is_logged(
     tmp_path: Path,
 ) -> None:
-    served = Served(tmp_path / "data")
+    served = ServeProcess(tmp_path / "data")
     try:
         made = httpx.post(
             f"{served.url}/v1/tokens", headers=served.headers, json={"name": "ci", "role": "viewer"}
         ).json()["token"]
         assert 429 in guesses_of_many_clients(served)
         _send_tokens_everywhere(served)
-        log = served.log.read_text()
-        worker_token = served.data.worker_token_file.read_text().strip()
-        for secret in (served.token, worker_token, made, GUESS):
-            assert secret not in log
-        database = served.data.path / "results.sqlite3"
-        files = database.parent.glob(f"{database.name}*")
-        kept = b"".join(file.read_bytes() for file in files if file.is_file())
-        assert made.encode() not in kept
-        assert served.token.encode() not in kept
+        worker_token = worker_token_of(served)
     finally:
         served.end()
+    for secret in (served.token, worker_token, made, GUESS):
+        assert secret not in served.printed
+    files = served.data_dir.glob("results.sqlite3*")
+    kept = b"".join(file.read_bytes() for file in files if file.is_file())
+    assert made.encode() not in kept
+    assert served.token.encode() not in kept
 
 
-def _send_tokens_everywhere(served: Served) -> None:
+def _send_tokens_everywhere(served: ServeProcess) -> None:
     with httpx.Client(base_url=served.url) as http:
         for path in ("/v1/campaigns", "/v1/nothing", f"/v1/campaigns/x?token={GUESS}", "/docs"):
             for given in (served.token, GUESS, f"{GUESS}\t{GUESS}"):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import closing
 from typing import Any, Final
 
 import pytest
@@ -12,19 +10,10 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from api.app import create_app
-from api.settings import Settings
-from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.kit.api import CAMPAIGN, HEADERS, TOKEN, Api
+from tests.kit.api import CAMPAIGN, Api
 from tests.kit.bodies import BODIES
-from tests.kit.odd_values import (
-    bodies_with_odd_maps,
-    odd_bodies,
-    odd_texts,
-    odd_yaml_bodies,
-)
-from tests.kit.postgres import upgraded
+from tests.kit.odd_values import bodies_with_odd_maps, odd_bodies, odd_texts, odd_yaml_bodies
 
 LISTS: Final = (
     *("allocations", "nodes", "workers", "campaigns", "models", "clusters", "audit", "tokens"),
@@ -148,12 +137,8 @@ class Odd:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Odd]:
-    with closing(Store.open(upgraded(tmp_path_factory.mktemp("odd")))) as store:
-        settings = Settings(token=TOKEN, requests_per_s=1e6)
-        app = create_app(settings, store)
-        with TestClient(app, headers=HEADERS, raise_server_exceptions=False) as http:
-            yield Odd(http)
+def service(lasting: TestClient) -> Odd:
+    return Odd(lasting)
 
 
 def check_batches(service: Odd, number: int) -> None:

@@ -108,22 +108,15 @@ def test_a_cookie_of_another_port_or_of_odd_bytes_is_none(signing: Signing) -> N
     ((name, secret),) = person.cookies.items()
     stranger = signing.person()
     for cookie in (
-        f"layout_tuner_1={secret}",
-        f"layout_tuner={secret}",
-        f"__Host-{name}={secret}",
-        f"{name.upper()}={secret}",
-        f"{name} ={secret}",
-        f'{name}="{secret}"',
-        f"{name}={secret}x",
-        f"{name}={secret[:-1]}",
-        f"{name}=%{secret[1:]}",
-        f"{name}=",
-        name,
-        "=",
-        ";;;=;",
-        f"{name}=\xff\xfe\x00"[:-1],
-        f"{name}=" + "\xe9" * 43,
-        "x" * 20_000,
+        *(f"layout_tuner_1={secret}", f"layout_tuner={secret}", f"__Host-{name}={secret}"),
+        *(
+            f"{name.upper()}={secret}",
+            f"{name} ={secret}",
+            f'{name}="{secret}"',
+            f"{name}={secret}x",
+        ),
+        *(f"{name}={secret[:-1]}", f"{name}=%{secret[1:]}", f"{name}=", name, "=", ";;;=;"),
+        *(f"{name}=\xff\xfe\x00"[:-1], f"{name}=" + "\xe9" * 43, "x" * 20_000),
     ):
         headers = {**NAVIGATION, "Cookie": cookie}
         answer = stranger.http.get(
@@ -160,8 +153,6 @@ def test_a_session_ends_with_its_token(signing: Signing) -> None:
     assert person.open("/").status_code == 303
     assert person.http.get("/v1/whoami", headers=person.own).status_code == 401
 
-
-def test_a_session_ends_when_its_token_expires(signing: Signing) -> None:
     expires_at = signing.clock() + timedelta(hours=1)
     _, token = signing.store.access.create_token(next(_names), "viewer", expires_at=expires_at)
     person = signing.signed_in(token)
@@ -297,7 +288,9 @@ def test_a_cookie_reads_according_to_the_headers_of_the_browser(
         assert person.http.get(path, headers=headers).status_code == expected
 
 
-def test_a_token_in_the_header_wins_over_the_cookie(signing: Signing) -> None:
+def test_a_session_makes_no_codes_and_a_token_in_the_header_wins_over_the_cookie(
+    signing: Signing,
+) -> None:
     person = signing.signed_in()
     name = next(_names)
     _, viewer = signing.store.access.create_token(name, "viewer")
@@ -311,18 +304,13 @@ def test_a_token_in_the_header_wins_over_the_cookie(signing: Signing) -> None:
     assert refused.status_code == 403
     assert f"the token '{name}' has the role viewer" in refused.json()["detail"]
 
-
-def test_a_session_makes_no_codes_for_further_sessions(signing: Signing) -> None:
-    person = signing.signed_in()
     headers = {**person.own, "X-CSRF-Token": person.form_token()}
     refused = person.http.post("/v1/sign-in-codes", headers=headers)
     assert refused.status_code == 403
     assert "layout-tuner login" in refused.json()["detail"]
 
 
-def test_a_form_of_a_session_that_has_ended_leads_to_the_sign_in_and_back(
-    signing: Signing,
-) -> None:
+def test_a_form_of_a_session_that_has_ended_leads_to_the_sign_in_and_back(signing: Signing) -> None:
     token_id, person = of_role(signing, "viewer")
     fields = {"csrf_token": person.form_token()}
     admin = {"Authorization": f"Bearer {TOKEN}"}

@@ -74,10 +74,10 @@ def test_several_workers_start_with_it_and_go_on_beside_it(store: Store) -> None
     waiting = campaign.trials
     assert len(waiting) > 2
     assert waiting[0].layout == spec.baseline
-    (first,) = store.leases.lease(campaign.worker.id, 1)
+    (first,) = take_leases(store, campaign.worker.id, 1)
     assert first.layout == spec.baseline
     campaign.until_completed(5)
-    store.outcomes.post(first.trial_id, first.attempt, measured(first.layout))
+    post_outcome(store, first.trial_id, first.attempt, measured(first.layout))
     campaign.to_end()
     assert len(set(layouts_of(campaign.trials))) == 6
 

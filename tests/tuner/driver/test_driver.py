@@ -78,12 +78,12 @@ def test_node_hours_end_a_campaign_once_what_runs_has_finished(store: Store) -> 
     )
     other = FakeWorker(store, name="w2")
     campaign.step()
-    (running,) = store.leases.lease(other.id, 1)
+    (running,) = take_leases(store, other.id, 1)
     campaign.until(lambda: campaign.record.node_seconds >= 36.0)
     campaign.step()
     assert campaign.record.state == "RUNNING"
     assert campaign.count("PENDING") == 0
-    store.outcomes.post(running.trial_id, running.attempt, measured(running.layout))
+    post_outcome(store, running.trial_id, running.attempt, measured(running.layout))
     campaign.step()
     record = campaign.record
     assert (record.state, record.reason) == ("COMPLETED", "budget")

@@ -1,0 +1,74 @@
+"""What commands refuse, in a sentence: bad usage ends with 2, what the service refuses with 1."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from tests.kit.api import Api, Command
+
+HERE = str(Path(__file__).parent)
+BAD_USAGE: list[tuple[str, str]] = [
+    ("campaign list --created-after yesterday", "'yesterday' is not a time"),
+    ("campaign list --limit 1_0", "1_0"),
+    ("campaign update first", "nothing is to be changed"),
+    ("campaign update first --trials 3 --no-trials", "exclude each other"),
+    (f"campaign update first --notes x --notes-file {__file__}", "exclude each other"),
+    ("campaign clone first --set strategy", "write it as FIELD=VALUE"),
+    ("campaign clone first --set seed.deep=3", "set the whole field"),
+    ("campaign clone first --set seed=[1", "malformed YAML"),
+    ("campaign clone first --set budget=5 --trials 3", "budget.trials=40"),
+    (f"model put mine {__file__}", "malformed YAML"),
+    ("leaderboard first --limit 5_0", "5_0"),
+    ("leaderboard first --where tpp=2", "did you mean 'tp'?"),
+    ("leaderboard first --csv --json", "exclude each other"),
+    (f"leaderboard first --parquet {HERE}", "is a directory"),
+    ("plan first --top \u0665", "\u0665"),
+    ("trial list first --where tp=1_0", "1_0"),
+    ("trial list first --where step_time_s<1_0.5", "is not NAME=VALUE"),
+    ("trial show first/9999999999", "neither the id of a trial nor"),
+    (f"trial show first/{'9' * 5000}", "neither the id of a trial nor"),
+    ("trial show 9999999999", "neither the id of a trial nor"),
+    ("export", "CAMPAIGN is missing; --list shows the formats"),
+    ("export first", "--format is missing; --list shows the formats"),
+    ("export --format embedded", "CAMPAIGN is missing; --list shows the formats"),
+    ("token create x --role root", "Invalid value for '--role'"),
+    ("token create x --role viewer --expires-in soon", "not a duration"),
+    (f"token create {'n' * 65} --role viewer", "the name of a token"),
+    ("audit --within ever", "ever"),
+    ("dance", "dance"),
+]
+REFUSED: list[tuple[str, str]] = [
+    ("campaign clone first --set colour=red", "colour"),
+    ("campaign show nobody", "nobody"),
+    ("report nobody", "nobody"),
+    ("trial show first/9", "no trial number 9"),
+    ("trial show 9", "9"),
+    ("token create local --role viewer", "choose another"),
+    ("model delete tiny", "is a preset"),
+]
+
+
+@pytest.fixture(scope="module")
+def api(lasting: TestClient) -> Api:
+    api = Api(lasting)
+    api.submit()
+    return api
+
+
+@pytest.mark.parametrize(("words", "says"), BAD_USAGE, ids=lambda value: value[:40])
+def test_bad_usage_is_refused_in_a_sentence(command: Command, words: str, says: str) -> None:
+    refused = command(*words.split())
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert says in refused.stderr
+
+
+@pytest.mark.parametrize(("words", "says"), REFUSED)
+def test_what_the_service_refuses_is_one_line(command: Command, words: str, says: str) -> None:
+    refused = command(*words.split())
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("Error: ")
+    assert says in line
