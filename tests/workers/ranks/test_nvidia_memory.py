@@ -64,9 +64,7 @@ def test_nvidia_smi_is_asked_where_the_library_is_not_there_or_fails() -> None:
     ]
 
 
-def test_nvidia_smi_is_asked_where_the_bindings_are_not_installed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nvidia_smi_is_asked_where_there_are_no_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert len(NvidiaDevices(nvidia_smi=SMI)()) == 3
 
