@@ -16,13 +16,19 @@
     page            the elements and texts of an HTML page
     terminal        a pseudo-terminal, and what it shows
     waiting         waiting for another process or thread
+    worker_loop     a worker in the test's own thread, with its service, trials and probes
+    fake_service    a small service that speaks the worker protocol, and does as a test wishes
+    fake_launcher   a launcher that does as a test says
+    local_ranks     this machine as one node or several, with real ranks; groups and probes there
+    side_by_side    several groups of ranks on one node, and what each of them says
+    python_process  programs in a Python of their own
     odd_values      values that no reasonable client sends, for all fuzzers
     hostile_texts   texts that would become code, or another text
     markdown        the pages of the documentation
 
 Fixtures that the tests of several folders share are in the nearest `conftest.py`: `api`, `http`,
 `client` and `command` of a service in this process in tests/api, with `data_dir` and `store` for
-tests that start their own; `lasting`, `shared` and, in a process of its own, `service` for all
-tests of a module; `store` and `run` of that service in tests/api/commands; databases in
-tests/conftest.py.
+tests that start their own; `service`, `store` and `run` of a service in a process of its own in
+tests/api/commands; `mark`, which finds whatever processes a test leaves, and `place` for its
+temporary files in tests/workers; databases in tests/conftest.py.
 """

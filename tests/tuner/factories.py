@@ -11,7 +11,7 @@ from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
-from tests.kit.store import completed, failed, make_worker
+from tests.kit.store import completed, failed, make_worker, post_outcome, take_leases
 from tests.kit.waiting import wait_until
 from tuner.driver.driver import Driver
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.workers.fake_service import FakeService, serve
+from tests.kit.fake_service import FakeService, serve
 
 
 @pytest.fixture
@@ -26,3 +27,19 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setattr(tempfile, "tempdir", str(place))
         monkeypatch.setenv("TMPDIR", str(place))
         yield place
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Marks every process that the test starts; none may be left when it ends."""
+    # Not above: tests of the trainer on GPUs do without psutil.
+    from tests.kit.waiting import wait_until
+    from tests.workers.process_checks import MARK, kill, marked
+
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, mark)
+    try:
+        yield mark
+        wait_until("no process is left", lambda: not marked(mark), 20)
+    finally:
+        kill(marked(mark))

@@ -8,26 +8,36 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from workers.ranks.json_lines import JsonLines
 from workers.ranks.rank_task import RankTask
 
 
 def run(task: RankTask, line: JsonLines) -> None:
-    """Does what the task's job asks of this rank: {"kind": ..., "by_rank": {rank: program}}."""
+    """Does what the task's job asks of this rank: {"kind": ..., "by_rank": {rank: program}}.
+
+    The program "iterate-then-hang" is the function `_iterate_then_hang`, and so on.
+    """
     by_rank = task.job.get("by_rank", {})
     program = by_rank.get(str(task.rank), task.job["kind"])
-    _PROGRAMS[program](task, line)
+    globals()[f"_{program.replace('-', '_')}"](task, line)
+
+
+def _report_error(line: JsonLines, message: str, **changes: Any) -> None:
+    line.send(
+        {"event": "error", "reason": "crashed", "transport": False, "message": message, **changes}
+    )
 
 
 def _succeed(task: RankTask, line: JsonLines) -> None:
     line.send({"event": "result", "rank": task.rank, "cores": sorted(os.sched_getaffinity(0))})
 
 
-def _measure_peak(task: RankTask, line: JsonLines) -> None:
+def _peak(task: RankTask, line: JsonLines) -> None:
     """The peak that a launcher asks for before a probe: it fails, and how depends on what it is."""
     if task.job["precision"] == "bf16":
-        _run_out_of_memory(task, line)
+        _out_of_memory(task, line)
     _fail(task, line)
 
 
@@ -65,31 +75,29 @@ def _fail(task: RankTask, line: JsonLines) -> None:
     sys.stdout.write("about to fail\n")
     message = "ValueError: this rank was told to fail"
     sys.stderr.write(f"{message}\n")
-    line.send({"event": "error", "reason": "crashed", "transport": False, "message": message})
+    _report_error(line, message)
     os._exit(1)
 
 
-def _run_out_of_memory(task: RankTask, line: JsonLines) -> None:
+def _out_of_memory(task: RankTask, line: JsonLines) -> None:
     message = "RuntimeError: DefaultCPUAllocator: can't allocate memory"
-    line.send({"event": "error", "reason": "out_of_memory", "transport": False, "message": message})
+    _report_error(line, message, reason="out_of_memory")
     os._exit(1)
 
 
 def _notice_dead_peer(task: RankTask, line: JsonLines) -> None:
-    message = "RuntimeError: Connection closed by peer"
-    line.send({"event": "error", "reason": "crashed", "transport": True, "message": message})
+    _report_error(line, "RuntimeError: Connection closed by peer", transport=True)
     time.sleep(3600)
 
 
 def _leave_dead_peer(task: RankTask, line: JsonLines) -> None:
-    message = "RuntimeError: Connection closed by peer"
-    line.send({"event": "error", "reason": "crashed", "transport": True, "message": message})
+    _report_error(line, "RuntimeError: Connection closed by peer", transport=True)
     os._exit(1)
 
 
-def _run_out_of_memory_late(task: RankTask, line: JsonLines) -> None:
+def _out_of_memory_late(task: RankTask, line: JsonLines) -> None:
     time.sleep(0.15)
-    _run_out_of_memory(task, line)
+    _out_of_memory(task, line)
 
 
 def _leave(task: RankTask, line: JsonLines) -> None:
@@ -147,7 +155,7 @@ def _allocate_too_much(task: RankTask, line: JsonLines) -> None:
     try:
         bytearray(1 << 30)
     except MemoryError:
-        _run_out_of_memory(task, line)
+        _out_of_memory(task, line)
 
 
 def _take_a_little(task: RankTask, line: JsonLines) -> None:
@@ -201,35 +209,3 @@ def _meet(task: RankTask, line: JsonLines) -> None:
     if task.rank == 0:
         line.send({"event": "listening", "port": 4321})
     line.send({"event": "result", "told": line.receive()})
-
-
-_PROGRAMS = {
-    "succeed": _succeed,
-    "peak": _measure_peak,
-    "tell-oom-score": _tell_oom_score,
-    "say-much": _say_much,
-    "iterate": _iterate,
-    "hang": _hang,
-    "iterate-then-hang": _iterate_then_hang,
-    "fail": _fail,
-    "fail-late": _fail_late,
-    "out-of-memory": _run_out_of_memory,
-    "notice-dead-peer": _notice_dead_peer,
-    "kill-itself": _kill_itself,
-    "daemonise": _daemonise,
-    "hang-past-alarm": _hang_past_alarm,
-    "leave": _leave,
-    "leave-dead-peer": _leave_dead_peer,
-    "out-of-memory-late": _run_out_of_memory_late,
-    "talk": _talk,
-    "talk-and-succeed": _talk_and_succeed,
-    "talk-then-hang": _talk_then_hang,
-    "take-a-little": _take_a_little,
-    "take-more-and-more": _take_more_and_more,
-    "talk-for-ever": _talk_for_ever,
-    "daemonise-then-hang": _daemonise_then_hang,
-    "fork-a-child": _fork_a_child,
-    "allocate-too-much": _allocate_too_much,
-    "garble": _garble,
-    "meet": _meet,
-}

@@ -14,8 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from api.cli import main
-from api.command_packages import NEEDS
-from search_spaces.terminal.missing_packages import missing_packages
+from api.command_packages import NEEDS, missing_packages_of
 
 PROJECT: dict[str, Any] = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())[
     "project"
@@ -111,8 +110,8 @@ def test_every_extra_brings_what_its_commands_need_in_one_range() -> None:
         for name, requirement in names(EXTRAS[extra]).items():
             assert found.setdefault(name, requirement) == requirement
 
-    assert [missing_extra(command) for command in NEEDS] == [None] * len(NEEDS)
-    assert missing_extra("estimate") is None
+    assert [missing_packages_of(command) for command in NEEDS] == [None] * len(NEEDS)
+    assert missing_packages_of("estimate") is None
 
 
 BLOCKED = """\

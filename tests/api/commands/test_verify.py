@@ -13,7 +13,7 @@ from search_spaces.protocol.worker_messages import WorkerCreate
 from search_spaces.spec.layout import Layout
 from tests.kit.api import CAMPAIGN, INTRODUCTION, Command
 from tests.kit.services import ServeProcess
-from tests.kit.store import completed, failed, lease_one, make_worker, run_trial
+from tests.kit.store import completed, failed, lease_one, make_worker, post_outcome, run_trial
 from tests.kit.waiting import wait_until
 
 LAYOUTS = [Layout(tp=tp, pp=pp, num_microbatches=8) for tp in (1, 2) for pp in (1, 2)]

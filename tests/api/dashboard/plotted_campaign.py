@@ -22,7 +22,15 @@ from tests.api.dashboard.browser import Visitor, session_of, visiting
 from tests.api.figures.layout_points import MODEL, make_model
 from tests.kit.api import HEADERS, TOKEN
 from tests.kit.live import live_service
-from tests.kit.store import TimelyStore, TurnableClock, completed, failed, lease_one, make_worker
+from tests.kit.store import (
+    TimelyStore,
+    TurnableClock,
+    completed,
+    failed,
+    lease_one,
+    make_worker,
+    post_outcome,
+)
 from tests.results_db.campaigns.test_analyses import make_analysis
 
 BASELINE = Layout(tp=1, pp=2, dp=4, num_microbatches=4, micro_batch_size=1)

@@ -15,6 +15,7 @@ from tests.api.dashboard.browser import look_at
 from tests.api.dashboard.explored import Explored
 from tests.kit.api import Api, measured_as_asked
 from tests.kit.cheap_campaign import CHEAP_CAMPAIGN, FEWER, FULL, ONLY_CHEAP, add_cheap_campaign
+from tests.kit.store import post_outcome
 
 pytestmark = pytest.mark.sqlite_is_enough
 

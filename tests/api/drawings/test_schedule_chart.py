@@ -106,12 +106,12 @@ def test_a_drawing_is_small_and_says_what_it_leaves_out(layout: Layout, is_broke
 
 
 def test_the_numbers_and_times_of_a_drawing_are_the_layouts() -> None:
-    drawn = schedule_chart(Layout(pp=2, num_microbatches=640))
+    drawn = schedule_plot(Layout(pp=2, num_microbatches=640))
     assert drawn is not None
     texts = re.findall(r">(\d+)</text>", drawn.svg)
     assert {"0", "1", "638", "639"} <= set(texts)
     assert "320" not in texts
-    drawn = schedule_chart(Layout(pp=2, num_microbatches=2), compute_s=0.2)
+    drawn = schedule_plot(Layout(pp=2, num_microbatches=2), compute_s=0.2)
     assert drawn is not None
     # (m + pp - 1) / m times the compute time of a rank.
     assert ">0.3 s<" in drawn.svg
@@ -120,4 +120,4 @@ def test_the_numbers_and_times_of_a_drawing_are_the_layouts() -> None:
     again = schedule_plot(Layout(pp=2, num_microbatches=2, recompute="full"))
     assert again is not None
     assert any("thrice" in note for note in again.notes)
-    assert schedule_chart(Layout(pp=MAX_STAGES, vpp=2, num_microbatches=256)) is None
+    assert schedule_plot(Layout(pp=MAX_STAGES, vpp=2, num_microbatches=256)) is None

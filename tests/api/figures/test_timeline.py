@@ -3,6 +3,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from api.plot_data.plot_data import PlottedData
 from api.plot_data.timeline import MOST_ROWS_DRAWN, timeline
 from results_db.campaigns.charts import CampaignTimeline, TimelineAttempt
 from tests.api.figures.layout_points import named

@@ -36,6 +36,7 @@ from tests.kit.store import (
     lease_one,
     make_iterations,
     make_worker,
+    post_outcome,
     run_trial,
 )
 from tests.results_db.campaigns.test_analyses import make_analysis, make_step

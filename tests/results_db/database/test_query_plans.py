@@ -71,7 +71,8 @@ def test_a_campaign_is_read_without_the_rows_of_others(
             trial_id=lease.trial_id, attempt=lease.attempt, outcome=completed(), worker_id=worker
         )
         (reply,) = store.outcomes.post_all([report])
-        assert isinstance(reply, OutcomeReply) and reply.accepted
+        assert isinstance(reply, OutcomeReply)
+        assert reply.accepted
         with statements_of(store) as ran:
             read(store)
     with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as database:

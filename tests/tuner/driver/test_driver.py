@@ -11,7 +11,7 @@ import pytest
 
 from results_db.database.data_dir import DataDir
 from results_db.store import Store
-from tests.kit.store import TurnableClock, completed, failed
+from tests.kit.store import TurnableClock, completed, failed, post_outcome, take_leases
 from tests.tuner.factories import (
     DrivenCampaign,
     FakeWorker,

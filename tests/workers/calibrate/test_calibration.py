@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +14,14 @@ from search_spaces.spec.presets.calibration_file import (
     constants_file,
     write_constants,
 )
+from tests.kit.python_process import printed_by, start_python
 from tests.kit.waiting import wait_until
-from tests.workers.process_checks import MARK, marked
+from tests.workers.process_checks import marked
 from workers.calibrate.command import calibrate
 from workers.calibrate.constants import constants_of
 
 pytestmark = pytest.mark.ranks
 
-ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = "from workers.calibrate.command import calibrate; calibrate()"
 
 
@@ -92,17 +87,8 @@ def test_a_machine_of_one_device_has_no_links_to_measure() -> None:
 
 @pytest.mark.slow
 def test_this_machine_is_measured_and_the_constants_are_kept(tmp_path: Path) -> None:
-    arguments = ["--data-dir", str(tmp_path), "--seconds", "1", "--json"]
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    printed = MeasuredConstants.from_mapping(json.loads(ended.stdout))
+    text = printed_by(PROGRAM, "--data-dir", str(tmp_path), "--seconds", "1", "--json")
+    printed = MeasuredConstants.from_mapping(json.loads(text))
     assert printed.cluster == "local-cpu"
     assert printed.constants["peak_flops_per_s"].keys() == {"fp32", "bf16", "fp16"}
     assert 1e8 < printed.constants["peak_flops_per_s"]["fp32"] < 1e13
@@ -113,26 +99,17 @@ def test_this_machine_is_measured_and_the_constants_are_kept(tmp_path: Path) -> 
         assert printed.constants["intra_node_bandwidth_bytes_per_s"]
     shown = CliRunner().invoke(calibrate, ["--data-dir", str(tmp_path), "--show", "--json"])
     assert shown.exit_code == 0
-    assert json.loads(shown.stdout) == json.loads(ended.stdout)
+    assert json.loads(shown.stdout) == json.loads(text)
 
 
 @pytest.mark.slow
-def test_a_calibration_that_is_killed_leaves_the_kept_constants_and_no_process(
-    tmp_path: Path,
-) -> None:
+def test_a_killed_calibration_leaves_the_kept_constants_alone(tmp_path: Path, mark: str) -> None:
     kept = MeasuredConstants(cluster="local-cpu", host="before", measured_at="earlier")
     before = write_constants(tmp_path, kept).read_bytes()
-    mark = uuid.uuid4().hex
-    arguments = ["--data-dir", str(tmp_path), "--seconds", "600"]
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *arguments],
-        cwd=ROOT,
-        env={**os.environ, MARK: mark},
-        stderr=subprocess.DEVNULL,
-    ) as running:
+    with start_python(PROGRAM, "--data-dir", str(tmp_path), "--seconds", "600") as running:
         # The command, its warden, the zygote and a rank.
         wait_until("a rank runs", lambda: len(marked(mark)) >= 4, 60)
-        running.send_signal(signal.SIGKILL)
+        running.kill()
         assert running.wait(10) != 0
     wait_until("nothing is left", lambda: not marked(mark), 10)
     assert constants_file(tmp_path, "local-cpu").read_bytes() == before
@@ -151,9 +128,7 @@ def test_nothing_kept_and_nonsense_kept_are_told_apart(tmp_path: Path) -> None:
     assert f"error: {path} is not a readable file of measured constants" in nonsense.stderr
 
 
-def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(
-    tmp_path: Path,
-) -> None:
+def test_a_place_that_cannot_be_written_is_refused_before_measuring(tmp_path: Path) -> None:
     occupied = tmp_path / "file"
     occupied.write_text("no folder")
     arguments = ["--data-dir", str(occupied / "data"), "--seconds", "600"]

@@ -50,9 +50,7 @@ def test_the_global_batch_decides_the_micro_batches() -> None:
         ({"num_microbatches": 0}, "num_microbatches=0 is not a whole number of at least 1"),
     ],
 )
-def test_a_batch_that_is_missing_or_contradicts_itself_is_refused(
-    given: dict[str, Any], says: str
-) -> None:
+def test_a_missing_or_contradictory_batch_is_refused(given: dict[str, Any], says: str) -> None:
     with pytest.raises(LayoutInvalidError) as caught:
         layout(**given)
     assert says in str(caught.value)

@@ -70,9 +70,6 @@ def sentence_of(refused: Result) -> str:
     ("content", "why"),
     [
         (b"\xff\xfe", "holds no token (one word of ASCII)"),
-        ("lt_tök".encode(), "holds no token (one word of ASCII)"),
-        (b"two words", "holds no token (one word of ASCII)"),
-        (b"", "holds no token (one word of ASCII)"),
         (None, "cannot be read (No such file or directory)"),
     ],
 )
@@ -87,9 +84,7 @@ def test_a_token_file_without_a_token_is_one_sentence(
 
 
 @pytest.mark.parametrize(("command", "words"), COMMANDS)
-@pytest.mark.parametrize(
-    "listed", [(503, {}), (200, {}), (200, {"clusters": [7]}), (200, [])], ids=str
-)
+@pytest.mark.parametrize("listed", [(503, {}), (200, {}), (200, {"clusters": [7]})], ids=str)
 def test_a_service_that_cannot_list_its_clusters_has_none_of_that_name_all_the_same(
     command: click.Command, words: list[str], listed: tuple[int, Any], tmp_path: Path
 ) -> None:
@@ -101,26 +96,23 @@ def test_a_service_that_cannot_list_its_clusters_has_none_of_that_name_all_the_s
 
 
 def test_a_similar_name_that_the_service_knows_is_proposed(tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text("lt_some")
+    (tmp_path / "token").write_text("lt_some")
     clusters = [{"name": "mine2", "preset": False}]
     listed = {"/v1/clusters/mine": (404, {}), "/v1/clusters": (200, {"clusters": clusters})}
     with answering(listed) as url:
-        said = sentence_of(asked(probe, ["--model=tiny"], url, file))
+        said = sentence_of(asked(probe, ["--model=tiny"], url, tmp_path / "token"))
     assert "did you mean" in said
     assert "mine2" in said
 
 
-def test_lines_of_shell_are_never_taken_from_a_service(
+def test_a_service_cannot_bring_lines_of_shell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token_file = tmp_path / "token"
     token_file.write_text("lt_token")
     token_file.chmod(0o600)
     described = {**resolve_cluster("frontier")[0].to_mapping(), "name": "mine"}
-    answers = {
-        "/v1/clusters/mine": (200, {"description": {**described, "site": {"setup": ["evil"]}}})
-    }
+    answers = {"/v1/clusters/mine": (200, {"description": {**described, "site": {"setup": ["x"]}}})}
     with answering(answers) as url:
         monkeypatch.setenv("LAYOUT_TUNER_URL", url)
         monkeypatch.setenv("LAYOUT_TUNER_TOKEN_FILE", str(token_file))

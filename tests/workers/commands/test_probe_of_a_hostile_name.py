@@ -19,10 +19,7 @@ from search_spaces.spec.presets.models import resolve_model
 
 pytestmark = pytest.mark.ranks
 
-NAMES = {
-    "plain": "a model",
-    "hostile": "../../qzxjkv;$(touch qzxjkv)`id`|http://203.0.113.9/{0}%s",
-}
+NAMES = {"plain": "a model", "hostile": "../../qzxjkv;$(touch qzxjkv)`id`|http://203.0.113.9/{0}%s"}
 
 WATCH = """
 import json, os, sys

@@ -32,8 +32,7 @@ def test_a_report_says_whether_the_probe_was_compiled() -> None:
 def skipping(number: int) -> tuple[Iteration, ...]:
     """Iterations of which the first ones overflowed."""
     return tuple(
-        replace(each, grad_norm=None) if each.index < number else each
-        for each in make_iterations(0.5)
+        replace(it, grad_norm=None) if it.index < number else it for it in make_iterations(0.5)
     )
 
 

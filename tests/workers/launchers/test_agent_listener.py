@@ -61,9 +61,7 @@ def connect(lines: AgentListener) -> socket.socket:
     ],
     ids=lambda said: repr(said[:12]),
 )
-def test_whatever_a_stranger_says_it_is_hung_up_on_and_nodes_still_get_in(
-    lines: AgentListener, said: bytes
-) -> None:
+def test_strangers_are_hung_up_on_and_nodes_still_get_in(lines: AgentListener, said: bytes) -> None:
     launcher = Launcher()
     lines.expect(TOKEN, launcher.connected)
     with ExitStack() as closing:

@@ -1,21 +1,26 @@
-"""A group ends at its first failure, with the cause and not its consequences."""
+"""A group ends at its first failure, on one node and on two, with the cause and nothing else."""
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 
-from tests.workers.process_checks import RANK_PROGRAMS, is_alive, run_group
-from workers.launchers.base import Node, NodeEvent
-from workers.launchers.group import (
-    COMPLETED_LOG_LENGTH,
-    FAILED_LOG_LENGTH,
-    GroupFailure,
-    joined_tails,
+from tests.kit.local_ranks import (
+    NEVER_S,
+    Hanging,
+    SeveralLocalNodes,
+    failure_of,
+    local_nodes,
+    several_nodes,
 )
+from tests.workers.process_checks import RANK_PROGRAMS, is_alive, run_group, wait_until_gone
+from workers.launchers.base import Node, NodeEvent
+from workers.launchers.group import COMPLETED_LOG_LENGTH, FAILED_LOG_LENGTH, joined_tails
 from workers.launchers.local import LocalNodes
 from workers.ranks.rank_task import RankTask
 
@@ -24,69 +29,69 @@ pytestmark = pytest.mark.ranks
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[LocalNodes]:
-    nodes = LocalNodes(num_devices=4, rank_entry=RANK_PROGRAMS)
-    nodes.ranks.wait_until_ready()
-    yield nodes
-    nodes.close()
-
-
-NEVER_S = 3600.0
-"""A deadline long after that of the test: if ranks that hang end, something else has ended them."""
-
-
-def failure_of(nodes: LocalNodes, kind: str, **options: Any) -> GroupFailure:
-    failure = run_group(nodes, kind, **options).failure
-    assert failure is not None
-    return failure
+    with local_nodes(4) as nodes:
+        yield nodes
 
 
 def test_the_first_failure_ends_the_ranks_that_hang(nodes: LocalNodes) -> None:
-    hanging: list[int] = []
-    end = run_group(
-        nodes,
-        "hang",
-        by_rank={"2": "fail-late"},
-        num_ranks=4,
-        deadline_s=NEVER_S,
-        on_event=lambda event: hanging.append(event["pid"]),
-    )
+    hanging, late = Hanging(), {"2": "fail-late"}
+    end = run_group(nodes, "hang", by_rank=late, num_ranks=4, deadline_s=NEVER_S, on_event=hanging)
     assert end.failure is not None
     assert (end.failure.reason, end.failure.rank, end.failure.node) == ("crashed", 2, 0)
     assert end.failure.message == "rank 2: ValueError: this rank was told to fail"
     assert end.log_tail.splitlines() == ["about to fail", "ValueError: this rank was told to fail"]
-    assert len(hanging) == 3
-    assert not any(map(is_alive, hanging))
+    assert len(hanging.pids) == 3
+    assert not any(map(is_alive, hanging.pids))
 
 
-def test_a_peer_that_notices_a_death_first_is_not_the_cause(nodes: LocalNodes) -> None:
-    failure = failure_of(nodes, "notice-dead-peer", by_rank={"3": "fail-late"}, num_ranks=4)
-    assert failure.rank == 3
-    assert not failure.transport
-
-
-def test_a_transport_error_without_a_cause_is_reported_as_it_is(nodes: LocalNodes) -> None:
-    failure = failure_of(nodes, "succeed", by_rank={"1": "leave-dead-peer"}, num_ranks=3)
-    assert failure.message == "rank 1: RuntimeError: Connection closed by peer"
-
-
-def test_ranks_that_leave_after_a_transport_error_do_not_hide_the_cause(nodes: LocalNodes) -> None:
-    failure = failure_of(nodes, "leave-dead-peer", by_rank={"0": "out-of-memory-late"}, num_ranks=4)
-    assert (failure.reason, failure.rank) == ("out_of_memory", 0)
-
-
-def test_out_of_memory_is_told_apart(nodes: LocalNodes) -> None:
-    failure = failure_of(nodes, "notice-dead-peer", by_rank={"1": "out-of-memory"})
-    assert failure.reason == "out_of_memory"
-    assert failure.message == "rank 1: RuntimeError: DefaultCPUAllocator: can't allocate memory"
-
-
-def test_a_rank_that_is_killed_is_named_with_the_signal(nodes: LocalNodes) -> None:
-    failure = failure_of(nodes, "hang", by_rank={"1": "kill-itself"})
-    assert failure.reason == "crashed"
-    assert failure.message == (
+CAUSES = {
+    "a-peer-that-notices-a-death-first-is-not-it": (
+        *("notice-dead-peer", {"3": "fail-late"}, {"num_ranks": 4}),
+        *("crashed", 3, "rank 3: ValueError: this rank was told to fail"),
+    ),
+    "a-transport-error-where-there-is-nothing-else": (
+        *("succeed", {"1": "leave-dead-peer"}, {"num_ranks": 3}),
+        *("crashed", 1, "rank 1: RuntimeError: Connection closed by peer"),
+    ),
+    "ranks-that-leave-after-a-transport-error-do-not-hide-it": (
+        *("leave-dead-peer", {"0": "out-of-memory-late"}, {"num_ranks": 4}),
+        *("out_of_memory", 0, "rank 0: RuntimeError: DefaultCPUAllocator: can't allocate memory"),
+    ),
+    "out-of-memory-is-told-apart": (
+        *("notice-dead-peer", {"1": "out-of-memory"}, {}),
+        *("out_of_memory", 1, "rank 1: RuntimeError: DefaultCPUAllocator: can't allocate memory"),
+    ),
+    "a-rank-that-is-killed-is-named-with-the-signal": (
+        *("hang", {"1": "kill-itself"}, {}, "crashed", 1),
         "rank 1 was killed by signal 9 (SIGKILL); the kernel's out-of-memory killer did not strike "
-        "on the node meanwhile"
-    )
+        "on the node meanwhile",
+    ),
+    "a-rank-that-leaves-without-a-result": (
+        *("hang", {"0": "leave"}, {}, "crashed", 0, "rank 0 ended without a result"),
+    ),
+    "a-hang-says-how-far-it-got": (
+        *("hang", {"0": "iterate-then-hang"}, {"deadline_s": 3.0}, "timeout", None),
+        "the probe did not end within deadline_s=3 (last: iteration 3) on {node}",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "by_rank", "options", "reason", "rank", "message"), CAUSES.values(), ids=CAUSES
+)
+def test_a_group_tells_the_cause_of_its_failure(
+    nodes: LocalNodes,
+    kind: str,
+    by_rank: dict[str, str],
+    options: dict[str, Any],
+    reason: str,
+    rank: int | None,
+    message: str,
+) -> None:
+    failure = failure_of(nodes, kind, by_rank=by_rank, **options)
+    assert (failure.reason, failure.rank, failure.node) == (reason, rank, 0)
+    assert failure.message == message.format(node=nodes.nodes[0].name)
+    assert failure.transport == message.endswith("Connection closed by peer")
 
 
 class OneDeath:
@@ -153,30 +158,10 @@ def test_the_clock_of_a_group_starts_when_its_zygote_is_ready() -> None:
     assert end.duration_s < 4.0
 
 
-def test_a_rank_that_leaves_without_a_result_has_failed(nodes: LocalNodes) -> None:
-    failure = failure_of(nodes, "hang", by_rank={"0": "leave"})
-    assert failure.message == "rank 0 ended without a result"
-
-
-def test_a_hang_meets_the_deadline_and_the_message_says_how_far_it_got(nodes: LocalNodes) -> None:
-    failure = failure_of(nodes, "hang", by_rank={"0": "iterate-then-hang"}, deadline_s=3.0)
-    assert failure.reason == "timeout"
-    where = nodes.nodes[0].name
-    assert failure.message == (
-        f"the probe did not end within deadline_s=3 (last: iteration 3) on {where}"
-    )
-    assert failure.node == 0
-
-
 def test_a_cancelled_group_ends_within_a_moment(nodes: LocalNodes) -> None:
     told: list[dict[str, Any]] = []
-    failure = failure_of(
-        nodes,
-        "hang",
-        deadline_s=NEVER_S,
-        on_event=told.append,
-        cancelled=lambda: len(told) == 2,
-    )
+    is_told = {"on_event": told.append, "cancelled": lambda: len(told) == 2}
+    failure = failure_of(nodes, "hang", deadline_s=NEVER_S, **is_told)
     assert failure.reason == "cancelled"
     assert failure.message == "the probe was cancelled (no iteration had ended)"
 
@@ -215,13 +200,63 @@ def test_ranks_that_print_little_leave_their_share_to_the_others() -> None:
     assert 2800 < len(joined) <= 3000
 
 
-def test_logs_of_a_thousand_ranks_stay_within_the_bound() -> None:
+def test_logs_of_a_thousand_ranks_stay_within_the_bound_and_nothing_printed_is_no_log() -> None:
     joined = joined_tails({rank: f"rank {rank}\n" * 5000 for rank in range(1000)}, 16_384)
     assert len(joined) <= 16_384
     assert joined.startswith("--- rank 0\n")
     assert joined.endswith("\n--- 960 more ranks printed something")
-
-
-def test_nothing_printed_is_no_log() -> None:
     assert joined_tails({0: "", 1: ""}, 100) == ""
     assert joined_tails({}, 100) == ""
+
+
+ON_BOTH = {"num_ranks": 4, "num_nodes": 2}
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[SeveralLocalNodes]:
+    with several_nodes([RANK_PROGRAMS] * 2) as nodes:
+        yield nodes
+
+
+def lose_node_1(two_nodes: SeveralLocalNodes) -> None:
+    os.kill(two_nodes.parts[1].ranks.pids["zygote"], signal.SIGKILL)
+
+
+def test_every_rank_of_both_nodes_is_told_where_rank_0_is(two_nodes: SeveralLocalNodes) -> None:
+    end = run_group(two_nodes, "meet", **ON_BOTH)
+    assert end.failure is None
+    where = {"address": "127.0.2.1", "port": 4321}
+    assert [end.results[rank]["told"] for rank in range(4)] == [where] * 4
+
+
+def test_a_failure_on_one_node_ends_the_ranks_of_the_other(two_nodes: SeveralLocalNodes) -> None:
+    hanging, late = Hanging(), {"3": "fail-late"}
+    end = run_group(
+        two_nodes, "hang", by_rank=late, deadline_s=NEVER_S, on_event=hanging, **ON_BOTH
+    )
+    assert end.failure is not None
+    assert (end.failure.rank, end.failure.node) == (3, 1)
+    assert "about to fail" in end.log_tail
+    assert len(hanging.pids) == 3
+    assert not any(map(is_alive, hanging.pids))
+
+
+def test_the_loss_of_one_node_ends_the_ranks_of_the_other(two_nodes: SeveralLocalNodes) -> None:
+    hanging = Hanging(4, partial(lose_node_1, two_nodes))
+    failure = failure_of(two_nodes, "hang", on_event=hanging, **ON_BOTH)
+    assert (failure.reason, failure.node) == ("node_lost", 1)
+    wait_until_gone(hanging.pids)
+    assert list(two_nodes.lost()) == [1]
+    two_nodes.recover(1)
+    assert not two_nodes.lost()
+    assert run_group(two_nodes, "succeed", **ON_BOTH).failure is None
+
+
+def test_a_group_that_can_start_on_one_node_starts_on_none(two_nodes: SeveralLocalNodes) -> None:
+    zygote = two_nodes.parts[1].ranks.pids["zygote"]
+    lose_node_1(two_nodes)
+    wait_until_gone([zygote])
+    hanging = Hanging()
+    assert failure_of(two_nodes, "hang", on_event=hanging, **ON_BOTH).reason == "node_lost"
+    assert not any(map(is_alive, hanging.pids))
+    two_nodes.recover(1)

@@ -4,40 +4,34 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import threading
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from tests.kit.local_ranks import Hanging, failure_of, keeper_of, local_nodes
+from tests.kit.python_process import start_python
+from tests.kit.side_by_side import SideBySide, make_task
 from tests.kit.waiting import wait_until
 from tests.workers.process_checks import (
-    MARK,
-    RANK_PROGRAMS,
     is_alive,
     living_children,
     marked,
     run_group,
     wait_until_gone,
 )
-from tests.workers.side_by_side import SideBySide, make_task
-from workers.launchers.group import GroupEnd
-from workers.launchers.local import LocalNodes
 from workers.ranks.json_lines import MOST_FDS
 from workers.ranks.node_ranks import NodeRanks
 
 pytestmark = pytest.mark.ranks
 
-ROOT = Path(__file__).parents[3]
 
 AGENT = """
 import sys
-from tests.workers.side_by_side import SideBySide, make_task
+from tests.kit.side_by_side import SideBySide, make_task
 node = SideBySide()
 for group in [node.start("daemonise-then-hang", num_ranks=2) for _ in range(2)]:
     node.report(group, "hanging")
@@ -47,19 +41,28 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[SideBySide]:
+def node(mark: str) -> Iterator[SideBySide]:
     """A node of which nothing may be left."""
-    mark = uuid.uuid4().hex
-    monkeypatch.setenv(MARK, mark)
     node = SideBySide()
     yield node
     node.ranks.close()
-    wait_until("no process is left", lambda: not marked(mark))
 
 
-def keeper_of(pid: int) -> int:
-    """The keeper of a rank."""
-    return psutil.Process(pid).ppid()
+@pytest.fixture
+def other(node: SideBySide) -> Iterator[str]:
+    """A group that waits for a word beside the one under test, and must get its result."""
+    group = node.start("meet")
+    node.report(group, "listening")
+    yield group
+    node.ranks.tell(group, {"go": "on"})
+    assert node.report(group, "result")["told"] == {"go": "on"}
+    node.ranks.end(group)
+
+
+def start_daemon(node: SideBySide, **options: Any) -> tuple[str, int, int]:
+    """A group whose ranks hang, the daemon of one of them, and the rank itself."""
+    group = node.start("daemonise-then-hang", **options)
+    return group, node.report(group, "result")["daemon"], node.report(group, "hanging")["pid"]
 
 
 def descendants_of_zygote(node: SideBySide) -> set[int]:
@@ -67,20 +70,13 @@ def descendants_of_zygote(node: SideBySide) -> set[int]:
     return {child.pid for child in living_children(zygote, recursive=True)}
 
 
-def test_the_end_of_a_group_ends_its_processes_alone(node: SideBySide) -> None:
-    other = node.start("meet", num_ranks=2)
-    node.report(other, "listening")
+def test_the_end_of_a_group_ends_its_processes_alone(node: SideBySide, other: str) -> None:
     of_the_other = descendants_of_zygote(node)
-    group = node.start("daemonise-then-hang", num_ranks=2)
-    daemon, rank = node.report(group, "result")["daemon"], node.report(group, "hanging")["pid"]
-    tails = node.ranks.end(group)
-    assert set(tails) == {0, 1}
+    group, daemon, rank = start_daemon(node, num_ranks=2)
+    assert set(node.ranks.end(group)) == {0, 1}
     assert not is_alive(daemon)
     assert not is_alive(rank)
     assert descendants_of_zygote(node) == of_the_other
-    node.ranks.tell(other, {"go": "on"})
-    assert node.report(other, "result")["told"] == {"go": "on"}
-    node.ranks.end(other)
 
 
 @pytest.mark.parametrize(
@@ -97,21 +93,16 @@ def test_the_end_of_a_group_ends_its_processes_alone(node: SideBySide) -> None:
         ("talk-for-ever", "talking"),
     ],
 )
-def test_whatever_a_rank_does_the_other_group_gets_its_result(
-    node: SideBySide, kind: str, event: str
+def test_whatever_a_rank_does_harms_no_other_group(
+    node: SideBySide, other: str, kind: str, event: str
 ) -> None:
-    other = node.start("meet")
-    node.report(other, "listening")
     of_the_other = descendants_of_zygote(node)
     group = node.start(kind)
     said = node.report(group, event) if event else node.event(group, "exit")
-    node.ranks.tell(other, {"go": "on"})
-    assert node.report(other, "result")["told"] == {"go": "on"}
     node.ranks.end(group)
     wait_until("only the other is left", lambda: descendants_of_zygote(node) <= of_the_other)
     if "daemon" in said:
         assert not is_alive(said["daemon"])
-    node.ranks.end(other)
 
 
 def test_a_flood_of_words_in_one_group_keeps_no_other_from_iterating(node: SideBySide) -> None:
@@ -123,66 +114,42 @@ def test_a_flood_of_words_in_one_group_keeps_no_other_from_iterating(node: SideB
     node.ranks.end(other)
 
 
-def test_a_keeper_that_is_killed_loses_its_own_group_and_no_other(node: SideBySide) -> None:
-    other = node.start("meet")
-    node.report(other, "listening")
-    group = node.start("daemonise-then-hang", num_ranks=2)
-    daemon, rank = node.report(group, "result")["daemon"], node.report(group, "hanging")["pid"]
+def test_a_killed_keeper_loses_its_own_group_and_no_other(node: SideBySide, other: str) -> None:
+    group, daemon, rank = start_daemon(node, num_ranks=2)
     os.kill(keeper_of(rank), signal.SIGKILL)
     lost = node.event(group, "group_lost")
     assert lost["message"] == "the keeper of the group's ranks ended with exit code -9"
     wait_until_gone([daemon, rank])  # although nobody has asked for its end yet
     assert node.ranks.end(group) == {}
-    node.ranks.tell(other, {"go": "on"})
-    assert node.report(other, "result")["told"] == {"go": "on"}
-    node.ranks.end(other)
 
 
 def test_a_probe_whose_keeper_is_killed_lost_its_node_and_the_probe_beside_it_did_not() -> None:
-    nodes = LocalNodes(num_devices=2, rank_entry=RANK_PROGRAMS)
-    nodes.wait_until_ready()
-    ends: dict[str, GroupEnd] = {}
-    beside = threading.Thread(
-        target=lambda: ends.update(beside=run_group(nodes, "iterate", num_ranks=1))
-    )
-    beside.start()
-    end = run_group(
-        nodes,
-        "hang",
-        num_ranks=1,
-        on_event=lambda event: os.kill(keeper_of(event["pid"]), signal.SIGKILL),
-    )
-    beside.join()
-    assert end.failure is not None
-    assert end.failure.reason == "node_lost"
-    assert end.failure.message == "the keeper of the group's ranks ended with exit code -9"
-    assert ends["beside"].failure is None
-    assert not nodes.lost()
-    nodes.close()
+    with local_nodes() as nodes, ThreadPoolExecutor(1) as pool:
+        beside = pool.submit(run_group, nodes, "iterate", num_ranks=1)
+        hanging = Hanging(1, lambda: os.kill(keeper_of(hanging.pids[0]), signal.SIGKILL))
+        failure = failure_of(nodes, "hang", num_ranks=1, on_event=hanging)
+        assert failure.reason == "node_lost"
+        assert failure.message == "the keeper of the group's ranks ended with exit code -9"
+        assert beside.result(60).failure is None
+        assert not nodes.lost()
 
 
 def test_a_keeper_that_is_killed_while_its_group_is_ended_leaves_nothing(node: SideBySide) -> None:
-    for _ in range(5):
-        group = node.start("daemonise-then-hang")
-        daemon, rank = node.report(group, "result")["daemon"], node.report(group, "hanging")["pid"]
-        keeper = keeper_of(rank)
-        os.kill(keeper, signal.SIGSTOP)  # it won't hear that it shall end its group
-        ended: list[dict[int, str]] = []
-        ending = threading.Thread(target=lambda: ended.append(node.ranks.end(group)))  # noqa: B023
-        ending.start()
-        os.kill(keeper, signal.SIGKILL)
-        ending.join(20)
-        assert ended == [{}]
-        assert not is_alive(daemon)
-        assert not is_alive(rank)
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(5):
+            group, daemon, rank = start_daemon(node)
+            keeper = keeper_of(rank)
+            os.kill(keeper, signal.SIGSTOP)  # it won't hear that it shall end its group
+            ending = pool.submit(node.ranks.end, group)
+            os.kill(keeper, signal.SIGKILL)
+            assert ending.result(20) == {}
+            assert not is_alive(daemon)
+            assert not is_alive(rank)
 
 
 @pytest.mark.slow  # the patience with a keeper is longer than that with a driver
-def test_a_keeper_that_hangs_is_killed_when_its_groups_end_is_overdue(
-    node: SideBySide,
-) -> None:
-    group = node.start("daemonise-then-hang")
-    daemon, rank = node.report(group, "result")["daemon"], node.report(group, "hanging")["pid"]
+def test_a_keeper_that_hangs_is_killed_when_its_groups_end_is_overdue(node: SideBySide) -> None:
+    group, daemon, rank = start_daemon(node)
     os.kill(keeper_of(rank), signal.SIGSTOP)
     assert node.ranks.end(group) == {}
     assert not is_alive(daemon)
@@ -192,28 +159,14 @@ def test_a_keeper_that_hangs_is_killed_when_its_groups_end_is_overdue(
 def test_many_groups_start_and_end_from_threads_of_their_own(node: SideBySide) -> None:
     groups = [node.start("daemonise-then-hang") for _ in range(6)]
     daemons = [node.report(group, "result")["daemon"] for group in groups]
-    ended: dict[str, dict[int, str]] = {}
-
-    def end(group: str) -> None:
-        ended[group] = node.ranks.end(group)
-
-    threads = [threading.Thread(target=end, args=[group]) for group in groups]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert {group: list(tails) for group, tails in ended.items()} == {g: [0] for g in groups}
+    with ThreadPoolExecutor(6) as pool:
+        assert [list(tails) for tails in pool.map(node.ranks.end, groups)] == [[0]] * 6
     assert not any(map(is_alive, daemons))
 
 
 @pytest.mark.parametrize("victims", [["zygote"], ["warden"], ["warden", "zygote"]])
-def test_sigkill_of_the_zygote_or_the_warden_or_both_leaves_nothing_of_any_group(
-    node: SideBySide, victims: list[str]
-) -> None:
-    pids = []
-    for _ in range(2):
-        group = node.start("daemonise-then-hang")
-        pids += [node.report(group, "result")["daemon"], node.report(group, "hanging")["pid"]]
+def test_sigkill_of_zygote_or_warden_leaves_nothing(node: SideBySide, victims: list[str]) -> None:
+    pids = [pid for _ in range(2) for pid in start_daemon(node)[1:]]
     for victim in victims:
         os.kill(node.ranks.pids[victim], signal.SIGKILL)
     wait_until_gone([*pids, *node.ranks.pids.values()])
@@ -221,18 +174,8 @@ def test_sigkill_of_the_zygote_or_the_warden_or_both_leaves_nothing_of_any_group
 
 
 @pytest.mark.parametrize("warden_too", [False, True])
-def test_sigkill_of_the_agent_leaves_nothing_of_any_group(
-    monkeypatch: pytest.MonkeyPatch, warden_too: bool
-) -> None:
-    mark = uuid.uuid4().hex
-    monkeypatch.setenv(MARK, mark)
-    with subprocess.Popen(
-        [sys.executable, "-c", AGENT],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    ) as agent:
+def test_sigkill_of_the_agent_leaves_nothing_of_any_group(mark: str, warden_too: bool) -> None:
+    with start_python(AGENT) as agent:
         assert agent.stdout is not None
         warden = int(agent.stdout.readline())
         # The agent, the warden and the zygote; and twice a keeper, two ranks, and a daemon each.
@@ -240,7 +183,6 @@ def test_sigkill_of_the_agent_leaves_nothing_of_any_group(
         if warden_too:
             os.kill(warden, signal.SIGKILL)
         agent.kill()
-    wait_until("no process is left", lambda: not marked(mark), 20)
 
 
 def test_what_forks_has_one_thread_and_no_device() -> None:
@@ -261,27 +203,12 @@ def test_what_forks_has_one_thread_and_no_device() -> None:
 
 
 @pytest.mark.slow
-def test_a_hundred_groups_four_at_a_time_end_as_they_should_and_leave_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    mark = uuid.uuid4().hex
-    monkeypatch.setenv(MARK, mark)
-    nodes = LocalNodes(num_devices=4, rank_entry=RANK_PROGRAMS)
-    nodes.wait_until_ready()
+def test_a_hundred_groups_four_at_a_time_end_as_they_should_and_leave_nothing(mark: str) -> None:
     reasons = {
-        "succeed": None,
-        "meet": None,
-        "say-much": None,
-        "daemonise": None,
-        "fork-a-child": None,
-        "fail": "crashed",
-        "kill-itself": "crashed",
-        "leave": "crashed",
+        **dict.fromkeys(("succeed", "meet", "say-much", "daemonise", "fork-a-child"), None),
+        **dict.fromkeys(("fail", "kill-itself", "leave", "talk"), "crashed"),
         "allocate-too-much": "out_of_memory",
-        "talk": "crashed",
-        "hang": "timeout",
-        "hang-past-alarm": "timeout",
-        "daemonise-then-hang": "timeout",
+        **dict.fromkeys(("hang", "hang-past-alarm", "daemonise-then-hang"), "timeout"),
     }
     kinds = [kind for _ in range(8) for kind in reasons]
 
@@ -289,39 +216,33 @@ def test_a_hundred_groups_four_at_a_time_end_as_they_should_and_leave_nothing(
         end = run_group(nodes, kind, deadline_s=0.5 if reasons[kind] == "timeout" else 60.0)
         return kind, None if end.failure is None else end.failure.reason
 
-    with ThreadPoolExecutor(4) as pool:
-        ended = list(pool.map(run, kinds))
-    assert ended == [(kind, reasons[kind]) for kind in kinds]
-    zygote = psutil.Process(nodes.ranks.pids["zygote"])
-    assert not zygote.children()
-    assert zygote.num_fds() <= 6  # its standard ones, the agent's, the warden's
-    nodes.close()
-    wait_until("no process is left", lambda: not marked(mark))
+    with local_nodes(4) as nodes:
+        with ThreadPoolExecutor(4) as pool:
+            ended = list(pool.map(run, kinds))
+        assert ended == [(kind, reasons[kind]) for kind in kinds]
+        zygote = psutil.Process(nodes.ranks.pids["zygote"])
+        assert not zygote.children()
+        assert zygote.num_fds() <= 6  # its standard ones, the agent's, the warden's
 
 
-def test_cores_that_the_node_does_not_give_fail_the_rank_and_say_so(node: SideBySide) -> None:
-    group = node.start("succeed", cores=(100_000,))
-    error = node.report(group, "error")
+def test_a_rank_runs_on_its_cores_and_says_where_there_are_none(node: SideBySide) -> None:
+    last = max(os.sched_getaffinity(0))
+    group, cores_of_none = (
+        node.start("succeed", cores=(last, 100_000)),
+        node.start("succeed", cores=(100_000,)),
+    )
+    assert node.report(group, "result")["cores"] == [last]
+    error = node.report(cores_of_none, "error")
     assert error["reason"] == "crashed"
     assert "may use none of the cores [100000]" in error["message"]
-    node.ranks.end(group)
+    for each in (group, cores_of_none):
+        node.ranks.end(each)
 
 
-def test_a_rank_runs_on_the_very_cores_that_it_is_given(node: SideBySide) -> None:
-    last = max(os.sched_getaffinity(0))
-    group = node.start("succeed", cores=(last, 100_000))
-    assert node.report(group, "result")["cores"] == [last]
-    node.ranks.end(group)
-
-
-def test_a_rank_that_reports_no_json_loses_its_group_and_not_the_node(node: SideBySide) -> None:
-    other = node.start("meet")
+def test_a_rank_that_reports_no_json_loses_its_group_alone(node: SideBySide, other: str) -> None:
     group = node.start("garble")
     assert "a report of rank 0 can't be read" in node.event(group, "group_lost")["message"]
     node.ranks.end(group)
-    node.ranks.tell(other, {"go": "on"})
-    assert node.report(other, "result")["told"] == {"go": "on"}
-    node.ranks.end(other)
 
 
 def test_a_group_has_more_ranks_than_a_document_carries_descriptors(node: SideBySide) -> None:

@@ -4,70 +4,40 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from search_spaces.protocol.outcome import Outcome, ProbeRequest
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
+from search_spaces.protocol.outcome import Outcome
+from search_spaces.spec.layout import Layout, Precision
 from search_spaces.spec.presets.models import model_preset
+from tests.kit.local_ranks import below_zygote, local_nodes, make_cluster, make_probe, run_probe
+from tests.kit.python_process import printed_by
 from tests.kit.waiting import wait_until
-from tests.workers.process_checks import is_alive, wait_until_gone
+from tests.workers.process_checks import is_alive
 from workers.commands.commands import probe_document
 from workers.launchers.group_launcher import GroupLauncher
 from workers.launchers.local import LocalNodes
+from workers.ranks.rank_task import RANK_ENTRY
 from workers.trainer.job.job import TrainJob
 
 pytestmark = pytest.mark.ranks
 
-TWO_CORES = Cluster(
-    name="two-cores",
-    device="CPU core",
-    num_nodes=1,
-    devices_per_node=2,
-    device_memory_bytes=1 << 30,
-)
+
+TWO_CORES = make_cluster()
 
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[LocalNodes]:
-    nodes = LocalNodes(num_devices=TWO_CORES.devices_per_node)
-    nodes.wait_until_ready()
-    yield nodes
-    pids = nodes.ranks.pids.values()
-    nodes.close()
-    wait_until_gone(pids)
+    with local_nodes(rank_entry=RANK_ENTRY) as nodes:
+        yield nodes
 
 
 @pytest.fixture(scope="module")
 def launcher(nodes: LocalNodes) -> GroupLauncher:
     return GroupLauncher(nodes, TWO_CORES, allow_sharing=True)
-
-
-def make_request(**changes: Any) -> ProbeRequest:
-    settings = {"warmup": 2, "iterations": 2, "deadline_s": 60.0, **changes}
-    return ProbeRequest(
-        model=model_preset("tiny"), **{"layout": Layout(tp=2, num_microbatches=2), **settings}
-    )
-
-
-def run(launcher: GroupLauncher, request: ProbeRequest, **options: Any) -> Outcome:
-    return launcher.run(
-        request,
-        on_event=options.get("on_event", lambda _: None),
-        cancelled=options.get("cancelled", lambda: False),
-    )
-
-
-def below_zygote(nodes: LocalNodes) -> list[psutil.Process]:
-    return psutil.Process(nodes.ranks.pids["zygote"]).children(recursive=True)
 
 
 def ranks_of(nodes: LocalNodes) -> list[int]:
@@ -76,11 +46,11 @@ def ranks_of(nodes: LocalNodes) -> list[int]:
     return [process.pid for process in below_zygote(nodes) if process.ppid() != zygote]
 
 
-def test_a_probe_reports_each_iteration_and_ends_with_a_measurement(
+def test_a_probe_reports_iterations_and_is_measured(
     launcher: GroupLauncher, nodes: LocalNodes
 ) -> None:
     told: list[dict[str, Any]] = []
-    outcome = run(launcher, make_request(), on_event=told.append)
+    outcome = run_probe(launcher, make_probe(), on_event=told.append)
     assert outcome.state == "completed", outcome
     measurement = outcome.measurement
     assert measurement is not None
@@ -95,13 +65,8 @@ def test_a_probe_reports_each_iteration_and_ends_with_a_measurement(
     assert below_zygote(nodes) == []
 
 
-def test_the_zygote_that_is_forked_has_a_single_thread(nodes: LocalNodes) -> None:
-    nodes.ranks.wait_until_ready()
-    assert psutil.Process(nodes.ranks.pids["zygote"]).num_threads() == 1
-
-
 def test_more_ranks_than_devices_run_and_are_marked(launcher: GroupLauncher) -> None:
-    outcome = run(launcher, make_request(layout=Layout(tp=2, pp=2, num_microbatches=2)))
+    outcome = run_probe(launcher, make_probe(layout=Layout(tp=2, pp=2, num_microbatches=2)))
     assert outcome.measurement is not None, outcome
     assert outcome.measurement.oversubscribed
 
@@ -112,38 +77,30 @@ def test_a_description_of_more_devices_than_cores_is_no_way_round_the_mark() -> 
     described = replace(TWO_CORES, devices_per_node=4 * cores)
     nodes = LocalNodes(num_devices=described.devices_per_node)
     with GroupLauncher(nodes, described, allow_sharing=True) as launcher:
-        outcome = run(launcher, make_request(layout=Layout(dp=2 * cores), iterations=1))
+        outcome = run_probe(launcher, make_probe(layout=Layout(dp=2 * cores), iterations=1))
     assert outcome.measurement is not None, outcome
     assert outcome.measurement.oversubscribed
 
 
 def test_a_described_peak_is_taken_instead_of_a_measured_one(nodes: LocalNodes) -> None:
     described = replace(TWO_CORES, peak_flops_per_s={"fp32": 2e12})
-    outcome = run(GroupLauncher(nodes, described, allow_sharing=True), make_request())
+    outcome = run_probe(GroupLauncher(nodes, described, allow_sharing=True), make_probe())
     assert outcome.measurement is not None, outcome
     assert outcome.measurement.peak_tflops_per_device == 2.0
-    assert outcome.measurement.peak_source == "cluster description (two-cores, fp32)"
-
-
-def test_a_layout_beyond_the_memory_limit_is_infeasible(launcher: GroupLauncher) -> None:
-    outcome = run(launcher, make_request(memory_limit_bytes=4 << 20))
-    assert (outcome.state, outcome.reason) == ("infeasible", "out_of_memory")
-    assert "MemoryLimitExceededError" in outcome.message
-    assert "Traceback" in outcome.log_tail
-    assert outcome.node
+    assert outcome.measurement.peak_source == "cluster description (test-cores, fp32)"
 
 
 def test_a_layout_fits_into_its_own_peak(launcher: GroupLauncher) -> None:
     layout = Layout(micro_batch_size=8, num_microbatches=2, precision="bf16")
-    measured = run(launcher, make_request(layout=layout)).measurement
+    measured = run_probe(launcher, make_probe(layout=layout)).measurement
     assert measured is not None
-    limit_bytes = measured.peak_memory_bytes
-    assert run(launcher, make_request(layout=layout, memory_limit_bytes=limit_bytes)).measurement
-    beyond = run(launcher, make_request(layout=layout, memory_limit_bytes=limit_bytes - 1))
+    limit = measured.peak_memory_bytes
+    assert run_probe(launcher, make_probe(layout=layout, memory_limit_bytes=limit)).measurement
+    beyond = run_probe(launcher, make_probe(layout=layout, memory_limit_bytes=limit - 1))
     assert beyond.reason == "out_of_memory"
 
 
-def test_a_rank_that_is_killed_fails_the_probe_and_the_next_one_runs(
+def test_a_killed_rank_fails_its_probe_and_no_other(
     launcher: GroupLauncher, nodes: LocalNodes
 ) -> None:
     ranks: list[int] = []
@@ -154,34 +111,30 @@ def test_a_rank_that_is_killed_fails_the_probe_and_the_next_one_runs(
             ranks.extend(ranks_of(nodes))
             os.kill(ranks[1], signal.SIGKILL)
 
-    outcome = run(launcher, make_request(iterations=10_000), on_event=kill_one)
+    outcome = run_probe(launcher, make_probe(iterations=10_000), on_event=kill_one)
     assert (outcome.state, outcome.reason) == ("failed", "crashed")
     assert outcome.message.startswith("rank 1 was killed by signal 9 (SIGKILL)")
     assert len(ranks) == 2
     assert not any(map(is_alive, ranks))
-    assert run(launcher, make_request()).state == "completed"
+    assert run_probe(launcher, make_probe()).state == "completed"
 
 
 def test_a_probe_beyond_its_deadline_says_where_it_was(launcher: GroupLauncher) -> None:
-    outcome = run(launcher, make_request(iterations=10_000, deadline_s=8.0))
+    outcome = run_probe(launcher, make_probe(iterations=10_000, deadline_s=8.0))
     assert (outcome.state, outcome.reason) == ("failed", "timeout")
     assert outcome.message.startswith("the probe did not end within deadline_s=8 (last: iteration")
 
 
 def test_a_cancelled_probe_is_cancelled(launcher: GroupLauncher) -> None:
     told: list[dict[str, Any]] = []
-    outcome = run(
-        launcher,
-        make_request(iterations=10_000),
-        on_event=told.append,
-        cancelled=lambda: len(told) > 1,
-    )
+    is_told = {"on_event": told.append, "cancelled": lambda: len(told) > 1}
+    outcome = run_probe(launcher, make_probe(iterations=10_000), **is_told)
     assert (outcome.state, outcome.reason) == ("cancelled", "cancelled")
 
 
 def test_devices_that_are_not_there_fail_the_probe_with_the_numbers(nodes: LocalNodes) -> None:
     strict = GroupLauncher(nodes, TWO_CORES, allow_sharing=False)
-    outcome = run(strict, make_request(layout=Layout(tp=4)))
+    outcome = run_probe(strict, make_probe(layout=Layout(tp=4)))
     assert (outcome.state, outcome.reason) == ("failed", "unsupported")
     assert "4 ranks on num_nodes=1 are 4 a node" in outcome.message
 
@@ -200,38 +153,24 @@ def test_a_training_job_runs_on_the_same_ranks(launcher: GroupLauncher) -> None:
 def test_what_the_ranks_of_a_completed_probe_printed_comes_with_its_outcome() -> None:
     nodes = LocalNodes(num_devices=2, rank_entry="tests.workers.talkative_rank:main")
     with GroupLauncher(nodes, TWO_CORES, allow_sharing=True) as launcher:
-        outcome = run(launcher, make_request())
+        outcome = run_probe(launcher, make_probe())
     assert outcome.state == "completed"
     printed = "a library warns rank {}\nbinary \ufffd \ufffd garbage"
     joined = "\n".join(f"--- rank {rank}\n{printed.format(rank)}" for rank in (0, 1))
     assert outcome.log_tail == joined
     assert Outcome.from_mapping(outcome.to_mapping()) == outcome
-    assert probe_document(make_request(), outcome)["log_tail"] == joined
+    assert probe_document(make_probe(), outcome)["log_tail"] == joined
 
 
 @pytest.mark.slow
 def test_twenty_probes_in_a_row_leave_nothing(launcher: GroupLauncher, nodes: LocalNodes) -> None:
-    request = make_request(iterations=1)
+    request = make_probe(iterations=1)
     for _ in range(20):
-        assert run(launcher, request).state == "completed"
+        assert run_probe(launcher, request).state == "completed"
         assert below_zygote(nodes) == []
 
 
-def test_a_zygote_that_has_run_probes_has_touched_no_device(
-    launcher: GroupLauncher, nodes: LocalNodes
-) -> None:
-    """A driver that is initialised before a fork is broken after it, and a thread is lost."""
-    assert run(launcher, make_request()).state == "completed"
-    zygote = psutil.Process(nodes.ranks.pids["zygote"])
-    assert zygote.num_threads() == 1
-    opened = [str(fd.readlink()) for fd in Path(f"/proc/{zygote.pid}/fd").iterdir()]
-    assert [
-        name for name in opened if name.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri"))
-    ] == []
-
-
-def test_what_a_zygote_imports_loads_no_device_library_beyond_torchs_own() -> None:
-    program = """
+DEVICE_LIBRARIES = """
 import re, sys
 from pathlib import Path
 import torch
@@ -247,37 +186,31 @@ workers.ranks.zygote.load_entry("workers.rank_jobs.rank:main")
 print(device_libraries() - before, torch.cuda.is_initialized())
 print(len(list(Path("/proc/self/task").iterdir())))
 """
-    found = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-    )
-    assert found.stdout.splitlines() == ["set() False", "1"], found.stdout
 
 
-def test_a_lost_zygote_is_a_lost_node_and_the_next_probe_gets_another(
+def test_what_a_zygote_imports_loads_no_device_library_beyond_torchs_own() -> None:
+    printed = printed_by(DEVICE_LIBRARIES, OPENBLAS_NUM_THREADS="1")
+    assert printed.splitlines() == ["set() False", "1"], printed
+
+
+def test_a_lost_zygote_is_a_lost_node_and_replaced(
     launcher: GroupLauncher, nodes: LocalNodes
 ) -> None:
     zygote = nodes.ranks.pids["zygote"]
-    outcome = run(
+    outcome = run_probe(
         launcher,
-        make_request(iterations=10_000),
+        make_probe(iterations=10_000),
         on_event=lambda _: os.kill(zygote, signal.SIGKILL) if is_alive(zygote) else None,
     )
     assert (outcome.state, outcome.reason) == ("failed", "node_lost")
     assert outcome.node == nodes.nodes[0].name
     assert list(launcher.lost()) == [0]
     launcher.recover(0)
-    assert run(launcher, make_request()).state == "completed"
+    assert run_probe(launcher, make_probe()).state == "completed"
     assert nodes.ranks.pids["zygote"] != zygote
 
 
-def test_a_container_of_half_the_cores_holds_half_the_ranks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_container_of_half_the_cores_has_half_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.launchers.local.usable_cores", lambda: 3)
     nodes = LocalNodes(num_devices=8, rank_entry="tests.workers.rank_programs:main")
     try:
@@ -285,3 +218,35 @@ def test_a_container_of_half_the_cores_holds_half_the_ranks(
         assert node.num_cores == 3
     finally:
         nodes.close()
+
+
+RANK_FAILED = "while the matmul peak was measured: rank 0: "
+
+
+@pytest.fixture(scope="module")
+def failing() -> Iterator[GroupLauncher]:
+    with local_nodes(1) as nodes:
+        yield GroupLauncher(nodes, make_cluster(1), allow_sharing=True)
+
+
+@pytest.mark.parametrize(
+    ("precision", "why"),
+    [
+        ("fp32", "ValueError: this rank was told to fail"),
+        ("bf16", "RuntimeError: DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+def test_a_peak_that_could_not_be_measured_is_neither_the_probes_failure_nor_its_memory(
+    failing: GroupLauncher, precision: Precision, why: str
+) -> None:
+    outcome = run_probe(failing, make_probe(layout=Layout(precision=precision)))
+    assert (outcome.state, outcome.reason) == ("failed", "crashed")
+    assert outcome.message == RANK_FAILED + why
+    assert precision == "bf16" or outcome.log_tail.endswith("this rank was told to fail")
+
+
+def test_a_training_job_says_it_too(failing: GroupLauncher) -> None:
+    job = {"layout": Layout().to_mapping()}
+    end = failing.train(job, on_event=lambda _: None, cancelled=lambda: False)
+    assert end.result is None
+    assert end.message.startswith(RANK_FAILED + "ValueError")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from workers.errors import PlacementImpossibleError
 from workers.launchers.base import Node
-from workers.launchers.placement import Processes, core_share, place
+from workers.launchers.placement import core_share, place
 from workers.packing.request import Placement, Share
-from workers.ranks.rank_task import RankTask
+from workers.ranks.rank_task import Device, RankTask
 
 
 def make_nodes(count: int, *, num_devices: int = 4, num_cores: int = 8) -> list[Node]:
@@ -32,30 +33,20 @@ def place_probe(
     num_ranks: int,
     num_nodes: int,
     *,
-    allow_sharing: bool = False,
-    deadline_s: float = 10.0,
     shares: Placement | None = None,
-    processes: Processes = "own_device",
+    deadline_s: float = 10.0,
+    device: Device = "cpu",
+    **options: Any,
 ) -> dict[int, list[RankTask]]:
-    return place(
-        nodes,
-        shares,
-        num_ranks=num_ranks,
-        num_nodes=num_nodes,
-        device="cpu",
-        job={"kind": "probe"},
-        deadline_s=deadline_s,
-        allow_sharing=allow_sharing,
-        processes=processes,
-    )
+    size: dict[str, Any] = {"num_ranks": num_ranks, "num_nodes": num_nodes, "device": device}
+    job = {"kind": "probe"}
+    return place(nodes, shares, job=job, deadline_s=deadline_s, **size, **options)
 
 
 def test_node_k_holds_the_ranks_from_k_times_its_devices() -> None:
     placed = place_probe(make_nodes(3), num_ranks=8, num_nodes=2)
-    assert {node: [task.rank for task in tasks] for node, tasks in placed.items()} == {
-        0: [0, 1, 2, 3],
-        1: [4, 5, 6, 7],
-    }
+    ranks = {node: [task.rank for task in tasks] for node, tasks in placed.items()}
+    assert ranks == {0: [0, 1, 2, 3], 1: [4, 5, 6, 7]}
     assert [task.local_rank for task in placed[1]] == [0, 1, 2, 3]
     assert {task.address for task in placed[1]} == {"10.0.0.1"}
     assert not placed[0][0].oversubscribed
@@ -80,32 +71,34 @@ def test_a_quota_leaves_cores_unused_rather_than_giving_a_device_more_than_its_p
     assert [core_share(halved, device) for device in (0, 1)] == [(10, 11), (12, 13)]
 
 
+SHARES = (Share(node=2, devices=(2, 3)), Share(node=1, devices=(0, 1)))
+
+
 def test_ranks_go_to_the_devices_of_their_shares_and_nowhere_else() -> None:
-    shares = (Share(node=2, devices=(2, 3)), Share(node=1, devices=(0, 1)))
-    placed = place_probe(make_nodes(3), num_ranks=4, num_nodes=2, shares=shares)
-    assert {node: [task.device_index for task in tasks] for node, tasks in placed.items()} == {
-        2: [2, 3],
-        1: [0, 1],
-    }
+    placed = place_probe(make_nodes(3), num_ranks=4, num_nodes=2, shares=SHARES)
+    devices = {node: [task.device_index for task in tasks] for node, tasks in placed.items()}
+    assert devices == {2: [2, 3], 1: [0, 1]}
     assert [task.rank for task in placed[2]] == [0, 1]
     assert [task.local_rank for task in placed[1]] == [0, 1]
     assert placed[2][0].cores == (14, 15)
     assert {task.address for task in placed[2]} == {"10.0.0.2"}
 
 
-def test_a_share_that_is_too_small_is_said_with_the_numbers() -> None:
-    share = Share(node=0, devices=(1,))
-    with pytest.raises(PlacementImpossibleError, match=r"of which devices \(1,\) were given"):
-        place_probe(make_nodes(1), num_ranks=2, num_nodes=1, shares=(share,))
-    with pytest.raises(PlacementImpossibleError, match="num_nodes=2, and it was given 1"):
-        place_probe(make_nodes(2), num_ranks=2, num_nodes=2, shares=(share,))
-
-
-def test_too_few_devices_is_said_with_the_numbers() -> None:
-    with pytest.raises(PlacementImpossibleError, match="8 ranks on num_nodes=1 are 8 a node"):
-        place_probe(make_nodes(2), num_ranks=8, num_nodes=1)
-    with pytest.raises(PlacementImpossibleError, match="num_nodes=3, and this allocation has 2"):
-        place_probe(make_nodes(2), num_ranks=12, num_nodes=3)
+@pytest.mark.parametrize(
+    ("nodes", "num_ranks", "num_nodes", "shares", "words"),
+    [
+        (2, 8, 1, None, "8 ranks on num_nodes=1 are 8 a node"),
+        (2, 12, 3, None, "num_nodes=3, and this allocation has 2"),
+        (1, 2, 1, Share(node=0, devices=(1,)), r"of which devices \(1,\) were given"),
+        (2, 2, 2, Share(node=0, devices=(1,)), "num_nodes=2, and it was given 1"),
+    ],
+)
+def test_too_few_devices_or_too_small_a_share_is_said_with_the_numbers(
+    nodes: int, num_ranks: int, num_nodes: int, shares: Share | None, words: str
+) -> None:
+    given = None if shares is None else (shares,)
+    with pytest.raises(PlacementImpossibleError, match=words):
+        place_probe(make_nodes(nodes), num_ranks, num_nodes, shares=given)
 
 
 def test_ranks_may_share_devices_where_that_is_allowed_and_are_marked() -> None:
@@ -124,33 +117,19 @@ def test_ranks_that_outnumber_the_cores_share_them_whatever_the_description_says
 
 
 def test_ranks_on_gpus_may_outnumber_the_cores() -> None:
-    placed = place(
-        make_nodes(1, num_devices=8, num_cores=2),
-        num_ranks=8,
-        num_nodes=1,
-        device="cuda",
-        job={"kind": "probe"},
-        deadline_s=10,
-    )
-    assert not placed[0][0].oversubscribed
+    nodes = make_nodes(1, num_devices=8, num_cores=2)
+    assert not place_probe(nodes, 8, 1, device="cuda")[0][0].oversubscribed
 
 
-def test_a_rank_alarm_goes_off_after_the_deadline_of_its_group() -> None:
-    placed = place_probe(make_nodes(1), num_ranks=1, num_nodes=1)
-    assert placed[0][0].deadline_s > 10
-
-
-def test_a_deadline_of_ages_is_still_an_alarm_that_the_kernel_takes() -> None:
-    placed = place_probe(make_nodes(1), num_ranks=1, num_nodes=1, deadline_s=1e300)
+def test_a_rank_alarm_goes_off_after_the_deadline_and_the_kernel_takes_one_of_ages() -> None:
+    assert place_probe(make_nodes(1), 1, 1, deadline_s=10.0)[0][0].deadline_s > 10
+    placed = place_probe(make_nodes(1), 1, 1, deadline_s=1e300)
     signal.setitimer(signal.ITIMER_REAL, placed[0][0].deadline_s)
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def test_processes_of_a_program_see_all_devices_of_their_group_on_the_node() -> None:
-    shares = (Share(node=2, devices=(2, 3)), Share(node=1, devices=(0, 1)))
-    placed = place_probe(
-        make_nodes(3), num_ranks=4, num_nodes=2, shares=shares, processes="all_devices"
-    )
+    placed = place_probe(make_nodes(3), 4, 2, shares=SHARES, processes="all_devices")
     assert [task.visible_devices for task in placed[2]] == [(2, 3), (2, 3)]
     assert [task.local_rank for task in placed[2]] == [0, 1]
     assert [(task.rank, task.node_rank) for task in placed[1]] == [(2, 1), (3, 1)]
@@ -159,14 +138,9 @@ def test_processes_of_a_program_see_all_devices_of_their_group_on_the_node() -> 
 
 
 def test_a_program_may_have_one_process_for_each_node() -> None:
-    shares = (Share(node=2, devices=(2, 3)), Share(node=1, devices=(0, 1)))
-    placed = place_probe(
-        make_nodes(3), num_ranks=4, num_nodes=2, shares=shares, processes="one_per_node"
-    )
+    placed = place_probe(make_nodes(3), 4, 2, shares=SHARES, processes="one_per_node")
     (first,), (second,) = placed[2], placed[1]
-    assert [(task.rank, task.world_size, task.local_world_size) for task in (first, second)] == [
-        (0, 2, 1),
-        (1, 2, 1),
-    ]
+    sizes = [(task.rank, task.world_size, task.local_world_size) for task in (first, second)]
+    assert sizes == [(0, 2, 1), (1, 2, 1)]
     assert (first.visible_devices, second.visible_devices) == ((2, 3), (0, 1))
     assert first.cores == (14, 15, 16, 17), "the cores of both devices"

@@ -10,13 +10,20 @@ from typing import Any
 
 import pytest
 
-from search_spaces.protocol.outcome import Outcome, ProbeRequest
+from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
-from search_spaces.spec.presets.models import model_preset
 from search_spaces.trainers.program import ProgramTrainer
-from tests.workers.process_checks import RANK_PROGRAMS, run_group
+from tests.kit.local_ranks import (
+    NEVER_S,
+    SeveralLocalNodes,
+    failure_of,
+    local_nodes,
+    make_probe,
+    run_probe,
+    several_nodes,
+)
+from tests.workers.process_checks import run_group
 from tests.workers.programs.programs import TWO_CORES, make_request, python_trainer
-from tests.workers.several_local_nodes import SeveralLocalNodes
 from tests.workers.stopped_rank import STOPS
 from workers.launchers.base import CAUSE_WITHIN_S, NodeSet
 from workers.launchers.group_launcher import GroupLauncher
@@ -53,38 +60,30 @@ def stops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def nodes(stops: Path) -> Iterator[LocalNodes]:
-    nodes = LocalNodes(num_devices=2, rank_entry=ENTRY)
-    yield nodes
-    nodes.close()
+    with local_nodes(rank_entry=ENTRY) as nodes:
+        yield nodes
 
 
 @pytest.fixture(scope="module")
 def several(stops: Path) -> Iterator[SeveralLocalNodes]:
-    nodes = SeveralLocalNodes([ENTRY] * 2, num_devices=1)
-    nodes.wait_until_ready()
-    yield nodes
-    nodes.close()
+    with several_nodes([ENTRY] * 2, num_devices=1) as nodes:
+        yield nodes
 
 
 def probe(
-    nodes: NodeSet,
-    stops: Path,
-    orders: dict[str, Any],
-    *trainers: ProgramTrainer,
-    **changes: Any,
+    nodes: NodeSet, stops: Path, orders: dict[str, Any], *trainers: ProgramTrainer, **changes: Any
 ) -> Outcome:
     stops.write_text(json.dumps({**NO_STOP, **orders}))
-    cluster = replace(TWO_CORES, num_nodes=len(nodes.nodes))
     launcher = GroupLauncher(
-        nodes, cluster, allow_sharing=True, trainers={each.name: each for each in trainers}
+        nodes,
+        replace(TWO_CORES, num_nodes=len(nodes.nodes)),
+        allow_sharing=True,
+        trainers={each.name: each for each in trainers},
     )
     if trainers:
-        request = make_request(deadline_s=60.0, **changes)
-    else:
-        settings = {"warmup": 2, "iterations": 3, "deadline_s": 60.0}
-        layout = Layout(dp=2, num_nodes=len(nodes.nodes))
-        request = ProbeRequest(model=model_preset("tiny"), layout=layout, **settings)
-    return launcher.run(request, on_event=lambda _: None, cancelled=lambda: False)
+        return run_probe(launcher, make_request(deadline_s=60.0, **changes))
+    layout = Layout(dp=2, num_nodes=len(nodes.nodes))
+    return run_probe(launcher, make_probe(layout=layout, iterations=3))
 
 
 def stopping_program(code: str, *, who: str = "no", where: str = "") -> ProgramTrainer:
@@ -95,20 +94,15 @@ def stopping_program(code: str, *, who: str = "no", where: str = "") -> ProgramT
 SLOW = pytest.mark.slow
 OF_EMBEDDED_RANKS = [
     (1, "before keeper error"),  # rank 0 reports that the connection closed, 3 s before the cause
-    *(
-        pytest.param(rank, point, marks=SLOW)
-        for rank, point in (
-            (0, "start"),
-            (1, "start"),
-            (0, "after rank listening"),
-            (0, "before keeper iteration"),
-            (0, "before rank error"),
-            (1, "before rank error"),
-            (0, "after rank error"),
-            (1, "after rank error"),
-            (0, "before keeper error"),
-        )
-    ),
+    pytest.param(0, "start", marks=SLOW),
+    pytest.param(1, "start", marks=SLOW),
+    pytest.param(0, "after rank listening", marks=SLOW),
+    pytest.param(0, "before keeper iteration", marks=SLOW),
+    pytest.param(0, "before rank error", marks=SLOW),
+    pytest.param(1, "before rank error", marks=SLOW),
+    pytest.param(0, "after rank error", marks=SLOW),
+    pytest.param(1, "after rank error", marks=SLOW),
+    pytest.param(0, "before keeper error", marks=SLOW),
 ]
 
 
@@ -199,10 +193,7 @@ def test_ranks_that_fail_after_their_last_step_complete_wherever_they_stop(
     assert outcome.state == "completed", outcome
 
 
-def test_a_failure_before_the_last_step_replaces_one_after_it(
-    nodes: LocalNodes, stops: Path
-) -> None:
-    code = """
+CAUSE_BEFORE_THE_LAST_STEP = """
 meet()
 if RANK == 0:
     train()
@@ -211,9 +202,15 @@ train(3)
 time.sleep(1.5)
 sys.exit("ValueError: the cause")
 """
-    outcome = probe(nodes, stops, {}, python_trainer(code), iterations=3)
-    assert outcome.message.endswith("rank 1: the program ended with exit code 1; its last line: "
-                                    "ValueError: the cause")  # fmt: skip
+
+
+def test_a_failure_before_the_last_step_goes_before_later_ones(
+    nodes: LocalNodes, stops: Path
+) -> None:
+    trainer = python_trainer(CAUSE_BEFORE_THE_LAST_STEP)
+    said = probe(nodes, stops, {}, trainer, iterations=3).message
+    cause = "rank 1: the program ended with exit code 1; its last line: ValueError: the cause"
+    assert said.endswith(cause)
 
 
 def test_a_program_is_not_complete_before_its_last_rank_has_started(
@@ -229,18 +226,14 @@ def test_a_program_is_not_complete_before_its_last_rank_has_started(
     assert outcome.message.startswith("rank 1: ")
 
 
-def test_a_supervisor_that_stops_takes_no_step_for_longer_than_it_was(
-    nodes: LocalNodes, stops: Path
-) -> None:
+def test_a_stopped_supervisor_takes_no_step_for_longer(nodes: LocalNodes, stops: Path) -> None:
     code = 'meet()\ntrain(2, step_time_s=0.1, sleep_s=0.1)\nat("its third step")\n'
     code += "train(step_time_s=0.1, sleep_s=0.1)"
     trainer = stopping_program(code, who="supervisor", where="0 its third step")
     assert probe(nodes, stops, {}, trainer).state == "completed"
 
 
-def test_what_a_rank_reported_before_the_last_step_of_another_counts(
-    nodes: LocalNodes, stops: Path
-) -> None:
+def test_reports_before_the_last_step_of_another_rank_count(nodes: LocalNodes, stops: Path) -> None:
     """Rank 0 is done when the supervisor of rank 1 reads the report of its first step."""
     code = """
 meet()
@@ -259,35 +252,27 @@ time.sleep(60)
 
 @pytest.fixture(scope="module")
 def programs() -> Iterator[LocalNodes]:
-    nodes = LocalNodes(num_devices=4, rank_entry=RANK_PROGRAMS)
-    nodes.ranks.wait_until_ready()
-    yield nodes
-    nodes.close()
+    with local_nodes(4) as nodes:
+        yield nodes
+
+
+LEFT = {"by_rank": {"1": "leave-dead-peer"}}
 
 
 def test_the_deadline_ends_the_wait_for_a_cause(programs: LocalNodes) -> None:
-    end = run_group(programs, "hang", by_rank={"1": "leave-dead-peer"}, deadline_s=1.0)
-    assert end.failure is not None
-    assert end.failure.message == "rank 1: RuntimeError: Connection closed by peer"
+    failure = failure_of(programs, "hang", deadline_s=1.0, **LEFT)
+    assert failure.message == "rank 1: RuntimeError: Connection closed by peer"
 
 
 def test_a_cancellation_ends_the_wait_for_a_cause(programs: LocalNodes) -> None:
     told: list[object] = []
-    end = run_group(
-        programs,
-        "hang",
-        by_rank={"1": "leave-dead-peer"},
-        deadline_s=3600.0,
-        on_event=told.append,
-        cancelled=lambda: bool(told),
-    )
-    assert end.failure is not None
-    assert end.failure.reason == "cancelled"
+    is_told = {"on_event": told.append, "cancelled": lambda: bool(told)}
+    assert failure_of(programs, "hang", deadline_s=NEVER_S, **LEFT, **is_told).reason == "cancelled"
 
 
 @pytest.mark.slow
 def test_a_cause_that_does_not_come_is_given_up(programs: LocalNodes) -> None:
-    end = run_group(programs, "hang", by_rank={"1": "leave-dead-peer"}, deadline_s=3600.0)
+    end = run_group(programs, "hang", deadline_s=NEVER_S, **LEFT)
     assert end.failure is not None
     assert end.failure.message == "rank 1: RuntimeError: Connection closed by peer"
     assert end.duration_s >= CAUSE_WITHIN_S

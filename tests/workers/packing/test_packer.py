@@ -46,18 +46,14 @@ def nodes_of(placement: Placement) -> list[int]:
     return [share.node for share in placement]
 
 
-def test_a_small_probe_gets_contiguous_devices_of_one_node() -> None:
-    assert start(make_packer(), make_request(1, devices=2)) == {1: (Share.of_first(0, 2),)}
-
-
 def test_small_probes_fill_a_node_before_the_next_is_begun() -> None:
     placed = start(make_packer(), *(make_request(key, devices=2) for key in range(5)))
+    assert placed[0] == (Share.of_first(0, 2),)
     assert [nodes_of(placed[key]) for key in range(5)] == [[0], [0], [0], [0], [1]]
 
 
 def test_pairs_are_the_devices_of_a_package() -> None:
-    packer = make_packer(1)
-    placed = start(packer, make_request(1, devices=1), make_request(2, devices=2))
+    placed = start(make_packer(1), make_request(1, devices=1), make_request(2, devices=2))
     assert placed[2][0].devices == (2, 3)
 
 
@@ -83,19 +79,15 @@ def test_a_probe_larger_than_a_node_gets_whole_nodes() -> None:
     assert placed[2] == tuple(Share.of_first(node, 8) for node in (1, 2, 3))
 
 
-def test_whole_nodes_are_neighbours_where_enough_are_free() -> None:
+def test_whole_nodes_are_neighbours_if_they_can_be_and_one_is_of_the_smallest_run() -> None:
     packer = make_packer(6)
     start(packer, make_request(1), make_request(2), make_request(3))
     packer.release(1)  # free: 0, and 3 to 5
     assert nodes_of(start(packer, make_request(4, nodes=2))[4]) == [3, 4]
     assert nodes_of(start(packer, make_request(5, nodes=2))[5]) == [0, 5]
-
-
-def test_a_whole_node_is_taken_from_the_smallest_run() -> None:
-    packer = make_packer(5)
-    start(packer, make_request(1), make_request(2))
-    packer.release(1)
-    assert nodes_of(start(packer, make_request(3))[3]) == [0]
+    packer.release(4)
+    packer.release(2)  # free: 1, and 3 and 4
+    assert nodes_of(start(packer, make_request(6))[6]) == [1]
 
 
 def test_a_probe_that_does_not_fit_gets_nothing() -> None:
@@ -104,15 +96,11 @@ def test_a_probe_that_does_not_fit_gets_nothing() -> None:
     assert packer.holders(1) == []
 
 
-def test_the_last_node_holds_the_ranks_that_are_left() -> None:
-    placed = start(make_packer(), make_request(1, nodes=2, devices=13))
-    assert [len(share.devices) for share in placed[1]] == [7, 6]
-
-
-def test_nobody_else_runs_on_the_nodes_of_a_larger_probe() -> None:
+def test_the_last_node_of_a_larger_probe_holds_the_ranks_that_are_left_and_nobody_else() -> None:
     packer = make_packer(2)
     placed = start(packer, make_request(1, nodes=2, devices=13), make_request(2, devices=1))
     assert placed.keys() == {1}
+    assert [len(share.devices) for share in placed[1]] == [7, 6]
 
 
 def test_nodes_that_are_not_shared_hold_one_probe() -> None:
@@ -122,19 +110,12 @@ def test_nodes_that_are_not_shared_hold_one_probe() -> None:
     assert placed[0][0].devices == (0, 1)
 
 
-def test_what_has_ended_makes_room() -> None:
+def test_what_has_ended_makes_room_and_what_is_withdrawn_never_starts() -> None:
     packer = make_packer(1)
-    start(packer, make_request(1), make_request(2))
-    packer.release(1)
-    assert start(packer).keys() == {2}
-
-
-def test_a_probe_that_is_withdrawn_never_starts() -> None:
-    packer = make_packer(1)
-    start(packer, make_request(1), make_request(2))
+    start(packer, *(make_request(key) for key in (1, 2, 3)))
     packer.withdraw(2)
     packer.release(1)
-    assert start(packer) == {}
+    assert start(packer).keys() == {3}
 
 
 def test_a_key_is_used_once() -> None:
@@ -252,9 +233,6 @@ def test_a_probe_says_what_it_waits_for() -> None:
     assert packer_says(packer, make_request(3, nodes=2, at_most_s=1000)) == (
         "waits for 2 whole nodes: 2 are free, kept for 2, which has waited longer"
     )
-
-
-def test_a_small_probe_says_what_it_waits_for() -> None:
     packer = make_packer(1)
     start(packer, make_request(1, devices=7, at_most_s=30))
     assert packer_says(packer, make_request(2, devices=2)) == (
@@ -262,23 +240,17 @@ def test_a_small_probe_says_what_it_waits_for() -> None:
     )
 
 
-def test_a_probe_says_that_it_does_not_fit_before_the_end() -> None:
+def test_a_probe_says_why_it_can_not_start() -> None:
     assert packer_says(make_packer(), make_request(1, at_most_s=600), ends_at_s=95) == (
         "does not fit before the allocation ends in 95 s: it may take 600 s"
     )
-
-
-def test_a_probe_says_which_nodes_are_not_usable() -> None:
+    assert packer_says(make_packer(4), make_request(1, nodes=5)) == (
+        "needs 5 whole nodes, and the allocation has 4 nodes of 8 devices or more"
+    )
     packer = make_packer(4)
     packer.set_usable(2, usable=False, reason="quarantined")
     assert packer_says(packer, make_request(1, nodes=4)) == (
         "needs more nodes than are usable: 3 of 4; n2 is quarantined"
-    )
-
-
-def test_a_probe_says_that_the_allocation_is_too_small() -> None:
-    assert packer_says(make_packer(4), make_request(1, nodes=5)) == (
-        "needs 5 whole nodes, and the allocation has 4 nodes of 8 devices or more"
     )
 
 
@@ -289,15 +261,12 @@ def test_room_is_what_another_probe_could_use_at_once() -> None:
     assert packer.room(40.0, 100.0) == Room(nodes=1, devices=8, longest_s=60.0)
 
 
-def test_room_leaves_out_what_is_reserved() -> None:
+def test_room_leaves_out_what_is_reserved_but_for_a_while_when_there_is_nothing_else() -> None:
     packer = make_packer(4)
-    start(packer, make_request(1, nodes=2), make_request(2, nodes=3))
+    start(packer, make_request(1, nodes=2, at_most_s=30), make_request(2, nodes=3))
     assert packer.room(0.0, FOREVER) == Room(nodes=1, devices=8, longest_s=None)
-
-
-def test_reserved_devices_are_room_for_a_while_when_there_are_no_others() -> None:
-    packer = make_packer(4)
-    start(packer, make_request(1, nodes=2, at_most_s=30), make_request(2, nodes=4))
+    packer.withdraw(2)
+    start(packer, make_request(3, nodes=4))
     assert packer.room(10.0, FOREVER) == Room(nodes=2, devices=8, longest_s=20.0)
 
 
@@ -307,3 +276,12 @@ def test_nodes_that_are_not_shared_have_room_only_when_they_are_empty() -> None:
     assert packer.room(0.0, FOREVER) == Room(nodes=1, devices=2, longest_s=None)
     start(packer, make_request(2, devices=1))
     assert packer.room(0.0, FOREVER) == Room(nodes=0, devices=0, longest_s=None)
+
+
+@pytest.mark.parametrize("devices", [(), (0, 2), (1, 0), (-1, 0), (1, 1)])
+def test_a_share_is_contiguous_and_ascending_and_of_a_node(devices: tuple[int, ...]) -> None:
+    assert Share.of_first(3, 2) == Share(node=3, devices=(0, 1))
+    with pytest.raises(ValueError, match="contiguous"):
+        Share(node=0, devices=devices)
+    with pytest.raises(ValueError, match="node=-1"):
+        Share(node=-1, devices=(0,))

@@ -108,9 +108,7 @@ class Run:
         # Of two that end at the same time, the second still runs for the packer after the first.
         running = {key for _, key in self.ends}
         latest_s = {
-            one: one.at_s + one.request.at_most_s
-            for one in self.started
-            if one.request.key in running
+            it: it.at_s + it.request.at_most_s for it in self.started if it.request.key in running
         }
         times_s = sorted({self.now_s, *latest_s.values()})
         return next(
@@ -153,12 +151,10 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     num_nodes, per_node = draw(st.integers(1, 5)), draw(st.sampled_from([1, 2, 3, 8]))
     arrivals = []
     for key in range(draw(st.integers(1, 25))):
-        request = draw(requests(key, num_nodes=num_nodes, per_node=per_node))
+        asked = draw(requests(key, num_nodes=num_nodes, per_node=per_node))
         share = draw(st.sampled_from([0.1, 0.5, 1.0]))
         after_s = float(draw(st.sampled_from([0, 0, 1, 10])))
-        arrivals.append(
-            Arrival(after_s=after_s, request=request, takes_s=share * request.at_most_s)
-        )
+        arrivals.append(Arrival(after_s=after_s, request=asked, takes_s=share * asked.at_most_s))
     return num_nodes, per_node, draw(st.booleans()), arrivals
 
 
@@ -187,50 +183,25 @@ def nodes_of(one: Started) -> set[int]:
 
 @given(scenarios())
 @PATIENT
-def test_no_device_is_of_two_probes_at_once(
+def test_every_probe_gets_all_that_it_asked_for_alone_and_within_a_bound(
     scenario: Scenario,
 ) -> None:
-    share_nodes = scenario[2]
-    for one, other in pairs_at_once(run(scenario)):
-        assert not devices_of(one) & devices_of(other)
-        if not share_nodes or one.request.num_nodes > 1 or other.request.num_nodes > 1:
-            assert not nodes_of(one) & nodes_of(other)
-
-
-@given(scenarios())
-@PATIENT
-def test_a_probe_gets_all_that_it_asked_for_or_nothing(
-    scenario: Scenario,
-) -> None:
-    num_nodes, per_node, *_ = scenario
-    for one in run(scenario):
-        assert len(devices_of(one)) == one.request.num_devices
-        assert len(nodes_of(one)) == len(one.placement) == one.request.num_nodes
-        assert nodes_of(one) <= set(range(num_nodes))
-        assert all(share.devices[-1] < per_node for share in one.placement)
-
-
-@given(scenarios())
-@PATIENT
-def test_every_probe_that_fits_starts_within_a_bound(
-    scenario: Scenario,
-) -> None:
-    *_, arrivals = scenario
+    num_nodes, per_node, share_nodes, arrivals = scenario
     longest_s = max(arrival.request.at_most_s for arrival in arrivals)
     started = run(scenario)
     assert len(started) == len(arrivals)
     for one in started:
+        assert len(devices_of(one)) == one.request.num_devices
+        assert len(nodes_of(one)) == len(one.placement) == one.request.num_nodes
+        assert nodes_of(one) <= set(range(num_nodes))
+        assert all(share.devices[-1] < per_node for share in one.placement)
         # Each that is older starts within the time of the longest probe once it is the oldest.
         assert one.at_s - one.arrived_s <= (one.num_older + 1) * longest_s
-
-
-@given(scenarios())
-@PATIENT
-def test_the_oldest_starts_no_later_than_it_could_when_it_became_the_oldest(
-    scenario: Scenario,
-) -> None:
-    for one in run(scenario):
-        assert one.at_s <= one.promised_s
+        assert one.at_s <= one.promised_s, "later than it could when it became the oldest"
+    for one, other in pairs_at_once(started):
+        assert not devices_of(one) & devices_of(other)
+        if not share_nodes or one.request.num_nodes > 1 or other.request.num_nodes > 1:
+            assert not nodes_of(one) & nodes_of(other)
 
 
 @given(scenarios(), st.integers(0, 200))

@@ -18,9 +18,7 @@ from workers.programs.memory_sample import MemorySample
 from workers.ranks.rank_task import Device, RankTask
 
 MIB = 1 << 20
-NODE = Node(
-    name="here", address="127.0.0.1", num_devices=2, num_cores=2, core_ids=(0, 1), device_cores=()
-)
+NODE = Node(name="here", address="127.0.0.1", num_devices=2, num_cores=2, core_ids=(0, 1))
 
 
 def task(device: Device = "cpu", **changes: object) -> RankTask:
@@ -46,7 +44,7 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize(("num_ranks", "least_mib", "most_mib"), [(1, 80, 120), (2, 40, 60)])
-def test_a_program_and_its_children_are_sampled_for_each_rank(
+def test_a_program_is_sampled_with_its_children(
     num_ranks: int, least_mib: int, most_mib: int
 ) -> None:
     seen = sample(num_ranks=num_ranks)

@@ -75,16 +75,12 @@ def test_a_program_gets_its_rank_as_torchrun_gives_it(nodes: LocalNodes, tmp_pat
         assert set(cores[0]).isdisjoint(cores[1])
 
 
-def test_nothing_secret_of_the_worker_reaches_a_program(nodes: LocalNodes, tmp_path: Path) -> None:
-    for rank in told(nodes, tmp_path).values():
-        assert "a-secret-of-the-worker" not in json.dumps(rank)
-        assert not PRIVATE_VARIABLES & set(rank["environment"])
-
-
-def test_of_this_project_only_a_copy_of_one_file_is_on_the_path(
+def test_of_the_worker_a_program_gets_no_secret_and_one_file_of_this_project(
     nodes: LocalNodes, tmp_path: Path
 ) -> None:
     for rank in told(nodes, tmp_path).values():
+        assert "a-secret-of-the-worker" not in json.dumps(rank)
+        assert not PRIVATE_VARIABLES & set(rank["environment"])
         first, *others = rank["environment"]["PYTHONPATH"].split(":")
         assert first == rank["cwd"]
         assert others == ["/elsewhere"]
@@ -94,9 +90,7 @@ def test_of_this_project_only_a_copy_of_one_file_is_on_the_path(
         assert not Path(first).exists()
 
 
-def test_the_copy_stays_first_where_an_entry_has_a_path_of_its_own(
-    nodes: LocalNodes, tmp_path: Path
-) -> None:
+def test_the_copy_stays_first_before_an_entrys_own_path(nodes: LocalNodes, tmp_path: Path) -> None:
     environment = {"PYTHONPATH": "/theirs:/more", "PYTHONUNBUFFERED": "", "TP": "{tp}"}
     for rank in told(nodes, tmp_path, environment=environment).values():
         assert rank["environment"]["PYTHONPATH"] == f"{rank['cwd']}:/theirs:/more"
@@ -123,9 +117,7 @@ def test_values_reach_the_program_as_parts_of_one_word(nodes: LocalNodes, tmp_pa
     assert rank["environment"]["TAG"] == f"<{evil}>"
 
 
-def test_a_path_may_not_lead_out_of_its_directory_by_a_link(
-    nodes: LocalNodes, tmp_path: Path
-) -> None:
+def test_a_path_may_not_leave_its_directory_by_a_link(nodes: LocalNodes, tmp_path: Path) -> None:
     below = tmp_path / "sets"
     (below / "inner").mkdir(parents=True)
     (below / "out").symlink_to("/etc")
@@ -147,7 +139,7 @@ def test_the_working_directory_may_be_beside_the_file(nodes: LocalNodes, tmp_pat
     beside = tmp_path / "beside"
     beside.mkdir()
     ranks = told(
-        nodes, tmp_path, working_directory="{trainers_directory}/beside", directory=str(tmp_path)
+        nodes, tmp_path, directory=str(tmp_path), working_directory="{trainers_directory}/beside"
     )
     assert {rank["cwd"] for rank in ranks.values()} == {str(beside)}
 
@@ -157,9 +149,7 @@ def test_the_adapters_configuration_is_a_file(nodes: LocalNodes, tmp_path: Path)
     assert run(nodes, python_trainer(code)).state == "completed"
 
 
-def test_one_process_for_each_node_stands_for_all_of_its_ranks(
-    nodes: LocalNodes, tmp_path: Path
-) -> None:
+def test_one_process_a_node_stands_for_all_of_its_ranks(nodes: LocalNodes, tmp_path: Path) -> None:
     code = """
 assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("0", "1")
 def rank(number):

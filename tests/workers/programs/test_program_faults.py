@@ -37,6 +37,8 @@ def nodes() -> Iterator[LocalNodes]:
 
 SLOW_DEVICES = replace(TWO_CORES, peak_flops_per_s={"fp32": 1e6})
 
+DEAF = "signal.pthread_sigmask(signal.SIG_BLOCK, [2, 15])\ntime.sleep(60)"
+
 LIES = {
     "of a step time that is too short": Fault(
         "train(step_time_s=1e-4, sleep_s=0.05)", "implausible", "rank 0 reported .* s for .* passed between"
@@ -115,6 +117,20 @@ HANGS = {
     ),
 }  # fmt: skip
 
+LEFTOVERS = {
+    "a daemon of a program that hangs": Fault(
+        "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(600)\n"
+        f"    os._exit(0)\n{DEAF}", "timeout", "", SHORT,
+    ),
+    "a child": Fault("if os.fork() == 0:\n    time.sleep(600)\ntrain()", None),
+    "a connection of its ranks": Fault(
+        "import socket\nwhere = (os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))\n"
+        "if RANK == 0: kept = socket.create_server(where).accept()\n"
+        "while RANK:\n    try: kept = socket.create_connection(where)\n"
+        "    except ConnectionRefusedError: continue\n    break\ntrain()", None,
+    ),
+}  # fmt: skip
+
 FLOODS = {
     "its output without line ends": Fault(
         "def flood():\n    while True: os.write(1, b'x' * 65536)\n"
@@ -157,6 +173,17 @@ DEATHS = {
         "print('\\x00\\x1b[31mred\\x07 \\ud800'.encode(errors='surrogatepass').decode(errors='replace'))\n"
         "sys.exit(3)", "crashed", "exit code 3",
     ),
+    "by its alarm": Fault(
+        f"os.kill(os.getppid(), signal.SIGALRM)\n{DEAF}", "timeout", "ended by its own alarm"
+    ),
+    "as a peer has before": Fault(
+        "if RANK != 1:\n    print('RuntimeError: Connection closed by peer')\n    time.sleep(0.2)\n"
+        "    sys.exit(1)\nos.kill(os.getpid(), 9)",
+        "crashed", "rank 1: the program was killed by signal 9",
+    ),
+    "before the kernel's killer spares it": Fault(
+        "sys.exit(open('/proc/self/oom_score_adj').read())", "crashed", "its last line: 500"
+    ),
     "because a peer has died": Fault(
         "if RANK == 0: sys.exit('RuntimeError: Connection closed by peer')\n"
         "time.sleep(0.2)\nsys.exit('ValueError: the cause')", "crashed", "rank 1: .* the cause",
@@ -191,6 +218,10 @@ MEMORY = {
         "taken = bytearray(6 << 30)\ntrain()", "out_of_memory", "printed: MemoryError",
         {"memory_limit_bytes": 200 << 20},
     ),
+    "refused by the kernel": Fault(
+        "import resource\nresource.setrlimit(resource.RLIMIT_DATA, (64 << 20, 64 << 20))\n"
+        "bytearray(1 << 30)", "out_of_memory", "it printed: MemoryError",
+    ),
     "within the limit": Fault("train()", None, "", {"memory_limit_bytes": 200 << 20}),
     "said to be short, and got over": Fault(
         "step()\nprint('CUDA out of memory: trying smaller buckets', flush=True)\n"
@@ -222,7 +253,8 @@ UNSTARTABLE = {
 FAULTS = {
     f"{kind} {name}": fault
     for kind, faults in (
-        ("lies", LIES), ("hangs", HANGS), ("floods", FLOODS), ("dies", DEATHS), ("memory", MEMORY)
+        ("lies", LIES), ("hangs", HANGS), ("leaves", LEFTOVERS), ("floods", FLOODS),
+        ("dies", DEATHS), ("memory", MEMORY),
     )
     for name, fault in faults.items()
 }  # fmt: skip
@@ -335,12 +367,6 @@ time.sleep(60)
     check(outcome, Fault("", "node_lost"))
 
 
-def test_a_directory_that_a_program_locks_is_removed(nodes: LocalNodes) -> None:
-    code = "os.makedirs('a/b')\nopen('a/b/c', 'w')\nos.chmod('a/b', 0)\nos.chmod('a', 0)\ntrain()"
-    assert run(nodes, python_trainer(code)).state == "completed"
-    assert left_behind(nodes) == []
-
-
 def test_memory_comes_back_after_a_program(nodes: LocalNodes) -> None:
     def shared_memory() -> int:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -355,20 +381,17 @@ def test_memory_comes_back_after_a_program(nodes: LocalNodes) -> None:
     assert shared_memory() - before_kib < 32 << 10
 
 
-def test_lines_of_a_log_that_lie_are_implausible(nodes: LocalNodes) -> None:
-    log = LogPatterns(step=r"rate (?P<tokens_per_s_per_device>\S+)")
-    code = "for _ in range(STEPS):\n    time.sleep(0.01)\n    print('rate 5e-300', flush=True)"
-    outcome = run(nodes, python_trainer(code, log=log), layout=Layout())
-    check(outcome, Fault("", "implausible", "passed between its reports"))
-
-
-@pytest.mark.parametrize("figure", ["5_0.0", "5,0", "N/A"])
-def test_a_figure_of_a_log_that_is_no_number_fails_the_trial_by_name(
-    nodes: LocalNodes, figure: str
+@pytest.mark.parametrize(
+    ("figure", "why"),
+    [
+        ("tokens_per_s_per_device=5e-300", "passed between its reports"),
+        *((f"loss={text}", f"loss='{text}' in the program's log is not") for text in ("5_0.0", "5,0", "N/A")),
+    ],
+)  # fmt: skip
+def test_a_log_that_lies_or_shows_no_number_is_named(
+    nodes: LocalNodes, figure: str, why: str
 ) -> None:
-    log = LogPatterns(step=r"loss (?P<loss>\S+)")
-    code = f"for _ in range(STEPS):\n    time.sleep(0.01)\n    print('loss {figure}', flush=True)"
+    log = LogPatterns(step=rf"{figure.partition('=')[0]}=(?P<{figure.partition('=')[0]}>\S+)")
+    code = f"for _ in range(STEPS):\n    time.sleep(0.01)\n    print('{figure}', flush=True)"
     outcome = run(nodes, python_trainer(code, log=log), layout=Layout())
-    check(
-        outcome, Fault("", "implausible", f"loss='{figure}' in the program's log is not a number")
-    )
+    check(outcome, Fault("", "implausible", why))

@@ -57,6 +57,12 @@ class Job:
             }
         )
 
+    def report_all(self, took_s: float, **said: Any) -> Job:
+        """As many reports of a rank as a probe needs."""
+        for _ in range(5):
+            self.report(took_s, **said)
+        return self
+
     def measure(self, **options: Any) -> Measurement:
         settings = {
             "peak_tflops": 1.0,
@@ -84,10 +90,10 @@ def test_throughput_follows_from_the_median_of_the_timed_steps() -> None:
     assert measured.tokens_per_step == 900
     assert measured.tokens_per_s == pytest.approx(900 / 1.05)
     assert measured.tokens_per_s_per_device == pytest.approx(900 / 1.05 / 2)
-    assert (measured.tokens, measured.trainer, measured.trainer_version) == (
-        "counted",
+    assert (measured.trainer, measured.trainer_version, measured.tokens) == (
         "theirs",
         "7",
+        "counted",
     )
     assert [each.kind for each in measured.iterations] == ["warmup"] * 3 + ["timed"] * 4
     assert (measured.oversubscribed, measured.shortened, measured.warmup_settled) == (
@@ -100,10 +106,8 @@ def test_throughput_follows_from_the_median_of_the_timed_steps() -> None:
 
 
 def test_tokens_that_nobody_counted_are_those_of_the_layout_and_marked() -> None:
-    job = Job(layout=Layout(dp=2, micro_batch_size=3, num_microbatches=5))
-    for _ in range(5):
-        job.report(1.0)
-    measured = job.measure()
+    layout = Layout(dp=2, micro_batch_size=3, num_microbatches=5)
+    measured = Job(layout=layout).report_all(1.0).measure()
     assert measured.tokens_per_step == 2 * 3 * 5 * MODEL.seq_length
     assert measured.tokens == "assumed"
     assert measured.step_time_s == 1.0
@@ -163,31 +167,26 @@ def test_reports_go_before_lines_of_the_log() -> None:
         ({}, 0.8),
     ],
 )
-def test_a_steps_time_comes_from_what_the_log_shows(
-    said: dict[str, float], step_time_s: float
-) -> None:
-    job = Job()
-    for _ in range(5):
-        job.report(0.8, source="log", **said)
-    assert job.measure().step_time_s == pytest.approx(step_time_s)
+def test_a_steps_time_is_what_the_log_shows(said: dict[str, float], step_time_s: float) -> None:
+    measured = Job().report_all(0.8, source="log", **said).measure()
+    assert measured.step_time_s == pytest.approx(step_time_s)
 
 
-def test_memory_that_a_log_shows_has_its_unit() -> None:
-    for name, said, peak in (
+@pytest.mark.parametrize(
+    ("name", "said", "peak"),
+    [
         ("peak_memory_mib", 1.5, 3 << 19),
         ("peak_memory_gib", 2.0, 2 << 30),
         ("peak_memory_bytes", 12e6, 12_000_000),
-    ):
-        job = Job()
-        for _ in range(5):
-            job.report(1.0, source="log", **{name: said})
-        assert job.measure().peak_memory_bytes == peak
+    ],
+)
+def test_memory_that_a_log_shows_has_its_unit(name: str, said: float, peak: int) -> None:
+    job = Job().report_all(1.0, source="log", **{name: said})
+    assert job.measure().peak_memory_bytes == peak
 
 
 def test_without_any_figure_of_memory_nothing_is_measured() -> None:
-    job = Job()
-    for _ in range(5):
-        job.report(1.0, sampled=0, peak_memory_bytes=0)
+    job = Job().report_all(1.0, sampled=0, peak_memory_bytes=0)
     assert job.refused()[0] == "unsupported"
 
 
@@ -235,9 +234,7 @@ def test_too_few_steps_name_what_each_rank_reported() -> None:
     ("told_s", "is_refused"), [(0.4, True), (0.6, False), (1.1, False), (1.3, True)]
 )
 def test_a_clock_that_the_reports_contradict_is_refused(told_s: float, is_refused: bool) -> None:
-    job = Job()
-    for _ in range(5):
-        job.report(1.0, step_time_s=told_s)
+    job = Job().report_all(1.0, step_time_s=told_s)
     if is_refused:
         assert job.refused()[0] == "implausible"
     else:
@@ -253,14 +250,14 @@ def test_lines_that_arrive_late_and_together_are_believed() -> None:
 
 
 def test_more_than_the_devices_peak_is_refused_with_both() -> None:
-    job = Job()
-    for _ in range(5):
-        job.report(1.0, tokens=64)
+    job = Job().report_all(1.0, tokens=64)
     with pytest.raises(ResultRefusedError, match=r"of the peak \(1e-09 TFLOP/s, a table\)"):
         job.measure(peak_tflops=1e-9)
 
 
-def test_nothing_can_be_refused_before_the_ranks_have_started() -> None:
+def test_the_start_limit_begins_when_the_ranks_have_started_and_ends_with_the_first_report() -> (
+    None
+):
     trainer = replace(TRAINER, start_limit_s=1e-9)
     run = ProgramRun(make_request(), trainer, lambda _: None)
     assert run.problem() is None  # the matmul peak is still being measured
@@ -268,10 +265,7 @@ def test_nothing_can_be_refused_before_the_ranks_have_started() -> None:
     problem = run.problem()
     assert problem is not None
     assert problem[0] == "timeout"
-
-
-def test_a_first_report_ends_the_start_limit() -> None:
-    job = Job(replace(TRAINER, start_limit_s=1e-9))
+    job = Job(trainer)
     job.report(1.0)
     assert job.run.problem() is None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -12,7 +13,7 @@ import yaml
 from search_spaces.protocol.outcome import Measurement, Outcome
 from search_spaces.spec.layout import Layout
 from search_spaces.trainers.program import ProgramTrainer, read_trainers
-from tests.workers.process_checks import wait_until_gone
+from tests.kit.local_ranks import SeveralLocalNodes, run_probe, several_nodes
 from tests.workers.programs.programs import (
     MODEL,
     TWO_CORES,
@@ -22,7 +23,6 @@ from tests.workers.programs.programs import (
     python_trainer,
     run,
 )
-from tests.workers.several_local_nodes import SeveralLocalNodes
 from workers.launchers.local import LocalNodes
 from workers.launchers.ray.launcher import ray_launcher
 from workers.ranks.rank_task import RANK_ENTRY
@@ -58,12 +58,8 @@ def nodes() -> Iterator[LocalNodes]:
 
 @pytest.fixture(scope="module")
 def several() -> Iterator[SeveralLocalNodes]:
-    nodes = SeveralLocalNodes([RANK_ENTRY] * 2, num_devices=2)
-    nodes.wait_until_ready()
-    yield nodes
-    pids = [pid for part in nodes.parts for pid in part.ranks.pids.values()]
-    nodes.close()
-    wait_until_gone(pids)
+    with several_nodes([RANK_ENTRY] * 2) as nodes:
+        yield nodes
 
 
 def example(name: str) -> ProgramTrainer:
@@ -76,67 +72,53 @@ def measured(outcome: Outcome) -> Measurement:
     return outcome.measurement
 
 
-def test_a_program_on_two_nodes_has_a_rank_for_each_device(several: SeveralLocalNodes) -> None:
-    code = (
-        MEET_OVER_NODES
-        + """
+RANK_OF_EACH_DEVICE = """
 assert int(os.environ["NODE_RANK"]) == RANK // 2
 assert os.environ["LOCAL_RANK"] == str(RANK % 2)
 train(tokens=128)
 """
-    )
-    layout = Layout(dp=4, num_nodes=2)
-    outcome = run(several, python_trainer(code), layout=layout, cluster=ACROSS)
-    assert measured(outcome).tokens_per_step == 128
-
-
-def test_a_program_of_one_process_for_each_node_has_the_rank_of_its_node(
-    several: SeveralLocalNodes,
-) -> None:
-    code = (
-        MEET_OVER_NODES
-        + """
+RANK_OF_EACH_NODE = """
 assert (os.environ["WORLD_SIZE"], os.environ["LOCAL_WORLD_SIZE"]) == ("2", "1")
 assert len(os.sched_getaffinity(0)) >= min(2, os.cpu_count())
 os.environ["RANK"] = str(2 * RANK + 1)  # as the second of the ranks that it has started
 train(tokens=128)
 """
-    )
-    trainer = python_trainer(code, processes_per="node")
+
+
+def run_across(nodes: SeveralLocalNodes, code: str, **fields: Any) -> Outcome:
     layout = Layout(dp=4, num_nodes=2)
-    assert measured(run(several, trainer, layout=layout, cluster=ACROSS)).tokens_per_step == 128
-    liar = python_trainer("os.environ['RANK'] = '2'\ntrain()\n", processes_per="node")
-    outcome = run(several, liar, layout=layout, cluster=ACROSS)
-    assert "the program reported as rank 2, and its ranks are 0 to 1" in outcome.message
+    return run(nodes, python_trainer(code, **fields), layout=layout, cluster=ACROSS)
+
+
+def test_a_program_on_two_nodes_has_a_rank_for_each_device(several: SeveralLocalNodes) -> None:
+    outcome = run_across(several, MEET_OVER_NODES + RANK_OF_EACH_DEVICE)
+    assert measured(outcome).tokens_per_step == 128
+
+
+def test_a_program_of_one_process_a_node_has_its_nodes_rank(several: SeveralLocalNodes) -> None:
+    outcome = run_across(several, MEET_OVER_NODES + RANK_OF_EACH_NODE, processes_per="node")
+    assert measured(outcome).tokens_per_step == 128
+    liar = run_across(several, "os.environ['RANK'] = '2'\ntrain()\n", processes_per="node")
+    assert "the program reported as rank 2, and its ranks are 0 to 1" in liar.message
 
 
 def test_a_failure_on_one_node_ends_the_programs_of_the_other(several: SeveralLocalNodes) -> None:
-    code = MEET_OVER_NODES + "if RANK == 3: sys.exit('the cause')\ntime.sleep(60)"
-    layout = Layout(dp=4, num_nodes=2)
-    outcome = run(several, python_trainer(code), layout=layout, cluster=ACROSS)
-    assert outcome.reason == "crashed"
-    assert outcome.node == "node1"
-    assert outcome.message == (
-        "rank 3: the program ended with exit code 1; its last line: the cause"
-    )
+    fails = "if RANK == 3: sys.exit('the cause')\ntime.sleep(60)"
+    outcome = run_across(several, MEET_OVER_NODES + fails)
+    assert (outcome.reason, outcome.node) == ("crashed", "node1")
+    why = "rank 3: the program ended with exit code 1; its last line: the cause"
+    assert outcome.message == why
 
 
 @pytest.mark.slow
 def test_a_program_runs_over_ray() -> None:
-    code = MEET_OVER_NODES + "train(tokens=64)"
-    trainer = python_trainer(code)
+    trainer = python_trainer(MEET_OVER_NODES + "train(tokens=64)")
     with ray_launcher(TWO_CORES, trainers={"theirs": trainer}) as launcher:
-        outcome = launcher.run(make_request(), on_event=lambda _: None, cancelled=lambda: False)
-    assert measured(outcome).tokens_per_step == 64
+        assert measured(run_probe(launcher, make_request())).tokens_per_step == 64
 
 
 LAYOUTS = {
     "pp2": Layout(pp=2, num_microbatches=2),
-    "dp2": Layout(dp=2),
-    "tp2": Layout(tp=2, num_microbatches=2),
-    "dp2 with ZeRO-1": Layout(dp=2, zero_stage=1),
-    "tp2, sequence parallel": Layout(tp=2, num_microbatches=2, sequence_parallel=True),
-    "pp2 with recomputation": Layout(pp=2, num_microbatches=2, recompute="full"),
     "tp2 dp2 with ZeRO-1": Layout(tp=2, dp=2, zero_stage=1),
     "pp2 dp2": Layout(pp=2, dp=2, num_microbatches=2, micro_batch_size=1),
 }
@@ -159,31 +141,24 @@ def test_the_torch_native_example_counts_its_tokens(nodes: LocalNodes, name: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt", "llama"])
-def test_all_layouts_of_the_torch_native_example_have_the_same_losses(
-    nodes: LocalNodes, family: str
-) -> None:
+def test_all_layouts_of_that_example_have_the_same_losses(nodes: LocalNodes, family: str) -> None:
     """One rank without any parallelism is the reference."""
-    layouts = [
-        Layout(num_microbatches=4),
+    model = replace(MODEL, family=family, num_kv_heads=2 if family == "llama" else 4)
+
+    def losses(layout: Layout) -> list[float]:
+        trainer = example("torch-native")
+        outcome = run(nodes, trainer, layout=layout, model=model, deadline_s=60.0)
+        return [each.loss for each in measured(outcome).iterations][:5]
+
+    reference = losses(Layout(num_microbatches=4))
+    for layout in (
         Layout(tp=2, num_microbatches=4),
         Layout(tp=2, num_microbatches=4, sequence_parallel=True),
         Layout(pp=2, num_microbatches=4, recompute="full"),
         Layout(dp=2, num_microbatches=2, zero_stage=1),
         Layout(dp=2, micro_batch_size=2),
-    ]
-    model = replace(MODEL, family=family, num_kv_heads=2 if family == "llama" else 4)
-    losses = [
-        [each.loss for each in measured(outcome).iterations][:5]
-        for layout in layouts
-        if (
-            outcome := run(
-                nodes, example("torch-native"), layout=layout, model=model, deadline_s=60.0
-            )
-        )
-    ]
-    reference = losses[0]
-    for other in losses[1:]:
-        assert other == pytest.approx(reference, rel=1e-4)
+    ):
+        assert losses(layout) == pytest.approx(reference, rel=1e-4)
 
 
 @pytest.mark.slow

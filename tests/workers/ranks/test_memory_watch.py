@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.kit.python_process import start_python
+from tests.kit.side_by_side import make_task
 from tests.kit.waiting import wait_until
 from tests.workers.process_checks import RANK_PROGRAMS
-from tests.workers.side_by_side import make_task
 from workers.errors import MemoryNotBackError
 from workers.ranks.memory_watch import MemoryWatch, amd_devices
 from workers.ranks.node_ranks import NodeRanks
+from workers.ranks.rank_task import Device
 
 pytestmark = pytest.mark.ranks
 
@@ -59,6 +60,10 @@ class Machine:
     def watch(self, *, wait_s: float = 0.05, **environment: str) -> MemoryWatch:
         return MemoryWatch(environment, root=self.root, nvidia_devices=lambda: (), wait_s=wait_s)
 
+    def listed_devices(self) -> list[Path]:
+        """Where the kernel lists the processor and each device."""
+        return sorted((self.root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties"))
+
     def _write(self, name: str, text: str) -> None:
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,9 +76,15 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
+def watch_group(machine: Machine, device: Device = "cuda", **options: Any) -> MemoryWatch:
+    """A watch of the machine's memory, with a group "a" on its first device."""
+    watch = machine.watch(**options)
+    watch.group_starts([make_task("a", device=device)])
+    return watch
+
+
 def test_memory_that_is_back_is_not_waited_for(machine: Machine) -> None:
-    watch = machine.watch(wait_s=0.0)
-    watch.group_starts([make_task("a", device="cuda")])
+    watch = watch_group(machine, wait_s=0.0)
     machine.use(0, 400 * MIB)  # within what a driver may keep
     watch.wait_until_back("a")
 
@@ -90,8 +101,7 @@ def test_memory_that_stays_away_is_told_with_device_bytes_and_seconds(machine: M
 
 
 def test_memory_that_comes_back_late_is_waited_for(machine: Machine) -> None:
-    watch = machine.watch(wait_s=60.0)
-    watch.group_starts([make_task("a", device="cuda")])
+    watch = watch_group(machine, wait_s=60.0)
     machine.use(0, GIB)
     waiting = threading.Thread(target=watch.wait_until_back, args=["a"])
     waiting.start()
@@ -103,8 +113,7 @@ def test_memory_that_comes_back_late_is_waited_for(machine: Machine) -> None:
 
 
 def test_a_device_of_another_group_is_none_of_this_ones_business(machine: Machine) -> None:
-    watch = machine.watch()
-    watch.group_starts([make_task("a", device="cuda")])
+    watch = watch_group(machine)
     watch.group_starts([make_task("b", device="cuda", device_index=1)])
     machine.use(1, 40 * GIB)
     watch.wait_until_back("a")
@@ -135,18 +144,16 @@ def test_what_is_lost_little_by_little_shows_in_the_end(machine: Machine) -> Non
 def test_the_device_that_counts_is_the_one_that_the_rank_sees(
     machine: Machine, environment: dict[str, str], name: str
 ) -> None:
-    watch = machine.watch(**environment)
-    watch.group_starts([make_task("a", device="cuda", device_index=0)])
+    watch = watch_group(machine, **environment)
     machine.use(1, GIB)
     with pytest.raises(MemoryNotBackError, match=f"device {name} has"):
         watch.wait_until_back("a")
 
 
 def test_a_driver_that_tells_no_more_has_not_given_memory_back(machine: Machine) -> None:
-    watch = machine.watch()
-    watch.group_starts([make_task("a", device="cuda")])
-    (machine.root / "sys/class/kfd/kfd/topology/nodes/1/properties").unlink()
-    (machine.root / "sys/class/kfd/kfd/topology/nodes/2/properties").unlink()
+    watch = watch_group(machine)
+    for path in machine.listed_devices():
+        path.unlink()
     with pytest.raises(MemoryNotBackError, match="device 0 no longer reports"):
         watch.wait_until_back("a")
 
@@ -167,31 +174,24 @@ def test_devices_that_were_not_given_to_us_have_no_number(machine: Machine) -> N
     assert device.used_bytes == GIB
 
 
-def test_a_machine_that_tells_nothing_of_its_devices_is_not_held_up(tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
-    for path in (tmp_path / "sys/class/kfd/kfd/topology/nodes").glob("*/properties"):
+def test_a_machine_that_tells_nothing_of_its_devices_is_not_held_up(machine: Machine) -> None:
+    for path in machine.listed_devices():
         path.unlink()
-    watch = machine.watch()
-    watch.group_starts([make_task("a", device="cuda")])
-    watch.wait_until_back("a")
+    watch_group(machine).wait_until_back("a")
 
 
 def test_the_hosts_memory_counts_once_the_last_group_has_ended(machine: Machine) -> None:
-    watch = machine.watch()
-    watch.group_starts([make_task("a")])
+    watch = watch_group(machine, "cpu")
     watch.group_starts([make_task("b")])
     machine.use_host(4 * GIB)
     watch.wait_until_back("a")
-    with pytest.raises(
-        MemoryNotBackError,
-        match=f"the host has {3 * GIB} bytes more in use, by no living process, than before it",
-    ):
+    why = f"the host has {3 * GIB} bytes more in use, by no living process, than before it"
+    with pytest.raises(MemoryNotBackError, match=why):
         watch.wait_until_back("b")
 
 
 def test_private_memory_of_living_processes_is_none_that_a_group_left(machine: Machine) -> None:
-    watch = machine.watch()
-    watch.group_starts([make_task("a")])
+    watch = watch_group(machine, "cpu")
     machine.use_host(GIB, private_bytes=30 * GIB)
     watch.wait_until_back("a")
 
@@ -205,22 +205,12 @@ def test_a_group_that_was_lost_is_not_waited_for(machine: Machine) -> None:
     watch.wait_until_back("a")
 
 
-def hold(num_bytes: int) -> subprocess.Popen[bytes]:
-    """A process that holds so much shared memory of this machine's."""
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(num_bytes)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == b"held\n"
-    return holder
-
-
 def test_shared_memory_that_a_process_holds_for_real_is_missed_until_it_lets_go() -> None:
     watch = MemoryWatch(wait_s=0.3, host_slack_bytes=256 * MIB)
     watch.group_starts([make_task("a")])
-    with hold(768 * MIB) as holder:
+    with start_python(HOLDER, str(768 * MIB)) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
         with pytest.raises(MemoryNotBackError, match="the host has"):
             watch.wait_until_back("a")
         watch.group_starts([make_task("b")])
@@ -244,8 +234,6 @@ def test_a_group_whose_memory_is_not_back_says_so_at_its_end(machine: Machine) -
     ranks.close()
 
 
-def test_the_end_of_a_group_that_did_not_begin_here_is_not_compared_with_nothing(
-    machine: Machine,
-) -> None:
+def test_a_group_that_did_not_begin_here_is_not_compared(machine: Machine) -> None:
     machine.use_host(40 * GIB)
     machine.watch().wait_until_back("of the zygote before")

@@ -6,41 +6,34 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from search_spaces.connection.service_address import PRIVATE_VARIABLES
+from tests.kit.local_ranks import Hanging, below_zygote, failure_of, local_nodes
 from tests.kit.waiting import wait_until
-from tests.workers.process_checks import (
-    MARK,
-    RANK_PROGRAMS,
-    is_alive,
-    kill,
-    marked,
-    run_group,
-    wait_until_gone,
-)
-from workers.errors import NodeLostError
+from tests.workers.process_checks import RANK_PROGRAMS, kill, marked, run_group, wait_until_gone
+from workers.errors import CoresForbiddenError, NodeLostError
 from workers.launchers.base import NodeEvent
 from workers.launchers.local import LocalNodes
+from workers.ranks.forked_rank import allowed_cores
 
 pytestmark = pytest.mark.ranks
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[LocalNodes]:
+    with local_nodes() as nodes:
+        yield nodes
+
+
 @pytest.fixture
-def nodes() -> Iterator[LocalNodes]:
-    nodes = LocalNodes(num_devices=2, rank_entry=RANK_PROGRAMS)
-    nodes.ranks.wait_until_ready()
-    yield nodes
-    pids = nodes.ranks.pids.values()
-    nodes.close()
-    wait_until_gone(pids)
-
-
-def children_of_zygote(nodes: LocalNodes) -> list[psutil.Process]:
-    return psutil.Process(nodes.ranks.pids["zygote"]).children(recursive=True)
+def nodes(shared: LocalNodes) -> LocalNodes:
+    """The node, with a zygote that lives."""
+    if shared.lost():
+        shared.recover(0)
+    return shared
 
 
 def test_every_rank_returns_its_result_and_sits_on_its_own_core(nodes: LocalNodes) -> None:
@@ -53,33 +46,27 @@ def test_every_rank_returns_its_result_and_sits_on_its_own_core(nodes: LocalNode
         assert end.results[1]["cores"] == cores[share : 2 * share]
 
 
-def test_ranks_see_neither_tokens_nor_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_see_neither_tokens_nor_passwords_and_keep_freed_memory_unless_the_user_objects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in PRIVATE_VARIABLES:
         monkeypatch.setenv(name, "private")
-    nodes = LocalNodes(num_devices=1, rank_entry=RANK_PROGRAMS)
-    try:
-        nodes.ranks.wait_until_ready()
-        seen = psutil.Process(nodes.ranks.pids["zygote"]).environ()
-    finally:
-        nodes.close()
-    assert not PRIVATE_VARIABLES & seen.keys()
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "12345678")
+    with local_nodes(1) as nodes:
+        environment = psutil.Process(nodes.ranks.pids["zygote"]).environ()
+    assert not PRIVATE_VARIABLES & environment.keys()
+    assert environment["MALLOC_MMAP_THRESHOLD_"] == "4000000000"
+    assert environment["MALLOC_TRIM_THRESHOLD_"] == "12345678"
 
 
 def test_more_ranks_than_devices_share_all_cores(nodes: LocalNodes) -> None:
     end = run_group(nodes, "succeed", num_ranks=3)
-    assert {tuple(result["cores"]) for result in end.results.values()} == {
-        tuple(sorted(os.sched_getaffinity(0)))
-    }
+    cores = {tuple(result["cores"]) for result in end.results.values()}
+    assert cores == {tuple(sorted(os.sched_getaffinity(0)))}
 
 
-def test_a_result_of_many_chunks_is_never_overtaken_by_the_exit(nodes: LocalNodes) -> None:
-    for _ in range(10):
-        end = run_group(nodes, "say-much")
-        assert end.failure is None
-        assert [len(end.results[rank]["pad"]) for rank in (0, 1)] == [150_000] * 2
-
-
-def test_iterations_come_in_order_and_in_lots(
+def test_iterations_come_ordered_in_lots(
     nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lots: list[list[int]] = []
@@ -101,35 +88,9 @@ def test_iterations_come_in_order_and_in_lots(
     assert len(lots) <= 2 + end.duration_s / 0.5
 
 
-def test_freed_memory_stays_with_the_ranks_unless_the_user_has_another_wish(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
-    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "12345678")
-    nodes = LocalNodes(num_devices=1, rank_entry=RANK_PROGRAMS)
-    nodes.ranks.wait_until_ready()
-    environment = psutil.Process(nodes.ranks.pids["zygote"]).environ()
-    nodes.close()
-    assert environment["MALLOC_MMAP_THRESHOLD_"] == "4000000000"
-    assert environment["MALLOC_TRIM_THRESHOLD_"] == "12345678"
-
-
 def test_ranks_go_before_everything_else_when_memory_gets_short(nodes: LocalNodes) -> None:
     end = run_group(nodes, "tell-oom-score")
     assert [end.results[rank]["oom_score_adj"] for rank in (0, 1)] == [500, 500]
-
-
-def test_ranks_are_told_where_rank_0_listens(nodes: LocalNodes) -> None:
-    end = run_group(nodes, "meet")
-    where = {"address": "127.0.0.1", "port": 4321}
-    assert [end.results[rank]["told"] for rank in (0, 1)] == [where, where]
-
-
-def test_a_daemon_that_a_rank_leaves_is_gone_when_the_group_has_ended(nodes: LocalNodes) -> None:
-    end = run_group(nodes, "daemonise")
-    daemons = [result["daemon"] for result in end.results.values()]
-    assert len(daemons) == 2
-    assert not any(map(is_alive, daemons))
 
 
 def test_a_rank_of_many_words_keeps_its_last_ones(nodes: LocalNodes) -> None:
@@ -146,50 +107,39 @@ def test_twenty_groups_in_a_row_leave_no_process_and_no_descriptor(nodes: LocalN
     descriptors = len(list(Path(f"/proc/{zygote}/fd").iterdir()))
     for kind in ("succeed", "fail", "daemonise", "kill-itself", "meet") * 4:
         run_group(nodes, kind)
-        assert not children_of_zygote(nodes)
+        assert not below_zygote(nodes)
     assert len(list(Path(f"/proc/{zygote}/fd").iterdir())) == descriptors
 
 
 @pytest.mark.parametrize("victim", ["zygote", "warden"])
-def test_sigkill_of_zygote_or_warden_leaves_no_rank_and_the_node_recovers(
+def test_sigkill_of_zygote_or_warden_loses_a_node_for_a_while(
     nodes: LocalNodes, victim: str
 ) -> None:
     pids = dict(nodes.ranks.pids)
-    hanging: list[int] = []
-
-    def kill_when_all_hang(event: dict[str, Any]) -> None:
-        hanging.append(event["pid"])
-        if len(hanging) == 2:
-            os.kill(pids[victim], signal.SIGKILL)
-
-    end = run_group(nodes, "hang", on_event=kill_when_all_hang)
-    assert end.failure is not None
-    assert end.failure.reason == "node_lost"
+    hanging = Hanging(2, lambda: os.kill(pids[victim], signal.SIGKILL))
+    failure = failure_of(nodes, "hang", on_event=hanging)
+    assert failure.reason == "node_lost"
     code = {"zygote": 128 + signal.SIGKILL, "warden": -signal.SIGKILL}[victim]
-    assert end.failure.message == f"the zygote ended: its warden ended with exit code {code}"
-    wait_until_gone([*hanging, *pids.values()])
+    assert failure.message == f"the zygote ended: its warden ended with exit code {code}"
+    wait_until_gone([*hanging.pids, *pids.values()])
     nodes.recover(0)
     assert run_group(nodes, "succeed").failure is None
 
 
-def test_sigkill_of_warden_zygote_and_keeper_together_leaves_no_daemon(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    mark = f"watched-{os.getpid()}"
-    monkeypatch.setenv(MARK, mark)
+def test_sigkill_of_warden_zygote_and_keeper_together_leaves_no_daemon(mark: str) -> None:
     nodes = LocalNodes(num_devices=1, rank_entry=RANK_PROGRAMS)
     nodes.ranks.wait_until_ready()
 
-    def kill_all_that_watch(_: dict[str, Any]) -> None:
+    def kill_all_that_watch() -> None:
         zygote = psutil.Process(nodes.ranks.pids["zygote"])
         watchers = [*nodes.ranks.pids.values(), *(keeper.pid for keeper in zygote.children())]
         for number in (signal.SIGSTOP, signal.SIGKILL):  # none sees another one end
             for pid in watchers:
                 os.kill(pid, number)
 
-    end = run_group(nodes, "daemonise-then-hang", num_ranks=1, on_event=kill_all_that_watch)
-    assert end.failure is not None
-    assert end.failure.reason == "node_lost"
+    hanging = Hanging(1, kill_all_that_watch)
+    failure = failure_of(nodes, "daemonise-then-hang", num_ranks=1, on_event=hanging)
+    assert failure.reason == "node_lost"
     left = [process.pid for process in marked(mark)]
     kill(marked(mark))
     nodes.close()
@@ -197,10 +147,9 @@ def test_sigkill_of_warden_zygote_and_keeper_together_leaves_no_daemon(
 
 
 def test_a_rank_with_nobody_left_to_end_it_ends_by_its_own_alarm(nodes: LocalNodes) -> None:
-    end = run_group(nodes, "hang-past-alarm", num_ranks=1)
-    assert end.failure is not None
-    assert end.failure.reason == "timeout"
-    assert end.failure.message == "rank 0 was ended by its own alarm after the deadline"
+    failure = failure_of(nodes, "hang-past-alarm", num_ranks=1)
+    assert failure.reason == "timeout"
+    assert failure.message == "rank 0 was ended by its own alarm after the deadline"
 
 
 def test_an_order_to_a_lost_node_says_so(nodes: LocalNodes) -> None:
@@ -210,28 +159,38 @@ def test_an_order_to_a_lost_node_says_so(nodes: LocalNodes) -> None:
         nodes.ranks.end("any")
 
 
-def test_a_zygote_that_cannot_load_its_program_is_reported_at_once() -> None:
-    nodes = LocalNodes(num_devices=1, rank_entry="tests.workers.no_such_module:run")
-    with pytest.raises(NodeLostError, match="did not get ready") as lost:
-        nodes.ranks.wait_until_ready(10)
-    nodes.close()
-    assert "its warden ended with exit code 1; its last words: " in str(lost.value)
-    assert "No module named 'tests.workers.no_such_module'" in str(lost.value)
-    assert "within" not in str(lost.value)
-
-
-def test_a_zygote_that_takes_too_long_is_reported_with_the_seconds() -> None:
-    nodes = LocalNodes(num_devices=1, rank_entry="tests.workers.slow_rank_programs:run")
-    with pytest.raises(NodeLostError, match=r"did not get ready within 0\.3 s$"):
-        nodes.ranks.wait_until_ready(0.3)
-    nodes.close()
-
-
-def test_a_zygote_that_sends_what_is_no_json_is_lost_and_ends() -> None:
-    nodes = LocalNodes(num_devices=1, rank_entry="tests.workers.garbled_rank:run")
-    with pytest.raises(NodeLostError, match="did not get ready: its message can't be read") as lost:
-        nodes.ranks.wait_until_ready(30)
+@pytest.mark.parametrize(
+    ("program", "within_s", "words"),
+    [
+        (
+            *("no_such_module:run", 10.0),
+            r"did not get ready.*: its warden ended with exit code 1; its last words: "
+            "(?s:.*)No module named 'tests.workers.no_such_module'",
+        ),
+        ("slow_rank_programs:run", 0.3, r"did not get ready within 0\.3 s$"),
+        ("garbled_rank:run", 30.0, "did not get ready: its message can't be read"),
+    ],
+    ids=["cannot-load-its-program", "takes-too-long", "sends-no-json"],
+)
+def test_a_zygote_that_does_not_get_ready_is_reported_with_the_reason_and_ends(
+    program: str, within_s: float, words: str
+) -> None:
+    nodes = LocalNodes(num_devices=1, rank_entry=f"tests.workers.{program}")
+    with pytest.raises(NodeLostError, match=words) as lost:
+        nodes.ranks.wait_until_ready(within_s)
     warden = nodes.ranks.pids["warden"]
     nodes.close()
-    assert "within" not in str(lost.value)
+    assert ("within" in str(lost.value)) == (within_s < 1), "only of one that is waited for"
     wait_until_gone([warden])
+
+
+def test_a_rank_gets_those_of_its_cores_that_the_node_gives_us() -> None:
+    assert allowed_cores((1, 2, 3), {0, 2, 3, 4}) == {2, 3}
+
+
+def test_cores_that_the_node_keeps_to_itself_are_refused_with_both_lists() -> None:
+    with pytest.raises(CoresForbiddenError) as refused:
+        allowed_cores((64, 65), {1, 0})
+    assert str(refused.value).startswith(
+        "this process may use none of the cores [64, 65], only [0, 1]; correct device_cores"
+    )

@@ -89,7 +89,7 @@ def devices_of_the_node(environment: Mapping[str, str]) -> list[str]:
 @example(ON_FRONTIER, [3])
 @example(AS_SLURM_SETS_WITHOUT_FLAGS, [1, 0])
 @example({ROCR: "", HIP: "", CUDA: ""}, [2])
-def test_on_rocm_a_rank_sees_the_chosen_devices_alone(
+def test_on_rocm_a_rank_sees_its_devices_alone(
     environment: dict[str, str], chosen: list[int]
 ) -> None:
     assume(not names_a_hidden_device(environment))
@@ -103,7 +103,7 @@ def test_on_rocm_a_rank_sees_the_chosen_devices_alone(
 
 
 @given(st.fixed_dictionaries({}, optional={CUDA: ANY_LIST}), CHOSEN)
-def test_on_cuda_a_rank_sees_the_chosen_devices_alone(
+def test_on_cuda_a_rank_sees_its_devices_alone(
     environment: dict[str, str], chosen: list[int]
 ) -> None:
     given = seen_by_cuda(without_lists_that_hide_all(environment))
@@ -117,9 +117,7 @@ def test_on_cuda_a_rank_sees_the_chosen_devices_alone(
 
 @given(ENVIRONMENTS, CHOSEN)
 @example(ON_FRONTIER, [3])
-def test_over_ray_a_rank_sees_the_same_devices_as_without_it(
-    environment: dict[str, str], chosen: list[int]
-) -> None:
+def test_over_ray_a_rank_sees_what_it_would(environment: dict[str, str], chosen: list[int]) -> None:
     assume(not names_a_hidden_device(environment))
     given = devices_of_the_node(environment)
     assume(max(chosen) < len(given))
@@ -131,9 +129,7 @@ def test_over_ray_a_rank_sees_the_same_devices_as_without_it(
 
 
 @given(ENVIRONMENTS, CHOSEN)
-def test_no_rank_is_left_with_a_list_that_hides_every_device(
-    environment: dict[str, str], chosen: list[int]
-) -> None:
+def test_no_rank_gets_a_list_that_hides_all(environment: dict[str, str], chosen: list[int]) -> None:
     try:
         of_rank = with_variables(environment, rank_variables(chosen, environment))
     except DeviceHiddenError:

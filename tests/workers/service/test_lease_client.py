@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 
@@ -17,9 +16,9 @@ from search_spaces.protocol.worker_messages import (
     LeaseRequest,
     OutcomeReport,
     SetAside,
-    WorkerCreate,
 )
-from tests.workers.fake_service import TOKEN, FakeService, problem
+from tests.kit.fake_service import TOKEN, problem
+from tests.kit.worker_loop import IDENTITY, WorkedService
 from workers.backoff import Backoff
 from workers.errors import (
     RequestRefusedError,
@@ -32,28 +31,12 @@ from workers.errors import (
 from workers.service.http import patiently
 from workers.service.lease_client import EncodedOutcome, LeaseClient
 
-IDENTITY = WorkerCreate(
-    name="w",
-    host="h",
-    cluster="local-cpu",
-    num_nodes=1,
-    devices_per_node=2,
-    device="CPU core",
-    versions={"python": "3.11"},
-)
 OUTCOME = Outcome(state="failed", reason="crashed")
-REPORT = EncodedOutcome.of(
-    OutcomeReport(trial_id=7, attempt=1, worker_id="session-1", outcome=OUTCOME)
-)
+REPORTED = OutcomeReport(trial_id=7, attempt=1, worker_id="session-1", outcome=OUTCOME)
+REPORT = EncodedOutcome.of(REPORTED)
 
 
-@pytest.fixture
-def client(service: FakeService) -> Iterator[LeaseClient]:
-    with LeaseClient(service.url + "/", TOKEN) as client:
-        yield client
-
-
-def test_a_session_from_registration_to_its_end(client: LeaseClient, service: FakeService) -> None:
+def test_a_session_from_its_start_to_its_end(client: LeaseClient, service: WorkedService) -> None:
     session = client.register(IDENTITY)
     assert session.heartbeat_interval_s == 0.05
     assert client.lease(session.worker_id, LeaseRequest(wait_s=0)) is None
@@ -63,9 +46,8 @@ def test_a_session_from_registration_to_its_end(client: LeaseClient, service: Fa
     assert (lease.trial_id, lease.attempt, lease.campaign, lease.number) == (7, 1, "c", 7)
     service.stop = [7]
     beat = BeatBody(trial_id=7, attempt=1, iterations_done=3)
-    assert client.heartbeat(session.worker_id, HeartbeatBody(trials=[beat])) == HeartbeatReply(
-        stop=(7,)
-    )
+    answer = client.heartbeat(session.worker_id, HeartbeatBody(trials=[beat]))
+    assert answer == HeartbeatReply(stop=(7,))
     assert client.post_outcome(REPORT)
     client.unregister(session.worker_id)
     assert service.registrations[0]["versions"] == {"python": "3.11"}
@@ -80,7 +62,7 @@ def test_a_session_from_registration_to_its_end(client: LeaseClient, service: Fa
     }
 
 
-def test_fields_of_a_newer_service_are_ignored(client: LeaseClient, service: FakeService) -> None:
+def test_fields_of_a_newer_service_are_ignored(client: LeaseClient, service: WorkedService) -> None:
     service.quarantined = service.quarantine = [{"node": "n", "reason": "loud", "since": "now"}]
     service.add_trial(7, {"seed": 0})
     service.trials[0]["priority"] = 3
@@ -97,7 +79,7 @@ def test_an_ended_session_is_unknown(client: LeaseClient) -> None:
         client.lease("long-gone", LeaseRequest(wait_s=0))
 
 
-def test_a_wrong_token_is_told_from_everything_else(service: FakeService) -> None:
+def test_a_wrong_token_is_told_from_everything_else(service: WorkedService) -> None:
     with (
         LeaseClient(service.url, "wrong") as client,
         pytest.raises(TokenRefusedError, match="the token is unknown; check the token file"),
@@ -105,33 +87,24 @@ def test_a_wrong_token_is_told_from_everything_else(service: FakeService) -> Non
         client.register(IDENTITY)
 
 
-def test_a_service_in_trouble_counts_as_away(client: LeaseClient, service: FakeService) -> None:
-    service.away = True
-    with pytest.raises(ServiceUnreachableError, match="503: down for a moment"):
-        client.register(IDENTITY)
-
-
-@pytest.mark.parametrize("status", [408, 429, 502, 503, 504])
-def test_what_passes_by_itself_counts_as_away(
-    client: LeaseClient, service: FakeService, monkeypatch: pytest.MonkeyPatch, status: int
+@pytest.mark.parametrize(
+    ("status", "error", "words"),
+    [
+        *((status, ServiceUnreachableError, "down") for status in (408, 429, 502, 503, 504)),
+        *((status, ServiceFailedError, "down") for status in (500, 501)),
+        (409, RequestRefusedError, "409: trial 7 has no attempt 1"),
+        (422, RequestRefusedError, "422: a number is not finite"),
+    ],
+)
+def test_a_status_says_whether_to_ask_again(
+    client: LeaseClient, service: WorkedService, status: int, error: type[Exception], words: str
 ) -> None:
-    monkeypatch.setattr(service, "answer", lambda *_: (status, None))
-    with pytest.raises(ServiceUnreachableError, match=f"answered {status}"):
+    service.answer = lambda *_: (status, problem(words.removeprefix(f"{status}: ")))  # type: ignore[method-assign]
+    with pytest.raises(error, match=words):
         client.post_outcome(REPORT)
 
 
-@pytest.mark.parametrize("status", [500, 501])
-def test_a_service_that_breaks_down_over_a_request_is_not_away(
-    client: LeaseClient, service: FakeService, monkeypatch: pytest.MonkeyPatch, status: int
-) -> None:
-    monkeypatch.setattr(service, "answer", lambda *_: (status, None))
-    with pytest.raises(ServiceFailedError, match=f"answered {status}"):
-        client.post_outcome(REPORT)
-
-
-def test_a_session_that_another_has_taken_over_is_no_unknown_one(
-    client: LeaseClient, service: FakeService
-) -> None:
+def test_a_session_that_was_taken_over_says_so(client: LeaseClient, service: WorkedService) -> None:
     session = client.register(IDENTITY)
     client.register(IDENTITY)
     sentence = "another worker has registered as w; give this one a name with --name"
@@ -141,17 +114,7 @@ def test_a_session_that_another_has_taken_over_is_no_unknown_one(
         client.lease(session.worker_id, LeaseRequest(wait_s=0))
 
 
-def test_an_outcome_of_an_attempt_that_never_was_is_refused_for_good(
-    client: LeaseClient, service: FakeService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "answer", lambda *_: (409, problem("trial 7 has no attempt 1")))
-    with pytest.raises(RequestRefusedError, match="409: trial 7 has no attempt 1"):
-        client.post_outcome(REPORT)
-
-
-def test_an_answer_that_can_not_be_decoded_is_an_error_of_ours(
-    client: LeaseClient, service: FakeService
-) -> None:
+def test_a_garbled_answer_is_an_error_of_ours(client: LeaseClient, service: WorkedService) -> None:
     service.garbles = True
     with pytest.raises(ServiceUnreachableError, match="does not answer"):
         client.register(IDENTITY)
@@ -167,14 +130,8 @@ def test_nobody_listening_counts_as_away() -> None:
         client.register(IDENTITY)
 
 
-def test_a_refused_outcome_says_why(client: LeaseClient, service: FakeService) -> None:
-    service.refuse_outcomes = True
-    with pytest.raises(RequestRefusedError, match="422: a number is not finite"):
-        client.post_outcome(REPORT)
-
-
 def test_a_service_of_another_kind_is_recognised(
-    client: LeaseClient, service: FakeService, monkeypatch: pytest.MonkeyPatch
+    client: LeaseClient, service: WorkedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "answer", lambda *_: (200, {"hello": "world"}))
     with pytest.raises(RequestRefusedError, match="does not speak the worker protocol"):

@@ -5,20 +5,15 @@ from __future__ import annotations
 import logging
 import re
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from search_spaces.protocol.outcome import Outcome, ProbeRequest
-from tests.workers.fake_launcher import FakeLauncher
-from tests.workers.fake_service import TOKEN, FakeService
-from tests.workers.service.test_lease_client import IDENTITY
-from tests.workers.worker.test_scheduling import DONE, SHARED, completed_when, make_request, posted
-from tests.workers.worker.test_worker import work
+from search_spaces.protocol.outcome import Outcome
+from tests.kit.fake_launcher import FakeLauncher
+from tests.kit.worker_loop import DONE, IDENTITY, WorkedService, launcher_of
 from workers.errors import ServiceUnreachableError, TokenRefusedError
 from workers.launchers.base import Cancelled, OnEvent
-from workers.packing.request import Placement
 from workers.service.lease_client import LeaseClient
 
 
@@ -29,7 +24,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 class Refusals:
     """Counts what is asked for of a service that answers nothing but one status."""
 
-    def __init__(self, service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, service: WorkedService) -> None:
         self.status: int | None = None
         self.asked: list[str] = []
         answer = service.answer
@@ -40,7 +35,7 @@ class Refusals:
             self.asked.append(path[-1])
             return self.status, {"detail": "down for a moment"}
 
-        monkeypatch.setattr(service, "answer", refuse)
+        service.answer = refuse  # type: ignore[method-assign]
 
     def have_met_all_loops(self) -> bool:
         return all(self.asked.count(one) >= 3 for one in ("leases", "heartbeats", "outcome"))
@@ -48,19 +43,16 @@ class Refusals:
 
 @pytest.mark.slow
 def test_a_service_that_goes_away_and_comes_back_is_two_lines_of_a_worker_with_three_loops(
-    service: FakeService,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    service: WorkedService, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refusals = Refusals(service, monkeypatch)
+    refusals = Refusals(service)
     # Short pauses: all three loops shall meet the outage, leases although an outcome waits.
     monkeypatch.setattr("workers.worker.leasing._CATCH_UP_WITHIN_S", 0.05)
     for limit in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S"):
         monkeypatch.setattr(f"workers.service.http.{limit}", 0.05)
-    service.add_trial(1, make_request(1))
+    service.add(1, num_devices=1)
 
-    def run(_r: ProbeRequest, _p: Placement, _e: OnEvent, _c: Cancelled) -> Outcome:
+    def run(_on_event: OnEvent, _cancelled: Cancelled) -> Outcome:
         refusals.status = 503
         return DONE
 
@@ -69,23 +61,16 @@ def test_a_service_that_goes_away_and_comes_back_is_two_lines_of_a_worker_with_t
             refusals.status = None
         return "works again after" in caplog.text
 
-    work(service, tmp_path, FakeLauncher(placed=run, sizes=(2,)), until=watch, options=SHARED)
-    assert set(posted(service)) == {1}
+    service.share(FakeLauncher(run), until=watch)
+    assert set(service.posted()) == {1}
     start, end = warnings(caplog)
-    assert (
-        f"the service at {service.url} answered 503: down for a moment; outcomes are kept" in start
-    )
-    assert re.match(
-        rf"the service at {re.escape(service.url)} works again after \d+\.\d s \(failed attempts",
-        end,
-    )
+    at = f"the service at {service.url}"
+    assert f"{at} answered 503: down for a moment; outcomes are kept" in start
+    assert re.match(rf"{re.escape(at)} works again after \d+\.\d s \(failed attempts", end)
 
 
 def test_a_heartbeat_that_is_refused_again_and_again_is_two_lines(
-    service: FakeService,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    service: WorkedService, caplog: pytest.LogCaptureFixture
 ) -> None:
     answer = service.answer
     broken: list[str] = []
@@ -96,14 +81,9 @@ def test_a_heartbeat_that_is_refused_again_and_again_is_two_lines(
             return 500, {"detail": f"a bug ({len(broken) % 2})"}
         return answer(method, path, body)
 
-    service.add_trial(1, make_request(2))
-    monkeypatch.setattr(service, "answer", break_down)
-
-    def are_back() -> bool:
-        return caplog.text.count("works again after") == 2
-
-    launcher = FakeLauncher(placed=completed_when(lambda: True), sizes=(2,))
-    work(service, tmp_path, launcher, until=are_back)
+    service.add(1)
+    service.answer = break_down  # type: ignore[method-assign]
+    service.work(launcher_of(2), until=lambda: caplog.text.count("works again after") == 2)
     for what in ("leasing trials", "the heartbeat"):
         assert sum(f"{what} works again" in line for line in warnings(caplog)) == 1
     assert len(broken) == 6
@@ -111,10 +91,7 @@ def test_a_heartbeat_that_is_refused_again_and_again_is_two_lines(
 
 
 def test_a_service_that_is_away_at_the_start_is_two_lines(
-    service: FakeService,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    service: WorkedService, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workers.service.lease_client.OVER_AFTER_S", 0.0)
     service.away = True
@@ -124,28 +101,30 @@ def test_a_service_that_is_away_at_the_start_is_two_lines(
             service.away = False
         return bool(service.heartbeats)
 
-    work(service, tmp_path, completed_when(lambda: True), until=watch)
+    service.work(until=watch)
     assert len(warnings(caplog)) == 2
 
 
 def test_a_token_that_is_refused_from_the_start_is_the_error_alone(
-    service: FakeService, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    service: WorkedService, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(TokenRefusedError):
-        work(service, tmp_path, completed_when(lambda: True), until=lambda: False, token="wrong")
+        service.work(until=lambda: False, token="wrong")
     assert warnings(caplog) == []
 
 
 def test_what_is_refused_beside_what_is_answered_is_one_outage(
-    service: FakeService, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    service: WorkedService,
+    client: LeaseClient,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("workers.service.lease_client.OVER_AFTER_S", 3600.0)
-    refusals = Refusals(service, monkeypatch)
-    with LeaseClient(service.url, TOKEN) as client:
-        client.register(IDENTITY)
-        for refusals.status in (503, None, 503, None, 401):
-            with suppress(ServiceUnreachableError, TokenRefusedError):
-                client.register(IDENTITY)
+    monkeypatch.setattr("workers.service.lease_client.SETTLED_AFTER_S", 3600.0)
+    refusals = Refusals(service)
+    client.register(IDENTITY)
+    for refusals.status in (503, None, 503, None, 401):
+        with suppress(ServiceUnreachableError, TokenRefusedError):
+            client.register(IDENTITY)
     first, second = warnings(caplog)
     assert "answered 503" in first
     assert "answered 401" in second

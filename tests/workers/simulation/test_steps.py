@@ -36,34 +36,23 @@ def two_stages() -> Timeline:
     )
 
 
-def test_without_overlap_the_sums_of_the_gradients_come_on_top() -> None:
-    ends = after_reduction(
-        two_stages(), np.array([[3.0], [4.0]]), pp=2, overlaps=False, interference=0.5
-    )
-    assert ends[:, 0].tolist() == [9.0 + 3.0, 7.0 + 4.0]
-
-
-def test_with_overlap_all_but_the_last_bucket_hides_behind_the_pass() -> None:
-    # Four buckets of 0.25 s become ready every 0.5 s of the last pass: the last one is left.
-    ends = after_reduction(
-        two_stages(), np.array([[1.0], [1.0]]), pp=2, overlaps=True, interference=0.0
-    )
-    assert ends[:, 0].tolist() == [9.25, 7.25]
-
-
-def test_sums_longer_than_the_pass_begin_with_its_first_quarter() -> None:
-    ends = after_reduction(
-        two_stages(), np.array([[8.0], [8.0]]), pp=2, overlaps=True, interference=0.0
-    )
-    assert ends[:, 0].tolist() == [7.5 + 8.0, 5.5 + 8.0]
-
-
-def test_sums_beside_a_pass_hold_it_up() -> None:
-    ends = after_reduction(
-        two_stages(), np.array([[1.0], [1.0]]), pp=2, overlaps=True, interference=0.2
-    )
-    # Three buckets of 0.25 s run beside the pass.
-    assert ends[0, 0] == pytest.approx(9.25 + 0.2 * 0.75)
+@pytest.mark.parametrize(
+    ("sums_s", "overlaps", "interference", "ends_s"),
+    [
+        pytest.param((3.0, 4.0), False, 0.5, (9.0 + 3.0, 7.0 + 4.0), id="on-top-without-overlap"),
+        # Four buckets of 0.25 s become ready every 0.5 s of the last pass: the last one is left.
+        pytest.param((1.0, 1.0), True, 0.0, (9.25, 7.25), id="all-but-the-last-bucket-hides"),
+        pytest.param((8.0, 8.0), True, 0.0, (15.5, 13.5), id="longer-ones-begin-with-a-quarter"),
+        # Three buckets of 0.25 s run beside the pass.
+        pytest.param((1.0, 1.0), True, 0.2, (9.4, 7.4), id="beside-a-pass-they-hold-it-up"),
+    ],
+)
+def test_sums_of_gradients_overlap_the_last_pass_as_counted_by_hand(
+    sums_s: tuple[float, float], overlaps: bool, interference: float, ends_s: tuple[float, float]
+) -> None:
+    options: dict[str, Any] = {"pp": 2, "overlaps": overlaps, "interference": interference}
+    ends = after_reduction(two_stages(), np.array([sums_s]).T, **options)
+    assert ends[:, 0].tolist() == pytest.approx(ends_s)
 
 
 def test_one_slow_device_holds_up_the_whole_job() -> None:
@@ -123,9 +112,8 @@ def test_products_of_an_unlucky_shape_leave_units_idle() -> None:
 
     def flops_per_s(tiles: int) -> float:
         rows, columns, inner = 128 * tiles, 128 * 9, 8192
-        return (
-            2.0 * rows * columns * inner / device.matmul_s(rows, columns, inner, precision="bf16")
-        )
+        seconds = device.matmul_s(rows, columns, inner, precision="bf16")
+        return 2.0 * rows * columns * inner / seconds
 
     # 12 times 9 tiles fill one wave; 13 times 9 take a second one for nine of them.
     assert flops_per_s(13) < 0.6 * flops_per_s(12)

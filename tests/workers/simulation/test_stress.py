@@ -16,9 +16,8 @@ COLUMNS = STRESS.legal_set().columns()
 
 
 def drawn(seed: int) -> StressedEstimates:
-    return StressedEstimates.draw(
-        COLUMNS, STRESS.model, STRESS.cluster, np.random.default_rng(seed)
-    )
+    rng = np.random.default_rng(seed)
+    return StressedEstimates.draw(COLUMNS, STRESS.model, STRESS.cluster, rng)
 
 
 def test_most_layouts_fail_and_almost_none_of_the_rest_is_good() -> None:

@@ -10,6 +10,8 @@ from click.testing import CliRunner, Result
 
 from workers.slurm.commands import allocation
 
+OF_NO_SERVICE = ("--url=http://127.0.0.1:9",)
+
 
 @pytest.fixture
 def token(tmp_path: Path) -> Path:
@@ -20,13 +22,7 @@ def token(tmp_path: Path) -> Path:
 
 
 def submit(token: Path, *options: str) -> Result:
-    words = [
-        "submit",
-        "--nodes=16",
-        "--time=2:00:00",
-        "--url=http://127.0.0.1:9",
-        f"--worker-token-file={token}",
-    ]
+    words = ["submit", "--nodes=16", "--time=2h", *OF_NO_SERVICE, f"--worker-token-file={token}"]
     return CliRunner().invoke(allocation, [*words, *options])
 
 
@@ -77,7 +73,7 @@ def test_a_token_that_others_can_read_is_refused(token: Path) -> None:
         (["--setup=echo '"], "--setup: bash can't read the script"),
     ],
 )
-def test_what_is_wrong_is_said_before_slurm_is_asked(
+def test_what_is_wrong_is_said_before_submitting(
     token: Path, options: list[str], says: str
 ) -> None:
     refused = frontier(token, *options)
@@ -85,10 +81,15 @@ def test_what_is_wrong_is_said_before_slurm_is_asked(
     assert says in refused.stderr
 
 
-def test_an_environment_without_an_interpreter_is_refused(token: Path, tmp_path: Path) -> None:
+def test_a_missing_interpreter_and_a_file_that_is_no_yaml_are_one_sentence_each(
+    token: Path, tmp_path: Path
+) -> None:
     refused = frontier(token, f"--environment={tmp_path}", "--dry-run")
     assert refused.exit_code == 2
     assert f"{tmp_path}/bin/python is not there" in refused.stderr
+    (tmp_path / "ours.yaml").write_text("name: ours\nsite: [\n")
+    (sentence,) = submit(token, f"--cluster={tmp_path}/ours.yaml").stderr.splitlines()
+    assert sentence.startswith(f"error: {tmp_path}/ours.yaml is not a readable JSON or YAML file")
 
 
 def test_a_cluster_without_a_site_works_with_a_warning(token: Path, tmp_path: Path) -> None:
@@ -99,32 +100,12 @@ def test_a_cluster_without_a_site_works_with_a_warning(token: Path, tmp_path: Pa
     assert printed.exit_code == 0, printed.output
     assert "nothing is known of ours's site" in printed.stderr
     file.write_text(json.dumps(cluster | {"site": {"modul": []}}))
-    assert (
-        "unknown site field 'modul' (did you mean 'modules'?)"
-        in submit(token, f"--cluster={file}").stderr
-    )
-
-
-def test_a_file_that_is_no_yaml_is_one_sentence(token: Path, tmp_path: Path) -> None:
-    file = tmp_path / "ours.yaml"
-    file.write_text("name: ours\nsite: [\n")
-    (sentence,) = submit(token, f"--cluster={file}").stderr.splitlines()
-    assert sentence.startswith(f"error: {file} is not a readable JSON or YAML file")
-
-
-@pytest.mark.parametrize("text", ["", "sécret", "two\nlines"])
-def test_what_cannot_be_a_token_is_refused_and_not_repeated(token: Path, text: str) -> None:
-    token.write_text(text)
-    words = ["show", "--url=http://127.0.0.1:9", f"--token-file={token}"]
-    refused = CliRunner().invoke(allocation, words)
-    assert refused.exit_code == 1
-    (sentence,) = refused.stderr.splitlines()
-    assert sentence.startswith(f"error: the token file {token} ")
-    assert not text or text not in sentence
+    refused = submit(token, f"--cluster={file}").stderr
+    assert "unknown site field 'modul' (did you mean 'modules'?)" in refused
 
 
 @pytest.mark.parametrize("words", [["list"], ["cancel", "7"]])
-def test_without_slurm_one_sentence_says_so(
+def test_without_slurm_a_sentence_says_so(
     words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nothing")
@@ -140,9 +121,6 @@ def test_submitting_without_slurm_says_what_to_do(
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "bash").symlink_to("/bin/bash")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    words = ["submit", "--cluster=frontier", "--account=A", "--nodes=1", "--time=1h"]
-    refused = CliRunner().invoke(
-        allocation, [*words, "--url=http://127.0.0.1:9", f"--worker-token-file={token}"]
-    )
+    refused = frontier(token)
     assert refused.exit_code == 1
     assert "use --dry-run and hand the script to sbatch there" in refused.stderr

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from search_spaces.documents.duration import longest_s, read_walltime_s, slurm_time
+from search_spaces.errors import SiteInvalidError
 from search_spaces.spec.site import Site
 from tests.workers.slurm.requests import frontier_request, make_request
 from workers.errors import AllocationInvalidError
@@ -52,9 +54,7 @@ def test_what_slurm_or_a_shell_could_misread_is_refused(changes: dict[str, Any],
 def test_a_job_is_held_to_the_sites_limit_for_its_nodes() -> None:
     frontier_request(num_nodes=91)
     frontier_request(num_nodes=92, time_s=6 * 3600.0)
-    with pytest.raises(
-        AllocationInvalidError, match="03:00:00 is more than 02:00:00, the longest job"
-    ):
+    with pytest.raises(AllocationInvalidError, match="03:00:00 is more than 02:00:00, the longest"):
         frontier_request(num_nodes=91, time_s=3 * 3600.0)
     with pytest.raises(AllocationInvalidError, match="06:00:00 with up to 183"):
         frontier_request(time_s=3 * 3600.0)
@@ -82,3 +82,35 @@ def test_the_users_options_go_before_the_sites() -> None:
     assert make_request(site=site).effective("qos") == "regular"
     assert make_request(site=site).effective("constraint") == "gpu"
     assert make_request(site=site).effective("partition") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2:00:00", 7200),
+        ("90:00", 5400),
+        ("1-12:00", 129_600),
+        ("1-00:00:30", 86_430),
+        ("2h", 7200),
+        ("90m", 5400),
+        ("45s", 45),
+    ],
+)
+def test_times_are_read_as_slurm_reads_them_or_with_a_unit(text: str, seconds: float) -> None:
+    assert read_walltime_s(text, field="time") == seconds
+
+
+@pytest.mark.parametrize("value", ["120", 120, "2 hours", "", "1:2:3:4", None, "-1:00:00", "0h"])
+def test_a_time_without_a_unit_is_refused_as_slurm_would_read_minutes(value: object) -> None:
+    with pytest.raises(SiteInvalidError, match="time"):
+        read_walltime_s(value, field="time")
+
+
+@pytest.mark.parametrize("seconds", [1, 59.2, 60, 3600, 86_399, 86_400, 200_000])
+def test_what_is_written_for_slurm_is_read_back(seconds: float) -> None:
+    assert 0 <= read_walltime_s(slurm_time(seconds), field="time") - seconds < 1
+
+
+def test_the_limit_is_that_of_the_smallest_class_that_holds_the_job() -> None:
+    limits = {183: 6.0, 91: 2.0, 9856: 12.0}
+    assert [longest_s(limits, nodes) for nodes in (1, 91, 92, 184, 9857)] == [2, 2, 6, 12, None]

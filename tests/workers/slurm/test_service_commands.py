@@ -32,23 +32,13 @@ def _register(process: ServeProcess, cluster: str) -> None:
         "num_nodes": 2,
         "devices_per_node": 8,
         "device": "AMD MI250X GCD",
-        "allocation": {
-            "scheduler": "slurm",
-            "job_id": "4711",
-            "launcher": "ray",
-            "ends_in_s": 4000,
-        },
+        "allocation": {"scheduler": "slurm", "job_id": "4711", "launcher": "ray", "ends_in_s": 4e3},
         "nodes": [{"name": name, "num_devices": 8} for name in names],
     }
     worker = process.post("/workers", body)["worker_id"]
     states: list[dict[str, Any]] = [
         {"name": "n1", "state": "busy", "doing": "trial 3", "free_devices": 6},
-        {
-            "name": f"{cluster}-2",
-            "state": "lost",
-            "reason": "its agent ended",
-            "free_devices": 0,
-        },
+        {"name": f"{cluster}-2", "state": "lost", "reason": "its agent ended", "free_devices": 0},
     ]
     process.post(f"/workers/{worker}/heartbeats", {"trials": [], "status": {"nodes": states}})
 
@@ -58,13 +48,10 @@ def call(process: ServeProcess, *arguments: str) -> Result:
     return CliRunner().invoke(allocation, [*arguments, *where])
 
 
-def test_show_says_what_each_node_does_and_how_long_the_allocation_lasts(
-    serve: ServeProcess,
-) -> None:
+def test_show_tells_of_each_node_and_of_the_time_that_is_left(serve: ServeProcess) -> None:
     shown = call(serve, "show", "ours-4711").stdout
-    assert (
-        "ours-4711 (job 4711, 2 nodes of 8 devices of ours, launcher ray): working, 1 h 06" in shown
-    )
+    described = "job 4711, 2 nodes of 8 devices of ours, launcher ray"
+    assert f"ours-4711 ({described}): working, 1 h 06" in shown
     lines = [line.split() for line in shown.splitlines()]
     assert ["n1", "busy", "6/8", "trial", "3"] in lines
     assert ["ours-2", "lost", "0/8", "its", "agent", "ended"] in lines
@@ -108,9 +95,7 @@ def test_a_name_that_two_clusters_have_needs_its_cluster(serve: ServeProcess) ->
     assert "knows no node 'n9'" in call(serve, "release", "n9").output
 
 
-def test_a_service_that_is_away_or_refuses_is_one_sentence(
-    serve: ServeProcess, tmp_path: Path
-) -> None:
+def test_a_service_away_or_refusing_is_one_sentence(serve: ServeProcess, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("wrong")
     runner = CliRunner()

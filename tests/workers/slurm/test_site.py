@@ -48,13 +48,12 @@ def test_frontiers_devices_have_the_cores_that_are_next_to_them() -> None:
 
 def test_a_users_file_is_a_cluster_with_a_site_beside_it() -> None:
     text = (
-        "site: {modules: [rocm/6.2], srun: [--mpi=none], device_cores: ['0-1', '2,3'], drain_s: 30}"
+        "site: {modules: [rocm/6.2], srun: [--mpi=none], device_cores: [0-1, '2,3'], drain_s: 30}"
     )
     described = CLUSTER | yaml.safe_load(text)
     site = site_of(described)
-    assert site == Site(
-        modules=("rocm/6.2",), srun=("--mpi=none",), device_cores=((0, 1), (2, 3)), drain_s=30
-    )
+    listed = {"modules": ("rocm/6.2",), "srun": ("--mpi=none",), "device_cores": ((0, 1), (2, 3))}
+    assert site == Site(drain_s=30, **listed)
     assert resolve_cluster(cluster_part(described))[0].name == "ours"
 
 
@@ -70,9 +69,7 @@ def test_a_site_may_start_from_a_preset_and_a_clusters_preset_brings_its_own() -
 
 
 def test_a_site_of_an_unknown_name_lists_those_that_there_are() -> None:
-    with pytest.raises(
-        SiteInvalidError, match=r"site: unknown site 'fronteir' \(did you mean 'front"
-    ):
+    with pytest.raises(SiteInvalidError, match=r"site: unknown site 'fronteir' \(did you mean 'f"):
         site_of(CLUSTER | {"site": "fronteir"})
 
 
@@ -98,11 +95,7 @@ def test_an_unknown_field_is_refused_with_the_nearest_name() -> None:
         ("max_time", {"many": "2h"}, "'many' is not a whole number"),
         ("max_time", "2h", "is not a mapping from most nodes"),
         ("max_time_by_qos", {"debug": "2h"}, "max_time_by_qos.debug: '2h' is not a mapping"),
-        (
-            "launcher",
-            "mpirun",
-            "launcher: 'mpirun' is unknown (did you mean 'srun'?); choose from ray, srun",
-        ),
+        ("launcher", "mpirun", "launcher: 'mpirun' is unknown (did you mean 'srun'?); choose"),
         ("share_nodes", 1, "is not true or false"),
         ("drain_s", 0, "drain_s: 0 is not a number over 0"),
         ("node_address", "$(id)", "is not an address made of"),

@@ -34,11 +34,15 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     process.end()
 
 
-def token_of(serve: ServeProcess, role: str, file: Path) -> Path:
-    made = serve.post("/tokens", {"name": f"{role}-{file.parent.name}", "role": role})
-    file.write_text(made["token"])
+def write_token(file: Path, token: str = "lt_some") -> Path:
+    file.write_text(token)
     file.chmod(0o600)
     return file
+
+
+def token_of(serve: ServeProcess, role: str, file: Path) -> Path:
+    made = serve.post("/tokens", {"name": f"{role}-{file.parent.name}", "role": role})
+    return write_token(file, made["token"])
 
 
 def submit(*options: str, **environment: str) -> Result:
@@ -47,7 +51,7 @@ def submit(*options: str, **environment: str) -> Result:
 
 
 @pytest.mark.parametrize("option", ["--token-file", "--worker-token-file"])
-def test_an_admins_token_does_not_get_into_a_batch_script(
+def test_a_batch_script_gets_no_admins_token(
     serve: ServeProcess, option: str, tmp_path: Path
 ) -> None:
     admin = token_of(serve, "admin", tmp_path / "admin's token")
@@ -57,7 +61,7 @@ def test_an_admins_token_does_not_get_into_a_batch_script(
     assert f"{option}: {admin} holds the token of an admin" in refused.stderr
 
 
-def test_the_command_that_a_refusal_prints_makes_the_token_that_is_taken(
+def test_the_command_in_a_refusal_makes_the_token_wanted(
     serve: ServeProcess, tmp_path: Path
 ) -> None:
     admin = token_of(serve, "admin", tmp_path / "admin's token")
@@ -74,9 +78,7 @@ def test_the_command_that_a_refusal_prints_makes_the_token_that_is_taken(
 
 
 @pytest.mark.parametrize("role", ["viewer", "submitter"])
-def test_only_a_workers_token_is_taken_and_who_makes_one_is_said(
-    serve: ServeProcess, role: str, tmp_path: Path
-) -> None:
+def test_only_a_workers_token_is_taken_here(serve: ServeProcess, role: str, tmp_path: Path) -> None:
     file = token_of(serve, role, tmp_path / "token")
     refused = submit("--url", serve.service["url"], "--token-file", str(file))
     assert refused.exit_code == 2
@@ -91,24 +93,16 @@ def test_a_workers_token_is_taken_without_a_word(serve: ServeProcess, tmp_path: 
     assert "token" not in printed.stderr.replace(str(file), "")
 
 
-def test_a_token_that_the_service_does_not_know_is_refused(
-    serve: ServeProcess, tmp_path: Path
-) -> None:
-    file = tmp_path / "token"
-    file.write_text("lt_of-another-service")
-    file.chmod(0o600)
+def test_a_token_the_service_does_not_know_is_refused(serve: ServeProcess, tmp_path: Path) -> None:
+    file = write_token(tmp_path / "token", "lt_of-another-service")
     refused = submit("--url", serve.service["url"], "--worker-token-file", str(file))
     assert refused.exit_code == 2
     assert "answered 401" in refused.stderr
     assert "lt_of-another-service" not in refused.output
 
 
-def test_where_the_service_cannot_be_asked_the_user_has_to_say_that_the_token_is_a_workers(
-    tmp_path: Path,
-) -> None:
-    file = tmp_path / "token"
-    file.write_text("lt_some")
-    file.chmod(0o600)
+def test_without_the_service_the_user_says_that_a_token_is_a_workers(tmp_path: Path) -> None:
+    file = write_token(tmp_path / "token")
     refused = submit("--url=http://127.0.0.1:9", "--token-file", str(file))
     assert refused.exit_code == 2
     assert f"it is not known whether {file} holds a worker's token" in refused.stderr
@@ -134,9 +128,7 @@ def test_why_a_role_was_not_checked_is_said_once(error: WorkerError, is_awaited:
     assert any("the worker will wait" in one for one in said) == is_awaited
 
 
-def test_submit_names_the_worker_token_of_the_data_directory_not_its_admins(
-    serve: ServeProcess,
-) -> None:
+def test_submit_names_the_worker_token_of_the_data_directory(serve: ServeProcess) -> None:
     for where in ({"LAYOUT_TUNER_DATA_DIR": str(serve.data_dir)}, {}):
         options = [] if where else ["--data-dir", str(serve.data_dir)]
         printed = submit(*options, **where)
@@ -152,14 +144,12 @@ def test_allocations_are_found_by_the_data_directory(
     monkeypatch.setenv("PATH", "/nothing")  # no Slurm
     body = {"host": "h", "num_nodes": 1, "devices_per_node": 2, "device": "CPU core"}
     serve.post("/workers", {**body, "name": "here-up", "cluster": "local-cpu"})
-    by_variable = CliRunner().invoke(
-        allocation, words, env={"LAYOUT_TUNER_DATA_DIR": str(serve.data_dir)}
-    )
+    variable = {"LAYOUT_TUNER_DATA_DIR": str(serve.data_dir)}
+    by_variable = CliRunner().invoke(allocation, words, env=variable)
     assert by_variable.exit_code == 0, by_variable.output
     assert "here-up" in by_variable.stdout
-    by_option = CliRunner().invoke(
-        allocation, [*words, "--data-dir", str(serve.data_dir), "--json"], env={}
-    )
+    option = ["--data-dir", str(serve.data_dir), "--json"]
+    by_option = CliRunner().invoke(allocation, [*words, *option], env={})
     assert json.loads(by_option.stdout)[0]["name"] == "here-up"
 
 
@@ -177,46 +167,31 @@ def test_a_named_data_directory_goes_before_the_environments_service(serve: Serv
 
 
 @pytest.mark.parametrize("command", [allocation, worker], ids=["allocation", "worker"])
-def test_where_no_service_runs_one_sentence_says_what_to_name(
-    command: object, tmp_path: Path
-) -> None:
+def test_where_no_service_runs_a_sentence_says_so(command: object, tmp_path: Path) -> None:
     words = ["show"] if command is allocation else []
     refused = CliRunner().invoke(command, words, env={"LAYOUT_TUNER_DATA_DIR": str(tmp_path)})
     assert refused.exit_code == 1
     (sentence,) = refused.stderr.splitlines()
-    assert sentence.startswith(
-        f"error: no service runs on the data directory {tmp_path}: start one"
-    )
+    assert sentence.startswith(f"error: no service runs on the data directory {tmp_path}: start")
 
 
-def test_a_worker_finds_the_service_of_the_data_directory_and_its_token_is_a_workers(
-    serve: ServeProcess, tmp_path: Path
+@pytest.mark.parametrize("token", ["worker-token", "token"])
+def test_a_worker_finds_its_service_by_the_data_directory_and_warns_of_an_admins_token(
+    serve: ServeProcess, tmp_path: Path, token: str
 ) -> None:
     options = ["--launcher=local", "--end-when-idle=0.1", f"--spool-dir={tmp_path}", "--name=found"]
+    if token == "token":
+        options += ["--token-file", str(serve.data_dir / token)]
     ended = run_command("worker", *options, LAYOUT_TUNER_DATA_DIR=str(serve.data_dir))
     assert ended.returncode == 0, ended.stderr
     assert f"at {serve.service['url']}\n" in ended.stderr
     assert "registered as found" in ended.stderr
-    assert "the token has the role" not in ended.stderr
+    is_warned = "WARNING the token has the role admin" in ended.stderr
+    assert is_warned is (token == "token")
+    assert (serve.data_dir / token).read_text().strip() not in ended.stderr
 
 
-def test_a_worker_with_an_admins_token_is_told_so(serve: ServeProcess, tmp_path: Path) -> None:
-    options = [
-        "--launcher=local",
-        "--end-when-idle=0.1",
-        f"--spool-dir={tmp_path}",
-        "--name=strong",
-    ]
-    where = ["--url", serve.service["url"], "--token-file", str(serve.data_dir / "token")]
-    ended = run_command("worker", *options, *where)
-    assert ended.returncode == 0, ended.stderr
-    assert "WARNING the token has the role admin" in ended.stderr
-    assert (serve.data_dir / "token").read_text().strip() not in ended.stderr
-
-
-def test_a_token_that_is_named_is_used_also_with_the_service_of_the_data_directory(
-    serve: ServeProcess, tmp_path: Path
-) -> None:
+def test_a_named_token_is_used_with_a_data_directory(serve: ServeProcess, tmp_path: Path) -> None:
     file = token_of(serve, "viewer", tmp_path / "token")
     who = run_command("whoami", "--data-dir", str(serve.data_dir), "--token-file", str(file))
     assert who.stdout.startswith("viewer-"), who.stderr
@@ -233,9 +208,7 @@ def test_neither_tokens_nor_passwords_of_the_shell_reach_a_job(tmp_path: Path) -
     sbatch = tmp_path / "sbatch"
     sbatch.write_text(f"#!/bin/sh\nenv > {tmp_path}/environment\necho 7\n")
     sbatch.chmod(0o755)
-    file = tmp_path / "token"
-    file.write_text("lt_some")
-    file.chmod(0o600)
+    file = write_token(tmp_path / "token")
     words = ["submit", "--cluster=frontier", "--account=ABC123", "--nodes=1", "--time=1:00:00"]
     options = ["--url=http://127.0.0.1:9", f"--worker-token-file={file}"]
     private["PATH"] = f"{tmp_path}:{os.environ['PATH']}"

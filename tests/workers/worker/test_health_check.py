@@ -5,46 +5,31 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
 import pytest
 
-from search_spaces.spec.cluster import Cluster
+from tests.kit.local_ranks import SeveralLocalNodes, make_cluster, several_nodes
 from tests.kit.waiting import wait_until
-from tests.workers.process_checks import wait_until_gone
-from tests.workers.several_local_nodes import SeveralLocalNodes
 from workers.launchers.group_launcher import GroupLauncher
 from workers.worker.node_health import check_nodes, problems, rounds_of_pairs
 
 pytestmark = pytest.mark.ranks
 
-ONE_CORE = Cluster(
-    name="one-core-nodes",
-    device="CPU core",
-    num_nodes=3,
-    devices_per_node=1,
-    device_memory_bytes=1 << 30,
-)
 RANK = "workers.rank_jobs.rank:main"
 CROWDED = "tests.workers.crowded_rank:main"
 
 
 def make_launcher(nodes: SeveralLocalNodes, devices_per_node: int = 1) -> GroupLauncher:
-    cluster = replace(ONE_CORE, devices_per_node=devices_per_node)
-    return GroupLauncher(nodes, cluster, allow_sharing=False)
+    return GroupLauncher(nodes, make_cluster(devices_per_node, 3), allow_sharing=False)
 
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[SeveralLocalNodes]:
     """The third has its core taken away."""
-    nodes = SeveralLocalNodes([RANK, RANK, CROWDED], num_devices=1)
-    nodes.wait_until_ready()
-    yield nodes
-    pids = [pid for part in nodes.parts for pid in part.ranks.pids.values()]
-    nodes.close()
-    wait_until_gone(pids)
+    with several_nodes([RANK, RANK, CROWDED], num_devices=1) as nodes:
+        yield nodes
 
 
 def never() -> bool:
@@ -60,9 +45,7 @@ def test_links_between_nodes_are_measured(nodes: SeveralLocalNodes) -> None:
 
 
 @pytest.mark.slow
-def test_a_node_whose_core_is_taken_away_is_found_when_it_joins_those_that_are_known(
-    nodes: SeveralLocalNodes,
-) -> None:
+def test_a_node_without_its_core_is_found_when_it_joins_others(nodes: SeveralLocalNodes) -> None:
     launcher = make_launcher(nodes)
     known = check_nodes(launcher, [0, 1], cancelled=never)
     joined = check_nodes(launcher, [2], cancelled=never, known=known)
@@ -89,13 +72,10 @@ def test_a_check_can_be_cancelled(nodes: SeveralLocalNodes) -> None:
 
 
 def test_the_devices_of_a_node_are_measured_together_and_spare_probes_the_peak() -> None:
-    nodes = SeveralLocalNodes([RANK], num_devices=2)
-    launcher = make_launcher(nodes, devices_per_node=2)
-    try:
+    with several_nodes([RANK]) as nodes:
+        launcher = make_launcher(nodes, devices_per_node=2)
         report = check_nodes(launcher, [0], cancelled=never)[0]
         peak, source = launcher.peak("fp32", never)
-    finally:
-        launcher.close()
     assert (report.num_devices, report.num_devices_seen) == (2, 2)
     assert report.link_gbytes_per_s is not None
     assert 0 < report.memory_free_bytes <= report.memory_bytes

@@ -10,7 +10,7 @@ from typing import Any, cast
 from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.protocol.worker_messages import HeartbeatBody, HeartbeatReply, LeaseRead
 from tests.kit.waiting import wait_until
-from tests.workers.worker.test_worker import REQUEST
+from tests.kit.worker_loop import make_request
 from workers.packing.request import Share
 from workers.service.lease_client import LeaseClient
 from workers.worker.events import WorkerBroken, WorkerEvent
@@ -26,10 +26,11 @@ def make_trial() -> HeldTrial:
         attempt=1,
         campaign="c",
         number=1,
-        request=REQUEST,
+        request=make_request(),
         lease_expires_at=datetime(2026, 1, 1, tzinfo=UTC),
     )
-    return HeldTrial(lease=lease, worker_id="w", request=ProbeRequest.from_mapping(REQUEST))
+    request = ProbeRequest.from_mapping(lease.request)
+    return HeldTrial(lease=lease, worker_id="w", request=request)
 
 
 def test_a_trial_may_start_on_a_node_that_the_news_does_not_have_yet() -> None:
@@ -92,9 +93,8 @@ def test_an_idle_worker_leaves_out_every_second_heartbeat_until_something_change
             return next(answers, HeartbeatReply(stop=()))
 
     idle = News(worker_id="w", state="working", nodes=(RosterNode(name="n0", num_devices=2),))
-    heartbeat = Heartbeat(
-        cast("LeaseClient", Client()), interval_s=3600.0, news=idle, events=SimpleQueue()
-    )
+    client = cast("LeaseClient", Client())
+    heartbeat = Heartbeat(client, interval_s=3600.0, news=idle, events=SimpleQueue())
     draining = replace(idle, state="draining")
     busy = replace(draining, trials=(make_trial(),))
     told_after = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from search_spaces.protocol.worker_messages import LeaseRequest, RoomBody
@@ -17,16 +19,22 @@ def ask(**changes: object) -> LeaseRequest | None:
     return next_request(**{**asked, **changes})
 
 
-def test_the_oldest_trial_that_fits_the_allocation_comes_first() -> None:
-    asked = ask()
+@pytest.mark.parametrize(
+    ("changes", "room"),
+    [
+        pytest.param({}, None, id="the-oldest-that-fits-comes-first"),
+        pytest.param({"room": NO_ROOM}, None, id="one-while-nothing-is-free"),
+        pytest.param(
+            {"usable": [4], "all_usable": False}, RoomBody(nodes=1, devices=4), id="lost-nodes"
+        ),
+    ],
+)
+def test_any_trial_is_asked_for_while_none_waits(
+    changes: dict[str, Any], room: RoomBody | None
+) -> None:
+    asked = ask(**changes)
     assert asked is not None
-    assert (asked.room, asked.longest_s) == (None, None)
-
-
-def test_one_is_asked_for_while_nothing_is_free() -> None:
-    asked = ask(room=NO_ROOM)
-    assert asked is not None
-    assert asked.room is None
+    assert (asked.room, asked.longest_s) == (room, None)
 
 
 def test_while_one_waits_only_what_starts_at_once_is_asked_for() -> None:
@@ -35,23 +43,22 @@ def test_while_one_waits_only_what_starts_at_once_is_asked_for() -> None:
     assert asked is not None
     assert asked.room == RoomBody(nodes=1, devices=3)
     assert asked.longest_s == 60.0 - asked.wait_s - END_WITHIN_S
-    assert ask(num_waiting=1, room=NO_ROOM) is None
 
 
-def test_never_more_than_a_couple_wait() -> None:
-    assert ask(num_waiting=MOST_WAITING) is None
-
-
-def test_nodes_that_are_lost_are_not_asked_for() -> None:
-    asked = ask(usable=[4], all_usable=False)
-    assert asked is not None
-    assert asked.room == RoomBody(nodes=1, devices=4)
-    assert ask(usable=[], all_usable=False) is None
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_waiting": 1, "room": NO_ROOM},
+        {"num_waiting": MOST_WAITING},
+        {"usable": [], "all_usable": False},
+    ],
+    ids=["nothing-free", "enough-waiting", "all-nodes-lost"],
+)
+def test_nothing_is_asked_for_that_could_not_start_soon(changes: dict[str, Any]) -> None:
+    assert ask(**changes) is None
 
 
 @pytest.mark.parametrize(("left_s", "longest_s"), [(100.0, 85.0), (15.0, None), (1.0, None)])
-def test_a_trial_that_comes_at_the_end_of_the_wait_still_ends_in_time(
-    left_s: float, longest_s: float | None
-) -> None:
+def test_a_trial_leased_at_the_last_ends_in_time(left_s: float, longest_s: float | None) -> None:
     asked = ask(left_s=left_s)
     assert (None if asked is None else asked.longest_s) == longest_s

@@ -8,20 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from search_spaces.protocol.outcome import Outcome
-from search_spaces.protocol.worker_messages import OutcomeReport
+from tests.kit.worker_loop import make_report
 from workers.errors import SpoolInUseError, SpoolUnusableError
 from workers.service.lease_client import EncodedOutcome
 from workers.worker.outcome_spool import Spool, adopt_abandoned
-
-
-def make_report(trial_id: int = 7) -> OutcomeReport:
-    return OutcomeReport(
-        trial_id=trial_id,
-        attempt=2,
-        worker_id="w",
-        outcome=Outcome(state="failed", reason="crashed", message="ß"),
-    )
 
 
 def make_kept(trial_id: int = 7) -> EncodedOutcome:
@@ -38,13 +28,10 @@ def test_what_is_kept_is_there_for_the_next_process(tmp_path: Path) -> None:
         assert spool.kept() == [make_kept(3)]
 
 
-def test_a_second_owner_is_refused(tmp_path: Path) -> None:
+def test_a_second_owner_and_a_directory_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
     with Spool(tmp_path), pytest.raises(SpoolInUseError, match="another worker uses"):
         Spool(tmp_path)
-
-
-def test_a_directory_that_cannot_be_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
     with pytest.raises(SpoolUnusableError, match="give another --spool-dir"):
         Spool(tmp_path / "file" / "spool")
 
@@ -59,13 +46,8 @@ def test_what_is_refused_or_is_no_outcome_is_set_aside_and_not_lost(tmp_path: Pa
     assert names == {"trial-7-attempt-2.json", "other.json"}
 
 
-def test_a_write_that_was_cut_off_is_not_taken_for_an_outcome(tmp_path: Path) -> None:
+def test_what_can_not_be_read_keeps_nothing_else_from_being_read(tmp_path: Path) -> None:
     (tmp_path / "trial-1-attempt-1.tmp").write_text('{"trial_id": 1,')
-    with Spool(tmp_path) as spool:
-        assert spool.kept() == []
-
-
-def test_what_can_not_be_read_now_keeps_nothing_else_from_being_read(tmp_path: Path) -> None:
     with Spool(tmp_path) as spool:
         (tmp_path / "trial-1-attempt-1.json").mkdir()
         spool.keep(make_kept(9))

@@ -35,16 +35,23 @@ def test_a_layout_that_fails_everywhere_blames_no_node() -> None:
     assert not history.strikes("b")
 
 
-@pytest.mark.parametrize("reason", ["crashed", "timeout", "node_lost"])
-def test_failures_that_may_be_the_nodes_get_a_second_opinion(reason: FailureReason) -> None:
-    assert NodeHistory().failed(1, ["a"], failure(reason))
-
-
-@pytest.mark.parametrize("reason", ["out_of_memory", "diverged", "cancelled", "unsupported"])
-def test_failures_that_are_the_layouts_get_none(reason: FailureReason) -> None:
-    state = {"out_of_memory": "infeasible", "cancelled": "cancelled"}.get(reason, "failed")
+@pytest.mark.parametrize(
+    ("state", "reason", "is_doubted"),
+    [
+        ("failed", "crashed", True),
+        ("failed", "timeout", True),
+        ("failed", "node_lost", True),
+        ("infeasible", "out_of_memory", False),
+        ("failed", "diverged", False),
+        ("cancelled", "cancelled", False),
+        ("failed", "unsupported", False),
+    ],
+)
+def test_failures_that_may_be_the_nodes_get_a_second_opinion_and_no_others(
+    state: str, reason: str, is_doubted: bool
+) -> None:
     outcome = Outcome.from_mapping({"state": state, "reason": reason, "message": "so"})
-    assert not NodeHistory().failed(1, ["a"], outcome)
+    assert NodeHistory().failed(1, ["a"], outcome) is is_doubted
 
 
 def test_the_node_that_the_failure_names_is_blamed_alone() -> None:
@@ -71,20 +78,16 @@ def test_a_node_that_two_failures_without_a_name_share_is_found() -> None:
     assert history.completed(2, ["d", "e"]).keys() == {"b"}
 
 
-def test_a_shared_blame_is_forgotten_when_the_node_completes_a_probe() -> None:
+def test_a_node_that_completes_a_probe_is_rid_of_shared_blame_and_not_of_its_own() -> None:
     history = NodeHistory()
     history.failed(1, ["a", "b"], failure("timeout"))
     history.completed(1, ["c", "d"])
     history.completed(2, ["a"])
     assert not history.strikes("a")
     assert history.strikes("b")
-
-
-def test_a_blame_of_its_own_stays_when_the_node_completes_a_probe() -> None:
-    history = NodeHistory()
-    strike(history, 1, "a")
-    history.completed(2, ["a"])
-    assert strike(history, 3, "a").keys() == {"a"}
+    strike(history, 3, "a")
+    history.completed(4, ["a"])
+    assert strike(history, 5, "a").keys() == {"a"}
 
 
 def test_nodes_of_the_second_opinion_are_not_suspected() -> None:
@@ -95,18 +98,14 @@ def test_nodes_of_the_second_opinion_are_not_suspected() -> None:
     assert history.strikes("a")[0].is_alone
 
 
-def test_a_second_opinion_that_never_came_says_nothing() -> None:
+def test_a_second_opinion_that_never_came_says_nothing_and_a_released_node_starts_anew() -> None:
     history = NodeHistory()
     history.failed(1, ["a"], failure())
     history.forget(1)
     history.completed(1, ["b"])
     assert not history.strikes("a")
-
-
-def test_a_released_node_starts_anew() -> None:
-    history = NodeHistory()
-    strike(history, 1, "a")
-    assert strike(history, 2, "a").keys() == {"a"}
+    strike(history, 2, "a")
+    assert strike(history, 3, "a").keys() == {"a"}
     history.release("a")
     assert not history.quarantined
-    assert strike(history, 3, "a") == {}
+    assert strike(history, 4, "a") == {}

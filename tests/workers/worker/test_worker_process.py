@@ -6,159 +6,130 @@ import os
 import re
 import stat
 import subprocess
-import sys
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.spec.cluster import detect_local_cpu
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.presets.models import model_preset
+from tests.kit.fake_service import TOKEN
+from tests.kit.python_process import environment_with, python_words
 from tests.kit.waiting import wait_until
-from tests.workers.fake_service import TOKEN, FakeService
-from tests.workers.process_checks import MARK, command_line, kill, marked
+from tests.kit.worker_loop import WorkedService
+from tests.workers.process_checks import command_line, marked
 
 pytestmark = pytest.mark.ranks
 
-ROOT = Path(__file__).parents[3]
 NUM_RANKS = min(2, detect_local_cpu().devices_per_node)
-
-
-def make_request(iterations: int) -> dict[str, object]:
-    request = ProbeRequest(
-        model=model_preset("tiny"), layout=Layout(dp=NUM_RANKS), warmup=2, iterations=iterations
-    )
-    return request.to_mapping()
 
 
 @contextmanager
 def running_worker(
-    service: FakeService, tmp_path: Path, mark: str, *options: str, token: str = TOKEN
-) -> Iterator[subprocess.Popen[str]]:
-    """A worker process; whatever it leaves behind fails the test."""
-    token_file = tmp_path / "token"
-    token_file.write_text(token + "\n")
+    service: WorkedService, *options: str, token: str = TOKEN
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker process; whatever it leaves behind fails the test by its mark."""
+    folder = service.spool_dir.parent
+    (folder / "token").write_text(token + "\n")
     program = "from workers.commands.commands import worker; worker()"
-    with (tmp_path / "worker.log").open("w") as log:
+    words = ["--url", service.url, "--token-file", str(folder / "token")]
+    words += ["--spool-dir", str(service.spool_dir), *options]
+    with log_of(service).open("w") as log:
         worker = subprocess.Popen(
-            [
-                *(sys.executable, "-c", program, "--url", service.url),
-                *("--token-file", str(token_file), "--spool-dir", str(tmp_path / "spool")),
-                *options,
-            ],
-            env={**os.environ, MARK: mark, "PYTHONPATH": str(ROOT)},
-            stderr=log,
-            text=True,
+            python_words(program, *words), env=environment_with({}), stderr=log
         )
         try:
             yield worker
-            wait_until("no process of the worker is left", lambda: not marked(mark), 10)
         finally:
-            kill(marked(mark))
+            worker.kill()
             worker.wait()
 
 
-def is_under_way(service: FakeService, trial_id: int) -> bool:
+def log_of(service: WorkedService) -> Path:
+    return service.spool_dir.parent / "worker.log"
+
+
+def add_long_trial(service: WorkedService, trial_id: int) -> None:
+    service.add(trial_id, num_devices=NUM_RANKS, warmup=2, iterations=100_000)
+
+
+def is_under_way(service: WorkedService, trial_id: int) -> bool:
     """Whether the ranks of a trial are at their iterations."""
-    beats = [beat for body in service.heartbeats[-1:] for beat in body["trials"]]
-    return any(beat["trial_id"] == trial_id and beat["iterations_done"] > 1 for beat in beats)
+    return service.beats().get(trial_id, {"iterations_done": 0})["iterations_done"] > 1
 
 
-def test_a_worker_runs_trials_and_drains_on_sigterm(service: FakeService, tmp_path: Path) -> None:
-    service.add_trial(1, make_request(2))
-    service.add_trial(2, make_request(100_000))
-    with running_worker(service, tmp_path, uuid.uuid4().hex) as worker:
+def test_a_worker_runs_trials_and_drains_on_sigterm(service: WorkedService, mark: str) -> None:
+    service.add(1, num_devices=NUM_RANKS, warmup=2, iterations=2)
+    add_long_trial(service, 2)
+    with running_worker(service) as worker:
         wait_until("the first outcome is posted", lambda: service.outcomes, 60)
         assert service.outcomes[0]["outcome"]["state"] == "completed"
         wait_until("the second trial is under way", lambda: is_under_way(service, 2), 30)
         worker.terminate()
         assert worker.wait(15) == 0
     assert service.unregistered == ["session-1"]
-    assert [outcome["trial_id"] for outcome in service.outcomes] == [1]
+    assert list(service.posted()) == [1]
 
 
 @pytest.mark.slow
-def test_a_worker_ends_by_itself_in_time_before_its_allocation_does(
-    service: FakeService, tmp_path: Path
-) -> None:
-    options = ("--launcher", "local", "--time-left", "32")
-    with running_worker(service, tmp_path, uuid.uuid4().hex, *options) as worker:
+def test_a_worker_ends_by_itself_before_its_allocation(service: WorkedService, mark: str) -> None:
+    with running_worker(service, "--launcher", "local", "--time-left", "32") as worker:
         assert worker.wait(60) == 0
     assert service.unregistered == ["session-1"]
     allocation = service.registrations[0]["allocation"]
     assert (allocation["scheduler"], allocation["launcher"]) == ("none", "local")
     assert 0 < allocation["ends_in_s"] <= 32
-    assert "the allocation's time is over" in (tmp_path / "worker.log").read_text()
+    assert "the allocation's time is over" in log_of(service).read_text()
 
 
 @pytest.mark.slow
-def test_a_worker_runs_trials_by_this_machines_zygote_alone(
-    service: FakeService, tmp_path: Path
-) -> None:
-    for trial_id in (1, 2, 3):
-        service.add_trial(trial_id, make_request(2))
-    options = ("--launcher", "local", "--end-when-idle", "1")
-    with running_worker(service, tmp_path, uuid.uuid4().hex, *options) as worker:
+def test_a_worker_runs_trials_without_ray_or_slurm(service: WorkedService, mark: str) -> None:
+    service.add(1, 2, 3, num_devices=NUM_RANKS, warmup=2, iterations=2)
+    with running_worker(service, "--launcher", "local", "--end-when-idle", "1") as worker:
         assert worker.wait(100) == 0
-    states = {body["trial_id"]: body["outcome"]["state"] for body in service.outcomes}
+    states = {i: outcome["state"] for i, outcome in service.posted().items()}
     assert states == dict.fromkeys((1, 2, 3), "completed")
 
 
 @pytest.mark.slow
-def test_sigkill_of_a_worker_leaves_no_rank_no_zygote_and_no_ray(
-    service: FakeService, tmp_path: Path
-) -> None:
-    mark = uuid.uuid4().hex
-    service.add_trial(2, make_request(100_000))
-    with running_worker(service, tmp_path, mark) as worker:
+def test_sigkill_of_a_worker_leaves_no_rank_and_no_ray(service: WorkedService, mark: str) -> None:
+    def command_lines() -> list[str]:
+        return [" ".join(command_line(process)) for process in marked(mark)]
+
+    def zygotes() -> list[str]:
+        found = [line for line in command_lines() if "workers.ranks.zygote" in line]
+        return [line for line in found if "workers.ranks.warden" not in line]
+
+    add_long_trial(service, 2)
+    with running_worker(service) as worker:
         wait_until("the trial is under way", lambda: is_under_way(service, 2), 60)
-        command_lines = [" ".join(command_line(process)) for process in marked(mark)]
-        zygotes = [
-            line
-            for line in command_lines
-            if "workers.ranks.zygote" in line and "workers.ranks.warden" not in line
-        ]
-        assert len(zygotes) == 2 + NUM_RANKS  # the group's keeper and the ranks are forks of it
-        (raylet,) = [line for line in command_lines if "--raylet_socket_name=" in line]
+        assert len(zygotes()) == 2 + NUM_RANKS  # the group's keeper and the ranks are forks of it
+        (raylet,) = [line for line in command_lines() if "--raylet_socket_name=" in line]
         directory = Path(re.findall(r"--raylet_socket_name=(\S+?lt-ray-\w+)/", raylet)[0])
         assert directory.is_dir()
         worker.kill()
-        wait_until(
-            "no rank is left",
-            lambda: (
-                not any("workers.ranks.zygote" in " ".join(command_line(p)) for p in marked(mark))
-            ),
-            2,
-        )
+        wait_until("no rank is left", lambda: not zygotes(), 2)
+    wait_until("nothing else is left", lambda: not marked(mark), 10)
     assert not directory.exists()
 
 
-def test_a_worker_with_a_wrong_token_ends_with_one_line(
-    service: FakeService, tmp_path: Path
-) -> None:
-    with running_worker(service, tmp_path, uuid.uuid4().hex, token="wrong") as worker:
+def test_a_worker_with_a_wrong_token_ends_with_one_line(service: WorkedService, mark: str) -> None:
+    with running_worker(service, token="wrong") as worker:
         assert worker.wait(30) == 1
-    lines = (tmp_path / "worker.log").read_text().splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("error: the service at http://127.0.0.1:")
-    assert lines[0].endswith("answered 401: the token is unknown; check the token file")
+    (line,) = log_of(service).read_text().splitlines()
+    assert line.startswith("error: the service at http://127.0.0.1:")
+    assert line.endswith("answered 401: the token is unknown; check the token file")
 
 
-def test_outcomes_that_wait_are_the_users_alone_whatever_the_umask(
-    service: FakeService, tmp_path: Path
-) -> None:
-    spool = tmp_path / "spool"
-    spool.mkdir(mode=0o755)
+def test_the_spool_is_the_users_alone_whatever_the_umask(service: WorkedService, mark: str) -> None:
+    service.spool_dir.mkdir(mode=0o755)
+    lock = service.spool_dir / "lock"
     before = os.umask(0)
     try:
-        with running_worker(service, tmp_path, uuid.uuid4().hex, "--launcher", "local") as worker:
-            wait_until("the worker has its spool", (spool / "lock").exists, 30)
+        with running_worker(service, "--launcher", "local") as worker:
+            wait_until("the worker has its spool", lock.exists, 30)
             worker.terminate()
             worker.wait(30)
     finally:
         os.umask(before)
-    assert stat.S_IMODE((spool / "lock").stat().st_mode) == 0o600
+    assert stat.S_IMODE(lock.stat().st_mode) == 0o600

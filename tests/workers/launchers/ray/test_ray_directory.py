@@ -6,30 +6,25 @@ import os
 import signal
 import stat
 import subprocess
-import sys
 import tempfile
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.kit.python_process import printed_by, start_python
 from tests.kit.waiting import wait_until
 from tests.workers.process_checks import is_alive
 from workers.errors import RayClusterFailedError
 from workers.launchers.ray.cluster import LocalRay
-from workers.launchers.ray.directory import (
-    DIRECTORY_VARIABLE,
-    RayDirectory,
-    remove_abandoned,
-)
+from workers.launchers.ray.directory import DIRECTORY_VARIABLE, RayDirectory, remove_abandoned
 from workers.ranks.scratch import remove
 
 pytestmark = pytest.mark.ranks
 
-ROOT = Path(__file__).parents[4]
 NOBODY = 65534
 
 # What `ray start` does with its own directory: it creates directories for everybody.
@@ -85,6 +80,9 @@ for num_to_spare in range(1, most):
 """
 
 
+Holders = Callable[[], tuple[subprocess.Popen[str], Path]]
+
+
 @pytest.fixture
 def last_resort(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty directory in /tmp's place, where it is used because another one is not safe."""
@@ -93,15 +91,20 @@ def last_resort(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(name).resolve()
 
 
-def start_holder() -> tuple[subprocess.Popen[str], Path]:
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        text=True,
-    )
-    assert holder.stdout is not None
-    return holder, Path(holder.stdout.readline().strip())
+@pytest.fixture
+def holders() -> Iterator[Callable[[], tuple[subprocess.Popen[str], Path]]]:
+    """Starts processes that hold a directory each; they are killed at the end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start() -> tuple[subprocess.Popen[str], Path]:
+        holder = start_python(HOLDER)
+        started.append(holder)
+        assert holder.stdout is not None
+        return holder, Path(holder.stdout.readline().strip())
+
+    yield start
+    for holder in started:
+        end(holder)
 
 
 def end(holder: subprocess.Popen[str]) -> None:
@@ -113,16 +116,16 @@ def names(place: Path) -> set[str]:
     return {path.name for path in place.iterdir()}
 
 
-def as_nobody(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def as_nobody(script: str, *arguments: str) -> int:
+    """The exit code of a script that another user runs."""
     return subprocess.run(
         ["sh", "-c", script, "nobody", *arguments],
         user=NOBODY,
         group=NOBODY,
         extra_groups=[],
         capture_output=True,
-        text=True,
         check=False,
-    )
+    ).returncode
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022])
@@ -154,8 +157,8 @@ def test_another_user_can_replace_nothing_below_the_directory(place: Path) -> No
         "rename": 'mv "$(dirname "$(dirname "$1")")" "$2/moved"',
         "chmod": 'chmod 777 "$(dirname "$(dirname "$1")")"',
     }
-    results = {name: as_nobody(it, str(package), str(place)) for name, it in attacks.items()}
-    assert [name for name, result in results.items() if result.returncode == 0] == []
+    codes = {name: as_nobody(it, str(package), str(place)) for name, it in attacks.items()}
+    assert 0 not in codes.values(), codes
     assert package.read_text() == "ours"
     held.close()
 
@@ -172,25 +175,24 @@ def test_a_ray_that_makes_directories_for_everybody_makes_them_below_a_closed_on
     assert names(place) == set()
 
 
-def test_a_place_where_others_can_replace_directories_is_not_used(
-    place: Path, last_resort: Path
-) -> None:
-    place.chmod(0o777)
-    held = RayDirectory.create()
-    try:
-        assert held.path.parent == last_resort
-    finally:
-        held.rays_own.parent.joinpath("lock").unlink()
-        held.path.rmdir()
-        held.close()
-
-
-def test_a_place_that_is_too_deep_for_sockets_is_not_used(
-    place: Path, last_resort: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def make_too_deep(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = place / ("d" * 40)
     deep.mkdir(mode=0o700)
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
+
+
+@pytest.mark.parametrize("why", ["others write there", "too deep for sockets", "another user's"])
+def test_a_place_that_is_not_safe_is_not_used(
+    place: Path, last_resort: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    if why == "others write there":
+        place.chmod(0o777)
+    elif why == "too deep for sockets":
+        make_too_deep(place, monkeypatch)
+    elif os.geteuid() == 0:
+        os.chown(place, NOBODY, NOBODY)
+    else:
+        pytest.skip("only root can give a directory away")
     held = RayDirectory.create()
     try:
         assert held.path.parent == last_resort
@@ -203,35 +205,20 @@ def test_a_place_that_is_too_deep_for_sockets_is_not_used(
 
 
 def test_no_safe_place_is_one_clear_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deep = place / ("d" * 40)
-    deep.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    make_too_deep(place, monkeypatch)
     monkeypatch.setattr("workers.launchers.ray.directory._LAST_RESORT", str(place))
     place.chmod(0o777)
     with pytest.raises(RayClusterFailedError) as failed:
         RayDirectory.create()
     message = str(failed.value)
-    assert f"socket paths below {deep} would have " in message
-    assert (
-        f"other users can replace what is in {place} (mode 777 without the sticky bit)" in message
-    )
+    assert f"socket paths below {tempfile.tempdir} would have " in message
+    replaced = f"other users can replace what is in {place} (mode 777 without the sticky bit)"
+    assert replaced in message
     assert message.endswith("set TMPDIR to a short path to which no other user can write")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-def test_a_place_that_belongs_to_another_user_is_not_used(place: Path, last_resort: Path) -> None:
-    os.chown(place, NOBODY, NOBODY)
-    held = RayDirectory.create()
-    try:
-        assert held.path.parent == last_resort
-    finally:
-        (held.path / "lock").unlink()
-        held.path.rmdir()
-        held.close()
-
-
-def test_the_directory_of_a_process_that_was_killed_goes_with_the_next_start(place: Path) -> None:
-    dead, left = start_holder()
+def test_the_next_start_removes_what_a_killed_process_held(place: Path, holders: Holders) -> None:
+    dead, left = holders()
     (left / "r" / "session").mkdir(parents=True)
     end(dead)
     held = RayDirectory.create()
@@ -239,40 +226,34 @@ def test_the_directory_of_a_process_that_was_killed_goes_with_the_next_start(pla
     held.close()
 
 
-def test_directories_in_use_stay_whoever_starts_at_the_same_time(place: Path) -> None:
-    holders = [start_holder() for _ in range(3)]
-    made: list[RayDirectory] = []
+def test_directories_in_use_stay_whoever_starts_at_once(place: Path, holders: Holders) -> None:
+    held_by_others = [holders()[1] for _ in range(3)]
 
-    def create_some() -> None:
-        for _ in range(20):
-            held = RayDirectory.create()
-            made.append(held)
-            assert held.path.is_dir()
+    def create_some(_: int) -> list[RayDirectory]:
+        made = [RayDirectory.create() for _ in range(20)]
+        assert all(held.path.is_dir() for held in made)
+        return made
 
-    threads = [threading.Thread(target=create_some) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        made = [held for some in pool.map(create_some, range(4)) for held in some]
     assert len(made) == 80
-    assert all(path.is_dir() for _, path in holders)
+    assert all(path.is_dir() for path in held_by_others)
     assert all((held.path / "lock").exists() for held in made)
     for held in made:
         held.close()
     RayDirectory.create().close()
-    assert len(names(place)) == len(holders) + 1
-    for holder, _ in holders:
-        end(holder)
+    assert len(names(place)) == len(held_by_others) + 1
 
 
-def test_a_process_that_still_works_in_an_abandoned_directory_ends_first(place: Path) -> None:
-    dead, left = start_holder()
+def test_a_process_that_works_in_an_abandoned_one_ends_first(place: Path, holders: Holders) -> None:
+    dead, left = holders()
     end(dead)
-    variables = {**os.environ, DIRECTORY_VARIABLE: str(left)}
-    daemon = subprocess.Popen(["sleep", "1000"], env=variables, start_new_session=True)
-    other = subprocess.Popen(
-        ["sleep", "1000"], env={**os.environ, DIRECTORY_VARIABLE: f"{left}-of-another"}
-    )
+
+    def sleeping_in(directory: str) -> subprocess.Popen[bytes]:
+        variables = {**os.environ, DIRECTORY_VARIABLE: directory}
+        return subprocess.Popen(["sleep", "1000"], env=variables, start_new_session=True)
+
+    daemon, other = sleeping_in(str(left)), sleeping_in(f"{left}-of-another")
     RayDirectory.create().close()
     assert daemon.wait(60) == -signal.SIGKILL
     assert not left.exists()
@@ -312,7 +293,7 @@ def test_a_lock_that_is_a_link_is_not_followed(place: Path) -> None:
     assert trap.exists()
 
 
-def test_a_directory_that_vanishes_before_it_is_locked_is_created_again(
+def test_one_that_vanishes_before_its_lock_is_made_again(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
@@ -335,32 +316,22 @@ def test_a_directory_that_vanishes_before_it_is_locked_is_created_again(
 def test_a_start_without_descriptors_to_spare_leaves_none_open_and_its_directory_abandoned(
     place: Path, what: str
 ) -> None:
-    tried = subprocess.run(
-        [sys.executable, "-c", WITHOUT_DESCRIPTORS, what],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert tried.returncode == 0, tried.stderr
-    assert len(tried.stdout.splitlines()) >= 4
-    assert [line for line in tried.stdout.splitlines() if not line.startswith("0 ")] == []
+    lines = printed_by(WITHOUT_DESCRIPTORS, what).splitlines()
+    assert len(lines) >= 4
+    assert [line for line in lines if not line.startswith("0 ")] == []
     RayDirectory.create().close()
     assert len(names(place)) == 1
 
 
-def test_starts_that_sweep_at_once_have_nothing_to_warn_of(
+def test_starts_that_sweep_at_once_warn_of_nothing(
     place: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for _ in range(3):
-        made = [RayDirectory.create() for _ in range(10)]
-        for held in made:
-            held.close()
-        threads = [threading.Thread(target=remove_abandoned, args=(place,)) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            made = [RayDirectory.create() for _ in range(10)]
+            for held in made:
+                held.close()
+            list(pool.map(remove_abandoned, [place] * 4))
     assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == []
 
 
@@ -394,3 +365,29 @@ def as_user_of(path: Path) -> Iterator[None]:
         yield
     finally:
         os.seteuid(before)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [("exit 1", ""), ("echo first >&2; echo no port left >&2; exit 3", "first / no port left")],
+)
+def test_a_ray_that_does_not_start_says_its_last_words_and_leaves_nothing(
+    command: str, words: str, mark: str, place: Path
+) -> None:
+    with pytest.raises(RayClusterFailedError) as failed:
+        LocalRay(["sh", "-c", command])
+    assert str(failed.value) == f"Ray ended at its start; its last words: {words}"
+    assert list(place.glob("lt-ray-*")) == []
+
+
+def test_the_variable_that_names_the_directory_stands_last_also_where_one_is_inherited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/none")
+    monkeypatch.setenv(DIRECTORY_VARIABLE, "/tmp/lt-ray-of-another")
+    monkeypatch.setenv("SOMETHING_LATER", "x")
+    with pytest.raises(RayClusterFailedError) as failed:
+        LocalRay(["sh", "-c", "tr '\\0' '\\n' </proc/$$/environ"])
+    last = str(failed.value).rpartition(" / ")[2]
+    assert last.startswith(f"{DIRECTORY_VARIABLE}=")
+    assert "of-another" not in last

@@ -6,21 +6,19 @@ import os
 import signal
 import stat
 import subprocess
-import sys
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from search_spaces.spec.presets.clusters import resolve_cluster
+from tests.kit.local_ranks import Hanging, failure_of, keeper_of
+from tests.kit.python_process import printed_by, start_python
 from tests.kit.waiting import wait_until
 from tests.workers.grpc_call import call
 from tests.workers.process_checks import (
-    MARK,
     RANK_PROGRAMS,
     command_line,
     environment_of,
@@ -36,7 +34,6 @@ from workers.launchers.ray.launcher import RayNodes, ray_launcher
 
 pytestmark = pytest.mark.ranks
 
-ROOT = Path(__file__).parents[4]
 
 RAYS_SERVICES = (
     "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo",
@@ -83,64 +80,26 @@ def test_a_group_runs_over_ray_and_its_ranks_meet(nodes: RayNodes) -> None:
 
 
 def test_the_first_failure_ends_the_group_over_ray(nodes: RayNodes) -> None:
-    hanging: list[int] = []
-    end = run_group(
-        nodes,
-        "hang",
-        by_rank={"1": "fail-late"},
-        on_event=lambda event: hanging.append(event["pid"]),
-    )
+    hanging = Hanging()
+    end = run_group(nodes, "hang", by_rank={"1": "fail-late"}, on_event=hanging)
     assert end.failure is not None
     assert end.failure.message == "rank 1: ValueError: this rank was told to fail"
     assert end.log_tail.endswith("ValueError: this rank was told to fail")
     assert end.duration_s < 15.0  # and not at the deadline
-    assert not any(map(is_alive, hanging))
-
-
-def test_a_daemon_of_a_rank_is_gone_after_the_group_over_ray(nodes: RayNodes) -> None:
-    end = run_group(nodes, "daemonise")
-    assert not any(is_alive(result["daemon"]) for result in end.results.values())
+    assert not any(map(is_alive, hanging.pids))
 
 
 @pytest.mark.slow
 def test_packages_of_our_names_where_the_worker_stands_are_left_alone(tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-P", "-c", IN_A_FULL_DIRECTORY],
-        cwd=make_decoys(tmp_path),
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
+    printed_by(IN_A_FULL_DIRECTORY, options=["-P"], cwd=make_decoys(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "victim",
-    [
-        "agent",
-        pytest.param("zygote", marks=pytest.mark.slow),
-        pytest.param("raylet", marks=pytest.mark.slow),
-    ],
-)
-def test_sigkill_on_a_node_leaves_no_rank_and_the_cluster_recovers(
-    nodes: RayNodes, victim: str
-) -> None:
+def test_sigkill_of_the_agent_leaves_no_rank_and_the_cluster_recovers(nodes: RayNodes) -> None:
+    """Of the zygote and of the raylet: see `test_ray_nodes`."""
     pids = dict(nodes.pids[0])
-    pids["raylet"] = psutil.Process(pids["agent"]).ppid()
-    assert psutil.Process(pids["raylet"]).name() == "raylet"
-    hanging: list[int] = []
-
-    def kill_when_all_hang(event: dict[str, Any]) -> None:
-        hanging.append(event["pid"])
-        if len(hanging) == 2:
-            os.kill(pids[victim], signal.SIGKILL)
-
-    end = run_group(nodes, "hang", on_event=kill_when_all_hang)
-    assert end.failure is not None
-    assert end.failure.reason == "node_lost"
-    wait_until_gone([*hanging, pids["warden"], pids["zygote"]])
+    hanging = Hanging(2, lambda: os.kill(pids["agent"], signal.SIGKILL))
+    assert failure_of(nodes, "hang", on_event=hanging).reason == "node_lost"
+    wait_until_gone([*hanging.pids, pids["warden"], pids["zygote"]])
     handler = signal.getsignal(signal.SIGTERM)
     nodes.recover(0)
     assert signal.getsignal(signal.SIGTERM) is handler
@@ -202,47 +161,41 @@ def test_ray_on_one_machine_listens_on_loopback_alone(nodes: RayNodes) -> None:
 
 
 @pytest.mark.slow
-def test_sigkill_of_agent_warden_zygote_and_keeper_at_once_leaves_no_daemon(
-    nodes: RayNodes,
-) -> None:
-    hanging: list[int] = []
+def test_sigkill_of_agent_warden_zygote_and_keeper_leaves_no_daemon(nodes: RayNodes) -> None:
     daemons: list[int] = []
 
-    def kill_when_all_hang(event: dict[str, Any]) -> None:
-        hanging.append(event["pid"])
-        if len(hanging) == 2:
-            (keeper,) = {psutil.Process(pid).ppid() for pid in hanging}
-            daemons.extend({child.pid for child in psutil.Process(keeper).children()} - {*hanging})
-            kill_at_once([*nodes.pids[0].values(), keeper])
+    def kill_all_above() -> None:
+        (keeper,) = {keeper_of(pid) for pid in hanging.pids}
+        children = {child.pid for child in psutil.Process(keeper).children()}
+        daemons.extend(children - {*hanging.pids})
+        kill_at_once([*nodes.pids[0].values(), keeper])
 
-    end = run_group(nodes, "daemonise-then-hang", on_event=kill_when_all_hang)
+    hanging = Hanging(2, kill_all_above)
+    assert failure_of(nodes, "daemonise-then-hang", on_event=hanging).reason == "node_lost"
     assert len(daemons) == 2
-    assert end.failure is not None
-    assert end.failure.reason == "node_lost"
-    wait_until_gone([*hanging, *daemons])
+    wait_until_gone([*hanging.pids, *daemons])
     nodes.recover(0)
     assert run_group(nodes, "succeed").failure is None
 
 
 @pytest.mark.slow
-def test_sigkill_of_all_wardens_at_once_leaves_nothing_and_the_next_start_cleans_up(
-    nodes: RayNodes,
-) -> None:
+def test_sigkill_of_all_wardens_at_once_leaves_nothing_in_the_end(nodes: RayNodes) -> None:
     directory = directory_of(nodes)
     before = set(workings(directory))
-    names = {process.name() for process in before}
-    assert {"raylet", "gcs_server"} <= names
-    wardens = [process for process in before if "workers.ranks.warden" in command_line(process)]
-    assert len(wardens) == 3
-    kill_at_once([process.pid for process in wardens])
+    assert {"raylet", "gcs_server"} <= {process.name() for process in before}
+    kill_at_once(wardens_among(before))
     wait_until("no process of it is left", lambda: not workings(directory), 20)
     # As a worker does: a node is brought back once its loss was noticed.
-    lost = run_group(nodes, "succeed").failure
-    assert lost is not None
-    assert lost.reason == "node_lost"
+    assert failure_of(nodes, "succeed").reason == "node_lost"
     nodes.recover(0)
     assert run_group(nodes, "succeed").failure is None
     assert not directory.exists()
+
+
+def wardens_among(processes: Iterable[psutil.Process]) -> list[int]:
+    found = [each.pid for each in processes if "workers.ranks.warden" in command_line(each)]
+    assert len(found) == 3
+    return found
 
 
 def directory_of(nodes: RayNodes) -> Path:
@@ -266,44 +219,34 @@ def kill_at_once(pids: Sequence[int]) -> None:
 def test_a_cluster_can_not_be_joined_without_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     frontier, _ = resolve_cluster("frontier")
-    with pytest.raises(
-        RayClusterFailedError, match=r"the token with which the nodes of n1:20001 were"
-    ):
+    with pytest.raises(RayClusterFailedError, match="token with which the nodes of n1:20001 were"):
         ray_launcher(frontier, address="n1:20001", num_nodes=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wardens_too", [False, True])
-def test_sigkill_of_the_process_that_holds_ray_leaves_nothing(
-    wardens_too: bool, place: Path
-) -> None:
-    mark = uuid.uuid4().hex
-    with hanging_holder(mark, place) as (holder, hanging):
+def test_sigkill_of_rays_holder_leaves_nothing(wardens_too: bool, mark: str, place: Path) -> None:
+    with hanging_holder() as (holder, hanging):
         found = marked(mark)
         assert {"raylet", "gcs_server"} <= {process.name() for process in found}
         assert all(map(is_alive, hanging))
-        (directory,) = {environment_of(process).get(DIRECTORY_VARIABLE) for process in found} - {
-            None
-        }
-        wardens = [
-            process.pid for process in found if "workers.ranks.warden" in command_line(process)
-        ]
-        assert len(wardens) == 3
+        named = {environment_of(process).get(DIRECTORY_VARIABLE) for process in found}
+        (directory,) = (Path(each) for each in named if each is not None)
+        wardens = wardens_among(found)
         kill_at_once([holder.pid, *(wardens if wardens_too else [])])
     wait_until_gone(hanging)
     wait_until("no process of the cluster is left", lambda: not marked(mark), 5)
-    assert Path(str(directory)).parent == place
-    assert Path(str(directory)).exists() == wardens_too
+    assert directory.parent == place
+    assert directory.exists() == wardens_too
     RayDirectory.create().close()
-    assert not Path(str(directory)).exists()
+    assert not directory.exists()
 
 
 @pytest.mark.slow
-def test_daemons_that_survive_everything_above_them_end_with_the_next_start(place: Path) -> None:
-    mark = uuid.uuid4().hex
-    with hanging_holder(mark, place) as (_, hanging):
+def test_daemons_that_survive_all_above_end_with_the_next_start(mark: str, place: Path) -> None:
+    with hanging_holder() as (_, hanging):
         found = {process.pid: process for process in marked(mark)}
-        (keeper,) = {psutil.Process(pid).ppid() for pid in hanging}
+        (keeper,) = {keeper_of(pid) for pid in hanging}
         daemons = {child.pid for child in psutil.Process(keeper).children()} - {*hanging}
         assert len(daemons) == 2
         kill_at_once([pid for pid in found if pid not in daemons])
@@ -313,19 +256,9 @@ def test_daemons_that_survive_everything_above_them_end_with_the_next_start(plac
 
 
 @contextmanager
-def hanging_holder(mark: str, place: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """A process that holds a Ray cluster with two ranks that hang beside daemons; and their pids.
-
-    Args:
-        mark: of every process of it.
-        place: for its temporary files.
-    """
-    with subprocess.Popen(
-        [sys.executable, "-c", HANGING],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, MARK: mark, "TMPDIR": str(place), "PYTHONPATH": str(ROOT)},
-    ) as holder:
+def hanging_holder() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A process that holds a Ray cluster, and the pids of two ranks that hang beside daemons."""
+    with start_python(HANGING) as holder:
         assert holder.stdout is not None
         try:
             yield holder, [int(holder.stdout.readline()) for _ in range(2)]

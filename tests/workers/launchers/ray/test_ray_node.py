@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.kit.python_process import run_python, start_python
 from tests.kit.waiting import wait_until
-from tests.workers.ray_nodes import PATIENCE_S, ROOT, make_nodes
+from tests.workers.ray_nodes import PATIENCE_S, make_nodes
 from workers.errors import RayClusterFailedError
 from workers.launchers.ray.cluster import HeadWatch, JoinedRay, resolved
 
@@ -42,17 +41,10 @@ def holds_pidfd(pid: int) -> bool:
         return False
 
 
-def test_a_node_without_a_token_says_what_is_missing(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_TOKEN"}
-    ended = subprocess.run(
-        [sys.executable, "-P", "-m", "workers.ray_node", f"--head={ADDRESS}:1"],
-        env={**environment, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def test_a_node_without_a_token_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    program = "import runpy; runpy.run_module('workers.ray_node', run_name='__main__')"
+    ended = run_python(program, f"--head={ADDRESS}:1", options=["-P"], cwd=tmp_path)
     assert ended.returncode == 1
     assert ended.stderr.startswith("RAY_AUTH_TOKEN is not set")
 
@@ -121,12 +113,7 @@ def test_a_node_whose_starter_is_gone_ends_even_while_it_waits_for_its_head() ->
         "n = N(name='n', address=sys.argv[1], head=sys.argv[2], token='x' * 64, mark=sys.argv[3]);"
         "n.start(); print(n.process.pid, flush=True); time.sleep(3600)"
     )
-    with subprocess.Popen(
-        [sys.executable, "-P", "-c", program, joiner.address, joiner.head, joiner.mark],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as starter:
+    with start_python(program, joiner.address, joiner.head, joiner.mark) as starter:
         assert starter.stdout is not None
         pid = int(starter.stdout.readline())
         try:

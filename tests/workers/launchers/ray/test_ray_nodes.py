@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -13,10 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from search_spaces.protocol.outcome import ProbeRequest
-from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
-from search_spaces.spec.presets.models import model_preset
+from tests.kit.local_ranks import Hanging, failure_of, make_cluster, make_probe, run_probe
 from tests.kit.waiting import wait_until
 from tests.workers.process_checks import (
     RANK_PROGRAMS,
@@ -27,7 +24,7 @@ from tests.workers.process_checks import (
 )
 from tests.workers.ray_nodes import PATIENCE_S, RayNodeProcess, make_nodes
 from workers.errors import RayClusterFailedError
-from workers.launchers.group import GroupEnd
+from workers.launchers.group import GroupEnd, GroupFailure
 from workers.launchers.ray.launcher import RayNodes, ray_launcher
 from workers.packing.request import Share
 
@@ -53,11 +50,10 @@ def processes() -> Iterator[list[RayNodeProcess]]:
 
 @pytest.fixture(scope="module")
 def cluster(processes: list[RayNodeProcess]) -> Iterator[RayNodes]:
+    address = processes[0].head
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_TOKEN", processes[0].token)
-        nodes = RayNodes(
-            num_devices=2, address=processes[0].head, num_nodes=2, rank_entry=RANK_PROGRAMS
-        )
+        nodes = RayNodes(num_devices=2, num_nodes=2, address=address, rank_entry=RANK_PROGRAMS)
         yield nodes
         pids = [pid for on_node in nodes.pids for pid in on_node.values()]
         nodes.close()
@@ -82,24 +78,30 @@ def on(nodes: RayNodes, name: str) -> tuple[Share, ...]:
 @contextmanager
 def hanging(nodes: RayNodes, **where: Any) -> Iterator[tuple[Future[GroupEnd], list[int]]]:
     """A group whose ranks hang, and their pids; it is cancelled at the end where it still runs."""
-    pids: list[int] = []
+    told = Hanging()
     ended: list[bool] = []
+    options = {"deadline_s": 200.0, "on_event": told, "cancelled": lambda: bool(ended), **where}
     with ThreadPoolExecutor(1) as thread:
-        group = thread.submit(
-            run_group,
-            nodes,
-            "hang",
-            on_event=lambda event: pids.append(event["pid"]),
-            deadline_s=where.pop("deadline_s", 200.0),
-            cancelled=lambda: bool(ended),
-            **where,
-        )
-        wait_until("the ranks hang", lambda: len(pids) == 2 or group.done(), PATIENCE_S)
-        assert len(pids) == 2, group.result()
+        group = thread.submit(run_group, nodes, "hang", **options)
+        wait_until("the ranks hang", lambda: len(told.pids) == 2 or group.done(), PATIENCE_S)
+        assert len(told.pids) == 2, group.result()
         try:
-            yield group, pids
+            yield group, told.pids
         finally:
             ended.append(True)
+
+
+def failed(group: Future[GroupEnd], within_s: float = LOSS_SHOWS_WITHIN_S) -> GroupFailure:
+    failure = group.result(within_s).failure
+    assert failure is not None
+    return failure
+
+
+def wait_until_both_are_back(nodes: RayNodes, *ranks: int) -> None:
+    """They are, and ranks can meet there again."""
+    wait_until_gone(ranks, PATIENCE_S)
+    wait_until("both are back", lambda: not {0, 1} & nodes.lost().keys(), PATIENCE_S)
+    assert run_group(nodes, "meet", shares=ON_BOTH, num_nodes=2).failure is None
 
 
 def test_a_group_over_two_nodes_meets_at_the_address_of_the_first(nodes: RayNodes) -> None:
@@ -110,74 +112,46 @@ def test_a_group_over_two_nodes_meets_at_the_address_of_the_first(nodes: RayNode
     assert [end.results[rank]["told"] for rank in (0, 1)] == [where, where]
 
 
-def test_a_probe_trains_over_two_nodes(
+def test_a_probe_runs_on_both(
     processes: list[RayNodeProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", processes[0].token)
-    pair = Cluster(
-        name="pair",
-        device="CPU core",
-        num_nodes=2,
-        devices_per_node=1,
-        device_memory_bytes=1 << 30,
-        peak_flops_per_s={"fp32": 1e11},
-    )
-    request = ProbeRequest(
-        model=model_preset("tiny"), layout=Layout(dp=2, num_nodes=2), warmup=2, iterations=2
-    )
+    pair = make_cluster(1, 2, peak_flops_per_s={"fp32": 1e11})
     with ray_launcher(pair, address=processes[0].head, num_nodes=2) as launcher:
-        outcome = launcher.run(request, on_event=lambda _: None, cancelled=lambda: False)
+        outcome = run_probe(launcher, make_probe(layout=Layout(dp=2, num_nodes=2)))
     assert outcome.state == "completed", outcome
 
 
 def test_groups_on_disjoint_devices_run_side_by_side_and_one_fails_alone(nodes: RayNodes) -> None:
     half = [(Share(node=1, devices=(device,)),) for device in (0, 1)]
     with hanging(nodes, shares=ON_0) as (group, pids):
-        failed = run_group(nodes, "fail", shares=half[0], num_ranks=1)
-        assert failed.failure is not None
-        assert (failed.failure.reason, failed.failure.node) == ("crashed", 1)
-        done = run_group(nodes, "succeed", shares=half[1], num_ranks=1)
-        assert done.failure is None
+        failure = failure_of(nodes, "fail", shares=half[0], num_ranks=1)
+        assert (failure.reason, failure.node) == ("crashed", 1)
+        assert run_group(nodes, "succeed", shares=half[1], num_ranks=1).failure is None
         assert all(map(is_alive, pids))
-    cancelled = group.result(PATIENCE_S).failure
-    assert cancelled is not None
-    assert cancelled.reason == "cancelled"
+    assert failed(group, PATIENCE_S).reason == "cancelled"
     assert not nodes.lost()
 
 
 def test_a_killed_rank_is_a_crash_and_no_lost_node(nodes: RayNodes) -> None:
     with hanging(nodes, shares=ON_BOTH, num_nodes=2) as (group, pids):
         os.kill(pids[0], signal.SIGKILL)
-        failure = group.result(LOSS_SHOWS_WITHIN_S).failure
-    assert failure is not None
-    assert failure.reason == "crashed"
+        assert failed(group).reason == "crashed"
     assert not any(map(is_alive, pids))
     assert not nodes.lost()
 
 
-def raylet_of(nodes: RayNodes, node: int) -> int:
-    return int(psutil.Process(nodes.pids[node]["agent"]).ppid())
-
-
-VICTIMS: dict[str, Callable[[RayNodes, int], int]] = {
-    "agent": lambda nodes, node: nodes.pids[node]["agent"],
-    "warden": lambda nodes, node: nodes.pids[node]["warden"],
-    "zygote": lambda nodes, node: nodes.pids[node]["zygote"],
-    "raylet": raylet_of,
-}
-
-
-@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("victim", ["agent", "warden", "zygote", "raylet"])
 def test_sigkill_on_one_node_is_its_loss_and_no_others(nodes: RayNodes, victim: str) -> None:
     lost = position(nodes, "n1")
     before = nodes.pids[lost]
+    victims = {**before, "raylet": psutil.Process(before["agent"]).ppid()}
     with (
         hanging(nodes, shares=on(nodes, "n0")) as (unharmed, well),
         hanging(nodes, shares=on(nodes, "n1")) as (group, pids),
     ):
-        os.kill(VICTIMS[victim](nodes, lost), signal.SIGKILL)
-        failure = group.result(LOSS_SHOWS_WITHIN_S).failure
-        assert failure is not None
+        os.kill(victims[victim], signal.SIGKILL)
+        failure = failed(group)
         assert (failure.reason, failure.node) == ("node_lost", lost)
         assert "node n1 was lost: " in failure.message
         wait_until_gone([*pids, *before.values()])
@@ -194,9 +168,7 @@ def test_a_node_that_falls_silent_is_lost_and_its_groups_end(nodes: RayNodes) ->
     agent = psutil.Process(nodes.pids[lost]["agent"])
     with hanging(nodes, shares=on(nodes, "n1"), deadline_s=5.0) as (group, pids):
         agent.suspend()
-        failure = group.result(PATIENCE_S).failure
-    assert failure is not None
-    assert failure.reason == "timeout"
+        assert failed(group, PATIENCE_S).reason == "timeout"
     wait_until("the silence is noticed", lambda: lost in nodes.lost(), PATIENCE_S)
     assert "hangs, or its network is cut" in nodes.lost()[lost]
     wait_until_gone(pids, PATIENCE_S)
@@ -204,7 +176,7 @@ def test_a_node_that_falls_silent_is_lost_and_its_groups_end(nodes: RayNodes) ->
     assert run_group(nodes, "succeed", shares=on(nodes, "n1")).failure is None
 
 
-def test_a_node_that_dies_whole_comes_back_at_its_position(
+def test_a_node_that_dies_whole_comes_back(
     nodes: RayNodes, processes: list[RayNodeProcess]
 ) -> None:
     lost = position(nodes, "n1")
@@ -213,8 +185,7 @@ def test_a_node_that_dies_whole_comes_back_at_its_position(
         hanging(nodes, shares=on(nodes, "n1")) as (group, _),
     ):
         processes[1].kill_tree()
-        failure = group.result(LOSS_SHOWS_WITHIN_S).failure
-        assert failure is not None
+        failure = failed(group)
         assert (failure.reason, failure.node) == ("node_lost", lost)
         processes[1].wait_until_nothing_is_left()
         assert not unharmed.done()
@@ -235,9 +206,7 @@ def test_a_token_that_is_not_the_clusters_is_refused(
     assert not nodes.lost()
 
 
-def test_a_node_that_comes_late_is_taken_up(
-    nodes: RayNodes, processes: list[RayNodeProcess]
-) -> None:
+def test_a_late_node_is_taken_up(nodes: RayNodes, processes: list[RayNodeProcess]) -> None:
     first = processes[0]
     late = RayNodeProcess(name="n2", address="127.0.1.33", head=first.head, token=first.token)
     late.start()
@@ -255,32 +224,19 @@ def test_the_end_of_the_head_loses_all_nodes_until_they_have_joined_again(
     nodes: RayNodes, processes: list[RayNodeProcess], victim: str
 ) -> None:
     with hanging(nodes, shares=ON_BOTH, num_nodes=2) as (group, pids):
-        started = time.monotonic()
         os.kill(processes[0].pid_of(victim), signal.SIGKILL)
-        failure = group.result(LOSS_SHOWS_WITHIN_S).failure
-        assert failure is not None
-        assert failure.reason == "node_lost"
-        assert time.monotonic() - started < LOSS_SHOWS_WITHIN_S
-    wait_until_gone(pids, PATIENCE_S)
-    wait_until("both are back", lambda: not {0, 1} & nodes.lost().keys(), PATIENCE_S)
-    assert run_group(nodes, "meet", shares=ON_BOTH, num_nodes=2).failure is None
+        assert failed(group).reason == "node_lost"
+    wait_until_both_are_back(nodes, *pids)
 
 
-def test_the_end_of_the_process_that_speaks_with_ray_is_no_end_of_the_worker(
-    nodes: RayNodes,
-) -> None:
-    me = psutil.Process()
+def test_the_end_of_the_bridge_to_ray_is_no_end_of_the_worker(nodes: RayNodes) -> None:
     (bridge,) = [
         process
-        for process in me.children(recursive=True)
+        for process in psutil.Process().children(recursive=True)
         if "workers.launchers.ray.bridge" in command_line(process)
         and "workers.ranks.warden" not in command_line(process)
     ]
     with hanging(nodes, shares=ON_BOTH, num_nodes=2) as (group, pids):
         bridge.kill()
-        failure = group.result(LOSS_SHOWS_WITHIN_S).failure
-        assert failure is not None
-        assert failure.reason == "node_lost"
-    wait_until_gone(pids, PATIENCE_S)
-    wait_until("both are back", lambda: not {0, 1} & nodes.lost().keys(), PATIENCE_S)
-    assert run_group(nodes, "meet", shares=ON_BOTH, num_nodes=2).failure is None
+        assert failed(group).reason == "node_lost"
+    wait_until_both_are_back(nodes, *pids)

@@ -10,29 +10,19 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from search_spaces.protocol.outcome import ProbeRequest
-from search_spaces.spec.layout import Layout
-from search_spaces.spec.presets.models import model_preset
+from tests.kit.fake_service import TOKEN, FakeService, serve
 from tests.kit.waiting import wait_until
-from tests.workers.fake_service import TOKEN, FakeService, serve
+from tests.kit.worker_loop import WorkedService
 from tests.workers.process_checks import MARK, kill, marked
 from tests.workers.ray_nodes import PATIENCE_S, RayNodeProcess, make_nodes
-from tests.workers.worker.test_worker import node_states
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parents[4]
 CLUSTER = "{preset: local-cpu, name: two-nodes, devices_per_node: 2}"
-
-
-def make_request(num_devices: int, num_nodes: int = 1, iterations: int = 2) -> dict[str, Any]:
-    layout = Layout(num_nodes=num_nodes, dp=num_devices)
-    request = ProbeRequest(model=model_preset("tiny"), layout=layout, iterations=iterations)
-    return request.to_mapping()
 
 
 @pytest.fixture(scope="module")
@@ -86,46 +76,37 @@ def test_probes_of_one_and_of_two_nodes_run_and_the_worker_ends_when_idle(
     nodes: Sequence[RayNodeProcess], tmp_path: Path
 ) -> None:
     sizes = {1: (1, 1), 2: (1, 1), 3: (2, 2), 4: (2, 1)}
-    with serve(FakeService()) as service:
+    with serve(WorkedService(tmp_path / "spool")) as service:
         for trial_id, (num_devices, num_nodes) in sizes.items():
-            service.add_trial(trial_id, make_request(num_devices, num_nodes))
+            service.add(trial_id, num_devices=num_devices, num_nodes=num_nodes, iterations=2)
         options = ("--end-when-idle", "3", "--time-left", "3600")
         with working(service, nodes, tmp_path, *options) as worker:
             assert worker.wait(3 * PATIENCE_S) == 0
         outcomes = {body["trial_id"]: body for body in service.outcomes}
-        assert {i: body["outcome"]["state"] for i, body in outcomes.items()} == dict.fromkeys(
-            sizes, "completed"
-        )
-        assert {i: body["nodes_held"] for i, body in outcomes.items()} == {
-            1: 0.5,
-            2: 0.5,
-            3: 2,
-            4: 1,
-        }
+        states = {i: body["outcome"]["state"] for i, body in outcomes.items()}
+        assert states == dict.fromkeys(sizes, "completed")
+        held = {i: body["nodes_held"] for i, body in outcomes.items()}
+        assert held == {1: 0.5, 2: 0.5, 3: 2, 4: 1}
         assert all(0 < b["iterations_s"] <= b["outcome"]["duration_s"] for b in outcomes.values())
         assert service.unregistered == ["session-1"]
         status = service.heartbeats[-1]["status"]
-        health = service.told_health()
-        assert {name: told["num_devices_seen"] for name, told in health.items()} == {
-            node["name"]: 2 for node in status["nodes"]
-        }
+        seen = {name: told["num_devices_seen"] for name, told in service.told_health().items()}
+        assert seen == {node["name"]: 2 for node in status["nodes"]}
         assert 0 < status["ends_in_s"] < 3600
 
 
-def test_a_probe_whose_node_dies_is_run_again_on_another(
+def test_a_probe_whose_node_dies_runs_again(
     nodes: Sequence[RayNodeProcess], tmp_path: Path
 ) -> None:
-    with serve(FakeService()) as service:
-        for trial_id in (1, 2):
-            service.add_trial(trial_id, make_request(2, iterations=100_000))
+    with serve(WorkedService(tmp_path / "spool")) as service:
+        service.add(1, 2, iterations=100_000)
 
         def doing() -> dict[str, str]:
             bodies = service.heartbeats[-1:]
             return {n["name"]: n["doing"] for body in bodies for n in body["status"]["nodes"]}
 
         def are_iterating() -> bool:
-            beats = [beat for body in service.heartbeats[-1:] for beat in body["trials"]]
-            return [beat["phase"] for beat in beats] == ["iterating", "iterating"]
+            return [beat["phase"] for beat in service.beats().values()] == ["iterating"] * 2
 
         with working(service, nodes, tmp_path) as worker:
             wait_until("both are at their iterations", are_iterating, 2 * PATIENCE_S)
@@ -134,7 +115,7 @@ def test_a_probe_whose_node_dies_is_run_again_on_another(
             wait_until("it is lost", lambda: doing()["n1"] == "", PATIENCE_S)
             service.stop = [int(of_other.split()[1])]
             wait_until("it runs on the other", lambda: doing()["n0"] == of_lost, PATIENCE_S)
-            wait_until("n1 is back", lambda: node_states(service)["n1"] == "idle", 2 * PATIENCE_S)
+            wait_until("n1 is back", lambda: service.states()["n1"] == "idle", 2 * PATIENCE_S)
             worker.terminate()
             assert worker.wait(60) == 0
         assert [body["outcome"]["state"] for body in service.outcomes] == ["cancelled"]

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.test_network_cut import Namespace, why_not
+from tests.kit.local_ranks import Hanging, failure_of
 from tests.kit.waiting import wait_until
 from tests.workers.process_checks import (
     MARK,
@@ -25,6 +26,7 @@ from tests.workers.process_checks import (
     kill,
     marked,
     run_group,
+    wait_until_gone,
 )
 from workers.errors import NodeLostError
 from workers.launchers.slurm_step.srun import SrunNodes, StepSettings
@@ -95,52 +97,46 @@ def test_ranks_of_two_nodes_meet_in_a_step(nodes: SrunNodes) -> None:
     assert [end.results[rank]["told"] for rank in range(4)] == [where] * 4
 
 
+def start_late(environment: dict[str, str], node: str, program: Path, until: str) -> None:
+    """Has the task of a node wait for something first."""
+    program.write_text(f'#!/bin/sh\n{until}\nexec "$@"\n')
+    program.chmod(0o755)
+    environment[f"BEFORE_{node}"] = str(program)
+
+
 def test_ranks_meet_although_a_node_calls_in_after_the_first_rank_listens(
-    environment: dict[str, str], tmp_path: Path
+    environment: dict[str, str], nodes: SrunNodes, tmp_path: Path
 ) -> None:
-    nodes = start_nodes(environment)
     listens = tmp_path / "listens"
-    late = tmp_path / "late"
-    late.write_text(f'#!/bin/sh\nuntil [ -e {listens} ]; do sleep 0.05; done\nexec "$@"\n')
-    late.chmod(0o755)
-    environment["BEFORE_n2"] = str(late)
-    end = run_group(
-        nodes, "meet", num_ranks=2, num_nodes=2, on_event=lambda _: listens.touch(), deadline_s=60
-    )
-    nodes.close()
+    until = f"until [ -e {listens} ]; do sleep 0.05; done"
+    start_late(environment, "n2", tmp_path / "late", until)
+    told = {"on_event": lambda _: listens.touch(), "deadline_s": 60}
+    end = run_group(nodes, "meet", num_ranks=2, num_nodes=2, **told)
     assert end.failure is None, end
 
 
 @pytest.mark.slow
 def test_the_start_of_a_step_is_none_of_its_groups_time(
-    environment: dict[str, str], tmp_path: Path
+    environment: dict[str, str], nodes: SrunNodes, tmp_path: Path
 ) -> None:
-    nodes = start_nodes(environment)
-    (tmp_path / "late").write_text('#!/bin/sh\nsleep 4\nexec "$@"\n')
-    (tmp_path / "late").chmod(0o755)
-    environment["BEFORE_n1"] = str(tmp_path / "late")
+    start_late(environment, "n1", tmp_path / "late", "sleep 4")
     end = run_group(nodes, "succeed", num_ranks=1, deadline_s=3.5)
-    nodes.close()
     assert end.failure is None
     assert end.duration_s > 4
 
 
 def test_a_zygote_that_is_killed_loses_its_node(nodes: SrunNodes) -> None:
-    ranks: list[int] = []
+    def kill_a_zygote() -> None:
+        mark = nodes.settings.environment[MARK]
+        zygotes = [p for p in marked(mark) if "workers.ranks.zygote" in command_line(p)[:5]]
+        on_n2 = [p for p in zygotes if environment_of(p).get("SLURMD_NODENAME") == "n2"]
+        kill(on_n2)  # the keepers forked from it go by its name
 
-    def kill_a_zygote(event: dict[str, Any]) -> None:
-        ranks.append(event["pid"])
-        if len(ranks) == 2:
-            mark = nodes.settings.environment[MARK]
-            zygotes = [p for p in marked(mark) if "workers.ranks.zygote" in command_line(p)[:5]]
-            on_n2 = [p for p in zygotes if environment_of(p).get("SLURMD_NODENAME") == "n2"]
-            kill(on_n2)  # the keepers forked from it go by its name
-
-    end = run_group(nodes, "hang", num_ranks=2, num_nodes=2, on_event=kill_a_zygote)
-    assert end.failure is not None
-    assert (end.failure.reason, end.failure.node) == ("node_lost", 1)
-    assert end.failure.message.startswith("node n2 was lost: the zygote ended: its warden ended")
-    assert not any(map(is_alive, ranks))
+    hanging = Hanging(2, kill_a_zygote)
+    failure = failure_of(nodes, "hang", num_ranks=2, num_nodes=2, on_event=hanging)
+    assert (failure.reason, failure.node) == ("node_lost", 1)
+    assert failure.message.startswith("node n2 was lost: the zygote ended: its warden ended with")
+    assert not any(map(is_alive, hanging.pids))
     nodes.recover(1)
     assert run_group(nodes, "succeed", num_nodes=2).failure is None
 
@@ -157,19 +153,16 @@ def test_closing_while_a_groups_own_thread_ends_it_waits_for_that_end(nodes: Sru
         assert ending.result(30) == {}
 
 
-def test_what_srun_refuses_is_said_and_blames_the_node_that_it_names(
-    environment: dict[str, str],
+def test_a_refusal_of_srun_blames_the_node_it_names(
+    environment: dict[str, str], nodes: SrunNodes
 ) -> None:
-    nodes = start_nodes(environment)
     environment["REFUSAL"] = "Unable to create step: node n2 is not responding"
-    end = run_group(nodes, "succeed", num_nodes=2)
-    assert end.failure is not None
-    assert (end.failure.reason, end.failure.node) == ("node_lost", 1)
-    assert "node n2 is not responding" in end.failure.message
+    failure = failure_of(nodes, "succeed", num_nodes=2)
+    assert (failure.reason, failure.node) == ("node_lost", 1)
+    assert "node n2 is not responding" in failure.message
     assert list(nodes.lost()) == [1]
     del environment["REFUSAL"]
     nodes.recover(1)
-    nodes.close()
 
 
 def test_an_allocation_none_of_whose_nodes_answers_is_refused(environment: dict[str, str]) -> None:
@@ -188,9 +181,7 @@ def test_one_node_that_is_down_at_the_start_is_lost_alone(environment: dict[str,
     nodes.close()
 
 
-def test_the_batch_scripts_wishes_for_tasks_do_not_reach_the_step(
-    environment: dict[str, str],
-) -> None:
+def test_wishes_of_the_batch_script_do_not_reach_the_step(environment: dict[str, str]) -> None:
     environment.update(SLURM_GPUS_PER_TASK="1", SLURM_NTASKS="64", SLURM_NETWORK="kept")
     seen: list[dict[str, str]] = []
 
@@ -224,32 +215,20 @@ def test_only_steps_of_the_same_job_and_node_are_found_alive(nodes: SrunNodes) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_node_that_is_cut_off_is_lost_and_ends_its_ranks_by_itself(
-    environment: dict[str, str],
-) -> None:
+def test_a_node_that_is_cut_off_is_lost_and_ends_its_ranks(environment: dict[str, str]) -> None:
     if reason := why_not():
         pytest.skip(reason)
     namespace = Namespace()
-    ranks: dict[int, int] = {}
-
-    def cut(event: dict[str, Any]) -> None:
-        ranks[len(ranks)] = event["pid"]
-        if len(ranks) == 2:
-            namespace.cut()
-
+    hanging = Hanging(2, namespace.cut)
     environment["BEFORE_n2"] = " ".join(namespace.prefix)
     try:
         nodes = start_nodes(environment, listen_address=namespace.host)
-        end = run_group(nodes, "hang", num_nodes=2, deadline_s=200, on_event=cut)
+        end = run_group(nodes, "hang", num_nodes=2, deadline_s=200, on_event=hanging)
         assert end.failure is not None
         assert (end.failure.reason, end.failure.node) == ("node_lost", 1)
         assert "node n2 was lost" in end.failure.message
         assert end.duration_s < 100
-        wait_until("the ranks on both sides have ended", lambda: not any_alive(ranks), 60)
+        wait_until_gone(hanging.pids)
         nodes.close()
     finally:
         namespace.remove()
-
-
-def any_alive(ranks: dict[int, int]) -> bool:
-    return any(map(is_alive, ranks.values()))
