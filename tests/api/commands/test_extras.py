@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from api.cli import main
 from api.command_packages import NEEDS, missing_packages_of
+from search_spaces.terminal.missing_packages import missing_packages
 
 PROJECT: dict[str, Any] = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())[
     "project"

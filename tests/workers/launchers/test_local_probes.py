@@ -248,5 +248,5 @@ def test_a_peak_that_could_not_be_measured_is_neither_the_probes_failure_nor_its
 def test_a_training_job_says_it_too(failing: GroupLauncher) -> None:
     job = {"layout": Layout().to_mapping()}
     end = failing.train(job, on_event=lambda _: None, cancelled=lambda: False)
-    assert end.result is None
-    assert end.message.startswith(RANK_FAILED + "ValueError")
+    assert end.failure is not None
+    assert end.failure.message.startswith(RANK_FAILED + "ValueError")
