@@ -106,14 +106,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
         look_s=min(settings.lease_poll_s, settings.event_poll_s),
     )
     app.state.book = book
-    app.state.authentication = Authentication(
-        book=book,
-        sessions=sessions,
-        guess_limit=GuessLimit(settings.wrong_codes),
-        cookie=SessionCookie(
-            is_behind_proxy=settings.is_behind_proxy, url_prefix=settings.url_prefix
-        ),
-    )
+    app.state.authentication = _authentication(settings, book, sessions)
     app.state.owners = Owners(store)
     app.state.readers = FairQueue(at_once=BODIES_AT_ONCE)
     app.state.metrics = Metrics(store, lambda: len(app.state.hub.streams))
@@ -145,6 +138,17 @@ async def _at_work(
             in_background(prune(store, settings.retention)),
         ):
             yield
+
+
+def _authentication(settings: Settings, book: TokenBook, sessions: SessionBook) -> Authentication:
+    return Authentication(
+        book=book,
+        sessions=sessions,
+        guess_limit=GuessLimit(settings.wrong_codes),
+        cookie=SessionCookie(
+            is_behind_proxy=settings.is_behind_proxy, url_prefix=settings.url_prefix
+        ),
+    )
 
 
 def _operation_id(route: APIRoute) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -23,51 +22,59 @@ from search_spaces import errors as space_errors
 
 MEDIA_TYPE: Final = "application/problem+json"
 
-_ERRORS: Final = {
-    HTTPStatus.BAD_REQUEST: {api_errors: "DocumentMalformed PageInvalid EventNumberInvalid"},
-    HTTPStatus.UNPROCESSABLE_ENTITY: {
-        api_errors: "DocumentInvalid QueryUnknown ComparisonInvalid ColumnUnknown",
-        db_errors: """
-            IdempotencyKeyReused TokenInvalid MeasurementInvalid TrialFilterInvalid
-            ObjectiveUnknown ValueUnstorable ListingInvalid
-        """,
-        space_errors: "SearchSpace",
-        exporters: "ExportFormatUnknown ExportImpossible",
-    },
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: {api_errors: "DocumentTooLarge"},
-    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: {api_errors: "DocumentTypeUnsupported"},
-    HTTPStatus.SERVICE_UNAVAILABLE: {
-        api_errors: "WatchersTooMany",
-        db_errors: "DatabaseUnavailable",
-    },
-    HTTPStatus.CONFLICT: {
-        api_errors: "ExportUnavailable PresetFixed",
-        db_errors: """
-            WorkerSuperseded PlanLimit CampaignDuplicate CampaignState IdempotencyKeyInUse
-            DescriptionLimit TrialDuplicate TrialState AttemptNotFound NodeState TokenDuplicate
-        """,
-    },
-    HTTPStatus.FORBIDDEN: {
-        api_errors: "CampaignOwned FormTokenInvalid SignInCodeSource SignInRole",
-        db_errors: "DescriptionOwned WorkerOwned",
-    },
-    HTTPStatus.UNAUTHORIZED: {api_errors: "SignInRefused"},
-    HTTPStatus.TOO_MANY_REQUESTS: {api_errors: "SignInTooOften"},
-    HTTPStatus.NOT_FOUND: {
-        api_errors: "AssetNotFound AnalysisUnavailable",
-        db_errors: """
-            CampaignNotFound TrialNotFound TrialLogNotFound WorkerNotFound PlanNotFound
-            DescriptionNotFound NodeNotFound TokenNotFound
-        """,
-    },
-}
-"""The errors of each status by the modules that have them, without the end of their names."""
-
-STATUS_OF: Final[Mapping[type[Exception], HTTPStatus]] = {
-    getattr(module, f"{name}Error"): status
-    for status, modules in _ERRORS.items()
-    for module, names in modules.items()
-    for name in names.split()
+STATUS_OF: Final[dict[type[Exception], HTTPStatus]] = {
+    api_errors.DocumentMalformedError: HTTPStatus.BAD_REQUEST,
+    api_errors.DocumentInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    api_errors.DocumentTooLargeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    api_errors.PageInvalidError: HTTPStatus.BAD_REQUEST,
+    api_errors.QueryUnknownError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    api_errors.DocumentTypeUnsupportedError: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    api_errors.WatchersTooManyError: HTTPStatus.SERVICE_UNAVAILABLE,
+    api_errors.EventNumberInvalidError: HTTPStatus.BAD_REQUEST,
+    api_errors.ExportUnavailableError: HTTPStatus.CONFLICT,
+    api_errors.CampaignOwnedError: HTTPStatus.FORBIDDEN,
+    api_errors.FormTokenInvalidError: HTTPStatus.FORBIDDEN,
+    api_errors.SignInCodeSourceError: HTTPStatus.FORBIDDEN,
+    api_errors.SignInRefusedError: HTTPStatus.UNAUTHORIZED,
+    api_errors.SignInRoleError: HTTPStatus.FORBIDDEN,
+    api_errors.SignInTooOftenError: HTTPStatus.TOO_MANY_REQUESTS,
+    api_errors.PresetFixedError: HTTPStatus.CONFLICT,
+    api_errors.AssetNotFoundError: HTTPStatus.NOT_FOUND,
+    api_errors.ComparisonInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    api_errors.ColumnUnknownError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    api_errors.AnalysisUnavailableError: HTTPStatus.NOT_FOUND,
+    db_errors.CampaignNotFoundError: HTTPStatus.NOT_FOUND,
+    db_errors.TrialNotFoundError: HTTPStatus.NOT_FOUND,
+    db_errors.TrialLogNotFoundError: HTTPStatus.NOT_FOUND,
+    db_errors.WorkerNotFoundError: HTTPStatus.NOT_FOUND,
+    db_errors.WorkerSupersededError: HTTPStatus.CONFLICT,
+    db_errors.PlanNotFoundError: HTTPStatus.NOT_FOUND,
+    db_errors.PlanLimitError: HTTPStatus.CONFLICT,
+    db_errors.CampaignDuplicateError: HTTPStatus.CONFLICT,
+    db_errors.CampaignStateError: HTTPStatus.CONFLICT,
+    db_errors.IdempotencyKeyReusedError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    db_errors.IdempotencyKeyInUseError: HTTPStatus.CONFLICT,
+    db_errors.DescriptionNotFoundError: HTTPStatus.NOT_FOUND,
+    db_errors.DescriptionOwnedError: HTTPStatus.FORBIDDEN,
+    db_errors.WorkerOwnedError: HTTPStatus.FORBIDDEN,
+    db_errors.DescriptionLimitError: HTTPStatus.CONFLICT,
+    db_errors.TrialDuplicateError: HTTPStatus.CONFLICT,
+    db_errors.TrialStateError: HTTPStatus.CONFLICT,
+    db_errors.AttemptNotFoundError: HTTPStatus.CONFLICT,
+    db_errors.NodeNotFoundError: HTTPStatus.NOT_FOUND,
+    db_errors.NodeStateError: HTTPStatus.CONFLICT,
+    db_errors.TokenNotFoundError: HTTPStatus.NOT_FOUND,
+    db_errors.TokenDuplicateError: HTTPStatus.CONFLICT,
+    db_errors.TokenInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    db_errors.MeasurementInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    db_errors.TrialFilterInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    db_errors.ObjectiveUnknownError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    db_errors.ValueUnstorableError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    db_errors.ListingInvalidError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    db_errors.DatabaseUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
+    space_errors.SearchSpaceError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    exporters.ExportFormatUnknownError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    exporters.ExportImpossibleError: HTTPStatus.UNPROCESSABLE_ENTITY,
 }
 """The status of each error; an error that is not here is a fault of the service."""
 
