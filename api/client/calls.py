@@ -1,7 +1,7 @@
 """What the calls of the client share: a request, and its answer as a document.
 
 When a request is sent again, and after which pause, is in
-`search_spaces/connection/service_connection.py`.
+`search_spaces.connection.http_connection.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from api.errors import ServiceError
 from api.schemas.campaigns_and_trials import Problem
-from search_spaces.connection.service_connection import ServiceConnection
+from search_spaces.connection.http_connection import ServiceConnection
 from search_spaces.errors import ServiceUnansweredError
 
 PAGE: Final = 200

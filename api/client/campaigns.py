@@ -31,7 +31,7 @@ from api.schemas.campaigns_and_trials import (
 )
 from api.schemas.plans import PlanRead
 from results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
-from results_db.leaderboard.leaderboard_query import ListingSortKey
+from results_db.leaderboard.leaderboard_listing import ListingSortKey
 from results_db.trials.filter import TrialFilter
 from results_db.trials.sort_order import SortKey
 from search_spaces.belief.plan import Plan

@@ -13,8 +13,8 @@ from api.errors import ServiceError
 from api.security.local_tokens import read_token
 from api.version import version
 from results_db.database.data_dir import DataDir
+from search_spaces.connection.http_connection import TIMEOUT_S, Retries, ServiceConnection
 from search_spaces.connection.service_address import service_of
-from search_spaces.connection.service_connection import TIMEOUT_S, Retries, ServiceConnection
 from search_spaces.errors import ServiceNotFoundError, UrlInvalidError
 
 DEFAULT_RETRIES: Final = Retries()

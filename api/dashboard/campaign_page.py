@@ -16,7 +16,7 @@ from api.html.leaderboard_table import COLUMNS, PAGE, leaderboard_table
 from api.html.rendering import campaign_path, go_to, page_url, render
 from api.http.query_parameters import TrialFilterDep
 from api.routes.leaderboard import Front, Order, Ranking, Sort, Within
-from results_db.leaderboard.leaderboard_query import LeaderboardQuery, ListingSortKey
+from results_db.leaderboard.leaderboard_listing import LeaderboardListing, ListingSortKey
 from results_db.records import CampaignRecord
 from results_db.store import Store
 from search_spaces.documents.limits import MAX_ID
@@ -95,7 +95,7 @@ def show_campaign(
     table = leaderboard_table(
         store,
         campaign,
-        LeaderboardQuery(
+        LeaderboardListing(
             front=front, wanted=wanted, within_percent=within, sort=sort, descending=order == "desc"
         ),
         objective=objective or campaign.objective,

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from api.errors import ColumnUnknownError
 from api.formatting import figure, memory, percent
-from results_db.leaderboard.leaderboard_query import LeaderboardQuery
+from results_db.leaderboard.leaderboard_listing import LeaderboardListing
 from results_db.leaderboard.leaderboard_records import PageOfLayouts, RankedLayout
 from results_db.records import CampaignRecord
 from results_db.store import Store
@@ -86,7 +86,7 @@ class LeaderboardTable:
     """A page of the leaderboard with everything around it."""
 
     objective: str
-    listing: LeaderboardQuery
+    listing: LeaderboardListing
     columns: Sequence[LeaderboardColumn]
     lines: Sequence[LeaderboardLine]
     constant: Mapping[str, str]
@@ -113,7 +113,7 @@ class LeaderboardTable:
 def leaderboard_table(
     store: Store,
     campaign: CampaignRecord,
-    listing: LeaderboardQuery,
+    listing: LeaderboardListing,
     *,
     objective: str,
     columns: Sequence[str],
@@ -180,7 +180,7 @@ def heading_of(name: str) -> str:
     }.get(name) or name.replace("_per_", "/").replace("tflops", "TFLOP/s").replace("_", " ")
 
 
-def _column(name: str, listing: LeaderboardQuery) -> LeaderboardColumn:
+def _column(name: str, listing: LeaderboardListing) -> LeaderboardColumn:
     first = "asc" if name in _SMALL_IS_GOOD else "desc"
     is_sorted = listing.sort == name
     order = "desc" if listing.descending else "asc"
@@ -194,7 +194,7 @@ def _column(name: str, listing: LeaderboardQuery) -> LeaderboardColumn:
 
 
 def _facets(
-    store: Store, campaign: CampaignRecord, listing: LeaderboardQuery, opened: str | None
+    store: Store, campaign: CampaignRecord, listing: LeaderboardListing, opened: str | None
 ) -> list[KnobFacet]:
     same = store.knobs.constant(campaign.id)
     chosen = {name: getattr(listing.wanted, name) for name in KNOB_FIELDS}

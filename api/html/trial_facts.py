@@ -22,7 +22,7 @@ from api.plot_data.estimates import memory_by_stage
 from api.plots.bars import PlotPart, step_parts
 from api.plots.static_plot import static_plot
 from api.plots.svg import Plot
-from results_db.leaderboard.leaderboard_query import LeaderboardQuery
+from results_db.leaderboard.leaderboard_listing import LeaderboardListing
 from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.records import CampaignRecord, TrialDetail, TrialRecord
 from results_db.store import Store
@@ -161,7 +161,7 @@ def _estimated_bytes(campaign: CampaignRecord, trial: TrialRecord) -> list[float
 
 def _ranked(store: Store, campaign: CampaignRecord, layout: Layout) -> RankedLayout | None:
     same = TrialFilter(**{name: (getattr(layout, name),) for name in KNOBS})
-    listing = LeaderboardQuery(wanted=same)
+    listing = LeaderboardListing(wanted=same)
     found = store.leaderboard.ranked_layouts(
         campaign.id, campaign.objective, listing=listing, limit=1
     )

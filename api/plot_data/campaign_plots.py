@@ -15,7 +15,7 @@ from api.plot_data.plot_data import PlottedData
 from api.plot_data.step_times import time_parts
 from api.plot_data.timeline import timeline
 from results_db.campaigns.charts import MAX_TIMELINE
-from results_db.leaderboard.leaderboard_query import WHOLE, LeaderboardQuery
+from results_db.leaderboard.leaderboard_listing import WHOLE, LeaderboardListing
 from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.leaderboard.plot_points import PlotPoint
 from results_db.records import Analysis, CampaignRecord, PredictedTrial
@@ -159,10 +159,10 @@ class CampaignPlots:
         if layout is None:
             return None
         wanted = TrialFilter(**{name: (value,) for name, value in layout.to_mapping().items()})
-        found = self._ranked(1, LeaderboardQuery(wanted=wanted))
+        found = self._ranked(1, LeaderboardListing(wanted=wanted))
         return found[0] if found else None
 
-    def _ranked(self, limit: int, listing: LeaderboardQuery = WHOLE) -> Sequence[RankedLayout]:
+    def _ranked(self, limit: int, listing: LeaderboardListing = WHOLE) -> Sequence[RankedLayout]:
         return self.store.leaderboard.ranked_layouts(
             self.campaign.id, self.campaign.objective, listing=listing, limit=limit
         )

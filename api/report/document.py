@@ -27,7 +27,7 @@ from api.report.probe_command import commands
 from api.version import version
 from results_db.campaigns.imports import IMPORTED
 from results_db.campaigns.reports import TrialBrief
-from results_db.leaderboard.leaderboard_query import WHOLE, LeaderboardQuery
+from results_db.leaderboard.leaderboard_listing import WHOLE, LeaderboardListing
 from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.records import Analysis, CampaignRecord, ProbeCount
 from results_db.store import Store
@@ -109,7 +109,7 @@ def _leaderboard(
 ) -> dict[str, Any]:
     """The best layouts, and the baseline after them if it is none of these."""
 
-    def table(listing: LeaderboardQuery, columns: Sequence[str]) -> LeaderboardTable:
+    def table(listing: LeaderboardListing, columns: Sequence[str]) -> LeaderboardTable:
         return leaderboard_table(
             store, campaign, listing, objective=campaign.objective, columns=columns, offset=0
         )
@@ -120,7 +120,9 @@ def _leaderboard(
         knobs = baseline.trial.layout.to_mapping()
         wanted = TrialFilter(**{name: (value,) for name, value in knobs.items()})
         columns = [column.name for column in whole.columns]
-        rows += zip([baseline], table(LeaderboardQuery(wanted=wanted), columns).lines, strict=True)
+        rows += zip(
+            [baseline], table(LeaderboardListing(wanted=wanted), columns).lines, strict=True
+        )
     return {"leaderboard": whole, "leaders": rows}
 
 

@@ -20,7 +20,7 @@ from api.schemas.campaigns_and_trials import (
     TrialRead,
 )
 from results_db.allocations.allocations import AllocationRecord, WaitingTrial
-from results_db.leaderboard.leaderboard_query import LeaderboardQuery
+from results_db.leaderboard.leaderboard_listing import LeaderboardListing
 from results_db.leaderboard.leaderboard_records import PageOfLayouts, RankedLayout
 from results_db.records import BaselineRead, CampaignRecord, TrialDetail, TrialRecord
 from results_db.store import Store
@@ -102,7 +102,7 @@ def _trial_fields(trial: TrialRecord, probes: Mapping[int, CheapProbe]) -> dict[
 def leaderboard_page(
     campaign: CampaignRecord,
     page: PageOfLayouts,
-    listing: LeaderboardQuery,
+    listing: LeaderboardListing,
     *,
     ranked_by: str,
     offset: int,

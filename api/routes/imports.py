@@ -7,8 +7,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from api.campaigns.csv_tables import trial_table
 from api.campaigns.imports import read_import
-from api.campaigns.measurement_table import trial_table
 from api.dependencies import CampaignDep, StoreDep
 from api.errors import DocumentTypeUnsupportedError
 from api.http.documents import media_type_of

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Query, Response
 from pydantic_core import to_json
 
-from api.campaigns.measurement_table import INTERVAL_COLUMNS, measurement_rows, measurement_table
+from api.campaigns.csv_tables import INTERVAL_COLUMNS, measurement_rows, measurement_table
 from api.campaigns.parquet import PARQUET_TYPE, parquet
 from api.dependencies import CampaignName, StoreDep, campaign_named
 from api.http.query_parameters import TrialFilterDep
@@ -15,7 +15,7 @@ from api.routes.etags import UNCHANGED, TagDep
 from api.routes.from_records import leaderboard_page
 from api.schemas.campaigns_and_trials import LeaderboardPage
 from api.schemas.text_types import campaign_reference
-from results_db.leaderboard.leaderboard_query import LeaderboardQuery, ListingSortKey
+from results_db.leaderboard.leaderboard_listing import LeaderboardListing, ListingSortKey
 from search_spaces.documents.limits import MAX_ID
 from search_spaces.spec.objectives import Objective
 from search_spaces.tables.writing import columns_of
@@ -99,7 +99,7 @@ def read_leaderboard(
     record = campaign_named(campaign_reference(campaign), store)
     headers = add_tag(store.events.page_version(record.id))
     ranked_by = objective or record.objective
-    listing = LeaderboardQuery(
+    listing = LeaderboardListing(
         front=front, wanted=wanted, within_percent=within, sort=sort, descending=order == "desc"
     )
     page = store.leaderboard.page_of_layouts(

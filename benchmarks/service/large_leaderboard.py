@@ -24,8 +24,8 @@ from benchmarks.service.service_database import base_layouts, campaign_spec, mad
 from benchmarks.trainer.trainer_table import Figure
 from results_db.database.bulk_insert import insert_many
 from results_db.database.data_dir import DataDir
+from results_db.leaderboard.leaderboard_listing import LeaderboardListing
 from results_db.leaderboard.leaderboard_memo import LeaderboardMemo
-from results_db.leaderboard.leaderboard_query import LeaderboardQuery
 from results_db.models.base import Base
 from results_db.models.tables import (
     Attempt,
@@ -93,7 +93,7 @@ def _calls(store: Store, layouts: int) -> Mapping[str, tuple[bool, Callable[[], 
     """By name: whether a list is asked for, and the call."""
 
     def page(offset: int = 0, **listing: Any) -> tuple[bool, Callable[[], object]]:
-        query = LeaderboardQuery(**listing)
+        query = LeaderboardListing(**listing)
         return True, lambda: store.leaderboard.page_of_layouts(
             1, listing=query, limit=LIMIT, offset=offset
         )
@@ -128,7 +128,7 @@ def _calls(store: Store, layouts: int) -> Mapping[str, tuple[bool, Callable[[], 
         "knobs of one value": (True, lambda: store.knobs.constant(1)),
         "knobs of one value, filtered": (
             True,
-            lambda: store.knobs.constant(1, listing=LeaderboardQuery(wanted=some)),
+            lambda: store.knobs.constant(1, listing=LeaderboardListing(wanted=some)),
         ),
         "points of a plot": (False, lambda: store.plot_data.points(1)),
         "history of the best": (False, lambda: store.history.best_so_far(1)),

@@ -80,7 +80,7 @@ def backup(file: Path, force: bool, data_dir: Path | None, database: str | None)
     FILE is a SQLite database, whatever it was made of, and `restore` puts it into either kind. It
     is checked before it gets its name, and only you can read it.
     """
-    from results_db.admin.backup import back_up
+    from results_db.admin.backup_file import back_up
 
     with _refusals_as_messages(), work_line(sys.stderr, ticks=True) as line:
         report = back_up(_url(data_dir, database), file, replace=force, say=line.say)

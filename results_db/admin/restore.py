@@ -19,7 +19,7 @@ from typing import Final
 
 from sqlalchemy import Connection, inspect, text
 
-from results_db.admin.backup import (
+from results_db.admin.backup_file import (
     count_rows,
     extract,
     forget_sign_ins,

@@ -8,7 +8,7 @@ from functools import cache, partial
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from results_db.leaderboard.leaderboard_query import LeaderboardQuery
+from results_db.leaderboard.leaderboard_listing import LeaderboardListing
 from results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout, Run
 from results_db.trials.filter import KNOB_FIELDS, TrialFilter
 from search_spaces.protocol.metrics import METRICS
@@ -16,7 +16,7 @@ from search_spaces.spec.layout import KNOBS
 from search_spaces.units import SECONDS_PER_HOUR
 
 
-def listed_layouts(board: Leaderboard, listing: LeaderboardQuery) -> Sequence[MeasuredLayout]:
+def listed_layouts(board: Leaderboard, listing: LeaderboardListing) -> Sequence[MeasuredLayout]:
     """The layouts that a query lists, in its order."""
     found = list(_passing(board, listing))
     if not found or (listing.sort is None and listing.within_percent is None):
@@ -32,7 +32,7 @@ def listed_layouts(board: Leaderboard, listing: LeaderboardQuery) -> Sequence[Me
     return [each for _, each in known] + [each for value, each in keyed if value is None]
 
 
-def _passing(board: Leaderboard, listing: LeaderboardQuery) -> Iterator[MeasuredLayout]:
+def _passing(board: Leaderboard, listing: LeaderboardListing) -> Iterator[MeasuredLayout]:
     conditions = [*_conditions(listing.wanted)]
     least = None
     if listing.within_percent is not None and board.layouts:

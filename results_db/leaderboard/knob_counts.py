@@ -8,8 +8,8 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from results_db.leaderboard.filter_and_sort import knob_number, listed_layouts
+from results_db.leaderboard.leaderboard_listing import WHOLE, LeaderboardListing
 from results_db.leaderboard.leaderboard_memo import LeaderboardSection
-from results_db.leaderboard.leaderboard_query import WHOLE, LeaderboardQuery
 from results_db.leaderboard.rank_layouts import Run
 from results_db.trials.filter import KNOB_FIELDS
 
@@ -51,7 +51,7 @@ class KnobCounts(LeaderboardSection):
         campaign_id: int,
         objective: str | None = None,
         *,
-        listing: LeaderboardQuery = WHOLE,
+        listing: LeaderboardListing = WHOLE,
     ) -> Mapping[str, Any]:
         """The knobs that have one value in all listed layouts, with that value.
 

@@ -15,8 +15,8 @@ from sqlalchemy.orm import Session
 
 from results_db.errors import CampaignNotFoundError
 from results_db.leaderboard.filter_and_sort import listed_layouts
+from results_db.leaderboard.leaderboard_listing import WHOLE, LeaderboardListing
 from results_db.leaderboard.leaderboard_memo import LeaderboardSection
-from results_db.leaderboard.leaderboard_query import WHOLE, LeaderboardQuery
 from results_db.leaderboard.leaderboard_records import (
     PageOfLayouts,
     RankedLayout,
@@ -36,7 +36,7 @@ class Leaderboards(LeaderboardSection):
         campaign_id: int,
         objective: str | None = None,
         *,
-        listing: LeaderboardQuery = WHOLE,
+        listing: LeaderboardListing = WHOLE,
         limit: int | None = None,
         offset: int = 0,
     ) -> list[RankedLayout]:
@@ -70,7 +70,7 @@ class Leaderboards(LeaderboardSection):
         campaign_id: int,
         objective: str | None = None,
         *,
-        listing: LeaderboardQuery = WHOLE,
+        listing: LeaderboardListing = WHOLE,
         limit: int | None,
         offset: int = 0,
     ) -> PageOfLayouts:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from results_db.admin.backup import back_up
+from results_db.admin.backup_file import back_up
 from results_db.admin.integrity import check_database
 from results_db.admin.restore import restore_into_postgresql
 from results_db.migrations import migrate

@@ -39,6 +39,7 @@ from tuner.driver.budget_check import (
 )
 from tuner.driver.campaign_opening import BackgroundOpening, ImmediateOpening
 from tuner.driver.campaign_search import CampaignSearch, full_probe_node_s
+from tuner.driver.convergence import why_converged
 from tuner.driver.open_trial_target import OpenTrialTarget
 from tuner.driver.plan_maker import PlanMaker
 from tuner.driver.remeasuring import NUM_ROUNDS, round_of_repeats
@@ -54,9 +55,6 @@ ANALYSIS_INTERVAL_S: Final = 60.0
 """Pause between two analyses of a running campaign; one more is made at its end."""
 ENDINGS_AN_ANALYSIS: Final = 5
 """Trials that must have ended since the last analysis."""
-LEAST_COMPLETED: Final = 5
-"""Completed trials before a campaign may be called converged: with fewer, the prediction of what is
-left to gain comes mostly from the prior."""
 
 _log: Final = logging.getLogger("tuner.driver.driver")
 
@@ -292,7 +290,8 @@ class Driver:
         num_repeats = self._repeat_doubtful(campaign, search, target, most)
         most -= num_repeats
         settings = search.spec.stop
-        converged = self._converged(campaign, search)
+        num_completed = self._store.campaigns.count_trials(campaign.id)["COMPLETED"]
+        converged = why_converged(search, num_completed)
         reserved = is_reserved(search.spec.budget, spent, NUM_ROUNDS * settings.remeasure)
         added = False
         if converged is None and not reserved:
@@ -313,24 +312,6 @@ class Driver:
             self._complete(campaign, "converged", converged)
         else:
             self._complete(campaign, *_ending(search, spent, left))
-
-    def _converged(self, campaign: CampaignRecord, search: CampaignSearch) -> str | None:
-        """Why the campaign has converged, as a message; None: the search goes on."""
-        share = search.spec.stop.converged_within
-        if share is None:
-            return None
-        num_completed = self._store.campaigns.count_trials(campaign.id)["COMPLETED"]
-        if num_completed < LEAST_COMPLETED or not search.has_measured:
-            return None
-        possible = search.possible_improvement()
-        if possible is None or possible >= share:
-            return None
-        what = "best" if len(search.spec.objectives) == 1 else "front's hypervolume"
-        return (
-            f"what is left improves the {what} by more than {possible:.2%} only with a probability "
-            f"of 10 %, which is less than the {share:g} of stop.converged_within, after "
-            f"{num_completed} completed trials"
-        )
 
     def _run_all_again(
         self, campaign: CampaignRecord, search: CampaignSearch, left: int | None

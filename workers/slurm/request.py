@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from search_spaces.connection.service_connection import refuse_unless_http
+from search_spaces.connection.http_connection import refuse_unless_http
 from search_spaces.documents.duration import longest_s, slurm_time
 from search_spaces.documents.reading import is_line, nearest, shown, whole_number_problem
 from search_spaces.spec.cluster import Cluster

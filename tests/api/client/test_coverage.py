@@ -17,7 +17,7 @@ from api.client import Client
 from api.errors import ServiceError
 from api.settings import Settings
 from results_db.store import Store
-from search_spaces.connection.service_connection import NO_RETRIES
+from search_spaces.connection.http_connection import NO_RETRIES
 from tests.api.client.samples import arguments, described
 from tests.kit.postgres import upgraded
 

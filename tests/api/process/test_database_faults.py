@@ -14,7 +14,7 @@ from sqlalchemy import event
 from api.app import create_app
 from api.settings import Settings
 from benchmarks.service.postgres_server import running_server
-from results_db.admin.backup import back_up
+from results_db.admin.backup_file import back_up
 from results_db.admin.integrity import check_database
 from results_db.admin.restore import restore_into_data_dir
 from results_db.database.data_dir import DataDir

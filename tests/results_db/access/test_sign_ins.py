@@ -15,7 +15,7 @@ from results_db.access import sign_ins
 from results_db.access.sign_ins import CODE_LIFE, SESSION_IDLE_LIFE, SESSION_LIFE
 from results_db.access.tokens import hash_of_token
 from results_db.actor import Actor
-from results_db.admin.backup import back_up
+from results_db.admin.backup_file import back_up
 from results_db.admin.restore import restore_into_data_dir
 from results_db.database.data_dir import DataDir
 from results_db.retention import Pruned, Retention

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from results_db.admin.backup import back_up
+from results_db.admin.backup_file import back_up
 from results_db.admin.commands import db
 from results_db.admin.restore import restore_into_postgresql
 from results_db.errors import BackupInvalidError

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 from sqlalchemy import event
 
-from results_db.leaderboard.leaderboard_query import LeaderboardQuery
+from results_db.leaderboard.leaderboard_listing import LeaderboardListing
 from results_db.store import Store
 from results_db.trials.filter import TrialFilter
 from results_db.trials.sort_order import TrialOrder
@@ -21,7 +21,7 @@ from tests.kit.store import TimelyStore, completed, lease_one, make_campaign, ma
 READS: Final[dict[str, Callable[[Store], Any]]] = {
     "a page of the leaderboard": lambda store: store.leaderboard.page_of_layouts(1, limit=10),
     "a list by another objective": lambda store: store.leaderboard.page_of_layouts(
-        1, "tokens_per_s", listing=LeaderboardQuery(sort="tp"), limit=10
+        1, "tokens_per_s", listing=LeaderboardListing(sort="tp"), limit=10
     ),
     "the winners": lambda store: store.leaderboard.winners([1]),
     "values to beat": lambda store: store.leaderboard.values_to_beat([1]),

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from results_db.errors import CampaignNotFoundError, ListingInvalidError, ObjectiveUnknownError
-from results_db.leaderboard.leaderboard_query import LISTING_SORT_KEYS, WHOLE, LeaderboardQuery
+from results_db.leaderboard.leaderboard_listing import LISTING_SORT_KEYS, WHOLE, LeaderboardListing
 from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.store import Store
 from results_db.trials.filter import KNOB_FIELDS, TrialFilter
@@ -55,7 +55,7 @@ filters = st.one_of(
     st.just(TrialFilter(min_tokens_per_node_hour=3600 * 512 / 0.6)),
 )
 queries = st.builds(
-    lambda sort, descending, **more: LeaderboardQuery(
+    lambda sort, descending, **more: LeaderboardListing(
         sort=sort, descending=descending and sort is not None, **more
     ),
     sort=st.one_of(st.none(), st.sampled_from(LISTING_SORT_KEYS)),
@@ -95,7 +95,7 @@ def is_wanted(layout: RankedLayout, wanted: TrialFilter) -> bool:
 
 
 def listed(
-    whole: list[RankedLayout], front: frozenset[int], query: LeaderboardQuery
+    whole: list[RankedLayout], front: frozenset[int], query: LeaderboardListing
 ) -> list[RankedLayout]:
     """The layouts of a whole leaderboard that a query lists, in its order."""
     found = [each for each in whole if is_wanted(each, query.wanted)]
@@ -128,7 +128,7 @@ def listed(
     return found
 
 
-def refuse_another_list(run: History, objective: str, query: LeaderboardQuery) -> None:
+def refuse_another_list(run: History, objective: str, query: LeaderboardListing) -> None:
     """Compares a list, its pages, its total, ranks and values of knobs with the oracle."""
     store, campaign = run.store, run.campaign
     with store._db.read() as session:
@@ -180,7 +180,7 @@ def follow(
     store: Store,
     clock: TurnableClock,
     described: dict[str, Any],
-    history: list[tuple[Happening, LeaderboardQuery, str]],
+    history: list[tuple[Happening, LeaderboardListing, str]],
 ) -> None:
     # Each history is a campaign of its own, on a cluster of its own.
     run = History(store, clock, **described)
@@ -244,9 +244,9 @@ def full_history(store: Store, clock: TurnableClock) -> History:
 def test_every_key_sorts_both_ways(store: Store, clock: TurnableClock, key: str | None) -> None:
     run = full_history(store, clock)
     for descending in (False, True) if key else (False,):
-        query = LeaderboardQuery(sort=key, descending=descending)
+        query = LeaderboardListing(sort=key, descending=descending)
         refuse_another_list(run, "tokens_per_s", query)
-        filtered = LeaderboardQuery(
+        filtered = LeaderboardListing(
             sort=key, descending=descending, wanted=TrialFilter(tp=(1, 2, 8))
         )
         refuse_another_list(run, "tokens_per_s", filtered)
@@ -264,7 +264,7 @@ def test_layouts_without_a_value_come_last_in_both_directions(store: Store) -> N
     (campaign,) = store.imports.add([make_import("import", *rows)])
 
     def peaks(**sorting: Any) -> list[int | None]:
-        query = LeaderboardQuery(sort="peak_memory_bytes", **sorting)
+        query = LeaderboardListing(sort="peak_memory_bytes", **sorting)
         found = store.leaderboard.ranked_layouts(campaign.id, "tokens_per_s", listing=query)
         measured = [each.trial.measurement for each in found]
         return [each and each.peak_memory_bytes for each in measured]
@@ -275,9 +275,9 @@ def test_layouts_without_a_value_come_last_in_both_directions(store: Store) -> N
 
 def test_an_order_that_no_list_has_is_refused_with_the_choices() -> None:
     with pytest.raises(ListingInvalidError, match=r"sort='ttp' is unknown \(did you mean 'tp'\?\)"):
-        LeaderboardQuery(sort="ttp")
+        LeaderboardListing(sort="ttp")
     with pytest.raises(ListingInvalidError, match=r"order=desc needs a sort key.*add sort=KEY"):
-        LeaderboardQuery(descending=True)
+        LeaderboardListing(descending=True)
 
 
 def test_what_is_not_ranked_has_no_rank(store: Store, clock: TurnableClock) -> None:
@@ -302,9 +302,9 @@ def test_knobs_of_one_value_are_constant_in_the_layouts_that_are_listed(
         everywhere.items()
     )
     assert not {"tp", "dp", "num_microbatches"} & everywhere.keys()
-    pairs = LeaderboardQuery(wanted=TrialFilter(tp=(2,)))
+    pairs = LeaderboardListing(wanted=TrialFilter(tp=(2,)))
     assert store.knobs.constant(run.campaign.id, listing=pairs)["dp"] == 4
-    none = LeaderboardQuery(wanted=TrialFilter(tp=(64,)))
+    none = LeaderboardListing(wanted=TrialFilter(tp=(64,)))
     assert store.knobs.constant(run.campaign.id, listing=none) == {}
     empty = make_campaign(store, "empty")
     assert store.knobs.constant(empty) == {}
@@ -354,7 +354,7 @@ def test_a_change_of_a_campaign_is_seen_at_the_next_call(
     store: Store, clock: TurnableClock
 ) -> None:
     run = full_history(store, clock)
-    query = LeaderboardQuery(wanted=TrialFilter(tp=(2,)))
+    query = LeaderboardListing(wanted=TrialFilter(tp=(2,)))
     before = store.leaderboard.page_of_layouts(run.campaign.id, listing=query, limit=1)
     assert store.leaderboard.page_of_layouts(run.campaign.id, listing=query, limit=1) == before
     trial = store.trials.add(run.campaign.id, Layout(tp=2, dp=4, num_microbatches=4))

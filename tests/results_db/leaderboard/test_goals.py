@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from results_db.leaderboard.leaderboard_query import LeaderboardQuery
+from results_db.leaderboard.leaderboard_listing import LeaderboardListing
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.kit.store import failed, front, make_spec, make_worker, ranked_trials, run_trial
@@ -43,7 +43,7 @@ def test_the_front_is_over_all_objectives_of_the_campaign(store: Store) -> None:
     }
     assert found == expected
     assert len(found) == 2
-    listed = ranked_trials(store, campaign, "tokens_per_s", listing=LeaderboardQuery(front=True))
+    listed = ranked_trials(store, campaign, "tokens_per_s", listing=LeaderboardListing(front=True))
     assert [trial.objective("tokens_per_s") for trial in listed] == [3000.0, 2000.0]
     shares = [trial.objective("memory_headroom", device_memory_bytes=MEMORY) for trial in listed]
     assert shares == [0.65, 0.7]
@@ -64,7 +64,7 @@ def test_a_campaign_without_trials_has_an_empty_front(store: Store) -> None:
     campaign = make_campaign(store, objective=["tokens_per_s", "memory_headroom"])
     assert front(store, campaign) == frozenset()
     assert (
-        ranked_trials(store, campaign, "tokens_per_s", listing=LeaderboardQuery(front=True)) == []
+        ranked_trials(store, campaign, "tokens_per_s", listing=LeaderboardListing(front=True)) == []
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from results_db.leaderboard.leaderboard_query import LeaderboardQuery
+from results_db.leaderboard.leaderboard_listing import LeaderboardListing
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from search_spaces.statistics.pooling import PooledRuns, Spread, spread_of_squares, squares_of_runs
@@ -99,7 +99,7 @@ def shortened(store: Store, trial_id: int) -> bool:
 def test_a_share_below_the_best_is_a_share_of_the_best(store: Store, campaign: int) -> None:
     for layout, of_best in ((A, 1.0), (B, 0.905), (C, 0.895)):
         measure(store, campaign, layout, 0.5 / of_best)
-    within = standings(store, listing=LeaderboardQuery(within_percent=10.0))
+    within = standings(store, listing=LeaderboardListing(within_percent=10.0))
     assert {ranked.trial.layout for ranked in within} == {A, B}
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from results_db.errors import CampaignNotFoundError
 from results_db.leaderboard.knob_counts import KnobCell
+from results_db.leaderboard.leaderboard_listing import LeaderboardListing
 from results_db.leaderboard.leaderboard_memo import MAX_LAYOUTS, LeaderboardMemo
-from results_db.leaderboard.leaderboard_query import LeaderboardQuery
 from results_db.leaderboard.rank_layouts import Leaderboard
 from results_db.store import Store
 from results_db.trials.filter import TrialFilter
@@ -34,13 +34,13 @@ def measured(store: Store) -> Store:
 @pytest.mark.parametrize(
     ("listing", "total", "trials"),
     [
-        (LeaderboardQuery(sort="tokens_per_s", descending=True), 4, [4, 3]),
-        (LeaderboardQuery(wanted=TrialFilter(pp=(2,))), 2, [4, 3]),
-        (LeaderboardQuery(wanted=TrialFilter(pp=(1,)), sort="micro_batch_size"), 2, [1, 2]),
+        (LeaderboardListing(sort="tokens_per_s", descending=True), 4, [4, 3]),
+        (LeaderboardListing(wanted=TrialFilter(pp=(2,))), 2, [4, 3]),
+        (LeaderboardListing(wanted=TrialFilter(pp=(1,)), sort="micro_batch_size"), 2, [1, 2]),
     ],
 )
 def test_a_page_has_the_first_of_the_list_and_the_number_of_all(
-    measured: Store, listing: LeaderboardQuery, total: int, trials: list[int]
+    measured: Store, listing: LeaderboardListing, total: int, trials: list[int]
 ) -> None:
     page = measured.leaderboard.page_of_layouts(1, listing=listing, limit=2)
     assert (page.total, page.constrained, page.source) == (total, 0, None)

@@ -14,7 +14,7 @@ from sqlalchemy import delete
 
 from results_db.allocations.leases import LEASE_S
 from results_db.errors import CampaignNotFoundError
-from results_db.leaderboard.leaderboard_query import LeaderboardQuery
+from results_db.leaderboard.leaderboard_listing import LeaderboardListing
 from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.models.tables import Campaign
 from results_db.records import CampaignRecord
@@ -190,7 +190,7 @@ def refuse_a_difference(
             refuse_other_standings([won_by] if won_by is not None else [], full)
             refuse_other_standings(
                 store.leaderboard.ranked_layouts(
-                    campaign.id, objective, listing=LeaderboardQuery(front=True)
+                    campaign.id, objective, listing=LeaderboardListing(front=True)
                 ),
                 oracle.standings(session, campaign.id, objective, among=on_front),
             )

@@ -26,7 +26,7 @@ EVERY_TRIAL: Final = TrialFilter()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LeaderboardQuery:
+class LeaderboardListing:
     """Which ranked layouts are listed, and in which order. By default: all, by the objective.
 
     Raises:
@@ -61,4 +61,4 @@ class LeaderboardQuery:
             raise ListingInvalidError(f"within={within} is not a percentage from 0 to 100")
 
 
-WHOLE: Final = LeaderboardQuery()
+WHOLE: Final = LeaderboardListing()

@@ -7,7 +7,7 @@ from contextlib import closing
 import httpx
 import pytest
 
-from search_spaces.connection.service_connection import NO_RETRIES, Retries, ServiceConnection
+from search_spaces.connection.http_connection import NO_RETRIES, Retries, ServiceConnection
 from search_spaces.errors import ServiceUnansweredError, UrlInvalidError
 
 OK = httpx.Response(200)

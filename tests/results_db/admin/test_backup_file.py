@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from results_db.admin.backup import back_up
+from results_db.admin.backup_file import back_up
 from results_db.admin.integrity import check_database
 from results_db.admin.restore import restore_into_data_dir, restore_into_postgresql
 from results_db.database.data_dir import DataDir
@@ -134,7 +134,7 @@ def test_what_comes_after_a_restore_has_ids_of_its_own(
 def test_a_backup_in_many_steps_is_of_the_moment_at_which_it_began(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("results_db.admin.backup._PAGES_AT_ONCE", 10)
+    monkeypatch.setattr("results_db.admin.backup_file._PAGES_AT_ONCE", 10)
     said: list[str] = []
     with closing(Store(sqlite_url)) as store:
         campaign = fill(store)
