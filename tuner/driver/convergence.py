@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from results_db.store import Store
 from tuner.driver.campaign_search import CampaignSearch
 
 LEAST_COMPLETED: Final = 5
@@ -11,10 +12,13 @@ LEAST_COMPLETED: Final = 5
 left to gain comes mostly from the prior."""
 
 
-def why_converged(search: CampaignSearch, num_completed: int) -> str | None:
-    """Why a campaign with so many completed trials has converged; None: the search goes on."""
+def why_converged(store: Store, campaign_id: int, search: CampaignSearch) -> str | None:
+    """Why a campaign has converged, as a message; None: the search goes on."""
     share = search.spec.stop.converged_within
-    if share is None or num_completed < LEAST_COMPLETED or not search.has_measured:
+    if share is None:
+        return None
+    num_completed = store.campaigns.count_trials(campaign_id)["COMPLETED"]
+    if num_completed < LEAST_COMPLETED or not search.has_measured:
         return None
     possible = search.possible_improvement()
     if possible is None or possible >= share:

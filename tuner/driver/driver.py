@@ -290,8 +290,7 @@ class Driver:
         num_repeats = self._repeat_doubtful(campaign, search, target, most)
         most -= num_repeats
         settings = search.spec.stop
-        num_completed = self._store.campaigns.count_trials(campaign.id)["COMPLETED"]
-        converged = why_converged(search, num_completed)
+        converged = why_converged(self._store, campaign.id, search)
         reserved = is_reserved(search.spec.budget, spent, NUM_ROUNDS * settings.remeasure)
         added = False
         if converged is None and not reserved:
