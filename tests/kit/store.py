@@ -135,6 +135,22 @@ def make_breakdown(step_time_s: float) -> Breakdown:
 
 TINY = model_preset("tiny")
 
+ODD = Layout(
+    num_nodes=2,
+    tp=2,
+    pp=2,
+    dp=4,
+    vpp=2,
+    micro_batch_size=2,
+    num_microbatches=4,
+    zero_stage=1,
+    zero_replicas=2,
+    recompute="full",
+    sequence_parallel=True,
+    precision="bf16",
+)
+"""Differs from the plain layout in every knob."""
+
 
 def make_iterations(
     step_time_s: float, *, timed: int = 10, warmup: int = 2

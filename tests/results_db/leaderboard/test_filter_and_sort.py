@@ -15,7 +15,7 @@ from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.store import Store
 from results_db.trials.filter import KNOB_FIELDS, TrialFilter
 from search_spaces.protocol.metrics import METRICS
-from search_spaces.spec.layout import KNOBS, Layout
+from search_spaces.spec.layout import Layout
 from search_spaces.spec.objectives import OBJECTIVES
 from tests.kit.store import (
     TurnableClock,
@@ -38,6 +38,7 @@ from tests.results_db.leaderboard.test_rank_layouts import (
     refuse_a_difference,
     refuse_other_standings,
 )
+from tests.results_db.trials.test_trial_pages import value_of
 
 pytestmark = pytest.mark.sqlite_is_enough
 
@@ -66,15 +67,9 @@ queries = st.builds(
 )
 
 
-def sort_value(layout: RankedLayout, key: str) -> float | None:
+def sort_value(layout: RankedLayout, key: str) -> Any:
     """The value that a layout is sorted by: of the first of its trials alone."""
-    if key in METRICS:
-        if key == "tokens_per_node_hour":
-            return layout.trial.objective(key)
-        return getattr(layout.trial.measurement, key)  # type: ignore[no-any-return]
-    value = getattr(layout.trial.layout, key)
-    words = KNOBS[key].choices if key in KNOBS and not KNOBS[key].is_number else None
-    return words.index(value) if words else value  # type: ignore[no-any-return]
+    return value_of(layout.trial, key)
 
 
 def is_wanted(layout: RankedLayout, wanted: TrialFilter) -> bool:

@@ -13,41 +13,17 @@ from results_db.trials.filter import KNOB_FIELDS, TrialFilter
 from results_db.trials.filter_sql import conditions
 from search_spaces.protocol.metrics import METRICS
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
-from tests.kit.store import completed, failed, lease_one, make_campaign, make_worker, post_outcome
-
-ODD_ONE = Layout(
-    num_nodes=2,
-    tp=2,
-    pp=2,
-    dp=4,
-    vpp=2,
-    micro_batch_size=2,
-    num_microbatches=4,
-    zero_stage=1,
-    zero_replicas=2,
-    recompute="full",
-    sequence_parallel=True,
-    precision="bf16",
-)
-"""Differs from a plain layout in every knob."""
+from tests.kit.store import ODD, failed, make_campaign, make_worker, run_trial
 
 
 @pytest.fixture
 def two(store: Store) -> Store:
     """Trial 1 is plain and measured 100 tokens/s, trial 2 the odd one and measured 300."""
     campaign = make_campaign(store)
-    worker = make_worker(store, num_nodes=2, devices_per_node=8)
-    for layout, tokens_per_s in ((Layout(), 100.0), (ODD_ONE, 300.0)):
-        store.trials.add(campaign, layout)
-        lease = lease_one(store, worker.id)
-        factor = tokens_per_s / 1000
-        outcome = completed(
-            layout,
-            tokens_per_s=tokens_per_s,
-            mfu=factor,
-            peak_memory_bytes=int(tokens_per_s),
-        )
-        post_outcome(store, lease.trial_id, lease.attempt, outcome)
+    make_worker(store, num_nodes=2, devices_per_node=8)
+    for layout, tokens_per_s in ((Layout(), 100.0), (ODD, 300.0)):
+        peaks = {"mfu": tokens_per_s / 1000, "peak_memory_bytes": int(tokens_per_s)}
+        run_trial(store, campaign, layout, tokens_per_s=tokens_per_s, **peaks)
     return store
 
 
@@ -65,7 +41,7 @@ def test_every_knob_of_a_layout_can_be_filtered_by() -> None:
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("knob", KNOB_FIELDS)
 def test_each_knob_holds_trials_to_its_values(two: Store, knob: str) -> None:
-    plain, odd = getattr(Layout(), knob), getattr(ODD_ONE, knob)
+    plain, odd = getattr(Layout(), knob), getattr(ODD, knob)
     assert found(two, **{knob: (odd,)}) == [2]
     assert found(two, **{knob: (plain,)}) == [1]
     assert found(two, **{knob: (plain, odd)}) == [1, 2]
@@ -95,10 +71,7 @@ def test_each_metric_has_a_least_and_a_most_that_include_their_ends(
 
 def test_states_reasons_and_nodes_are_filtered_by(two: Store) -> None:
     campaign = two.campaigns.by_name("first").id
-    worker = make_worker(two, "w2")
-    two.trials.add(campaign, Layout(tp=4))
-    lease = lease_one(two, worker.id)
-    post_outcome(two, lease.trial_id, lease.attempt, failed("crashed"))
+    run_trial(two, campaign, Layout(tp=4), failed("crashed"))
     two.trials.add(campaign, Layout(tp=8))
     assert found(two, states=("FAILED", "PENDING")) == [3, 4]
     assert found(two, reasons=("crashed",)) == [3]

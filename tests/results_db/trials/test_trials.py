@@ -18,6 +18,7 @@ from results_db.models.tables import Base, Campaign, Trial
 from results_db.store import Store
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
 from tests.kit.store import (
+    ODD,
     completed,
     failed,
     lease_one,
@@ -28,21 +29,6 @@ from tests.kit.store import (
     ranked_trials,
     run_trial,
     take_leases,
-)
-
-ODD = Layout(
-    num_nodes=2,
-    tp=2,
-    pp=4,
-    dp=6,
-    vpp=2,
-    micro_batch_size=3,
-    num_microbatches=5,
-    zero_stage=1,
-    zero_replicas=3,
-    recompute="selective",
-    sequence_parallel=True,
-    precision="bf16",
 )
 
 
