@@ -1,9 +1,10 @@
-"""A worker in the test's own thread: its service over real HTTP, its trials, and its probes."""
+"""A worker in the test's own thread or in a process: its service over real HTTP, and its trials."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
 from tests.kit.fake_launcher import FakeLauncher, PlacedProgram, Program
 from tests.kit.fake_service import TOKEN, FakeService
+from tests.kit.python_process import environment_with, python_words
 from tests.kit.waiting import wait_until
 from workers.launchers.base import Cancelled, Launcher, OnEvent
 from workers.packing.request import Placement
@@ -143,6 +145,33 @@ class WorkedService(FakeService):
     def kept(self) -> list[str]:
         """The names of the outcomes that the worker keeps."""
         return sorted(path.name for path in self.spool_dir.glob("*.json"))
+
+
+@contextmanager
+def running_worker(
+    service: WorkedService, *options: str, token: str = TOKEN, **variables: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker in a process of its own; the fixture `mark` finds whatever it leaves behind."""
+    folder = service.spool_dir.parent
+    (folder / "token").write_text(token + "\n")
+    words = ["--url", service.url, "--token-file", str(folder / "token")]
+    words += ["--spool-dir", str(service.spool_dir), *options]
+    program = python_words("from workers.commands.commands import worker; worker()", *words)
+    with log_of(service).open("w") as log:
+        worker = subprocess.Popen(program, env=environment_with(variables), stderr=log)
+        try:
+            yield worker
+        except BaseException as error:
+            error.add_note(log_of(service).read_text()[-6000:])
+            raise
+        finally:
+            worker.kill()
+            worker.wait()
+
+
+def log_of(service: WorkedService) -> Path:
+    """What the worker of a process of its own logs."""
+    return service.spool_dir.parent / "worker.log"
 
 
 @contextmanager

@@ -25,9 +25,8 @@ def run(task: RankTask, line: JsonLines) -> None:
 
 
 def _report_error(line: JsonLines, message: str, **changes: Any) -> None:
-    line.send(
-        {"event": "error", "reason": "crashed", "transport": False, "message": message, **changes}
-    )
+    usual = {"event": "error", "reason": "crashed", "transport": False}
+    line.send({**usual, "message": message, **changes})
 
 
 def _succeed(task: RankTask, line: JsonLines) -> None:

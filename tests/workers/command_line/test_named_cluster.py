@@ -105,7 +105,7 @@ def test_a_similar_name_that_the_service_knows_is_proposed(tmp_path: Path) -> No
     assert "mine2" in said
 
 
-def test_a_service_cannot_bring_lines_of_shell(
+def test_no_line_of_shell_comes_from_a_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token_file = tmp_path / "token"

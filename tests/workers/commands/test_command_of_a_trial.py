@@ -68,9 +68,7 @@ def test_settings_of_the_probe_are_in_it() -> None:
     assert given["cluster"] == "frontier"
 
 
-def test_a_model_of_ones_own_comes_as_a_file(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_of_no_preset_is_a_file(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     own = {**TINY, "name": "; rm -rf / #", "num_layers": 6}
     command = probe_command(spec(model=own), Layout())
     assert command is not None

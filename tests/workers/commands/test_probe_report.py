@@ -31,9 +31,8 @@ def test_a_report_says_whether_the_probe_was_compiled() -> None:
 
 def skipping(number: int) -> tuple[Iteration, ...]:
     """Iterations of which the first ones overflowed."""
-    return tuple(
-        replace(it, grad_norm=None) if it.index < number else it for it in make_iterations(0.5)
-    )
+    iterations = make_iterations(0.5)
+    return tuple(replace(it, grad_norm=None) if it.index < number else it for it in iterations)
 
 
 def test_a_report_names_what_makes_a_figure_doubtful() -> None:

@@ -230,10 +230,8 @@ def test_every_rank_of_both_nodes_is_told_where_rank_0_is(two_nodes: SeveralLoca
 
 
 def test_a_failure_on_one_node_ends_the_ranks_of_the_other(two_nodes: SeveralLocalNodes) -> None:
-    hanging, late = Hanging(), {"3": "fail-late"}
-    end = run_group(
-        two_nodes, "hang", by_rank=late, deadline_s=NEVER_S, on_event=hanging, **ON_BOTH
-    )
+    hanging, by = Hanging(), {"3": "fail-late"}
+    end = run_group(two_nodes, "hang", by_rank=by, deadline_s=NEVER_S, on_event=hanging, **ON_BOTH)
     assert end.failure is not None
     assert (end.failure.rank, end.failure.node) == (3, 1)
     assert "about to fail" in end.log_tail

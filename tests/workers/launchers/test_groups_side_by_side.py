@@ -93,7 +93,7 @@ def test_the_end_of_a_group_ends_its_processes_alone(node: SideBySide, other: st
         ("talk-for-ever", "talking"),
     ],
 )
-def test_whatever_a_rank_does_harms_no_other_group(
+def test_whatever_a_rank_does_the_other_group_gets_its_result(
     node: SideBySide, other: str, kind: str, event: str
 ) -> None:
     of_the_other = descendants_of_zygote(node)
@@ -227,16 +227,13 @@ def test_a_hundred_groups_four_at_a_time_end_as_they_should_and_leave_nothing(ma
 
 def test_a_rank_runs_on_its_cores_and_says_where_there_are_none(node: SideBySide) -> None:
     last = max(os.sched_getaffinity(0))
-    group, cores_of_none = (
-        node.start("succeed", cores=(last, 100_000)),
-        node.start("succeed", cores=(100_000,)),
-    )
+    group, of_none = (node.start("succeed", cores=cores) for cores in ((last, 100_000), (100_000,)))
     assert node.report(group, "result")["cores"] == [last]
-    error = node.report(cores_of_none, "error")
+    error = node.report(of_none, "error")
     assert error["reason"] == "crashed"
     assert "may use none of the cores [100000]" in error["message"]
-    for each in (group, cores_of_none):
-        node.ranks.end(each)
+    node.ranks.end(group)
+    node.ranks.end(of_none)
 
 
 def test_a_rank_that_reports_no_json_loses_its_group_alone(node: SideBySide, other: str) -> None:

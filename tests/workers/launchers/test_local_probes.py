@@ -46,9 +46,7 @@ def ranks_of(nodes: LocalNodes) -> list[int]:
     return [process.pid for process in below_zygote(nodes) if process.ppid() != zygote]
 
 
-def test_a_probe_reports_iterations_and_is_measured(
-    launcher: GroupLauncher, nodes: LocalNodes
-) -> None:
+def test_a_probe_reports_and_is_measured(launcher: GroupLauncher, nodes: LocalNodes) -> None:
     told: list[dict[str, Any]] = []
     outcome = run_probe(launcher, make_probe(), on_event=told.append)
     assert outcome.state == "completed", outcome
@@ -100,9 +98,7 @@ def test_a_layout_fits_into_its_own_peak(launcher: GroupLauncher) -> None:
     assert beyond.reason == "out_of_memory"
 
 
-def test_a_killed_rank_fails_its_probe_and_no_other(
-    launcher: GroupLauncher, nodes: LocalNodes
-) -> None:
+def test_a_killed_rank_fails_its_probe_alone(launcher: GroupLauncher, nodes: LocalNodes) -> None:
     ranks: list[int] = []
 
     def kill_one(event: dict[str, Any]) -> None:
@@ -117,19 +113,6 @@ def test_a_killed_rank_fails_its_probe_and_no_other(
     assert len(ranks) == 2
     assert not any(map(is_alive, ranks))
     assert run_probe(launcher, make_probe()).state == "completed"
-
-
-def test_a_probe_beyond_its_deadline_says_where_it_was(launcher: GroupLauncher) -> None:
-    outcome = run_probe(launcher, make_probe(iterations=10_000, deadline_s=8.0))
-    assert (outcome.state, outcome.reason) == ("failed", "timeout")
-    assert outcome.message.startswith("the probe did not end within deadline_s=8 (last: iteration")
-
-
-def test_a_cancelled_probe_is_cancelled(launcher: GroupLauncher) -> None:
-    told: list[dict[str, Any]] = []
-    is_told = {"on_event": told.append, "cancelled": lambda: len(told) > 1}
-    outcome = run_probe(launcher, make_probe(iterations=10_000), **is_told)
-    assert (outcome.state, outcome.reason) == ("cancelled", "cancelled")
 
 
 def test_devices_that_are_not_there_fail_the_probe_with_the_numbers(nodes: LocalNodes) -> None:
@@ -193,9 +176,7 @@ def test_what_a_zygote_imports_loads_no_device_library_beyond_torchs_own() -> No
     assert printed.splitlines() == ["set() False", "1"], printed
 
 
-def test_a_lost_zygote_is_a_lost_node_and_replaced(
-    launcher: GroupLauncher, nodes: LocalNodes
-) -> None:
+def test_a_lost_zygote_loses_the_node_for_now(launcher: GroupLauncher, nodes: LocalNodes) -> None:
     zygote = nodes.ranks.pids["zygote"]
     outcome = run_probe(
         launcher,

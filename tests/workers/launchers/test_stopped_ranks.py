@@ -204,9 +204,7 @@ sys.exit("ValueError: the cause")
 """
 
 
-def test_a_failure_before_the_last_step_goes_before_later_ones(
-    nodes: LocalNodes, stops: Path
-) -> None:
+def test_a_failure_before_the_last_step_replaces_later_ones(nodes: LocalNodes, stops: Path) -> None:
     trainer = python_trainer(CAUSE_BEFORE_THE_LAST_STEP)
     said = probe(nodes, stops, {}, trainer, iterations=3).message
     cause = "rank 1: the program ended with exit code 1; its last line: ValueError: the cause"

@@ -160,10 +160,8 @@ def scenarios(draw: st.DrawFn) -> Scenario:
 
 def run(scenario: Scenario, *, ends_at_s: float | None = None) -> list[Started]:
     num_nodes, per_node, share_nodes, arrivals = scenario
-    played = Run(
-        num_nodes=num_nodes, per_node=per_node, share_nodes=share_nodes, ends_at_s=ends_at_s
-    )
-    return played.play(arrivals)
+    size = {"num_nodes": num_nodes, "per_node": per_node, "share_nodes": share_nodes}
+    return Run(**size, ends_at_s=ends_at_s).play(arrivals)
 
 
 def pairs_at_once(started: Sequence[Started]) -> Iterator[tuple[Started, Started]]:
@@ -183,9 +181,7 @@ def nodes_of(one: Started) -> set[int]:
 
 @given(scenarios())
 @PATIENT
-def test_every_probe_gets_all_that_it_asked_for_alone_and_within_a_bound(
-    scenario: Scenario,
-) -> None:
+def test_every_probe_gets_what_it_asked_for_alone_and_in_bounds(scenario: Scenario) -> None:
     num_nodes, per_node, share_nodes, arrivals = scenario
     longest_s = max(arrival.request.at_most_s for arrival in arrivals)
     started = run(scenario)

@@ -22,9 +22,8 @@ NODE = Node(name="here", address="127.0.0.1", num_devices=2, num_cores=2, core_i
 
 
 def task(device: Device = "cpu", **changes: object) -> RankTask:
-    placed = place(
-        [NODE], num_ranks=2, num_nodes=1, device=device, job={"kind": "program"}, deadline_s=9.0
-    )
+    job = {"kind": "program"}
+    placed = place([NODE], num_ranks=2, num_nodes=1, device=device, job=job, deadline_s=9.0)
     return replace(placed[0][1], **changes)
 
 
@@ -44,9 +43,7 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize(("num_ranks", "least_mib", "most_mib"), [(1, 80, 120), (2, 40, 60)])
-def test_a_program_is_sampled_with_its_children(
-    num_ranks: int, least_mib: int, most_mib: int
-) -> None:
+def test_children_of_a_program_are_sampled(num_ranks: int, least_mib: int, most_mib: int) -> None:
     seen = sample(num_ranks=num_ranks)
     program = subprocess.Popen(
         [sys.executable, "-S", "-c", TAKES.format(mib=40)],

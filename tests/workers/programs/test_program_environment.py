@@ -138,9 +138,8 @@ def test_a_path_may_not_leave_its_directory_by_a_link(nodes: LocalNodes, tmp_pat
 def test_the_working_directory_may_be_beside_the_file(nodes: LocalNodes, tmp_path: Path) -> None:
     beside = tmp_path / "beside"
     beside.mkdir()
-    ranks = told(
-        nodes, tmp_path, directory=str(tmp_path), working_directory="{trainers_directory}/beside"
-    )
+    where = {"directory": str(tmp_path), "working_directory": "{trainers_directory}/beside"}
+    ranks = told(nodes, tmp_path, **where)
     assert {rank["cwd"] for rank in ranks.values()} == {str(beside)}
 
 

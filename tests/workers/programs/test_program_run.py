@@ -90,17 +90,11 @@ def test_throughput_follows_from_the_median_of_the_timed_steps() -> None:
     assert measured.tokens_per_step == 900
     assert measured.tokens_per_s == pytest.approx(900 / 1.05)
     assert measured.tokens_per_s_per_device == pytest.approx(900 / 1.05 / 2)
-    assert (measured.trainer, measured.trainer_version, measured.tokens) == (
-        "theirs",
-        "7",
-        "counted",
-    )
+    assert (measured.trainer, measured.trainer_version) == ("theirs", "7")
+    assert measured.tokens == "counted"
     assert [each.kind for each in measured.iterations] == ["warmup"] * 3 + ["timed"] * 4
-    assert (measured.oversubscribed, measured.shortened, measured.warmup_settled) == (
-        True,
-        False,
-        True,
-    )
+    assert (measured.oversubscribed, measured.shortened) == (True, False)
+    assert measured.warmup_settled
     assert not measured.losses_comparable
     assert (measured.peak_memory_bytes, measured.memory_kind) == (GIB, "sampled")
 
@@ -255,9 +249,7 @@ def test_more_than_the_devices_peak_is_refused_with_both() -> None:
         job.measure(peak_tflops=1e-9)
 
 
-def test_the_start_limit_begins_when_the_ranks_have_started_and_ends_with_the_first_report() -> (
-    None
-):
+def test_the_start_limit_is_from_the_start_of_the_ranks_to_the_first_report() -> None:
     trainer = replace(TRAINER, start_limit_s=1e-9)
     run = ProgramRun(make_request(), trainer, lambda _: None)
     assert run.problem() is None  # the matmul peak is still being measured

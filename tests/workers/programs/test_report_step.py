@@ -107,9 +107,7 @@ def test_a_full_pipe_that_nobody_reads_does_not_stop_the_training(
     assert "a report was not read, and is lost" in capsys.readouterr().err
 
 
-def test_without_reader_or_pipe_it_does_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_reader_nothing_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "report"
     monkeypatch.setenv("LAYOUT_TUNER_REPORT", str(path))
     report_step()  # removed with the directory of the probe

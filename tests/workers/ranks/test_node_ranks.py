@@ -66,7 +66,7 @@ def test_more_ranks_than_devices_share_all_cores(nodes: LocalNodes) -> None:
     assert cores == {tuple(sorted(os.sched_getaffinity(0)))}
 
 
-def test_iterations_come_ordered_in_lots(
+def test_iterations_come_in_order_and_in_lots(
     nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lots: list[list[int]] = []
@@ -112,9 +112,7 @@ def test_twenty_groups_in_a_row_leave_no_process_and_no_descriptor(nodes: LocalN
 
 
 @pytest.mark.parametrize("victim", ["zygote", "warden"])
-def test_sigkill_of_zygote_or_warden_loses_a_node_for_a_while(
-    nodes: LocalNodes, victim: str
-) -> None:
+def test_sigkill_of_zygote_or_warden_loses_the_node_once(nodes: LocalNodes, victim: str) -> None:
     pids = dict(nodes.ranks.pids)
     hanging = Hanging(2, lambda: os.kill(pids[victim], signal.SIGKILL))
     failure = failure_of(nodes, "hang", on_event=hanging)

@@ -89,7 +89,7 @@ def devices_of_the_node(environment: Mapping[str, str]) -> list[str]:
 @example(ON_FRONTIER, [3])
 @example(AS_SLURM_SETS_WITHOUT_FLAGS, [1, 0])
 @example({ROCR: "", HIP: "", CUDA: ""}, [2])
-def test_on_rocm_a_rank_sees_its_devices_alone(
+def test_rocm_shows_a_rank_its_devices_alone(
     environment: dict[str, str], chosen: list[int]
 ) -> None:
     assume(not names_a_hidden_device(environment))
@@ -103,7 +103,7 @@ def test_on_rocm_a_rank_sees_its_devices_alone(
 
 
 @given(st.fixed_dictionaries({}, optional={CUDA: ANY_LIST}), CHOSEN)
-def test_on_cuda_a_rank_sees_its_devices_alone(
+def test_cuda_shows_a_rank_its_devices_alone(
     environment: dict[str, str], chosen: list[int]
 ) -> None:
     given = seen_by_cuda(without_lists_that_hide_all(environment))

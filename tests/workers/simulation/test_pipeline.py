@@ -49,9 +49,7 @@ def test_two_stages_and_two_microbatches_end_as_counted_by_hand() -> None:
         *((2, 2, 4), (4, 2, 8), (4, 4, 12), (3, 2, 9)),
     ],
 )
-def test_equal_stages_idle_for_the_bubble_of_the_formula(
-    pp: int, vpp: int, microbatches: int
-) -> None:
+def test_equal_stages_idle_for_the_formulas_bubble(pp: int, vpp: int, microbatches: int) -> None:
     ideal = 3.0 * microbatches
     timeline = walk_equal(Schedule(pp=pp, vpp=vpp, num_microbatches=microbatches))
     bubble = (timeline.rank_end_s.max() - ideal) / ideal

@@ -73,9 +73,7 @@ def test_a_token_that_others_can_read_is_refused(token: Path) -> None:
         (["--setup=echo '"], "--setup: bash can't read the script"),
     ],
 )
-def test_what_is_wrong_is_said_before_submitting(
-    token: Path, options: list[str], says: str
-) -> None:
+def test_what_is_wrong_is_said_before_a_submit(token: Path, options: list[str], says: str) -> None:
     refused = frontier(token, *options)
     assert refused.exit_code == 2
     assert says in refused.stderr
@@ -105,9 +103,7 @@ def test_a_cluster_without_a_site_works_with_a_warning(token: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("words", [["list"], ["cancel", "7"]])
-def test_without_slurm_a_sentence_says_so(
-    words: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_without_slurm_says_so(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nothing")
     refused = CliRunner().invoke(allocation, words)
     assert refused.exit_code == 1

@@ -26,9 +26,7 @@ def directives(script: str) -> list[str]:
 
 def bash(script: str, directory: Path) -> str:
     """What bash prints, in an empty directory."""
-    done = subprocess.run(
-        ["bash"], input=script, text=True, capture_output=True, cwd=directory, check=False
-    )
+    done = subprocess.run(["bash"], input=script, text=True, capture_output=True, cwd=directory)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

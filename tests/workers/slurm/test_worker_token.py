@@ -51,9 +51,7 @@ def submit(*options: str, **environment: str) -> Result:
 
 
 @pytest.mark.parametrize("option", ["--token-file", "--worker-token-file"])
-def test_a_batch_script_gets_no_admins_token(
-    serve: ServeProcess, option: str, tmp_path: Path
-) -> None:
+def test_batch_scripts_get_no_admin_token(serve: ServeProcess, option: str, tmp_path: Path) -> None:
     admin = token_of(serve, "admin", tmp_path / "admin's token")
     refused = submit("--url", serve.service["url"], f"{option}={admin}")
     assert refused.exit_code == 2
@@ -61,9 +59,7 @@ def test_a_batch_script_gets_no_admins_token(
     assert f"{option}: {admin} holds the token of an admin" in refused.stderr
 
 
-def test_the_command_in_a_refusal_makes_the_token_wanted(
-    serve: ServeProcess, tmp_path: Path
-) -> None:
+def test_the_command_in_a_refusal_makes_such_a_token(serve: ServeProcess, tmp_path: Path) -> None:
     admin = token_of(serve, "admin", tmp_path / "admin's token")
     url = serve.service["url"]
     refused = submit("--url", url, "--token-file", str(admin))

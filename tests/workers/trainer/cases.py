@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,18 @@ from workers.trainer.training import Training
 CPU = torch.device("cpu")
 STEPS = 10
 ADAMW = OptimizerSettings()
+
+TP, PP, DP = {"tp": 2}, {"pp": 2}, {"dp": 2}
+CUT = {"tp": 2, "sequence_parallel": True}
+VPP = {"pp": 2, "vpp": 2}
+ZERO = {"dp": 2, "zero_stage": 1}
+REPLICAS = {"dp": 4, "zero_stage": 1, "zero_replicas": 2}
+
+
+def over_axes(*axes: dict[str, Any], slow: Sequence[dict[str, Any]] = ()) -> pytest.MarkDecorator:
+    """Runs a test with the fields of each of these layouts, with some in the slow suite alone."""
+    marked = [pytest.param(each, marks=pytest.mark.slow) for each in slow]
+    return pytest.mark.parametrize("axes", [*axes, *marked], ids=str)
 
 
 def make_shape(family: str = "llama", **changes: Any) -> ModelShape:
@@ -73,12 +85,26 @@ def make_training(
     seed: int = 0,
 ) -> Training:
     return Training(
-        shape,
-        mesh or lone_mesh(layout),
-        seed=seed,
-        device=CPU,
-        settings=settings or ADAMW,
+        shape, mesh or lone_mesh(layout), seed=seed, device=CPU, settings=settings or ADAMW
     )
+
+
+def on_layout(
+    layout: Layout,
+    work: Callable[[Training], Any],
+    shape: ModelShape | None = None,
+    *,
+    settings: OptimizerSettings | None = None,
+    **mesh_options: Any,
+) -> list[Any]:
+    """What `work(training)` returns on each rank of a layout."""
+    model = shape or make_shape()
+
+    def run(rank: int) -> Any:
+        mesh = build_mesh(rank, layout, tied_embeddings=model.tied_embeddings, **mesh_options)
+        return work(make_training(model, mesh=mesh, settings=settings))
+
+    return run_ranks(layout.num_devices, run)
 
 
 @functools.cache
@@ -109,25 +135,20 @@ class Run:
 
 @functools.cache
 def train(
-    shape: ModelShape,
-    layout: Layout,
-    settings: OptimizerSettings = ADAMW,
-    steps: int = STEPS,
+    shape: ModelShape, layout: Layout, settings: OptimizerSettings = ADAMW, steps: int = STEPS
 ) -> Run:
     """Trains on forked ranks; every rank must report the same losses and norms."""
 
-    def work(rank: int) -> Any:
-        mesh = build_mesh(rank, layout, tied_embeddings=shape.tied_embeddings)
-        training = make_training(shape, mesh=mesh, settings=settings)
+    def work(training: Training) -> Any:
         stats = [training.step(training.batch(i)) for i in range(steps)]
         slices = [
-            (part, mesh.place.tp_rank, value.detach().float().numpy())
+            (part, training.mesh.place.tp_rank, value.detach().float().numpy())
             for slot in training.flat.slots
             for part, value in local_parts(slot.parameter.parts, slot.parameter, tp=layout.tp)
         ]
         return [(s.loss, s.grad_norm) for s in stats], slices
 
-    results = run_ranks(layout.num_devices, work)
+    results = on_layout(layout, work, shape, settings=settings)
     assert all(stats == results[0][0] for stats, _ in results), "ranks disagree on the global batch"
     losses, grad_norms = zip(*results[0][0], strict=True)
     weights = _put_together([item for _, slices in results for item in slices])
@@ -205,9 +226,8 @@ def excess(found: Run, expected: Run) -> float:
         way=l2(ways[1]),
         size=l2(expected.weights),
     )
-    steps = excess_of_steps(
-        (found.losses, found.grad_norms), (expected.losses, expected.grad_norms), tolerance
-    )
+    own, other = ((run.losses, run.grad_norms) for run in (found, expected))
+    steps = excess_of_steps(own, other, tolerance)
     return largest([steps, relative_l2(*ways) / tolerance.moved])
 
 

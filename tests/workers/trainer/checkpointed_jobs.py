@@ -12,10 +12,9 @@ import workers.trainer.job.checkpoint  # noqa: F401 (before ranks are forked: it
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from tests.workers.trainer.cases import make_shape
-from tests.workers.trainer.ranks import run_ranks
+from tests.workers.trainer.ranks import make_context, run_ranks
 from workers.trainer.job.checkpoint_directory import CheckpointSettings
 from workers.trainer.job.job import TrainJob
-from workers.trainer.open_training import RankContext
 from workers.trainer.train import run_train
 
 STEPS, SAVED_AT = 8, 4
@@ -35,17 +34,8 @@ def run_job(job: TrainJob, prepare: Callable[[int], None] = lambda _: None) -> l
     def work(rank: int, store: dist.Store) -> list[Any]:
         prepare(rank)
         told: list[Any] = []
-        ctx = RankContext(
-            rank=rank,
-            world_size=job.layout.num_devices,
-            local_rank=rank,
-            store=store,
-            device="cpu",
-            oversubscribed=False,
-            peak_tflops_per_device=1.0,
-            peak_source="test",
-        )
-        told.append(run_train(job, ctx, told.append))
+        context = make_context(rank, job.layout.num_devices, store)
+        told.append(run_train(job, context, told.append))
         return told
 
     told: list[dict[str, Any]] = run_ranks(job.layout.num_devices, work, own_group=True)[0]

@@ -11,8 +11,8 @@ import torch
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from tests.workers.trainer.cases import ADAMW
-from tests.workers.trainer.ranks import run_ranks
-from workers.trainer.open_training import RankContext, TrainingSettings, open_training
+from tests.workers.trainer.ranks import make_context, run_ranks
+from workers.trainer.open_training import TrainingSettings, open_training
 from workers.trainer.parallel.optimizer import OptimizerSettings
 from workers.trainer.training import Training
 
@@ -29,19 +29,6 @@ def on_gpus(num_devices: int, *values: object) -> Any:
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", on_gpus(1, "cuda")])
 """Runs a test on the CPU, and on a GPU where there is one."""
-
-
-def make_context(rank: int, world_size: int, store: Any, device: str) -> RankContext:
-    return RankContext(
-        rank=rank,
-        world_size=world_size,
-        local_rank=rank,
-        store=store,
-        device=device,
-        oversubscribed=False,
-        peak_tflops_per_device=1e4,  # more than any device has
-        peak_source="a test's",
-    )
 
 
 def on_ranks(
@@ -63,7 +50,9 @@ def on_ranks(
             optimizer=settings,
             memory_limit_bytes=memory_limit_bytes,
         )
-        context = make_context(rank, layout.num_devices, store, device)
+        # More than any device has.
+        peak = {"device": device, "peak_tflops_per_device": 1e4}
+        context = make_context(rank, layout.num_devices, store, **peak)
         return work(open_training(opened, context))
 
     return run_ranks(layout.num_devices, run, own_group=True)

@@ -9,8 +9,7 @@ import pytest
 
 from search_spaces.protocol.outcome import ProbeRequest
 from tests.workers.trainer.cases import make_layout, make_shape
-from tests.workers.trainer.ranks import run_ranks
-from workers.trainer.open_training import RankContext
+from tests.workers.trainer.ranks import make_context, run_ranks
 from workers.trainer.probe.probe import RankResult, run_probe
 
 
@@ -18,24 +17,14 @@ def probe(
     request: ProbeRequest, *, world_size: int | None = None, **context: Any
 ) -> list[tuple[RankResult | None, list[dict[str, Any]]]]:
     """What each rank returned, and what it reported."""
-    world_size = world_size or request.layout.num_devices
+    num_ranks = world_size or request.layout.num_devices
 
     def work(rank: int, store: Any) -> Any:
-        fields: dict[str, Any] = {
-            "rank": rank,
-            "world_size": world_size,
-            "local_rank": rank,
-            "store": store,
-            "device": "cpu",
-            "oversubscribed": False,
-            "peak_tflops_per_device": 0.1,
-            "peak_source": "a test's",
-        }
         events: list[dict[str, Any]] = []
-        result = run_probe(request, RankContext(**{**fields, **context}), events.append)
-        return result, events
+        told = make_context(rank, num_ranks, store, **context)
+        return run_probe(request, told, events.append), events
 
-    return run_ranks(world_size, work, own_group=True)
+    return run_ranks(num_ranks, work, own_group=True)
 
 
 class FakeClock:

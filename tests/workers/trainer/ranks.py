@@ -17,6 +17,7 @@ import torch
 from torch import distributed as dist
 
 from workers.trainer.comm import host_transfers
+from workers.trainer.open_training import RankContext
 
 # pytest-xdist runs other tests on the other cores: ranks that poll would keep the cores from each
 # other, as ranks that share cores know and these do not.
@@ -28,6 +29,21 @@ torch.set_num_threads(1)
 
 class RanksFailedError(AssertionError):
     """A rank raised, died, or did not end in time."""
+
+
+def make_context(rank: int, world_size: int, store: Any, **changes: Any) -> RankContext:
+    """What a rank on this machine is told by whoever started it."""
+    fields: dict[str, Any] = {
+        "rank": rank,
+        "world_size": world_size,
+        "local_rank": rank,
+        "store": store,
+        "device": "cpu",
+        "oversubscribed": False,
+        "peak_tflops_per_device": 0.1,
+        "peak_source": "a test's",
+    }
+    return RankContext(**{**fields, **changes})
 
 
 def run_ranks(

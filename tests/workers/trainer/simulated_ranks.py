@@ -27,10 +27,8 @@ class Message(NamedTuple):
 
 def tables(pp: int, vpp: int, num_microbatches: int) -> list[list[Action]]:
     """The actions of every rank."""
-    return [
-        pipeline_schedule(rank, pp=pp, vpp=vpp, num_microbatches=num_microbatches)
-        for rank in range(pp)
-    ]
+    sizes = {"pp": pp, "vpp": vpp, "num_microbatches": num_microbatches}
+    return [pipeline_schedule(rank, **sizes) for rank in range(pp)]
 
 
 def sent_by(transfer: Transfer, rank: int, pp: int) -> list[Message]:

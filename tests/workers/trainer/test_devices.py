@@ -18,19 +18,21 @@ from search_spaces.spec.layout import Layout, Precision
 from search_spaces.spec.model_shape import ModelShape
 from tests.workers.trainer.cases import (
     ADAMW,
+    CUT,
+    DP,
+    PP,
+    TP,
+    ZERO,
     Run,
     excess_of_steps,
     make_layout,
     make_shape,
+    over_axes,
 )
-from tests.workers.trainer.devices import DEVICES, make_context, on_gpus, on_ranks, train_on
-from tests.workers.trainer.ranks import run_ranks
+from tests.workers.trainer.devices import DEVICES, on_gpus, on_ranks, train_on
+from tests.workers.trainer.ranks import make_context, run_ranks
 from tests.workers.trainer.test_parity import reference
-from tests.workers.trainer.tolerances import (
-    TrainingTolerance,
-    operation_error,
-    training_tolerance,
-)
+from tests.workers.trainer.tolerances import TrainingTolerance, operation_error, training_tolerance
 from workers.trainer.model.attention import causal_attention
 from workers.trainer.probe.failure import classify
 from workers.trainer.probe.measurement import peak_memory, rehearse
@@ -55,37 +57,17 @@ def tolerance(shape: ModelShape, precision: Precision = "fp32") -> TrainingToler
 
 @DEVICES
 @pytest.mark.parametrize("family", ["gpt", "llama"])
-def test_one_device_follows_the_reference_in_fp32(device: str, family: str) -> None:
-    shape = make_shape(family)
-    found, expected = train_on(device, shape, make_layout(), steps=STEPS), reference(shape, ADAMW)
-    assert excess_of_steps(found, first_steps(expected), tolerance(shape)) <= 1
-    assert torch.get_float32_matmul_precision() == "highest", "TF32 is not fp32"
-
-
-@DEVICES
-@pytest.mark.parametrize("family", ["gpt", "llama"])
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_one_device_follows_fp32_within_its_precision(
-    device: str, family: str, precision: Precision
-) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_one_device_follows_the_reference(device: str, family: str, precision: Precision) -> None:
     shape = make_shape(family)
     found = train_on(device, shape, make_layout(precision=precision), steps=STEPS)
     expected = first_steps(reference(shape, ADAMW))
     assert excess_of_steps(found, expected, tolerance(shape, precision)) <= 1
+    assert torch.get_float32_matmul_precision() == "highest", "TF32 is not fp32"
 
 
 @pytest.mark.parametrize("device", ["cpu", on_gpus(2, "cuda")])
-@pytest.mark.parametrize(
-    "axes",
-    [
-        {"tp": 2},
-        {"tp": 2, "sequence_parallel": True},
-        {"pp": 2},
-        {"dp": 2},
-        {"dp": 2, "zero_stage": 1},
-    ],
-    ids=str,
-)
+@over_axes(TP, CUT, PP, DP, ZERO)
 def test_two_devices_train_as_one_does(device: str, axes: dict[str, Any]) -> None:
     """Over gloo, NCCL or RCCL: whichever the device has."""
     shape = make_shape("llama")
@@ -95,7 +77,7 @@ def test_two_devices_train_as_one_does(device: str, axes: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("device", [on_gpus(4, "cuda")])
-@pytest.mark.parametrize("axes", [{"tp": 2, "pp": 2}, {"pp": 2, "dp": 2, "zero_stage": 1}], ids=str)
+@over_axes(TP | PP, PP | ZERO)
 def test_four_devices_train_as_one_does(device: str, axes: dict[str, Any]) -> None:
     """On CPU ranks test_parity does the same."""
     test_two_devices_train_as_one_does(device, axes)
@@ -167,7 +149,8 @@ def test_a_probe_says_where_its_time_went(device: str) -> None:
     request = ProbeRequest(model=WIDE, layout=layout, iterations=3)
 
     def work(rank: int, store: Any) -> Any:
-        result = run_probe(request, make_context(rank, 1, store, device), lambda event: None)
+        context = make_context(rank, 1, store, device=device, peak_tflops_per_device=1e4)
+        result = run_probe(request, context, lambda event: None)
         assert result is not None
         return result
 

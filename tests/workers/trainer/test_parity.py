@@ -18,7 +18,12 @@ from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from tests.workers.trainer.cases import (
     ADAMW,
+    CUT,
+    DP,
+    PP,
     STEPS,
+    TP,
+    ZERO,
     Run,
     assert_bitwise_equal,
     assert_same_training,
@@ -26,6 +31,7 @@ from tests.workers.trainer.cases import (
     make_layout,
     make_shape,
     movement,
+    over_axes,
     relative_l2,
     train,
 )
@@ -50,6 +56,7 @@ GRID = [
     for tp, pp, dp, zero in itertools.product((1, 2), (1, 2), (1, 2), (0, 1))
 ]
 FAMILIES = pytest.mark.parametrize("family", ["gpt", "llama"])
+BF16 = {"precision": "bf16"}
 
 
 def make_optimizer(settings: OptimizerSettings, parameters: Any) -> torch.optim.Optimizer:
@@ -91,14 +98,8 @@ def reference(shape: ModelShape, settings: OptimizerSettings) -> Run:
 
     losses, norms, arrays = run_ranks(1, work)[0]
     weights = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    return Run(
-        shape=shape,
-        settings=settings,
-        precision="fp32",
-        losses=losses,
-        grad_norms=norms,
-        weights=weights,
-    )
+    told = {"losses": losses, "grad_norms": norms, "weights": weights}
+    return Run(shape=shape, settings=settings, precision="fp32", **told)
 
 
 @pytest.mark.sampled(3)
@@ -124,72 +125,32 @@ def test_ten_sgd_steps_move_the_weights_as_the_reference_does(axes: dict[str, in
     assert_same_training(train(shape, make_layout(**axes), SGD), reference(shape, SGD))
 
 
-@FAMILIES
-def test_a_pipeline_is_bitwise_equal_to_one_process(family: str) -> None:
-    shape = make_shape(family)
-    assert_bitwise_equal(train(shape, make_layout(pp=2)), train(shape, make_layout()))
-    deep = make_shape(family, num_layers=4)
-    assert_bitwise_equal(train(deep, make_layout(pp=4)), train(deep, make_layout()))
-
-
-@FAMILIES
-def test_tensor_and_pipeline_parallel_together_are_bitwise_equal_to_tensor_parallel(
-    family: str,
-) -> None:
-    shape = make_shape(family)
-    assert_bitwise_equal(train(shape, make_layout(tp=2, pp=2)), train(shape, make_layout(tp=2)))
-
-
-@FAMILIES
-@pytest.mark.parametrize("zero_stage", [0, 1])
-def test_pipeline_and_data_parallel_together_are_bitwise_equal_to_data_parallel(
-    family: str, zero_stage: int
-) -> None:
-    shape = make_shape(family)
-    both = make_layout(pp=2, dp=2, zero_stage=zero_stage)
-    assert_bitwise_equal(train(shape, both), train(shape, make_layout(dp=2, zero_stage=zero_stage)))
-
-
-@pytest.mark.sampled(2)
-@FAMILIES
-@pytest.mark.parametrize("axes", [{}, {"tp": 2, "pp": 2}, {"dp": 2, "zero_stage": 1}])
-def test_full_recomputation_is_bitwise_equal_to_none(family: str, axes: dict[str, int]) -> None:
-    shape = make_shape(family)
-    recomputed = train(shape, make_layout(recompute="full", **axes))
-    assert_bitwise_equal(recomputed, train(shape, make_layout(**axes)))
-
-
 @pytest.mark.sampled(3)
 @FAMILIES
 @pytest.mark.parametrize(
-    "axes", [{}, {"tp": 2, "pp": 2}, {"dp": 2, "zero_stage": 1}, {"precision": "bf16"}], ids=str
+    ("change", "axes"),
+    [
+        *((PP, axes) for axes in ({}, TP, DP, ZERO, CUT)),
+        ({"pp": 4}, {}),
+        *(({"recompute": "full"}, axes) for axes in ({}, TP | PP, ZERO, CUT)),
+        *(({"recompute": "selective"}, axes) for axes in ({}, TP | PP, ZERO, CUT, BF16)),
+        *(({"zero_stage": 1}, DP | axes) for axes in (CUT, BF16)),
+    ],
+    ids=str,
 )
-def test_selective_recomputation_is_bitwise_equal_to_none(
-    family: str, axes: dict[str, Any]
+def test_a_pipeline_recomputation_and_shards_are_bitwise_equal_to_none(
+    family: str, change: dict[str, Any], axes: dict[str, Any]
 ) -> None:
-    shape = make_shape(family)
-    recomputed = train(shape, make_layout(recompute="selective", **axes))
-    assert_bitwise_equal(recomputed, train(shape, make_layout(**axes)))
+    shape = make_shape(family, num_layers=4 if change == {"pp": 4} else 2)
+    changed, plain = make_layout(**change, **axes), make_layout(**axes)
+    assert_bitwise_equal(train(shape, changed), train(shape, plain))
 
 
 @pytest.mark.sampled(4)
 @FAMILIES
-@pytest.mark.parametrize(
-    "axes",
-    [
-        {},
-        {"pp": 2},
-        {"dp": 2},
-        {"dp": 2, "zero_stage": 1},
-        # Sequences are cut within, not between.
-        {"micro_batch_size": 1, "num_microbatches": 8},
-        pytest.param({"pp": 2, "dp": 2, "zero_stage": 1}, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_cutting_the_tokens_over_tp_does_not_change_the_training(
-    family: str, axes: dict[str, int]
-) -> None:
+# With micro-batches of one, sequences are cut within, not between.
+@over_axes({}, PP, DP, ZERO, {"micro_batch_size": 1, "num_microbatches": 8}, slow=[PP | ZERO])
+def test_cutting_tokens_over_tp_changes_no_training(family: str, axes: dict[str, int]) -> None:
     shape = make_shape(family)
     cut = train(shape, make_layout(tp=2, sequence_parallel=True, **axes))
     assert_same_training(cut, reference(shape, ADAMW))
@@ -216,40 +177,7 @@ def test_cut_tokens_move_the_weights_as_whole_ones_do(micro_batch_size: int) -> 
 
 @pytest.mark.sampled(3)
 @FAMILIES
-@pytest.mark.parametrize("recompute", ["full", "selective"])
-def test_recomputation_of_cut_tokens_is_bitwise_equal_to_none(family: str, recompute: str) -> None:
-    shape, axes = make_shape(family), {"tp": 2, "sequence_parallel": True}
-    found = train(shape, make_layout(recompute=recompute, **axes))
-    assert_bitwise_equal(found, train(shape, make_layout(**axes)))
-
-
-@FAMILIES
-def test_cut_tokens_in_a_pipeline_are_bitwise_equal_to_cut_tokens_alone(family: str) -> None:
-    shape, axes = make_shape(family), {"tp": 2, "sequence_parallel": True}
-    assert_bitwise_equal(train(shape, make_layout(pp=2, **axes)), train(shape, make_layout(**axes)))
-
-
-def test_cut_tokens_and_a_sharded_optimizer_do_not_disturb_each_other() -> None:
-    shape, axes = make_shape("gpt"), {"tp": 2, "dp": 2, "sequence_parallel": True}
-    sharded = train(shape, make_layout(zero_stage=1, **axes))
-    assert_bitwise_equal(sharded, train(shape, make_layout(**axes)))
-
-
-@pytest.mark.sampled(3)
-@FAMILIES
-@pytest.mark.parametrize(
-    "axes",
-    [
-        {},
-        {"pp": 2},
-        {"tp": 2},
-        {"tp": 2, "pp": 2},
-        {"pp": 2, "dp": 2, "zero_stage": 1},
-        {"tp": 2, "sequence_parallel": True},
-        {"tp": 2, "pp": 2, "sequence_parallel": True},
-    ],
-    ids=str,
-)
+@over_axes({}, PP, TP, TP | PP, PP | ZERO, CUT, CUT | PP)
 def test_a_tied_embedding_stays_one_weight(family: str, axes: dict[str, int]) -> None:
     """`train` refuses copies that differ; here the sum of both ends' gradients is judged."""
     shape = make_shape(family, tied_embeddings=True)
@@ -258,35 +186,15 @@ def test_a_tied_embedding_stays_one_weight(family: str, axes: dict[str, int]) ->
 
 @pytest.mark.sampled(3)
 @FAMILIES
-@pytest.mark.parametrize(
-    "axes",
-    [
-        {},
-        {"tp": 2},
-        {"pp": 2},
-        {"dp": 2, "zero_stage": 1},
-        {"tp": 2, "pp": 2},
-        {"tp": 2, "sequence_parallel": True},
-        {"tp": 2, "pp": 2, "sequence_parallel": True},
-    ],
-    ids=str,
-)
+@over_axes({}, TP, PP, ZERO, TP | PP, CUT, CUT | PP)
 def test_bf16_follows_fp32_within_its_precision(family: str, axes: dict[str, int]) -> None:
     shape = make_shape(family)
     found = train(shape, make_layout(precision="bf16", **axes))
     assert_same_training(found, train(shape, make_layout()))
 
 
-def test_bf16_shards_its_master_weights_without_a_difference() -> None:
-    shape = make_shape("llama")
-    sharded = train(shape, make_layout(precision="bf16", dp=2, zero_stage=1))
-    assert_bitwise_equal(sharded, train(shape, make_layout(precision="bf16", dp=2)))
-
-
 @pytest.mark.parametrize(("micro_batch_size", "num_microbatches"), [(8, 1), (4, 2), (1, 8)])
-def test_accumulation_does_not_change_the_training(
-    micro_batch_size: int, num_microbatches: int
-) -> None:
+def test_accumulation_changes_no_training(micro_batch_size: int, num_microbatches: int) -> None:
     shape = make_shape("llama")
     layout = Layout(micro_batch_size=micro_batch_size, num_microbatches=num_microbatches)
     assert_same_training(train(shape, layout), reference(shape, ADAMW))

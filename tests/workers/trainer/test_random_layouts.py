@@ -17,12 +17,7 @@ from search_spaces.spec.layout import RECOMPUTE_MODES, ZERO_STAGES, Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.rules import ALL_SCOPES
 from search_spaces.spec.space import SearchSpace, enumerate_legal
-from tests.workers.trainer.cases import (
-    assert_same_training,
-    make_layout,
-    make_shape,
-    train,
-)
+from tests.workers.trainer.cases import assert_same_training, make_layout, make_shape, train
 from workers.trainer.parallel.optimizer import OptimizerSettings
 
 pytestmark = pytest.mark.ranks
@@ -101,9 +96,7 @@ def test_random_layouts_train_as_one_process(case: tuple[ModelShape, Layout, flo
 @pytest.mark.timeout(300)
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases(sizes=(2, 4, 8)))
-def test_random_layouts_of_up_to_eight_ranks_train_as_one_process(
-    case: tuple[ModelShape, Layout, float | None],
-) -> None:
+def test_random_layouts_of_eight_ranks_train(case: tuple[ModelShape, Layout, float | None]) -> None:
     assert_trains_as_one_process(*case)
 
 
@@ -111,7 +104,5 @@ def test_random_layouts_of_up_to_eight_ranks_train_as_one_process(
 @pytest.mark.timeout(300)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases(sizes=(2, 4, 8)))
-def test_many_random_layouts_train_as_one_process(
-    case: tuple[ModelShape, Layout, float | None],
-) -> None:
+def test_many_random_layouts_train_alike(case: tuple[ModelShape, Layout, float | None]) -> None:
     assert_trains_as_one_process(*case)

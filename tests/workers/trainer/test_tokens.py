@@ -17,13 +17,10 @@ SHAPE = make_shape(seq_length=64, vocab_size=128)
 def global_batch(layout: Layout, *, seed: int = 0, step: int = 0) -> list[tuple[int, ...]]:
     rows: list[tuple[int, ...]] = []
     for dp_rank in range(layout.dp):
-        batch = cut_batch(
-            SyntheticTokens(shape=SHAPE, seed=seed), layout, step=step, dp_rank=dp_rank
-        )
-        assert batch.ids_MT.shape == (
-            layout.num_microbatches,
-            layout.micro_batch_size * SHAPE.seq_length,
-        )
+        source = SyntheticTokens(shape=SHAPE, seed=seed)
+        batch = cut_batch(source, layout, step=step, dp_rank=dp_rank)
+        length = layout.micro_batch_size * SHAPE.seq_length
+        assert batch.ids_MT.shape == (layout.num_microbatches, length)
         rows += [tuple(row) for row in batch.ids_MT.view(-1, SHAPE.seq_length).tolist()]
     return rows
 

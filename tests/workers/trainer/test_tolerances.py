@@ -276,32 +276,22 @@ def test_a_fault_exceeds_what_is_allowed_by_far(
     assert times < excess(found, exact(shape, settings)) < math.inf
 
 
-def nan_in_the_last_weights(run: Run) -> Run:
+def with_nan(run: Run, where: str) -> Run:
+    """The run with a last number that is none."""
+    if where != "weights":
+        return dataclasses.replace(run, **{where: [*getattr(run, where)[:-1], math.nan]})
     *_, last = run.weights
     values = run.weights[last].clone()
     values.view(-1)[-1] = math.nan
     return dataclasses.replace(run, weights={**run.weights, last: values})
 
 
-def nan_in_the_last_loss(run: Run) -> Run:
-    return dataclasses.replace(run, losses=[*run.losses[:-1], math.nan])
-
-
-def nan_in_the_last_norm(run: Run) -> Run:
-    return dataclasses.replace(run, grad_norms=[*run.grad_norms[:-1], math.nan])
-
-
-@pytest.mark.parametrize(
-    "with_nan", [nan_in_the_last_weights, nan_in_the_last_loss, nan_in_the_last_norm]
-)
-def test_a_training_that_ends_in_nan_is_refused(with_nan: Callable[[Run], Run]) -> None:
+@pytest.mark.parametrize("where", ["weights", "losses", "grad_norms"])
+def test_a_training_that_ends_in_nan_is_refused(where: str) -> None:
     expected = exact(make_shape("gpt"), ADAMW)
+    found = with_nan(expected, where)
     assert excess(expected, expected) == 0
-    for pair in (
-        (with_nan(expected), expected),
-        (expected, with_nan(expected)),
-        (with_nan(expected), with_nan(expected)),
-    ):
+    for pair in ((found, expected), (expected, found), (found, found)):
         assert excess(*pair) == math.inf
         with pytest.raises(AssertionError):
             assert_same_training(*pair)
@@ -322,9 +312,7 @@ def test_a_trainer_that_forgets_what_to_divide_by_is_refused(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_an_operation_that_drops_a_term_or_is_a_little_too_large_is_refused(
-    dtype: torch.dtype,
-) -> None:
+def test_an_operation_without_a_term_or_too_large_is_refused(dtype: torch.dtype) -> None:
     x, w = drawn(6, 8, seed=0).to(dtype), drawn(10, 8, seed=1).to(dtype)
     expected = x.double() @ w.double().t()
     assert_close((x.float() @ w.float().t()).to(dtype), expected, length=8)

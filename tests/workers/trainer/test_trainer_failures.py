@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch import distributed as dist
 
 from search_spaces.spec.layout import RECOMPUTE_MODES, Layout, Precision, Recompute
 from search_spaces.spec.rules import PRECISIONS_SUPPORTED
-from tests.workers.trainer.cases import make_layout, make_shape, make_training
+from tests.workers.trainer.cases import make_layout, make_shape, on_layout
 from tests.workers.trainer.ranks import run_ranks
 from workers.trainer.device_peak import matmul_peak
 from workers.trainer.errors import (
@@ -23,6 +22,7 @@ from workers.trainer.errors import (
 )
 from workers.trainer.open_training import refuse_unsupported, unsupported
 from workers.trainer.probe.failure import classify, is_transport_error
+from workers.trainer.training import Training
 
 pytestmark = pytest.mark.ranks
 
@@ -100,40 +100,26 @@ def test_unsupported_names_every_reason_with_its_numbers() -> None:
     reasons = " | ".join(unsupported(layout, make_shape()))
     for text in ("vpp=2", "sequence_parallel", "num_layers=2", "num_heads=4", "tp=3"):
         assert text in reasons
+    with pytest.raises(LayoutUnsupportedError, match="tp=3"):
+        refuse_unsupported(layout, make_shape())
     assert unsupported(make_layout(tp=2, pp=2, dp=2, zero_stage=1), make_shape()) == []
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTE_MODES)
 @pytest.mark.parametrize("precision", PRECISIONS_SUPPORTED)
-def test_the_trainer_runs_what_the_search_space_says_it_does(
-    recompute: Recompute, precision: Precision
-) -> None:
+def test_the_trainer_runs_what_the_space_has(recompute: Recompute, precision: Precision) -> None:
     layout = make_layout(recompute=recompute, precision=precision)
     assert unsupported(layout, make_shape()) == []
 
-    def work(rank: int) -> tuple[float, float]:
-        training = make_training(make_shape(), layout)
-        losses = [training.step(training.batch(0)).loss for _ in range(5)]
-        return losses[0], losses[-1]
+    def losses(training: Training) -> list[float]:
+        return [training.step(training.batch(0)).loss for _ in range(5)]
 
-    first, last = run_ranks(1, work)[0]
+    first, *_, last = on_layout(layout, losses)[0]
     assert last < first
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"tp": 3}, {"pp": 4}, {"vpp": 2, "pp": 1}],
-    ids=str,
-)
-def test_what_the_trainer_cannot_run_is_unsupported(changes: dict[str, Any]) -> None:
-    with pytest.raises(LayoutUnsupportedError, match=next(iter(changes))):
-        refuse_unsupported(make_layout(**changes), make_shape())
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_peak_of_a_cpu_is_measured(
-    precision: Precision, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cpus_peak_is_measured(precision: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that advances 0.01 s for each product, however fast products are here."""
     ticks = itertools.count()
     clock = SimpleNamespace(perf_counter=lambda: 0.01 * next(ticks))

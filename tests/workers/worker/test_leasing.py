@@ -23,15 +23,11 @@ def ask(**changes: object) -> LeaseRequest | None:
     ("changes", "room"),
     [
         pytest.param({}, None, id="the-oldest-that-fits-comes-first"),
-        pytest.param({"room": NO_ROOM}, None, id="one-while-nothing-is-free"),
-        pytest.param(
-            {"usable": [4], "all_usable": False}, RoomBody(nodes=1, devices=4), id="lost-nodes"
-        ),
+        pytest.param({"room": NO_ROOM}, None, id="nothing-is-free"),
+        pytest.param({"usable": [4], "all_usable": False}, RoomBody(nodes=1, devices=4), id="lost"),
     ],
 )
-def test_any_trial_is_asked_for_while_none_waits(
-    changes: dict[str, Any], room: RoomBody | None
-) -> None:
+def test_any_is_asked_for_while_none_waits(changes: dict[str, Any], room: RoomBody | None) -> None:
     asked = ask(**changes)
     assert asked is not None
     assert (asked.room, asked.longest_s) == (room, None)

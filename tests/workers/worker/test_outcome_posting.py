@@ -55,7 +55,7 @@ def test_an_outcome_that_always_breaks_the_service_is_set_aside_in_the_end(
     assert not service.kept()
 
 
-def test_an_outcome_is_posted_again_later(
+def test_an_outcome_is_not_posted_again_at_once(
     service: WorkedService, outbox: Outbox, clock: list[float]
 ) -> None:
     service.breaks_over = {1}
@@ -158,18 +158,14 @@ def test_whoever_waits_for_the_outcomes_ends_the_pause_between_two_tries(
     assert list(service.posted()) == [2, 1]
 
 
-def test_an_outcome_that_breaks_it_holds_up_nobody(
-    posting: Posting, service: WorkedService
-) -> None:
+def test_what_breaks_the_service_holds_up_nobody(posting: Posting, service: WorkedService) -> None:
     service.breaks_over = {1}
     posting.take(make_report(1))
     posting.catch_up(PATIENCE_S)
     assert not service.outcomes
 
 
-def test_a_refused_token_holds_up_nobody_else_by_itself(
-    service: WorkedService, spool: Spool
-) -> None:
+def test_a_refused_token_holds_up_nobody_by_itself(service: WorkedService, spool: Spool) -> None:
     with LeaseClient(service.url, "another") as client:
         posting = Posting(Outbox(client, spool))
         posting.take(make_report(1))

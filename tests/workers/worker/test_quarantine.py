@@ -54,20 +54,17 @@ def test_failures_that_may_be_the_nodes_get_a_second_opinion_and_no_others(
     assert NodeHistory().failed(1, ["a"], outcome) is is_doubted
 
 
-def test_the_node_that_the_failure_names_is_blamed_alone() -> None:
+@pytest.mark.parametrize(
+    ("named", "struck"),
+    [("b", {"b"}), ("elsewhere", {"a", "b"})],
+    ids=["a-node-of-the-probe", "a-node-of-another-probe"],
+)
+def test_the_node_that_the_failure_names_is_blamed_alone(named: str, struck: set[str]) -> None:
     history = NodeHistory()
-    history.failed(1, ["a", "b"], failure(node="b"))
+    history.failed(1, ["a", "b"], failure(node=named))
     history.completed(1, ["c", "d"])
-    assert not history.strikes("a")
-    assert [one.probe for one in history.strikes("b")] == [1]
-
-
-def test_a_failure_that_names_a_node_of_another_probe_may_be_any_of_its_nodes() -> None:
-    history = NodeHistory()
-    history.failed(1, ["a", "b"], failure(node="elsewhere"))
-    history.completed(1, ["c", "d"])
-    assert [[one.probe for one in history.strikes(node)] for node in ("a", "b")] == [[1], [1]]
-    assert not history.strikes("elsewhere")
+    nodes = ("a", "b", "elsewhere")
+    assert {node for node in nodes if [one.probe for one in history.strikes(node)] == [1]} == struck
 
 
 def test_a_node_that_two_failures_without_a_name_share_is_found() -> None:

@@ -176,9 +176,7 @@ LOST = Outcome(state="failed", reason="node_lost", message="the agent ended", no
 
 
 @pytest.mark.parametrize("failure", [KILLED, LOST], ids=["killed", "lost"])
-def test_ranks_that_first_hear_of_the_end_tell_nothing(
-    service: WorkedService, failure: Outcome
-) -> None:
+def test_ranks_that_hear_of_the_end_tell_nothing(service: WorkedService, failure: Outcome) -> None:
     """`scancel` signals every process of a job: the ranks may be the first to end."""
     ended = threading.Event()
 

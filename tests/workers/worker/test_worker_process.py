@@ -5,48 +5,18 @@ from __future__ import annotations
 import os
 import re
 import stat
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from search_spaces.spec.cluster import detect_local_cpu
-from tests.kit.fake_service import TOKEN
-from tests.kit.python_process import environment_with, python_words
 from tests.kit.waiting import wait_until
-from tests.kit.worker_loop import WorkedService
+from tests.kit.worker_loop import WorkedService, log_of, running_worker
 from tests.workers.process_checks import command_line, marked
 
 pytestmark = pytest.mark.ranks
 
 NUM_RANKS = min(2, detect_local_cpu().devices_per_node)
-
-
-@contextmanager
-def running_worker(
-    service: WorkedService, *options: str, token: str = TOKEN
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker process; whatever it leaves behind fails the test by its mark."""
-    folder = service.spool_dir.parent
-    (folder / "token").write_text(token + "\n")
-    program = "from workers.commands.commands import worker; worker()"
-    words = ["--url", service.url, "--token-file", str(folder / "token")]
-    words += ["--spool-dir", str(service.spool_dir), *options]
-    with log_of(service).open("w") as log:
-        worker = subprocess.Popen(
-            python_words(program, *words), env=environment_with({}), stderr=log
-        )
-        try:
-            yield worker
-        finally:
-            worker.kill()
-            worker.wait()
-
-
-def log_of(service: WorkedService) -> Path:
-    return service.spool_dir.parent / "worker.log"
 
 
 def add_long_trial(service: WorkedService, trial_id: int) -> None:

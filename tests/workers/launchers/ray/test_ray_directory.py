@@ -81,6 +81,7 @@ for num_to_spare in range(1, most):
 
 
 Holders = Callable[[], tuple[subprocess.Popen[str], Path]]
+"""Starts a process that holds a directory; returns both."""
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def last_resort(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def holders() -> Iterator[Callable[[], tuple[subprocess.Popen[str], Path]]]:
+def holders() -> Iterator[Holders]:
     """Starts processes that hold a directory each; they are killed at the end."""
     started: list[subprocess.Popen[str]] = []
 
@@ -293,7 +294,7 @@ def test_a_lock_that_is_a_link_is_not_followed(place: Path) -> None:
     assert trap.exists()
 
 
-def test_one_that_vanishes_before_its_lock_is_made_again(
+def test_a_directory_that_vanishes_before_it_is_locked_is_made_again(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
@@ -323,9 +324,7 @@ def test_a_start_without_descriptors_to_spare_leaves_none_open_and_its_directory
     assert len(names(place)) == 1
 
 
-def test_starts_that_sweep_at_once_warn_of_nothing(
-    place: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_sweeping_at_once_is_no_warning(place: Path, caplog: pytest.LogCaptureFixture) -> None:
     with ThreadPoolExecutor(4) as pool:
         for _ in range(3):
             made = [RayDirectory.create() for _ in range(10)]

@@ -112,7 +112,7 @@ def test_a_group_over_two_nodes_meets_at_the_address_of_the_first(nodes: RayNode
     assert [end.results[rank]["told"] for rank in (0, 1)] == [where, where]
 
 
-def test_a_probe_runs_on_both(
+def test_a_probe_trains_over_two_nodes(
     processes: list[RayNodeProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", processes[0].token)
@@ -176,9 +176,7 @@ def test_a_node_that_falls_silent_is_lost_and_its_groups_end(nodes: RayNodes) ->
     assert run_group(nodes, "succeed", shares=on(nodes, "n1")).failure is None
 
 
-def test_a_node_that_dies_whole_comes_back(
-    nodes: RayNodes, processes: list[RayNodeProcess]
-) -> None:
+def test_a_node_that_dies_comes_back(nodes: RayNodes, processes: list[RayNodeProcess]) -> None:
     lost = position(nodes, "n1")
     with (
         hanging(nodes, shares=on(nodes, "n0")) as (unharmed, well),

@@ -5,23 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
-import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from tests.kit.fake_service import TOKEN, FakeService, serve
+from tests.kit.fake_service import serve
 from tests.kit.waiting import wait_until
-from tests.kit.worker_loop import WorkedService
-from tests.workers.process_checks import MARK, kill, marked
+from tests.kit.worker_loop import WorkedService, running_worker
 from tests.workers.ray_nodes import PATIENCE_S, RayNodeProcess, make_nodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(400)]
 
-ROOT = Path(__file__).parents[4]
 CLUSTER = "{preset: local-cpu, name: two-nodes, devices_per_node: 2}"
 
 
@@ -35,52 +31,26 @@ def nodes() -> Iterator[Sequence[RayNodeProcess]]:
         process.end()
 
 
-@contextmanager
 def working(
-    service: FakeService, nodes: Sequence[RayNodeProcess], tmp_path: Path, *options: str
-) -> Iterator[subprocess.Popen[str]]:
-    """A worker over the nodes; whatever it leaves behind fails the test."""
-    mark = uuid.uuid4().hex
-    (tmp_path / "token").write_text(TOKEN)
-    (tmp_path / "cluster.yaml").write_text(CLUSTER)
-    program = "from workers.commands.commands import worker; worker()"
-    with (tmp_path / "worker.log").open("w") as log:
-        worker = subprocess.Popen(
-            [
-                *(sys.executable, "-P", "-c", program, "--url", service.url),
-                *("--token-file", str(tmp_path / "token"), "--spool-dir", str(tmp_path / "spool")),
-                *("--cluster", str(tmp_path / "cluster.yaml"), "--share-nodes"),
-                *("--ray-address", nodes[0].head, "--nodes", "2", *options),
-            ],
-            env={
-                **os.environ,
-                MARK: mark,
-                "PYTHONPATH": str(ROOT),
-                "RAY_AUTH_TOKEN": nodes[0].token,
-            },
-            stderr=log,
-            text=True,
-        )
-        try:
-            yield worker
-            wait_until("no process of the worker is left", lambda: not marked(mark), 30)
-        except BaseException as error:
-            error.add_note((tmp_path / "worker.log").read_text()[-6000:])
-            raise
-        finally:
-            kill(marked(mark))
-            worker.wait()
+    service: WorkedService, nodes: Sequence[RayNodeProcess], *options: str
+) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    """A worker over the nodes."""
+    cluster = service.spool_dir.parent / "cluster.yaml"
+    cluster.write_text(CLUSTER)
+    over = ["--cluster", str(cluster), "--share-nodes", "--nodes", "2"]
+    over += ["--ray-address", nodes[0].head, *options]
+    return running_worker(service, *over, RAY_AUTH_TOKEN=nodes[0].token)
 
 
 def test_probes_of_one_and_of_two_nodes_run_and_the_worker_ends_when_idle(
-    nodes: Sequence[RayNodeProcess], tmp_path: Path
+    nodes: Sequence[RayNodeProcess], mark: str, tmp_path: Path
 ) -> None:
     sizes = {1: (1, 1), 2: (1, 1), 3: (2, 2), 4: (2, 1)}
     with serve(WorkedService(tmp_path / "spool")) as service:
         for trial_id, (num_devices, num_nodes) in sizes.items():
             service.add(trial_id, num_devices=num_devices, num_nodes=num_nodes, iterations=2)
         options = ("--end-when-idle", "3", "--time-left", "3600")
-        with working(service, nodes, tmp_path, *options) as worker:
+        with working(service, nodes, *options) as worker:
             assert worker.wait(3 * PATIENCE_S) == 0
         outcomes = {body["trial_id"]: body for body in service.outcomes}
         states = {i: body["outcome"]["state"] for i, body in outcomes.items()}
@@ -95,8 +65,8 @@ def test_probes_of_one_and_of_two_nodes_run_and_the_worker_ends_when_idle(
         assert 0 < status["ends_in_s"] < 3600
 
 
-def test_a_probe_whose_node_dies_runs_again(
-    nodes: Sequence[RayNodeProcess], tmp_path: Path
+def test_a_probe_whose_node_dies_is_run_again_on_another(
+    nodes: Sequence[RayNodeProcess], mark: str, tmp_path: Path
 ) -> None:
     with serve(WorkedService(tmp_path / "spool")) as service:
         service.add(1, 2, iterations=100_000)
@@ -108,7 +78,7 @@ def test_a_probe_whose_node_dies_runs_again(
         def are_iterating() -> bool:
             return [beat["phase"] for beat in service.beats().values()] == ["iterating"] * 2
 
-        with working(service, nodes, tmp_path) as worker:
+        with working(service, nodes) as worker:
             wait_until("both are at their iterations", are_iterating, 2 * PATIENCE_S)
             of_lost, of_other = doing()["n1"], doing()["n0"]
             os.kill(nodes[1].pid_of("raylet"), signal.SIGKILL)

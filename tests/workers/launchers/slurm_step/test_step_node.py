@@ -153,9 +153,7 @@ def test_closing_while_a_groups_own_thread_ends_it_waits_for_that_end(nodes: Sru
         assert ending.result(30) == {}
 
 
-def test_a_refusal_of_srun_blames_the_node_it_names(
-    environment: dict[str, str], nodes: SrunNodes
-) -> None:
+def test_a_refusal_blames_the_node_it_names(environment: dict[str, str], nodes: SrunNodes) -> None:
     environment["REFUSAL"] = "Unable to create step: node n2 is not responding"
     failure = failure_of(nodes, "succeed", num_nodes=2)
     assert (failure.reason, failure.node) == ("node_lost", 1)

@@ -8,10 +8,19 @@ import pytest
 from torch import distributed as dist
 
 from search_spaces.spec.layout import Layout
-from tests.workers.trainer.cases import ADAMW, CPU, make_layout, make_shape
-from tests.workers.trainer.ranks import run_ranks
+from tests.workers.trainer.cases import (
+    ADAMW,
+    CPU,
+    make_layout,
+    make_shape,
+    make_training,
+    on_layout,
+)
+from tests.workers.trainer.ranks import make_context, run_ranks
 from workers.trainer.comm.mesh import build_mesh
-from workers.trainer.open_training import RankContext, TrainingSettings, open_training
+from workers.trainer.open_training import TrainingSettings, open_training
+from workers.trainer.parallel.optimizer import OptimizerSettings
+from workers.trainer.training import Training, persistent_bytes
 
 pytestmark = pytest.mark.ranks
 
@@ -32,23 +41,12 @@ def test_every_rank_makes_as_many_groups_as_its_peers(
 
 
 def test_the_groups_wait_as_long_for_a_peer_as_the_session_says() -> None:
-    layout = make_layout(tp=2, pp=2)
+    settings = TrainingSettings(
+        model=make_shape(), layout=make_layout(tp=2, pp=2), seed=0, optimizer=ADAMW, timeout_s=77.0
+    )
 
     def work(rank: int, store: Any) -> list[float]:
-        context = RankContext(
-            rank=rank,
-            world_size=4,
-            local_rank=rank,
-            store=store,
-            device="cpu",
-            oversubscribed=True,
-            peak_tflops_per_device=0.1,
-            peak_source="a test's",
-        )
-        settings = TrainingSettings(
-            model=make_shape(), layout=layout, seed=0, optimizer=ADAMW, timeout_s=77.0
-        )
-        mesh = open_training(settings, context).mesh
+        mesh = open_training(settings, make_context(rank, 4, store)).mesh
         groups = [mesh.world_group, mesh.tp_group, mesh.pp_group]
         backends = [group.process_group._get_backend(CPU) for group in groups if group is not None]
         return [backend.options._timeout.total_seconds() for backend in backends]
@@ -68,3 +66,48 @@ def _groups_that_are_made(
     monkeypatch.setattr(dist, "new_group", new_group)
     build_mesh(rank, layout, tied_embeddings=True)
     return groups
+
+
+GROUPS = make_layout(dp=4, zero_stage=1, zero_replicas=2)
+
+
+def ranks_of(group: Any) -> list[int] | None:
+    return None if group is None else list(group.ranks)
+
+
+def groups_of(layout: Layout) -> list[tuple[Any, Any, int, int]]:
+    def work(rank: int) -> Any:
+        mesh = build_mesh(rank, layout, tied_embeddings=False)
+        shards, replicas = ranks_of(mesh.shard_group), ranks_of(mesh.replica_group)
+        return shards, replicas, mesh.shard_rank, mesh.replica_rank
+
+    return run_ranks(layout.num_devices, work)
+
+
+def test_neighbours_share_one_copy_and_owners_of_the_same_share_are_replicas() -> None:
+    assert groups_of(GROUPS) == [
+        ([0, 1], [0, 2], 0, 0),
+        ([0, 1], [1, 3], 1, 0),
+        ([2, 3], [0, 2], 0, 1),
+        ([2, 3], [1, 3], 1, 1),
+    ]
+    assert groups_of(Layout(dp=2, zero_stage=1)) == [([0, 1], None, 0, 0), ([0, 1], None, 1, 0)]
+    assert groups_of(Layout(dp=2)) == [(None, [0, 1], 0, 0), (None, [0, 1], 0, 1)]
+    strided = groups_of(Layout(tp=2, dp=2, zero_stage=1))
+    assert [groups[0] for groups in strided] == [[0, 2], [1, 3], [0, 2], [1, 3]]
+
+
+def test_a_group_keeps_one_copy_of_the_states() -> None:
+    shape = make_shape(hidden_size=64, ffn_hidden_size=128)
+    whole = sum(t.nbytes for t in make_training(shape).optimizer.state_tensors)
+
+    def state_bytes(training: Training) -> int:
+        foreseen = persistent_bytes(shape, training.mesh, OptimizerSettings())
+        # Rotary tables and step counts are no part of it.
+        held = sum(t.nbytes for t in training.persistent_tensors())
+        assert foreseen == pytest.approx(held, rel=0.01)
+        return sum(t.nbytes for t in training.optimizer.state_tensors)
+
+    for replicas, group in ((1, 4), (2, 2)):
+        layout = make_layout(dp=4, zero_stage=1, zero_replicas=replicas)
+        assert on_layout(layout, state_bytes, shape) == pytest.approx([whole / group] * 4, rel=0.02)

@@ -55,6 +55,14 @@ def failure_of(act: Callable[[], Any]) -> str:
     return ""
 
 
+def resuming(rank: int, folder: Path) -> str:
+    """What a rank says of rank 0's word on where a job goes on."""
+    mesh = SimpleNamespace(rank=rank, layout=make_layout(dp=2))
+    training = cast("Any", SimpleNamespace(mesh=mesh, device=CPU))
+    settings = CheckpointSettings(directory=str(folder))
+    return failure_of(JobCheckpoints(cast("Any", None), settings, training, lambda _: None).resume)
+
+
 def test_documents_of_different_lengths_reach_every_rank_in_order() -> None:
     def work(rank: int) -> list[Any]:
         gathered = gather_documents(DOCUMENTS[rank], CPU)
@@ -102,46 +110,36 @@ def test_a_pickle_in_rank_0s_place_is_not_run_when_a_job_is_resumed(tmp_path: Pa
         if rank == 0:
             dist.broadcast_object_list([Hostile(file)], src=0)
             return ""
-        mesh = SimpleNamespace(rank=rank, layout=make_layout(dp=2))
-        training = cast("Any", SimpleNamespace(mesh=mesh, device=CPU))
-        settings = CheckpointSettings(directory=str(tmp_path))
-        job = JobCheckpoints(cast("Any", None), settings, training, lambda _: None)
-        return failure_of(job.resume)
+        return resuming(rank, tmp_path)
 
     _, said = run_ranks(2, work)
     assert not file.exists()
     assert said.startswith("what rank 0 sent is no JSON")
 
 
-@pytest.mark.parametrize("document", [[], 5, "found", None], ids=str)
-def test_a_document_of_another_type_in_rank_0s_place_is_one_error(
-    document: Any, tmp_path: Path
-) -> None:
-    def work(rank: int) -> str:
-        if rank == 0:
-            broadcast_document(document, source=0, device=CPU)
-            return ""
-        mesh = SimpleNamespace(rank=rank, layout=make_layout(dp=2))
-        training = cast("Any", SimpleNamespace(mesh=mesh, device=CPU))
-        settings = CheckpointSettings(directory=str(tmp_path))
-        return failure_of(
-            JobCheckpoints(cast("Any", None), settings, training, lambda _: None).resume
-        )
+def test_another_document_in_rank_0s_place_is_one_error(tmp_path: Path) -> None:
+    documents = [[], 5, "found", None]
 
-    _, said = run_ranks(2, work)
-    assert said.startswith("what rank 0 sent has no readable fields")
+    def work(rank: int) -> list[str]:
+        if rank == 0:
+            for document in documents:
+                broadcast_document(document, source=0, device=CPU)
+            return []
+        return [resuming(rank, tmp_path) for _ in documents]
+
+    for said in run_ranks(2, work)[1]:
+        assert said.startswith("what rank 0 sent has no readable fields")
+
+
+SAID = {"identity": "", "process": 1, "cores": [], "files": []}
 
 
 @pytest.mark.parametrize(
     "document",
-    [None, 5, {}]
-    + [
-        {"identity": "", "process": process, "cores": [], "files": []}
-        for process in ("x", float("inf"))
-    ]
-    + [
-        {"identity": "", "process": 1, "cores": [], "files": files}
-        for files in (7, [[]], [[[0], [1]]])
+    [
+        *(None, 5, {}),
+        *(SAID | {"process": process} for process in ("x", float("inf"))),
+        *(SAID | {"files": files} for files in (7, [[]], [[[0], [1]]])),
     ],
 )
 def test_fields_that_are_missing_or_of_another_type_are_one_error(document: Any) -> None:

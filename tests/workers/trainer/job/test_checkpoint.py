@@ -6,8 +6,6 @@ import json
 import os
 import resource
 import signal
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -21,7 +19,9 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import workers.trainer.job.checkpoint  # noqa: F401 (before ranks are forked: it takes long)
-from tests.workers.trainer.cases import ADAMW, make_layout, make_shape
+from search_spaces.spec.layout import Precision
+from tests.kit.python_process import printed_by
+from tests.workers.trainer.cases import ADAMW, CUT, PP, TP, make_layout, make_shape
 from tests.workers.trainer.checkpointed_jobs import (
     SAVED_AT,
     STEPS,
@@ -47,8 +47,9 @@ from workers.trainer.train import main
 pytestmark = pytest.mark.ranks
 
 
-def test_the_same_layout_goes_on_to_the_bit(tmp_path: Path) -> None:
-    layout = make_layout(dp=2, zero_stage=1, precision="bf16")
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_the_same_layout_goes_on_to_the_bit(tmp_path: Path, precision: Precision) -> None:
+    layout = make_layout(dp=2, zero_stage=1, precision=precision)
     whole = losses_of(run_job(make_job(tmp_path, layout, checkpoint=None)))
     first = save_half(tmp_path, layout)
     assert kinds_of(first) == ["checkpoint"]
@@ -58,14 +59,24 @@ def test_the_same_layout_goes_on_to_the_bit(tmp_path: Path) -> None:
     assert losses_of(first) | losses_of(second) == whole
     assert list(losses_of(second)) == [4, 5, 6, 7]
     assert (second[-1]["first_step"], second[-1]["steps"]) == (SAVED_AT, STEPS - SAVED_AT)
+    scaler = record_of(tmp_path, 8)["loss_scaler"]
+    assert scaler == (None if precision == "bf16" else {"scale": 2.0**16, "good_steps": 8})
+
+
+def record_of(folder: Path, step: int) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(path_of_record(folder, step).read_text())
+    return record
+
+
+def path_of_record(folder: Path, step: int) -> Path:
+    return folder / "saved" / f"step-{step:08}" / "checkpoint.json"
 
 
 LAYOUTS = {
     "alone": make_layout(),
-    "tp": make_layout(tp=2),
-    "sequence": make_layout(tp=2, sequence_parallel=True),
-    "pp": make_layout(pp=2),
-    "zero": make_layout(dp=2, zero_stage=1),
+    "tp": make_layout(**TP),
+    "sequence": make_layout(**CUT),
+    "pp": make_layout(**PP),
     "replicas": make_layout(dp=2),
     "zero-tp": make_layout(dp=2, tp=2, zero_stage=1),
     "zero-pp": make_layout(dp=2, pp=2, zero_stage=1, recompute="full"),
@@ -91,9 +102,7 @@ LAYOUTS = {
         ("gpt", "interleaved", "groups"),
     ],
 )
-def test_any_layout_goes_on_with_the_same_loss(
-    tmp_path: Path, family: str, before: str, after: str
-) -> None:
+def test_any_layout_goes_on_the_same(tmp_path: Path, family: str, before: str, after: str) -> None:
     shape = make_shape(family, num_layers=4, tied_embeddings=family == "gpt")
     whole = losses_of(run_job(make_job(tmp_path, LAYOUTS[after], shape=shape, checkpoint=None)))
     first = losses_of(save_half(tmp_path, LAYOUTS[before], shape=shape))
@@ -122,29 +131,19 @@ def test_another_precision_goes_on_from_the_masters(tmp_path: Path) -> None:
     assert not torch.equal(weight, weight.bfloat16().float())
 
 
-def test_fp16_goes_on_with_its_loss_scale_to_the_bit(tmp_path: Path) -> None:
-    layout = make_layout(precision="fp16", dp=2, zero_stage=1)
-    whole = losses_of(run_job(make_job(tmp_path, layout, checkpoint=None)))
-    first, second = save_half(tmp_path, layout), run_job(make_job(tmp_path, layout))
-    assert losses_of(first) | losses_of(second) == whole
-    record = json.loads((tmp_path / "saved/step-00000008/checkpoint.json").read_text())
-    assert record["loss_scaler"] == {"scale": 2.0**16, "good_steps": 8}
-
-
 def test_skipped_steps_are_told_and_are_no_updates(tmp_path: Path) -> None:
     """From a scale at which every gradient overflows."""
     layout = make_layout(precision="fp16")
     save_half(tmp_path, layout)
-    path = tmp_path / "saved/step-00000004/checkpoint.json"
-    record = json.loads(path.read_text())
+    record = record_of(tmp_path, 4)
     record["loss_scaler"]["scale"] = 2.0**60
-    path.write_text(json.dumps(record))
+    path_of_record(tmp_path, 4).write_text(json.dumps(record))
     *told, result = run_job(make_job(tmp_path, layout))
     steps = [event for event in told if event["event"] == "step"]
     assert [step["loss_scale"] for step in steps] == [2.0**60, 2.0**59, 2.0**58, 2.0**57]
     assert all(step["grad_norm"] is None for step in steps)
     assert result["skipped_steps"] == 4
-    record = json.loads((tmp_path / "saved/step-00000008/checkpoint.json").read_text())
+    record = record_of(tmp_path, 8)
     assert (record["step"], record["optimizer_steps"]) == (8, 4)
     assert record["loss_scaler"] == {"scale": 2.0**56, "good_steps": 0}
 
@@ -221,20 +220,14 @@ def test_the_newest_are_kept_and_the_last_step_is_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (
-            {"seed": 1},
-            "step-00000004 belongs to another job: seed=0, and the job has 1; name another",
-        ),
+        ({"seed": 1}, "step-00000004 belongs to another job: seed=0, and the job has 1; name"),
         ({"shape": make_shape(vocab_size=128)}, "vocab_size=64, and the job has 128"),
         ({"shape": make_shape("gpt")}, "family='llama', and the job has 'gpt'"),
         ({"tokens": 500}, "tokens of synthetic ones, and the job 500 of uint16"),
     ],
 )
 def test_a_checkpoint_of_another_job_is_refused_before_ranks_start(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    change: dict[str, Any],
-    sentence: str,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], sentence: str
 ) -> None:
     save_half(tmp_path, make_layout())
     if "tokens" in change:
@@ -287,9 +280,8 @@ def test_a_damaged_checkpoint_is_one_clear_error(
     ids=str,
 )
 def test_a_record_of_a_wrong_type_names_the_field(change: dict[str, Any], sentence: str) -> None:
-    record = CheckpointRecord(
-        step=4, samples=32, model=make_shape(), seed=0, layout=make_layout()
-    ).to_mapping()
+    trained = {"model": make_shape(), "seed": 0, "layout": make_layout()}
+    record = CheckpointRecord(step=4, samples=32, **trained).to_mapping()
     assert CheckpointRecord.from_mapping(record).step == 4
     with pytest.raises(CheckpointInvalidError, match=sentence):
         CheckpointRecord.from_mapping({**record, **change})
@@ -373,6 +365,5 @@ def test_a_malformed_checkpoint_field_is_named(checkpoint: Any, sentence: str) -
 
 
 def test_a_job_that_does_not_save_imports_nothing_for_it() -> None:
-    program = "import sys, workers.rank_jobs.rank; assert 'torch.distributed.checkpoint' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    looks = "assert 'torch.distributed.checkpoint' not in sys.modules"
+    printed_by(f"import sys, workers.rank_jobs.rank; {looks}")

@@ -21,6 +21,7 @@ from workers.trainer.job.launcher_environment import first_host, is_rank, slurm_
 
 pytestmark = pytest.mark.ranks
 
+STEP = {"SLURM_STEP_ID": "0"}
 PROGRAMS = {
     "module": ["-m", "workers.trainer.train"],
     "command": ["-c", "from workers.commands.commands import train; train()"],
@@ -68,19 +69,11 @@ def test_a_job_runs_under_srun_s_variables(tmp_path: Path, program: str) -> None
     [
         ({}, False),
         ({"RANK": "0", "WORLD_SIZE": "1"}, True),
-        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}, True),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "4", **STEP}, True),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "MASTER_ADDR": "node1"}, True),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, False),  # the batch script itself
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0"}, False),
-        (
-            {
-                "SLURM_PROCID": "0",
-                "SLURM_NTASKS": "8",
-                "SLURM_STEP_NUM_TASKS": "1",
-                "SLURM_STEP_ID": "0",
-            },
-            False,
-        ),
+        ({**STEP, "SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "1"}, False),
     ],
 )
 def test_a_rank_is_told_from_a_batch_script(environment: dict[str, str], expected: bool) -> None:
@@ -115,14 +108,12 @@ def test_ranks_meet_on_the_first_host_unless_told_where() -> None:
         slurm_meeting_point({"SLURM_JOB_ID": "1"})
 
 
-@pytest.mark.parametrize(("cores", "shared"), [(1, True), (2, False)])
-def test_ranks_that_outnumber_a_containers_cores_share_them(
-    monkeypatch: pytest.MonkeyPatch, cores: int, shared: bool
-) -> None:
-    monkeypatch.setattr("workers.trainer.job.launch.usable_cores", lambda: cores)
-    store = HashStore()
-    assert shares_devices(store, 1, 2, "cpu") is False, "rank 0 is the one who is told"
-    assert shares_devices(store, 0, 2, "cpu") is shared
+def test_ranks_that_outnumber_the_cores_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, shared in ((1, True), (2, False)):
+        monkeypatch.setattr("workers.trainer.job.launch.usable_cores", lambda cores=cores: cores)
+        store = HashStore()
+        assert shares_devices(store, 1, 2, "cpu") is False, "rank 0 is the one who is told"
+        assert shares_devices(store, 0, 2, "cpu") is shared
 
 
 def test_ranks_that_are_bound_to_a_core_each_share_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from search_spaces.spec.layout import Layout
 from tests.workers.trainer.cases import make_layout, make_shape
-from workers.trainer.batches import cut_batch
 from workers.trainer.errors import TrainingTokensInvalidError, TrainJobInvalidError
 from workers.trainer.job.job import TrainJob, read_job
 from workers.trainer.job.training_tokens import TokenFile, TokenFileSettings, shuffled
@@ -89,20 +86,6 @@ def test_a_batch_larger_than_the_file_takes_several_epochs(tmp_path: Path) -> No
 def test_seeds_order_samples_differently(tmp_path: Path) -> None:
     assert starts(opened(tmp_path), range(5)) == starts(opened(tmp_path), range(5))
     assert starts(opened(tmp_path), range(5)) != starts(opened(tmp_path, seed=1), range(5))
-
-
-def test_every_layout_consumes_the_same_global_batch(tmp_path: Path) -> None:
-    batches = []
-    for dp, size in itertools.product((1, 2, 4), (1, 2, 4)):
-        layout = Layout(dp=dp, micro_batch_size=size, num_microbatches=16 // dp // size)
-        file = opened(tmp_path, global_batch_size=16)
-        cut = [cut_batch(file, layout, step=2, dp_rank=rank) for rank in range(dp)]
-        assert all(len(batch.ids_MT) == layout.num_microbatches for batch in cut)
-        pairs = [(batch.ids_MT.flatten(), batch.targets_MT.flatten()) for batch in cut]
-        assert all(ids.add(1).equal(targets) for ids, targets in pairs)
-        batches.append([ids.view(-1, 8).tolist() for ids, _ in pairs])
-    flat = [list(itertools.chain.from_iterable(batch)) for batch in batches]
-    assert all(batch == flat[0] for batch in flat)
 
 
 def test_a_file_goes_on_where_it_stood_with_another_batch_size_too(tmp_path: Path) -> None:
@@ -193,12 +176,6 @@ def write_job(folder: Path, **changes: Any) -> Path:
     path = folder / "job.json"
     path.write_text(json.dumps({**job.to_mapping(), **changes}))
     return path
-
-
-def test_a_job_survives_the_way_through_json_with_its_tokens() -> None:
-    data = TokenFileSettings(tokens="/data/t.bin", dtype="uint16", skip_bytes=1024)
-    job = TrainJob(model=SHAPE, layout=make_layout(), data=data)
-    assert TrainJob.from_mapping(json.loads(json.dumps(job.to_mapping()))) == job
 
 
 def test_paths_are_taken_from_the_job_file_s_folder(tmp_path: Path) -> None:

@@ -13,10 +13,13 @@ import torch
 from search_spaces.spec.layout import Precision
 from tests.workers.trainer.cases import (
     ADAMW,
+    CUT,
+    PP,
     excess_of_steps,
     make_layout,
     make_shape,
     make_training,
+    over_axes,
 )
 from tests.workers.trainer.parallel_layers import drawn
 from tests.workers.trainer.probes import make_request, measured
@@ -79,7 +82,7 @@ def test_compiled_training_has_the_losses_of_eager_training(precision: Precision
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("axes", [{"tp": 2, "sequence_parallel": True}, {"pp": 2}], ids=str)
+@over_axes(CUT, PP)
 def test_a_compiled_probe_measures_the_same_training(
     axes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,9 +114,7 @@ def test_every_layer_that_has_kernels_is_given_them() -> None:
     assert all(kernels is theirs for kernels in given)
 
 
-def test_a_machine_without_a_compiler_is_told_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_compiler_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import config
 
     monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))

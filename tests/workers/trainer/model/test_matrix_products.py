@@ -42,20 +42,21 @@ def test_products_are_the_dense_ones_by_either_library(
         assert_close(found, expected, length=length, roundings=roundings)
 
 
-@pytest.mark.parametrize(("vendor", "by_onednn"), [("AuthenticAMD", True), ("GenuineIntel", False)])
+@pytest.mark.parametrize(
+    ("cpu_info", "by_onednn"),
+    [
+        ("processor\t: 0\nvendor_id\t: AuthenticAMD\n", True),
+        ("processor\t: 0\nvendor_id\t: GenuineIntel\n", False),
+        (None, False),
+    ],
+    ids=["amd", "intel", "no-name"],
+)
 def test_the_processors_name_decides_and_no_trial_does(
-    vendor: str, by_onednn: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cpu_info: str | None, by_onednn: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
-    cpu_info = tmp_path / "cpuinfo"
-    cpu_info.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\n")
-    monkeypatch.setattr(matrix_products, "_CPU_INFO", cpu_info)
+    if cpu_info is not None:
+        (tmp_path / "cpuinfo").write_text(cpu_info)
+    monkeypatch.setattr(matrix_products, "_CPU_INFO", tmp_path / "cpuinfo")
     assert matrix_products.prefers_onednn() is by_onednn
-
-
-def test_a_machine_without_that_name_takes_torchs_own_choice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(matrix_products, "_CPU_INFO", tmp_path / "nothing")
-    assert matrix_products.prefers_onednn() is False

@@ -11,13 +11,18 @@ import torch
 
 from search_spaces.spec.layout import Layout
 from tests.workers.trainer.cases import (
+    CUT,
+    DP,
+    REPLICAS,
+    VPP,
+    ZERO,
     initial_weights,
     make_layout,
     make_shape,
     make_training,
+    on_layout,
+    over_axes,
 )
-from tests.workers.trainer.ranks import run_ranks
-from workers.trainer.comm.mesh import build_mesh
 from workers.trainer.model.parameters import ParameterPart, initialise
 from workers.trainer.parallel import flat_buffers
 from workers.trainer.parallel.flat_buffers import ALIGNMENT, MAX_BUCKETS, plan_flat
@@ -38,17 +43,17 @@ def assert_aliased(training: Training) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_parameters_are_views_of_the_flat_buffers_before_and_after_a_step(
-    precision: str, tied: bool
-) -> None:
-    training = make_training(
-        make_shape("gpt", tied_embeddings=tied), make_layout(precision=precision)
-    )
+def test_parameters_stay_views_of_the_flat_buffers_in_a_step(precision: str, tied: bool) -> None:
+    shape = make_shape("gpt", tied_embeddings=tied)
+    training = make_training(shape, make_layout(precision=precision))
     assert_aliased(training)
     training.step(training.batch(0))
     assert_aliased(training)
     held = {id(slot.parameter) for slot in training.flat.slots}
     assert {id(parameter) for parameter in training.model.parameters()} == held
+    uses = {slot.parameter.parts[0].name: slot.uses for slot in training.flat.slots}
+    assert uses.pop("embedding.weight") == 1 + tied, "gradients a micro-batch"
+    assert set(uses.values()) == {1}
 
 
 def test_parameters_lie_in_reverse_order() -> None:
@@ -60,34 +65,25 @@ def test_parameters_lie_in_reverse_order() -> None:
 
 @pytest.mark.parametrize(
     ("axes", "group"),
-    [
-        ({"dp": 2}, 1),
-        ({"dp": 2, "zero_stage": 1}, 2),
-        ({"dp": 2, "zero_stage": 1, "precision": "bf16"}, 2),
-        ({"dp": 4, "zero_stage": 1, "zero_replicas": 2}, 2),
-        ({"pp": 2, "vpp": 2, "dp": 2, "zero_stage": 1}, 2),
-    ],
+    [(DP, 1), (ZERO, 2), (ZERO | {"precision": "bf16"}, 2), (REPLICAS, 2), (VPP | ZERO, 2)],
     ids=str,
 )
 def test_owned_weights_and_gradients_are_views_of_the_buffers_and_replicas_stay_equal(
     axes: dict[str, Any], group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flat_buffers, "BUCKET_ELEMENTS", 4000)
-    layout, shape = make_layout(**axes), make_shape(num_layers=4, tied_embeddings=True)
+    layout = make_layout(**axes)
 
-    def work(rank: int) -> Any:
-        mesh = build_mesh(rank, layout, tied_embeddings=True)
-        training = make_training(shape, mesh=mesh)
+    def work(training: Training) -> Any:
+        place = training.mesh.place
         assert len(training.flat.plan.buckets) > 3
-        for step in range(2):
+        for step in range(3):
             assert_aliased(training)
-            assert_owned(training, mesh.place.dp_rank % group, group)
+            assert_owned(training, place.dp_rank % group, group)
             training.step(training.batch(step))
-        assert_aliased(training)
-        assert_owned(training, mesh.place.dp_rank % group, group)
-        return mesh.place.pp_rank, training.flat.weights.float().numpy()
+        return place.pp_rank, training.flat.weights.float().numpy()
 
-    results = run_ranks(layout.num_devices, work)
+    results = on_layout(layout, work, make_shape(num_layers=4, tied_embeddings=True))
     for stage in range(layout.pp):
         first, *others = (weights for place, weights in results if place == stage)
         assert len(others) == layout.dp - 1
@@ -104,22 +100,6 @@ def assert_owned(training: Training, shard: int, num_shards: int) -> None:
         assert gradients.data_ptr() == buffers.gradients.data_ptr() + share.start * 4
         assert len(weights) == len(gradients) == share.end - share.start
         assert (optimizer.masters[index] is weights) == is_fp32, "fp32 needs no second copy"
-
-
-def test_a_share_of_the_optimizer_is_half_of_it() -> None:
-    layout = make_layout(dp=2, zero_stage=1)
-
-    def work(rank: int) -> Any:
-        mesh = build_mesh(rank, layout, tied_embeddings=False)
-        training = make_training(make_shape(), mesh=mesh)
-        share = training.flat.plan.buckets[0].share(2, rank)
-        return share.end - share.start, sum(t.nbytes for t in training.optimizer.state_tensors)
-
-    shapes = run_ranks(2, work)
-    assert shapes[0] == shapes[1]
-    whole = make_training(make_shape()).optimizer
-    whole_bytes = sum(t.nbytes for t in whole.state_tensors)
-    assert shapes[0][1] == pytest.approx(whole_bytes / 2, rel=0.02)
 
 
 @pytest.mark.parametrize("dp", [1, 2, 3, 4])
@@ -141,41 +121,19 @@ def test_buckets_cover_the_buffer_and_divide_over_dp(dp: int, bucket_elements: i
     assert len(plan.buckets) == {1: 7, 1000: 3, 1 << 20: 1}[bucket_elements]
 
 
-@pytest.mark.parametrize(
-    "axes",
-    [
-        {"dp": 2},
-        {"dp": 2, "zero_stage": 1},
-        {"dp": 4, "zero_stage": 1, "zero_replicas": 2},
-        {"pp": 2, "vpp": 2, "dp": 2, "zero_stage": 1},
-        pytest.param(
-            {"pp": 2, "vpp": 2, "dp": 4, "zero_stage": 1, "zero_replicas": 2},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            {"tp": 2, "dp": 4, "zero_stage": 1, "zero_replicas": 2, "sequence_parallel": True},
-            marks=pytest.mark.slow,
-        ),
-    ],
-    ids=str,
-)
-def test_buckets_do_not_change_the_training(
-    monkeypatch: pytest.MonkeyPatch, axes: dict[str, Any]
-) -> None:
+@over_axes(DP, ZERO, REPLICAS, VPP | ZERO, slow=[VPP | REPLICAS, CUT | REPLICAS])
+def test_buckets_change_no_training(monkeypatch: pytest.MonkeyPatch, axes: dict[str, Any]) -> None:
     """Nor do many of them block each other, wherever a rank waits in its backward pass."""
     layout = Layout(micro_batch_size=2, num_microbatches=4, **axes)
     shape = make_shape(num_layers=4, tied_embeddings=True)
 
+    def work(training: Training) -> Any:
+        stats = [training.step(training.batch(i)).loss for i in range(4)]
+        return len(training.flat.plan.buckets), stats
+
     def losses(bucket_elements: int) -> Any:
         monkeypatch.setattr(flat_buffers, "BUCKET_ELEMENTS", bucket_elements)
-
-        def work(rank: int) -> Any:
-            mesh = build_mesh(rank, layout, tied_embeddings=True)
-            training = make_training(shape, mesh=mesh)
-            stats = [training.step(training.batch(i)).loss for i in range(4)]
-            return len(training.flat.plan.buckets), stats
-
-        return run_ranks(layout.num_devices, work)[0]
+        return on_layout(layout, work, shape)[0]
 
     many, one = losses(2000), losses(1 << 30)
     assert many[0] > 3
@@ -211,9 +169,7 @@ def test_seeds_and_names_give_different_weights() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", ["gpt", "llama"])
-def test_a_step_takes_nothing_from_the_gradients_of_the_last(
-    family: str, tied: bool, precision: str
-) -> None:
+def test_a_step_takes_nothing_from_the_last_one(family: str, tied: bool, precision: str) -> None:
     """They are written over, not cleared: not even one that is no number may be left."""
     shape, layout = make_shape(family, tied_embeddings=tied), make_layout(precision=precision)
     poisoned, clean = make_training(shape, layout), make_training(shape, layout)
@@ -238,14 +194,6 @@ def test_a_parameter_without_a_gradient_is_a_bug_that_is_told() -> None:
     assert training.flat.has_all_gradients
     first.add_gradient(torch.zeros_like(first))
     assert not training.flat.has_all_gradients, "one too many may come after the reduction"
-
-
-@pytest.mark.parametrize(("tied", "uses"), [(False, 1), (True, 2)])
-def test_a_tied_weight_takes_two_gradients_a_micro_batch(tied: bool, uses: int) -> None:
-    training = make_training(make_shape("gpt", tied_embeddings=tied))
-    found = {slot.parameter.parts[0].name: slot.uses for slot in training.flat.slots}
-    assert found.pop("embedding.weight") == uses
-    assert set(found.values()) == {1}
 
 
 def test_a_weight_that_two_stages_hold_has_a_bucket_for_itself() -> None:

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from search_spaces.spec.layout import Layout
-from tests.workers.trainer.cases import make_shape, make_training
+from tests.workers.trainer.cases import make_shape, on_layout
 from tests.workers.trainer.parallel_layers import CountingCollectives
-from tests.workers.trainer.ranks import run_ranks
-from workers.trainer.comm.mesh import build_mesh
 from workers.trainer.parallel import flat_buffers
 from workers.trainer.training import Training
 
@@ -21,16 +19,6 @@ pytestmark = pytest.mark.ranks
 SMALL_BUCKETS = 3000
 DP = Layout(dp=2, micro_batch_size=2, num_microbatches=2)
 ZERO = {0: DP, 1: replace(DP, zero_stage=1)}
-
-
-def on_ranks(layout: Layout, work: Any, *, family: str = "llama", **shape: Any) -> list[Any]:
-    """Calls `work(training)` on every rank of the layout; the model has several buckets."""
-
-    def run(rank: int) -> Any:
-        mesh = build_mesh(rank, layout, tied_embeddings=bool(shape.get("tied_embeddings")))
-        return work(make_training(make_shape(family, **shape), mesh=mesh))
-
-    return run_ranks(layout.num_devices, run)
 
 
 @pytest.fixture(autouse=True)
@@ -53,14 +41,12 @@ def starts(training: Training) -> list[tuple[int, list[int]]]:
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1])
-def test_a_bucket_starts_as_soon_as_it_is_final_while_the_backward_goes_on(
-    zero_stage: int,
-) -> None:
+def test_a_bucket_starts_as_soon_as_it_is_final_while_the_backward_goes_on(zero_stage: int) -> None:
     def work(training: Training) -> Any:
         buckets = [training.flat.plan.bucket_of(slot.start) for slot in training.flat.slots]
         return starts(training), buckets
 
-    results = on_ranks(ZERO[zero_stage], work)
+    results = on_layout(ZERO[zero_stage], work)
     assert results[0] == results[1], "the ranks start their buckets in another order"
     seen, bucket_of_slot = results[0]
     assert [index for index, _ in seen] == list(range(max(bucket_of_slot) + 1))
@@ -81,9 +67,8 @@ def test_nothing_is_sent_while_gradients_accumulate(zero_stage: int) -> None:
             training.step(training.batch(0))
         return dict(counting.counts), len(training.flat.plan.buckets)
 
-    one, ten = (
-        on_ranks(replace(ZERO[zero_stage], num_microbatches=count), work) for count in (1, 10)
-    )
+    layouts = (replace(ZERO[zero_stage], num_microbatches=count) for count in (1, 10))
+    one, ten = (on_layout(layout, work) for layout in layouts)
     assert one == ten
     counts, num_buckets = one[0]
     shares = {"shared::reduce_scatter": num_buckets, "shared::all_gather": num_buckets}
@@ -96,12 +81,11 @@ def test_nothing_is_sent_while_gradients_accumulate(zero_stage: int) -> None:
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_a_tied_embedding_holds_no_other_bucket_up(family: str) -> None:
     """Its two ends are summed after dp, share by share; the others start in the backward pass."""
-    layout = replace(ZERO[1], pp=2)
 
     def work(training: Training) -> Any:
         return [sum(left) for _, left in starts(training)]
 
-    results = on_ranks(layout, work, family=family, num_layers=4, tied_embeddings=True)
-    for left in results:
+    shape = make_shape(family, num_layers=4, tied_embeddings=True)
+    for left in on_layout(replace(ZERO[1], pp=2), work, shape):
         assert left == sorted(left, reverse=True)
         assert left[0] > 5, "the first bucket waited for the end of the backward pass"

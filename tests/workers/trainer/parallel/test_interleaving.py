@@ -10,15 +10,19 @@ import pytest
 from torch import Tensor
 
 from tests.workers.trainer.cases import (
+    CUT,
+    DP,
+    TP,
+    VPP,
+    ZERO,
     assert_bitwise_equal,
     assert_same_training,
     make_layout,
     make_shape,
-    make_training,
+    on_layout,
+    over_axes,
     train,
 )
-from tests.workers.trainer.ranks import run_ranks
-from workers.trainer.comm.mesh import build_mesh
 from workers.trainer.model.model import Stage
 from workers.trainer.model.parameters import ModelParameter
 from workers.trainer.probe.measurement import rehearse
@@ -27,52 +31,32 @@ from workers.trainer.training import Training
 pytestmark = pytest.mark.ranks
 
 FAMILIES = pytest.mark.parametrize("family", ["gpt", "llama"])
-FOUR_RANKS = [
-    {"tp": 2},
-    {"tp": 2, "sequence_parallel": True},
-    {"dp": 2},
-    {"dp": 2, "zero_stage": 1},
-]
-
-
-@pytest.mark.sampled(3)
-@FAMILIES
-@pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (2, 4), (4, 2)])
-def test_interleaving_is_bitwise_equal_to_one_process(family: str, pp: int, vpp: int) -> None:
-    shape = make_shape(family, num_layers=8)
-    assert_bitwise_equal(train(shape, make_layout(pp=pp, vpp=vpp)), train(shape, make_layout()))
-
-
-@pytest.mark.sampled(3)
-@FAMILIES
-@pytest.mark.parametrize("axes", FOUR_RANKS, ids=str)
-def test_interleaving_beside_other_axes_is_bitwise_equal_to_them_alone(
-    family: str, axes: dict[str, Any]
-) -> None:
-    shape = make_shape(family, num_layers=4)
-    both = train(shape, make_layout(pp=2, vpp=2, **axes))
-    assert_bitwise_equal(both, train(shape, make_layout(**axes)))
 
 
 @pytest.mark.sampled(3)
 @FAMILIES
 @pytest.mark.parametrize(
-    "changes", [{"recompute": "full"}, {"recompute": "selective"}, {"precision": "bf16"}], ids=str
+    ("stages", "beside"),
+    [
+        *(({"pp": pp, "vpp": vpp}, {}) for pp, vpp in ((2, 2), (2, 4), (4, 2))),
+        *((VPP, beside) for beside in (TP, CUT, DP, ZERO)),
+        *((VPP, {"recompute": mode}) for mode in ("full", "selective")),
+        (VPP, {"precision": "bf16"}),
+    ],
+    ids=str,
 )
-def test_interleaved_stages_recompute_and_round_as_one_process_does(
-    family: str, changes: dict[str, Any]
+def test_interleaving_is_bitwise_equal_to_the_same_layout_without_a_pipeline(
+    family: str, stages: dict[str, Any], beside: dict[str, Any]
 ) -> None:
-    shape = make_shape(family, num_layers=4)
-    found = train(shape, make_layout(pp=2, vpp=2, **changes))
-    assert_bitwise_equal(found, train(shape, make_layout(**changes)))
+    shape = make_shape(family, num_layers=4 if beside else 8)
+    found = train(shape, make_layout(**stages, **beside))
+    assert_bitwise_equal(found, train(shape, make_layout(**beside)))
 
 
 @pytest.mark.sampled(3)
 @FAMILIES
-@pytest.mark.parametrize("axes", [{}, {"tp": 2, "sequence_parallel": True}, {"dp": 2}], ids=str)
-def test_a_tied_embedding_lies_on_the_first_chunk_and_the_last(
-    family: str, axes: dict[str, Any]
-) -> None:
+@over_axes({}, CUT, DP)
+def test_a_tied_embedding_lies_on_first_and_last_chunk(family: str, axes: dict[str, Any]) -> None:
     """Gradients of both ends are summed as in a plain pipeline; `train` refuses unequal copies."""
     shape = make_shape(family, num_layers=4, tied_embeddings=True)
     interleaved = train(shape, make_layout(pp=2, vpp=2, **axes))
@@ -80,15 +64,9 @@ def test_a_tied_embedding_lies_on_the_first_chunk_and_the_last(
     assert_same_training(interleaved, train(shape, make_layout()))
 
 
-def on_two_ranks(work: Any, **changes: Any) -> list[Any]:
-    """Calls `work(training)` on both ranks of an interleaved pipeline of two chunks each."""
-
-    def of_rank(rank: int) -> Any:
-        layout = make_layout(pp=2, vpp=2, **changes)
-        mesh = build_mesh(rank, layout, tied_embeddings=False)
-        return work(make_training(make_shape("gpt", num_layers=4), mesh=mesh))
-
-    return run_ranks(2, of_rank)
+def on_two_ranks(work: Any) -> list[Any]:
+    """What `work(training)` returns on both ranks of a pipeline of two chunks each."""
+    return on_layout(make_layout(pp=2, vpp=2), work, make_shape("gpt", num_layers=4))
 
 
 def test_ranks_take_turns_over_the_layers() -> None:
@@ -102,9 +80,7 @@ def test_ranks_take_turns_over_the_layers() -> None:
     assert on_two_ranks(layers) == [named(2, 0), named(3, 1)]
 
 
-def test_flat_buffers_follow_the_order_in_which_backward_passes_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_flat_buffers_have_the_order_of_backward_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buckets close in turn only if a chunk's gradients are final before the one's under it."""
     last_seen: dict[int, int] = {}
     clock = itertools.count()

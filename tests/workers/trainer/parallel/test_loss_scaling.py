@@ -11,17 +11,23 @@ import pytest
 import torch
 
 from tests.workers.trainer.cases import (
-    CPU,
+    CUT,
+    DP,
+    PP,
+    REPLICAS,
+    TP,
+    ZERO,
     assert_same_training,
     make_layout,
     make_shape,
     make_training,
+    on_layout,
+    over_axes,
     train,
 )
-from tests.workers.trainer.probe.test_probe import make_request, measured, probe
-from tests.workers.trainer.ranks import RanksFailedError, run_ranks
+from tests.workers.trainer.probes import make_request, measured, probe
+from tests.workers.trainer.ranks import RanksFailedError
 from tests.workers.trainer.test_parity import CLIPPED, FAMILIES, SGD
-from workers.trainer.comm.mesh import build_mesh
 from workers.trainer.errors import LossDivergedError
 from workers.trainer.job.progress import print_event
 from workers.trainer.model.precision import LossScaler
@@ -32,30 +38,21 @@ from workers.trainer.training import Training
 pytestmark = pytest.mark.ranks
 
 TOO_LARGE = 2.0**60
-AXES = pytest.mark.parametrize(
-    "axes",
-    [
-        {},
-        {"tp": 2},
-        {"pp": 2},
-        {"dp": 2},
-        {"dp": 2, "zero_stage": 1},
-        {"tp": 2, "sequence_parallel": True},
-        pytest.param({"dp": 4, "zero_stage": 1, "zero_replicas": 2}, marks=pytest.mark.slow),
-        pytest.param({"tp": 2, "pp": 2, "dp": 2, "zero_stage": 1}, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
+AXES = over_axes({}, TP, PP, DP, ZERO, CUT, slow=[REPLICAS, TP | PP | ZERO])
 
 
-def test_an_overflow_halves_the_scale_and_skips_the_step() -> None:
-    scaler = LossScaler(scale=1024.0, good_steps=7)
+def test_an_overflow_halves_the_scale_until_it_is_a_divergence() -> None:
+    scaler = LossScaler(scale=6.0, good_steps=7)
     assert scaler.update(math.inf)
-    assert (scaler.scale, scaler.good_steps) == (512.0, 0)
+    assert (scaler.scale, scaler.good_steps) == (3.0, 0)
     assert scaler.update(math.nan)
-    assert scaler.scale == 256.0
+    assert scaler.scale == 1.5
     assert not scaler.update(3.0)
-    assert (scaler.scale, scaler.good_steps) == (256.0, 1)
+    assert (scaler.scale, scaler.good_steps) == (1.5, 1)
+    assert scaler.update(math.inf)
+    assert scaler.scale == 1.0
+    with pytest.raises(LossDivergedError, match="inf at loss scale 1, the smallest"):
+        scaler.update(math.inf)
 
 
 def test_good_steps_in_a_row_double_the_scale() -> None:
@@ -65,14 +62,6 @@ def test_good_steps_in_a_row_double_the_scale() -> None:
         scaler.update(norm)
         scales.append(scaler.scale)
     assert scales == [8.0, 8.0, 4.0, 4.0, 4.0, 8.0, 8.0, 8.0, 16.0]
-
-
-def test_an_overflow_at_the_smallest_scale_is_a_divergence() -> None:
-    scaler = LossScaler(scale=1.5)
-    assert scaler.update(math.inf)
-    assert scaler.scale == 1.0
-    with pytest.raises(LossDivergedError, match="inf at loss scale 1, the smallest"):
-        scaler.update(math.inf)
 
 
 @pytest.mark.sampled(3)
@@ -99,11 +88,8 @@ def state(training: Training) -> list[torch.Tensor]:
 
 @AXES
 def test_a_skipped_step_changes_nothing_but_the_scale(axes: dict[str, Any]) -> None:
-    layout = make_layout(precision="fp16", **axes)
-
-    def work(rank: int) -> Any:
-        mesh = build_mesh(rank, layout, tied_embeddings=False)
-        skipping, fresh = (make_training(make_shape(), mesh=mesh) for _ in range(2))
+    def work(skipping: Training) -> Any:
+        fresh = make_training(make_shape(), mesh=skipping.mesh)
         scaler = skipping.optimizer.scaler
         assert scaler is not None
         for training in (skipping, fresh):
@@ -112,29 +98,24 @@ def test_a_skipped_step_changes_nothing_but_the_scale(axes: dict[str, Any]) -> N
         scaler.scale = TOO_LARGE
         stats = skipping.step(skipping.batch(1))
         assert not math.isfinite(stats.grad_norm)
-        assert (stats.is_skipped, stats.loss_scale, scaler.scale) == (
-            True,
-            TOO_LARGE,
-            TOO_LARGE / 2,
-        )
+        assert stats.is_skipped
+        assert (stats.loss_scale, scaler.scale) == (TOO_LARGE, TOO_LARGE / 2)
         assert all(torch.equal(a, b) for a, b in zip(before, state(skipping), strict=True))
         scaler.scale = 2.0**16
         assert skipping.step(skipping.batch(2)) == fresh.step(fresh.batch(2))
         assert all(torch.equal(a, b) for a, b in zip(state(skipping), state(fresh), strict=True))
         return stats.loss
 
-    assert len(set(run_ranks(layout.num_devices, work))) == 1
+    assert len(set(on_layout(make_layout(precision="fp16", **axes), work))) == 1
 
 
 @AXES
 def test_an_overflow_on_one_rank_skips_the_step_on_every_rank(axes: dict[str, Any]) -> None:
     layout = make_layout(precision="fp16", **axes)
 
-    def work(rank: int) -> Any:
-        mesh = build_mesh(rank, layout, tied_embeddings=False)
-        training = make_training(make_shape(), mesh=mesh)
+    def work(training: Training) -> Any:
         run = training.pipeline.run
-        if rank == layout.num_devices - 1:
+        if training.mesh.rank == layout.num_devices - 1:
             training.pipeline.run = (  # type: ignore[method-assign]
                 lambda batch, gradient_scale: run(batch, gradient_scale=TOO_LARGE)
             )
@@ -144,19 +125,18 @@ def test_an_overflow_on_one_rank_skips_the_step_on_every_rank(axes: dict[str, An
         assert training.optimizer.scaler is not None
         return stats.is_skipped, training.optimizer.scaler.scale
 
-    assert set(run_ranks(layout.num_devices, work)) == {(True, 2.0**15)}
+    assert set(on_layout(layout, work)) == {(True, 2.0**15)}
 
 
 def test_a_rehearsal_leaves_no_trace_in_the_scale() -> None:
-    def work(rank: int) -> Any:
-        training = make_training(make_shape(), make_layout(precision="fp16"))
+    def work(training: Training) -> Any:
         rehearse(training, limit_bytes=None)
         assert training.optimizer.scaler == LossScaler()
         training.optimizer.scaler.scale = TOO_LARGE  # so that the rehearsal overflows
         rehearse(training, limit_bytes=None)
         return training.optimizer.scaler
 
-    assert run_ranks(1, work) == [LossScaler()]
+    assert on_layout(make_layout(precision="fp16"), work) == [LossScaler()]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -178,9 +158,7 @@ def test_a_probe_counts_the_steps_that_were_skipped(monkeypatch: pytest.MonkeyPa
     assert all(math.isfinite(iteration.loss) for iteration in found.iterations)
 
 
-def test_a_probe_that_skipped_every_timed_step_has_diverged(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_probe_that_skipped_all_timed_steps_diverged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimizer, "LossScaler", partial(LossScaler, scale=TOO_LARGE))
     sentence = "LossDivergedError: the gradients of all 3 timed steps overflowed in fp16"
     with pytest.raises(RanksFailedError, match=sentence):
@@ -192,12 +170,3 @@ def test_the_log_of_a_job_says_that_a_step_was_skipped() -> None:
     stream = io.StringIO()
     print_event({**event, "grad_norm": None, "loss_scale": 65536.0}, stream=stream)
     assert "loss 4.0000  skipped: gradients overflowed at loss scale 65536  " in stream.getvalue()
-
-
-def test_the_state_of_fp16_is_that_of_bf16() -> None:
-    def state_bytes(precision: str) -> list[int]:
-        training = make_training(make_shape(), make_layout(precision=precision))
-        assert training.flat.weights.device == CPU
-        return [tensor.nbytes for tensor in training.persistent_tensors()]
-
-    assert state_bytes("fp16") == state_bytes("bf16")

@@ -1,131 +1,39 @@
-"""Sequence parallelism: each layer against the dense one, what a layer sends, and what it saves."""
+"""Sequence parallelism: what a layer sends, and what it saves."""
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
-from tests.workers.trainer.cases import lone_mesh, make_layout, make_shape, make_training
-from tests.workers.trainer.parallel_layers import (
-    TP,
-    CountingCollectives,
-    drawn,
-    gradient,
-    on_tp_ranks,
-    weight,
-)
-from tests.workers.trainer.ranks import run_ranks
-from tests.workers.trainer.tolerances import assert_close
-from workers.trainer.comm.mesh import build_mesh
-from workers.trainer.model.tensor_parallel import ColumnParallel, RowParallel
-from workers.trainer.model.vocabulary import Embedding
+from tests.workers.trainer.cases import lone_mesh, make_layout, make_shape, make_training, on_layout
+from tests.workers.trainer.parallel_layers import TP, CountingCollectives
 from workers.trainer.probe.measurement import rehearse
+from workers.trainer.training import Training
 
 pytestmark = pytest.mark.ranks
 
 CUT = make_layout(tp=TP, sequence_parallel=True)
 
 
-def halves(rank: int) -> slice:
-    """This rank's tokens of six."""
-    return slice(rank * 3, rank * 3 + 3)
-
-
-def test_a_column_layer_gathers_tokens_and_scatters_their_gradient() -> None:
-    x, w, b, dy = (drawn(*s, seed=i) for i, s in enumerate([(6, 8), (10, 8), (10,), (6, 10)]))
-
-    def work(rank: int, group: Any) -> list[Tensor]:
-        rows = slice(rank * 5, rank * 5 + 5)
-        layer = ColumnParallel(weight(w[rows]), weight(b[rows]), group, cuts_tokens=True)
-        x_in = x[halves(rank)].clone().requires_grad_()
-        y = layer(x_in)
-        y.backward(dy[:, rows])
-        assert layer.bias is not None
-        return [y, x_in.grad, gradient(layer.weight), gradient(layer.bias)]  # type: ignore[list-item]
-
-    results = on_tp_ranks(work)
-    dense = [t.clone().requires_grad_() for t in (x, w, b)]
-    y = F.linear(*dense)
-    y.backward(dy)
-    assert_close(torch.cat([r[0] for r in results], 1), y.detach(), length=10)
-    for index, expected in enumerate(dense, start=1):
-        assert_close(torch.cat([r[index] for r in results]), expected.grad, length=10)
-
-
-def test_a_row_layer_scatters_its_sum_and_each_rank_has_a_part_of_the_bias_gradient() -> None:
-    x, w, b, dy, residual = (
-        drawn(*s, seed=i) for i, s in enumerate([(6, 8), (10, 8), (10,), (6, 10), (6, 10)])
-    )
-
-    def work(rank: int, group: Any) -> list[Tensor]:
-        columns = slice(rank * 4, rank * 4 + 4)
-        layer = RowParallel(weight(w[:, columns]), weight(b), group, cuts_tokens=True)
-        x_in = x[:, columns].clone().requires_grad_()
-        r_in = residual[halves(rank)].clone().requires_grad_()
-        y = layer(x_in, r_in)
-        y.backward(dy[halves(rank)])
-        assert layer.bias is not None
-        return [y, x_in.grad, r_in.grad, gradient(layer.weight), gradient(layer.bias)]  # type: ignore[list-item]
-
-    results = on_tp_ranks(work)
-    dense = [t.clone().requires_grad_() for t in (x, w, b)]
-    y = F.linear(*dense) + residual
-    y.backward(dy)
-    assert_close(torch.cat([r[0] for r in results]), y.detach(), length=10)
-    assert_close(torch.cat([r[1] for r in results], 1), dense[0].grad, length=10)
-    assert_close(torch.cat([r[2] for r in results]), dy, length=10)
-    assert_close(torch.cat([r[3] for r in results], 1), dense[1].grad, length=10)
-    assert_close(results[0][4] + results[1][4], dense[2].grad, length=10)
-
-
-@pytest.mark.parametrize("seq_length", [2, 3, 6], ids="positions={}".format)
-def test_an_embedding_knows_the_positions_of_its_stretch_of_tokens(seq_length: int) -> None:
-    """Six tokens in two stretches: cut within a sequence, between two, and a sequence in half."""
-    w, positions, dy = drawn(12, 4, seed=0), drawn(seq_length, 4, seed=1), drawn(6, 4, seed=2)
-    ids = torch.tensor([0, 5, 6, 11, 5, 7])
-
-    def work(rank: int, group: Any) -> list[Tensor]:
-        rows = slice(rank * 6, rank * 6 + 6)
-        layer = Embedding(
-            weight(w[rows]), weight(positions), tp_rank=rank, group=group, cuts_tokens=True
-        )
-        y = layer(ids)
-        y.backward(dy[halves(rank)])
-        assert layer.positions is not None
-        return [y, gradient(layer.weight), gradient(layer.positions)]
-
-    results = on_tp_ranks(work)
-    dense, dense_positions = w.clone().requires_grad_(), positions.clone().requires_grad_()
-    y = F.embedding(ids, dense) + dense_positions.repeat(6 // seq_length, 1)
-    y.backward(dy)
-    assert_close(torch.cat([r[0] for r in results]), y.detach(), length=6)
-    assert_close(torch.cat([r[1] for r in results]), dense.grad, length=6)
-    assert_close(results[0][2] + results[1][2], dense_positions.grad, length=6)
-
-
 def collectives(shape: ModelShape, *, passes_alone: bool) -> Counter[str]:
     """What the passes of one step, or all of it, send over tp."""
 
-    def work(rank: int) -> Counter[str]:
-        mesh = build_mesh(rank, CUT, tied_embeddings=False)
-        training = make_training(shape, mesh=mesh)
-        with CountingCollectives(mesh) as counting:
+    def work(training: Training) -> Counter[str]:
+        with CountingCollectives(training.mesh) as counting:
             if passes_alone:
                 training.pipeline.run(training.batch(0))
             else:
                 training.step(training.batch(0))
         return counting.counts
 
-    counts = run_ranks(TP, work)
+    counts = on_layout(CUT, work, shape)
     assert counts[0] == counts[1]
     return counts[0]
 
@@ -154,12 +62,7 @@ DEEP = make_shape(num_layers=8, hidden_size=128, ffn_hidden_size=128, seq_length
 
 def peaks(**changes: Any) -> list[int]:
     layout = Layout(**{"tp": TP, "micro_batch_size": 16, "num_microbatches": 2, **changes})
-
-    def work(rank: int) -> int:
-        mesh = build_mesh(rank, layout, tied_embeddings=False)
-        return rehearse(make_training(DEEP, mesh=mesh), limit_bytes=None)
-
-    return run_ranks(layout.num_devices, work)
+    return on_layout(layout, functools.partial(rehearse, limit_bytes=None), DEEP)
 
 
 @pytest.mark.sampled(4)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import resource
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,18 +17,22 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from search_spaces.protocol.outcome import MIN_WARMUP
 from search_spaces.spec.layout import Layout
-from search_spaces.statistics.step_times import (
-    MAX_EXTRA_WARMUP,
-    has_settled,
-    is_warm,
-    quartiles,
+from search_spaces.statistics.step_times import MAX_EXTRA_WARMUP, has_settled, is_warm, quartiles
+from tests.kit.python_process import printed_by
+from tests.workers.trainer.cases import (
+    PP,
+    TP,
+    ZERO,
+    make_layout,
+    make_shape,
+    make_training,
+    on_layout,
+    over_axes,
+    train,
 )
-from tests.workers.trainer.cases import make_layout, make_shape, make_training, train
 from tests.workers.trainer.probes import FakeClock, make_request, measured, probe
-from tests.workers.trainer.ranks import RanksFailedError, run_ranks
+from tests.workers.trainer.ranks import RanksFailedError, make_context, run_ranks
 from workers.trainer.batches import Batch
-from workers.trainer.comm.mesh import build_mesh
-from workers.trainer.open_training import RankContext
 from workers.trainer.probe.failure import classify
 from workers.trainer.probe.probe import run_probe
 from workers.trainer.probe.timing import TimedStep, timed_step
@@ -41,9 +43,7 @@ pytestmark = pytest.mark.ranks
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize(
-    "axes", [{}, {"tp": 2}, {"pp": 2}, {"dp": 2, "zero_stage": 1}, {"tp": 2, "pp": 2}], ids=str
-)
+@over_axes({}, TP, PP, ZERO, TP | PP)
 def test_a_probe_measures_what_the_same_training_does(axes: dict[str, int]) -> None:
     request = make_request(layout=make_layout(**axes))
     results = probe(request)
@@ -79,25 +79,19 @@ def test_a_probe_measures_what_the_same_training_does(axes: dict[str, int]) -> N
 
 
 @pytest.mark.parametrize(
-    ("step_times_s", "expected"),
-    [
-        ([], False),
-        ([1.0], False),
-        ([1.0, 1.0], True),
-        ([1.0, 1.09], True),
-        ([1.09, 1.0], True),
-        ([1.0, 1.11], False),
-        ([1.11, 1.0], False),
-        ([9.0, 2.0], False),
-        ([9.0, 2.0, 1.0], False),
-        ([9.0, 2.0, 1.0, 1.05], True),
-        ([1.0, 1.0, 2.0], False),
-    ],
+    "step_times_s", [[1.0, 1.0], [1.0, 1.09], [1.09, 1.0], [9.0, 2.0, 1.0, 1.05]], ids=str
 )
-def test_steps_have_settled_when_two_in_a_row_take_the_same_time(
-    step_times_s: list[float], expected: bool
-) -> None:
-    assert has_settled(step_times_s) == expected
+def test_steps_have_settled_when_two_in_a_row_take_the_same_time(step_times_s: list[float]) -> None:
+    assert has_settled(step_times_s)
+
+
+@pytest.mark.parametrize(
+    "step_times_s",
+    [[], [1.0], [1.0, 1.11], [1.11, 1.0], [9.0, 2.0], [9.0, 2.0, 1.0], [1.0, 1.0, 2.0]],
+    ids=str,
+)
+def test_steps_have_not_settled_while_they_still_change(step_times_s: list[float]) -> None:
+    assert not has_settled(step_times_s)
 
 
 def test_warm_up_lasts_as_long_as_it_was_asked_for_and_until_it_settles() -> None:
@@ -108,9 +102,7 @@ def test_warm_up_lasts_as_long_as_it_was_asked_for_and_until_it_settles() -> Non
     assert is_warm(doubling, at_least=3), "it ends, settled or not"
 
 
-def test_warm_up_goes_on_while_step_times_have_not_settled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_warm_up_goes_on_while_step_times_have_not_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     def halving(training: Training, index: int) -> TimedStep:
         return dataclasses.replace(timed_step(training, index), step_time_s=max(0.5**index, 0.01))
 
@@ -125,15 +117,11 @@ def test_warm_up_goes_on_while_step_times_have_not_settled(
 
 
 def test_rank_0_reports_each_iteration_and_the_others_are_silent() -> None:
-    results = probe(make_request(layout=make_layout(dp=2)))
-    events = results[0][1]
-    assert results[1][1] == []
-    result = results[0][0]
+    (result, events), (_, of_rank_1) = probe(make_request(layout=make_layout(dp=2)))
+    assert of_rank_1 == []
     assert result is not None
-    expected = [
-        {"event": "iteration", **dataclasses.asdict(i)} for i in result.measurement.iterations
-    ]
-    assert events == expected
+    iterations = [dataclasses.asdict(each) for each in result.measurement.iterations]
+    assert events == [{"event": "iteration", **each} for each in iterations]
 
 
 def test_full_recomputation_counts_as_hardware_work_only() -> None:
@@ -142,12 +130,15 @@ def test_full_recomputation_counts_as_hardware_work_only() -> None:
     assert m.hfu == pytest.approx(m.mfu * m.hardware_tflops_per_device / m.model_tflops_per_device)
     plain = measured(make_request())
     assert plain.hardware_tflops_per_device == plain.model_tflops_per_device
+    assert not plain.oversubscribed
 
 
-def test_a_context_without_a_peak_has_it_measured() -> None:
-    m = measured(make_request(), peak_tflops_per_device=None, peak_source="")
+def test_a_context_without_a_peak_has_it_measured_and_an_oversubscribed_one_is_marked() -> None:
+    context = {"peak_tflops_per_device": None, "peak_source": "", "oversubscribed": True}
+    m = measured(make_request(), **context)
     assert m.peak_source == "measured matmul (fp32)"
     assert 0 < m.mfu < 1, "the whole training is slower than its products alone"
+    assert m.oversubscribed
 
 
 @pytest.mark.parametrize("values", [[3.0], [1.0, 2.0], [5.0, 1.0, 2.0], [4.0, 1.0, 3.0, 2.0, 9.0]])
@@ -155,28 +146,11 @@ def test_quartiles_are_numpys(values: list[float]) -> None:
     assert quartiles(values) == pytest.approx(np.quantile(values, (0.25, 0.5, 0.75)))
 
 
-def test_an_oversubscribed_context_marks_the_measurement() -> None:
-    assert measured(make_request(), oversubscribed=True).oversubscribed
-    assert not measured(make_request()).oversubscribed
-
-
 def test_a_model_over_the_limit_is_refused_before_it_is_built() -> None:
-    request = make_request(
-        model=make_shape(hidden_size=4096, ffn_hidden_size=16384, num_layers=64),
-        memory_limit_bytes=1 << 30,
-    )
-    with pytest.raises(
-        RanksFailedError,
-        match=r"MemoryLimitExceededError: weights, gradients and optimizer states need.*\d+ bytes",
-    ):
-        probe(request)
-
-
-def test_activations_over_the_limit_are_out_of_memory_too() -> None:
-    need = measured(make_request()).peak_memory_bytes
-    assert measured(make_request(memory_limit_bytes=need)).peak_memory_bytes == need
-    with pytest.raises(RanksFailedError, match=f"MemoryLimitExceededError: a step .*{need - 1}"):
-        probe(make_request(memory_limit_bytes=need - 1))
+    model = make_shape(hidden_size=4096, ffn_hidden_size=16384, num_layers=64)
+    why = r"MemoryLimitExceededError: weights, gradients and optimizer states need.*\d+ bytes"
+    with pytest.raises(RanksFailedError, match=why):
+        probe(make_request(model=model, memory_limit_bytes=1 << 30))
 
 
 def test_a_jump_far_over_the_limit_is_refused_by_the_allocator() -> None:
@@ -188,22 +162,10 @@ def test_a_jump_far_over_the_limit_is_refused_by_the_allocator() -> None:
     )
 
     def work(rank: int, store: Any) -> tuple[str, str, int]:
-        context = RankContext(
-            rank=rank,
-            world_size=1,
-            local_rank=0,
-            store=store,
-            device="cpu",
-            oversubscribed=False,
-            peak_tflops_per_device=0.1,
-            peak_source="",
-        )
-        try:
-            run_probe(request, context, lambda event: None)
-        except RuntimeError as error:
-            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            return classify(error), str(error), used
-        raise AssertionError("the probe fitted")
+        with pytest.raises(RuntimeError) as refused:
+            run_probe(request, make_context(rank, 1, store), lambda event: None)
+        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return classify(refused.value), str(refused.value), used
 
     reason, message, used_bytes = run_ranks(1, work, own_group=True)[0]
     assert reason == "out_of_memory"
@@ -212,10 +174,12 @@ def test_a_jump_far_over_the_limit_is_refused_by_the_allocator() -> None:
     assert used_bytes < logits_bytes / 2
 
 
-def test_a_layout_that_the_trainer_cannot_run_says_why() -> None:
-    layout = make_layout(pp=3, sequence_parallel=True)
+def test_what_the_ranks_cannot_run_says_why() -> None:
+    unsupported = make_request(layout=make_layout(pp=3, sequence_parallel=True))
     with pytest.raises(RanksFailedError, match=r"LayoutUnsupportedError: num_layers=2 .*pp=3"):
-        probe(make_request(layout=layout))
+        probe(unsupported)
+    with pytest.raises(RanksFailedError, match="1 ranks were started for a layout of tp=2"):
+        probe(make_request(layout=make_layout(tp=2)), world_size=1)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 0, reason="there is a device")
@@ -223,11 +187,6 @@ def test_a_rank_for_a_device_that_is_not_there_says_so() -> None:
     sentence = r"RankContextInvalidError: rank 0 is to run on cuda and torch .* sees no device here"
     with pytest.raises(RanksFailedError, match=sentence):
         probe(make_request(), device="cuda")
-
-
-def test_ranks_that_do_not_fit_the_layout_are_refused() -> None:
-    with pytest.raises(RanksFailedError, match="1 ranks were started for a layout of tp=2"):
-        probe(make_request(layout=make_layout(tp=2)), world_size=1)
 
 
 def test_a_loss_that_is_not_finite_ends_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,9 +205,7 @@ def test_a_loss_that_is_not_finite_ends_the_probe(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("family", ["gpt", "llama"])
-def test_the_formulas_count_the_operations_of_the_model_as_built(
-    family: str, recompute: str
-) -> None:
+def test_the_formulas_count_the_operations_of_the_model(family: str, recompute: str) -> None:
     shape = make_shape(family)
     aten = torch.ops.aten
     # torch's counter counts attention on GPUs only, and omits oneDNN's products and in-place
@@ -289,47 +246,31 @@ def test_importing_the_trainer_starts_no_thread() -> None:
         "import os, workers.trainer.probe.probe, workers.trainer.train, workers.trainer.probe.failure\n"
         "print(len(os.listdir('/proc/self/task')))"
     )
-    found = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "4", "OPENBLAS_NUM_THREADS": "1"},
-    )
-    assert found.stdout.strip() == "1", found.stdout
+    printed = printed_by(program, OMP_NUM_THREADS="4", OPENBLAS_NUM_THREADS="1")
+    assert printed.strip() == "1", printed
 
 
-def test_a_probe_imports_nothing_that_its_zygote_has_not() -> None:
-    """A module that torch loads lazily would be loaded by every rank: sympy 0.3 s, dynamo 2 s."""
-    program = """
-import sys, torch
+PROBE_ALONE = """
+import os, sys, torch
 torch.set_num_threads(1)
 from torch.distributed import HashStore
 import workers.trainer.probe.probe as probe
 from search_spaces.protocol.outcome import ProbeRequest
 from tests.workers.trainer.cases import make_layout, make_shape
+from tests.workers.trainer.ranks import make_context
 request = ProbeRequest(model=make_shape(), layout=make_layout(recompute="full"), iterations=1)
-context = probe.RankContext(
-    rank=0, world_size=1, local_rank=0, store=HashStore(), device="cpu", oversubscribed=False,
-    peak_tflops_per_device=None, peak_source="",
-)
+context = make_context(0, 1, HashStore(), peak_tflops_per_device=None, peak_source="")
 before = set(sys.modules)
 assert probe.run_probe(request, context, lambda event: None) is not None
 sys.stdout.write(str(len(set(sys.modules) - before)))
 sys.stdout.flush()
-import os
 os._exit(0)
 """
-    found = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
-    )
-    assert int(found.stdout) < 5
+
+
+def test_a_probe_imports_nothing_that_its_zygote_has_not() -> None:
+    """A module that torch loads lazily would be loaded by every rank: sympy 0.3 s, dynamo 2 s."""
+    assert int(printed_by(PROBE_ALONE, GLOO_SOCKET_IFNAME="lo")) < 5
 
 
 def test_making_tokens_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,8 +289,17 @@ def test_making_tokens_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {i.step_time_s for i in measured(make_request()).iterations} == {7.0}
 
 
-def test_the_revision_is_known_before_a_rank_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_revision_is_that_of_the_checkout_and_known_before_a_rank_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rank 0 starts no process while its peers wait for it."""
+    assert git_revision(tmp_path) == "unknown"
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@localhost"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    assert git_revision(tmp_path) == "unknown"
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "first"], check=True)
+    told = subprocess.run([*git, "log", "--format=%H"], check=True, capture_output=True, text=True)
+    assert git_revision(tmp_path) == told.stdout.strip()
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("a process was started")
@@ -360,16 +310,6 @@ def test_the_revision_is_known_before_a_rank_starts(monkeypatch: pytest.MonkeyPa
     assert result.environment.git_revision == GIT_REVISION
 
 
-def test_the_revision_is_that_of_the_checkout(tmp_path: Path) -> None:
-    assert git_revision(tmp_path) == "unknown"
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@localhost"]
-    subprocess.run([*git, "init", "-q"], check=True)
-    assert git_revision(tmp_path) == "unknown"
-    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "first"], check=True)
-    told = subprocess.run([*git, "log", "--format=%H"], check=True, capture_output=True, text=True)
-    assert git_revision(tmp_path) == told.stdout.strip()
-
-
 def test_a_step_lasts_until_the_slowest_rank_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """One rank is late in every step; every rank's figure says so, and it is the same one."""
     step = Training.step
@@ -378,14 +318,10 @@ def test_a_step_lasts_until_the_slowest_rank_is_done(monkeypatch: pytest.MonkeyP
         time.sleep(0.05 * self.mesh.rank)
         return step(self, batch)
 
-    monkeypatch.setattr(Training, "step", late)
-    layout = make_layout(dp=2)
-
-    def work(rank: int) -> list[float]:
-        mesh = build_mesh(rank, layout, tied_embeddings=False)
-        training = make_training(make_shape(), mesh=mesh)
+    def work(training: Training) -> list[float]:
         return [timed_step(training, i).step_time_s for i in range(5)]
 
-    first, second = run_ranks(2, work)
+    monkeypatch.setattr(Training, "step", late)
+    first, second = on_layout(make_layout(dp=2), work)
     assert min(first) > 0.05
     assert first == second
