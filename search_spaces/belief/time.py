@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.belief.factor_regression import StepFactors, log_sd, log_step_s
-from search_spaces.belief.known_measurements import Sample
+from search_spaces.belief.known_measurements import ELSEWHERE, Sample
 from search_spaces.belief.time_evidence import (
     Origin,
     TimeEvidence,
@@ -30,9 +30,6 @@ from search_spaces.spec.model_shape import ModelShape
 __all__ = ["TimeCalibration", "TimePrior"]
 
 Floats = NDArray[np.float64]
-
-ELSEWHERE = "elsewhere"
-"""The campaign of samples that belong to no campaign."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
