@@ -19,15 +19,13 @@ from search_spaces.belief.time_evidence import (
     joined,
     nothing,
 )
-from search_spaces.belief.time_fit import TimePosterior, TimePrior, fit
+from search_spaces.belief.time_fit import TIME_PRIOR, TimePosterior, fit
 from search_spaces.estimates.time import TimeTerms, time_terms
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.knobs import Knob
 from search_spaces.spec.layout import COUNT_KNOBS, KNOBS, Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
-
-__all__ = ["TimeCalibration", "TimePrior"]
 
 Floats = NDArray[np.float64]
 
@@ -39,17 +37,15 @@ class TimeCalibration:
     It is immutable: `told` returns a new calibration, whose fit starts from this one.
     """
 
-    prior: TimePrior = field(default_factory=TimePrior)
-    """The prior of the factors."""
     evidence: TimeEvidence = field(default_factory=nothing)
     """The measurements."""
     start: TimePosterior | None = None
     """The fit of some of that evidence."""
 
     @classmethod
-    def fit(cls, samples: Iterable[Sample] = (), *, prior: TimePrior | None = None) -> Self:
+    def fit(cls, samples: Iterable[Sample] = ()) -> Self:
         """A calibration on samples from elsewhere; without samples it is the prior."""
-        return cls(prior=prior or TimePrior()).told(samples, campaign=ELSEWHERE)
+        return cls().told(samples, campaign=ELSEWHERE)
 
     def told(self, samples: Iterable[Sample], *, campaign: str) -> Self:
         """The calibration after more samples, of one campaign."""
@@ -64,7 +60,7 @@ class TimeCalibration:
         """The fit; None without measurements."""
         if not len(self.evidence):
             return None
-        return fit(self.evidence, self.prior, self.start)
+        return fit(self.evidence, self.start)
 
     def predict(
         self,
@@ -113,7 +109,7 @@ class TimeCalibration:
             num_devices=num_devices,
             campaign=campaign,
         )
-        return self.prior.factors if self.posterior is None else self.posterior.factors(origin)
+        return TIME_PRIOR.factors if self.posterior is None else self.posterior.factors(origin)
 
     def outside(
         self,
@@ -133,7 +129,7 @@ class TimeCalibration:
     @property
     def misfit_log_sd(self) -> float:
         """Standard deviation of a measurement about the best factors."""
-        return self.posterior.misfit_log_sd if self.posterior else self.prior.misfit_log_sd
+        return self.posterior.misfit_log_sd if self.posterior else TIME_PRIOR.misfit_log_sd
 
 
 _COUNTS: Final = (
