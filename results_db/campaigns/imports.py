@@ -23,7 +23,7 @@ from search_spaces.protocol.worker_messages import TrialState
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.objectives import model_and_hardware_tflops
+from search_spaces.spec.throughput import Throughput
 from search_spaces.tables import CellKey, MeasurementTable, TableCell, TableRow
 from search_spaces.tables.table import Status
 from search_spaces.terminal.plurals import counted
@@ -206,11 +206,15 @@ def _measurement(trial_id: int, campaign_id: int, row: TableRow, cell: TableCell
     """The figures of the table, and those that follow from them; the rest is NULL."""
     assert row.tokens_per_s is not None, "the row is completed"
     assert row.step_time_s is not None, "the row is completed"
-    rate = row.tokens_per_s / row.layout.num_devices
-    model_tflops, hardware_tflops = model_and_hardware_tflops(rate, row.layout, cell.model)
     peak = cell.cluster.peak_flops_per_s.get(row.layout.precision)
+    rate = Throughput(
+        model=cell.model,
+        layout=row.layout,
+        tokens_per_s=row.tokens_per_s,
+        peak_tflops_per_device=(peak or 0.0) / 1e12,
+    )
     # A utilisation above 1 means that the preset's peak is not that of the table's device.
-    usable = None if peak is None or hardware_tflops * 1e12 > peak else peak / 1e12
+    is_usable = peak is not None and rate.hardware_tflops_per_device * 1e12 <= peak
     device = f"table ({cell.cluster.device}, {row.layout.precision})"[:200]
     return {
         "trial_id": trial_id,
@@ -218,13 +222,13 @@ def _measurement(trial_id: int, campaign_id: int, row: TableRow, cell: TableCell
         "step_time_s": row.step_time_s,
         "tokens_per_step": row.layout.global_batch_size * cell.model.seq_length,
         "tokens_per_s": row.tokens_per_s,
-        "tokens_per_s_per_device": rate,
-        "model_tflops_per_device": model_tflops,
-        "hardware_tflops_per_device": hardware_tflops,
-        "peak_tflops_per_device": usable,
-        "peak_source": None if usable is None else device,
-        "mfu": None if usable is None else model_tflops / usable,
-        "hfu": None if usable is None else hardware_tflops / usable,
+        "tokens_per_s_per_device": rate.tokens_per_s_per_device,
+        "model_tflops_per_device": rate.model_tflops_per_device,
+        "hardware_tflops_per_device": rate.hardware_tflops_per_device,
+        "peak_tflops_per_device": rate.peak_tflops_per_device if is_usable else None,
+        "peak_source": device if is_usable else None,
+        "mfu": rate.mfu if is_usable else None,
+        "hfu": rate.hfu if is_usable else None,
         "peak_memory_bytes": row.peak_memory_bytes,
         "oversubscribed": False,
         "trainer": IMPORTED_TRAINER,

@@ -60,6 +60,10 @@ class Sample:
         )
 
 
+ELSEWHERE: Final = "elsewhere"
+"""The campaign of samples from other campaigns and tables."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Knowledge:
     """Samples of other campaigns and tables, which calibrate a search from its start."""

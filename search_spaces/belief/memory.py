@@ -19,6 +19,7 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.belief.known_measurements import ELSEWHERE
 from search_spaces.belief.memory_evidence import (
     Evidence,
     PeakSample,
@@ -35,12 +36,10 @@ from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 
-__all__ = ["ELSEWHERE", "MemoryBelief", "PeakSample", "StagePeak"]
+__all__ = ["MemoryBelief", "PeakSample", "StagePeak"]
 
 Floats = NDArray[np.float64]
 
-ELSEWHERE: Final = "elsewhere"
-"""The campaign of samples from other campaigns and tables."""
 
 _CHUNK: Final = 4096
 """Layouts that are computed together: the intermediate arrays fit into the cache."""

@@ -9,7 +9,7 @@ from typing import Final
 from search_spaces.belief.job import JobEstimate
 from search_spaces.belief.plan import BoughtProbes, KnowledgeUsed, Plan, PlannedLayout
 from search_spaces.statistics.job_duration import TrainingJob
-from search_spaces.terminal.plurals import counted
+from search_spaces.terminal.plurals import counted, figure
 from search_spaces.terminal.text_table import table_lines
 from search_spaces.units import GIB
 
@@ -128,10 +128,10 @@ def _row(planned: PlannedLayout, same: Sequence[str]) -> tuple[str, ...]:
     return (
         str(planned.rank),
         " ".join(parts),
-        _figure(figures.step_time_s),
-        f"{_figure(figures.step_time_low_s, 3)}-{_figure(figures.step_time_high_s, 3)}",
-        _figure(figures.tokens_per_s),
-        _figure(figures.tokens_per_s_per_device),
+        figure(figures.step_time_s),
+        f"{figure(figures.step_time_low_s, 3)}-{figure(figures.step_time_high_s, 3)}",
+        figure(figures.tokens_per_s),
+        figure(figures.tokens_per_s_per_device),
         "-" if figures.mfu is None else f"{figures.mfu:.1%}",
         f"{figures.model_tflops_per_device:.4g}",
         f"{figures.peak_memory_bytes / GIB:.3g}",
@@ -146,9 +146,9 @@ def _job_row(name: str, estimate: JobEstimate) -> tuple[str, ...]:
     return (
         name,
         estimate.step_source,
-        _figure(duration.days, 3),
-        f"{_figure(duration.days_low, 3)}-{_figure(duration.days_high, 3)}",
-        _figure(duration.node_hours, 3),
+        figure(duration.days, 3),
+        f"{figure(duration.days_low, 3)}-{figure(duration.days_high, 3)}",
+        figure(duration.node_hours, 3),
         _time(duration.checkpoint_interval_s),
         f"{duration.lost_share:.1%}",
         estimate.layout_key.replace("-", " "),
@@ -166,7 +166,7 @@ def _budget_words(bought: BoughtProbes) -> str:
         )
     return (
         f"the budget pays for {counted(bought.num_probes, 'probe')} of the best layouts, of which "
-        f"about {bought.expected_fitting:,.0f} fit: {_figure(bought.node_hours, 3)} node-hours, "
+        f"about {bought.expected_fitting:,.0f} fit: {figure(bought.node_hours, 3)} node-hours, "
         f"{_time(bought.wall_time_s)} one after another; the bound is {_BOUNDS[bought.ended_by]}. "
         f"A probe is taken to last {bought.probe_start_s:g} s and {bought.iterations} predicted steps"
         f"{cheap}"
@@ -189,10 +189,6 @@ def knowledge_words(used: KnowledgeUsed) -> str:
 def _names(names: Sequence[str]) -> str:
     more = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-
-
-def _figure(value: float, digits: int = 4) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.{digits}g}"
 
 
 def _count(number: int) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.belief.factor_regression import StepFactors, log_sd, log_step_s
-from search_spaces.belief.known_measurements import Sample
+from search_spaces.belief.known_measurements import ELSEWHERE, Sample
 from search_spaces.belief.time_evidence import (
     Origin,
     TimeEvidence,
@@ -19,7 +19,7 @@ from search_spaces.belief.time_evidence import (
     joined,
     nothing,
 )
-from search_spaces.belief.time_fit import TimePosterior, TimePrior, fit
+from search_spaces.belief.time_fit import TIME_PRIOR, TimePosterior, fit
 from search_spaces.estimates.time import TimeTerms, time_terms
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.knobs import Knob
@@ -27,12 +27,7 @@ from search_spaces.spec.layout import COUNT_KNOBS, KNOBS, Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 
-__all__ = ["TimeCalibration", "TimePrior"]
-
 Floats = NDArray[np.float64]
-
-ELSEWHERE = "elsewhere"
-"""The campaign of samples that belong to no campaign."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,17 +37,15 @@ class TimeCalibration:
     It is immutable: `told` returns a new calibration, whose fit starts from this one.
     """
 
-    prior: TimePrior = field(default_factory=TimePrior)
-    """The prior of the factors."""
     evidence: TimeEvidence = field(default_factory=nothing)
     """The measurements."""
     start: TimePosterior | None = None
     """The fit of some of that evidence."""
 
     @classmethod
-    def fit(cls, samples: Iterable[Sample] = (), *, prior: TimePrior | None = None) -> Self:
+    def fit(cls, samples: Iterable[Sample] = ()) -> Self:
         """A calibration on samples from elsewhere; without samples it is the prior."""
-        return cls(prior=prior or TimePrior()).told(samples, campaign=ELSEWHERE)
+        return cls().told(samples, campaign=ELSEWHERE)
 
     def told(self, samples: Iterable[Sample], *, campaign: str) -> Self:
         """The calibration after more samples, of one campaign."""
@@ -67,7 +60,7 @@ class TimeCalibration:
         """The fit; None without measurements."""
         if not len(self.evidence):
             return None
-        return fit(self.evidence, self.prior, self.start)
+        return fit(self.evidence, self.start)
 
     def predict(
         self,
@@ -116,7 +109,7 @@ class TimeCalibration:
             num_devices=num_devices,
             campaign=campaign,
         )
-        return self.prior.factors if self.posterior is None else self.posterior.factors(origin)
+        return TIME_PRIOR.factors if self.posterior is None else self.posterior.factors(origin)
 
     def outside(
         self,
@@ -136,7 +129,7 @@ class TimeCalibration:
     @property
     def misfit_log_sd(self) -> float:
         """Standard deviation of a measurement about the best factors."""
-        return self.posterior.misfit_log_sd if self.posterior else self.prior.misfit_log_sd
+        return self.posterior.misfit_log_sd if self.posterior else TIME_PRIOR.misfit_log_sd
 
 
 _COUNTS: Final = (

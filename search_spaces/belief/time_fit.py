@@ -86,11 +86,13 @@ class TimePrior:
         return float(common)
 
 
+TIME_PRIOR: Final = TimePrior()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TimePosterior:
     """The posterior distribution of the factors, which can be evaluated for any origin."""
 
-    prior: TimePrior
     evidence: TimeEvidence
     regression: Regression
     deviations: Floats
@@ -100,21 +102,19 @@ class TimePosterior:
 
     def factors(self, origin: Origin) -> StepFactors:
         """The factors of some origin."""
-        shared_O = np.array([self.prior.shared(origin, each) for each in self.evidence.origins])
-        own = self.prior.shared(origin, origin)
+        shared_O = np.array([TIME_PRIOR.shared(origin, each) for each in self.evidence.origins])
+        own = TIME_PRIOR.shared(origin, origin)
         return self.regression.factors(shared_O[self.evidence.origin_of], own)
 
 
-def fit(
-    evidence: TimeEvidence, prior: TimePrior, start: TimePosterior | None = None
-) -> TimePosterior:
+def fit(evidence: TimeEvidence, start: TimePosterior | None = None) -> TimePosterior:
     """The posterior of the factors.
 
     Args:
         evidence: at least one measurement.
-        prior: the distribution without measurements.
         start: an earlier posterior, from which fewer steps are needed.
     """
+    prior = TIME_PRIOR
     origin_of, factors = evidence.origin_of, prior.factors
     shared_OO = np.array([[prior.shared(a, b) for b in evidence.origins] for a in evidence.origins])
     shared_OM = shared_OO[:, origin_of]
@@ -134,9 +134,8 @@ def fit(
             break
         missed_M = evidence.log_s - log_step_s(evidence.terms, deviations_OF[origin_of])
         weights = run_weights(missed_M, misfit)
-        misfit = _misfit(missed_M, weights, prior, factors.mean.size)
+        misfit = _misfit(missed_M, weights, factors.mean.size)
     return TimePosterior(
-        prior=prior,
         evidence=evidence,
         regression=regression,
         deviations=deviations_OF,
@@ -144,12 +143,13 @@ def fit(
     )
 
 
-def _misfit(residual: Floats, weights: Floats, prior: TimePrior, num_factors: int) -> float:
+def _misfit(residual: Floats, weights: Floats, num_factors: int) -> float:
     """Standard deviation of the misfit: the prior's guess, corrected by the residuals.
 
     A fit of T factors leaves less than was there; half of the measurements are taken to be spent on
     them at most.
     """
     free = max(weights.sum() - num_factors, weights.sum() / 2.0)
-    guess = prior.misfit_weight * prior.misfit_log_sd**2
-    return float(np.sqrt((guess + weights @ np.square(residual)) / (prior.misfit_weight + free)))
+    weight = TIME_PRIOR.misfit_weight
+    guess = weight * TIME_PRIOR.misfit_log_sd**2
+    return float(np.sqrt((guess + weights @ np.square(residual)) / (weight + free)))

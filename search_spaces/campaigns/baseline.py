@@ -22,11 +22,11 @@ def read_stated_knobs(described: object) -> dict[str, Any]:
         CampaignInvalidError: a knob is unknown, or a value is none of its values.
     """
     stated = read_mapping(described, CampaignInvalidError, "the baseline")
-    problems = Problems()
+    problems = Problems(CampaignInvalidError)
     problems.add(*unknown_names(stated, LAYOUT_FIELDS, CampaignInvalidError, "layout field"))
     for name, value in stated.items():
-        if name in KNOBS and (problem := KNOBS[name].problem(value)):
-            problems.add(CampaignInvalidError(problem, field=name))
+        if name in KNOBS:
+            problems.note(KNOBS[name].problem(value), field=name)
     problems.refuse()
     return stated
 

@@ -126,9 +126,8 @@ class CampaignSpec:
     """Messages for the user, for example about constants that had to be guessed."""
 
     def __post_init__(self) -> None:
-        problems = Problems()
-        if problem := url_name_problem(self.name):
-            problems.add(CampaignInvalidError(problem, field="name"))
+        problems = Problems(CampaignInvalidError)
+        problems.note(url_name_problem(self.name), field="name")
         with problems.collecting("objective"):
             object.__setattr__(self, "objectives", read_objectives(self.objectives))
         with problems.collecting():
@@ -138,15 +137,13 @@ class CampaignSpec:
             read_choice(self.knowledge, KNOWLEDGE_SOURCES, CampaignInvalidError, field="knowledge")
         with problems.collecting("start_from"):
             object.__setattr__(self, "start_from", read_start_from(self.start_from))
-        if problem := whole_number_problem(self.runs, high=MAX_RUNS):
-            problems.add(CampaignInvalidError(problem, field="runs"))
+        problems.note(whole_number_problem(self.runs, high=MAX_RUNS), field="runs")
         if len(self.layouts) > MAX_LISTED:
             problem = (
                 f"{len(self.layouts)} layouts are more than {MAX_LISTED}; describe them as a space"
             )
-            problems.add(CampaignInvalidError(problem, field="layouts"))
-        if problem := whole_number_problem(self.seed, low=0, high=MAX_SEED):
-            problems.add(CampaignInvalidError(problem, field="seed"))
+            problems.note(problem, field="layouts")
+        problems.note(whole_number_problem(self.seed, low=0, high=MAX_SEED), field="seed")
         with problems.collecting():
             object.__setattr__(self, "warnings", _read_warnings(self.warnings))
         problems.refuse()
@@ -168,7 +165,7 @@ class CampaignSpec:
                 name.
         """
         given = read_mapping(mapping, CampaignInvalidError, "the campaign")
-        problems = Problems()
+        problems = Problems(CampaignInvalidError)
         problems.add(
             *unknown_names(given, _DOCUMENT_FIELDS, CampaignInvalidError, "campaign field")
         )
@@ -181,7 +178,7 @@ class CampaignSpec:
         warning = None
         for name in ("name", "model", "cluster", "space"):
             if given.get(name) is None:
-                problems.add(CampaignInvalidError("the field is missing", field=name))
+                problems.note("the field is missing", field=name)
         if given.get("model") is not None:
             with problems.collecting("model"):
                 values["model"] = resolve_model(given["model"])
@@ -373,7 +370,7 @@ def _read_layouts(described: object) -> tuple[Layout, ...]:
     """The listed layouts, each with all knobs that differ from their defaults."""
     if not isinstance(described, (list, tuple)):
         raise CampaignInvalidError(f"{shown(described)} is not a list of layouts")
-    problems = Problems()
+    problems = Problems(CampaignInvalidError)
     layouts = []
     for place, each in enumerate(described[: MAX_LISTED + 1]):
         with problems.collecting(str(place)):

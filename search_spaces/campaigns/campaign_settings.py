@@ -66,11 +66,11 @@ class Budget:
     """Seconds that the campaign was running."""
 
     def __post_init__(self) -> None:
-        problems = Problems()
-        if self.trials is not None and (problem := whole_number_problem(self.trials)):
-            problems.add(CampaignInvalidError(problem, field="trials"))
-        if self.node_hours is not None and (problem := NODE_HOURS.problem(self.node_hours)):
-            problems.add(CampaignInvalidError(problem, field="node_hours"))
+        problems = Problems(CampaignInvalidError)
+        if self.trials is not None:
+            problems.note(whole_number_problem(self.trials), field="trials")
+        if self.node_hours is not None:
+            problems.note(NODE_HOURS.problem(self.node_hours), field="node_hours")
         if self.wall_time_s is not None:
             with problems.collecting():
                 seconds = read_duration_s(self.wall_time_s, field="wall_time_s")
@@ -147,17 +147,14 @@ class ProbeSettings:
     that may be the best are measured in full in any case."""
 
     def __post_init__(self) -> None:
-        problems = Problems()
+        problems = Problems(CampaignInvalidError)
         for name, low in (("warmup", MIN_WARMUP), ("iterations", 1)):
-            problem = whole_number_problem(getattr(self, name), low=low, high=MAX_ITERATIONS)
-            if problem:
-                problems.add(CampaignInvalidError(problem, field=name))
-        if problem := switch_problem(self.compile):
-            problems.add(CampaignInvalidError(problem, field="compile"))
+            number = getattr(self, name)
+            problems.note(whole_number_problem(number, low=low, high=MAX_ITERATIONS), field=name)
+        problems.note(switch_problem(self.compile), field="compile")
         with problems.collecting():
             read_choice(self.fidelity, PROBE_FIDELITIES, CampaignInvalidError, field="fidelity")
-        if problem := url_name_problem(self.trainer):
-            problems.add(CampaignInvalidError(problem, field="trainer"))
+        problems.note(url_name_problem(self.trainer), field="trainer")
         with problems.collecting("parameters"):
             object.__setattr__(self, "parameters", read_parameters(self.parameters))
             if self.parameters and self.trainer == EMBEDDED.name:
@@ -230,19 +227,17 @@ class StopSettings:
     that differ significantly from the best one are not measured again. 0: none."""
 
     def __post_init__(self) -> None:
-        problems = Problems()
-        if problem := switch_problem(self.early):
-            problems.add(CampaignInvalidError(problem, field="early"))
+        problems = Problems(CampaignInvalidError)
+        problems.note(switch_problem(self.early), field="early")
         share = self.converged_within
         if share is not None and not (is_positive_number(share) and share < 1):
-            problems.add(
-                CampaignInvalidError(
-                    f"{shown(share)} is not a share between 0 and 1, such as 0.02",
-                    field="converged_within",
-                )
+            problems.note(
+                f"{shown(share)} is not a share between 0 and 1, such as 0.02",
+                field="converged_within",
             )
-        if problem := whole_number_problem(self.remeasure, low=0, high=MAX_REMEASURE):
-            problems.add(CampaignInvalidError(problem, field="remeasure"))
+        problems.note(
+            whole_number_problem(self.remeasure, low=0, high=MAX_REMEASURE), field="remeasure"
+        )
         problems.refuse()
 
     @classmethod
@@ -294,7 +289,7 @@ def _read_section(
         duration: a field in seconds that may also be written without the unit in its name.
     """
     values = read_mapping(mapping, CampaignInvalidError, section)
-    problems = Problems()
+    problems = Problems(CampaignInvalidError)
     if duration:
         with problems.collecting():
             name_without_unit(values, duration)

@@ -31,9 +31,10 @@ _URL_NAME: Final = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Problems:
-    """Collects the errors of a document, which are raised together."""
+    """Collects the errors of a document, which are raised together; those it makes are `error`s."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: type[SearchSpaceError] = SearchSpaceError) -> None:
+        self._error = error
         self._found: list[SearchSpaceError] = []
 
     @contextmanager
@@ -47,6 +48,11 @@ class Problems:
     def add(self, *errors: SearchSpaceError) -> None:
         """Keeps errors."""
         self._found += errors
+
+    def note(self, problem: str | None, *, field: str) -> None:
+        """Keeps the problem of a field, if there is one."""
+        if problem:
+            self.add(self._error(problem, field=field))
 
     def refuse(self) -> None:
         """Raises the collected errors as one, if there are any."""

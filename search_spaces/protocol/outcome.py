@@ -23,6 +23,7 @@ from search_spaces.documents.reading import (
     is_positive_number,
     read_choice,
     shown,
+    switch_problem,
     url_name_problem,
     whole_number_problem,
 )
@@ -124,10 +125,8 @@ class ProbeRequest:
             problem = whole_number_problem(self.memory_limit_bytes, high=MAX_BYTES)
             if problem:
                 raise OutcomeInvalidError(problem, field="memory_limit_bytes")
-        if not isinstance(self.compile, bool):
-            raise OutcomeInvalidError(
-                f"{shown(self.compile)} is not true or false", field="compile"
-            )
+        if problem := switch_problem(self.compile):
+            raise OutcomeInvalidError(problem, field="compile")
         if problem := url_name_problem(self.trainer):
             raise OutcomeInvalidError(problem, field="trainer")
         within("parameters", read_parameters, self.parameters)

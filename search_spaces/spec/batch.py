@@ -45,11 +45,6 @@ class GlobalBatch:
         return self.minimum == self.maximum
 
     @classmethod
-    def exactly(cls, sequences: int) -> Self:
-        """The batch that is fixed at `sequences`."""
-        return cls(minimum=sequences, maximum=sequences)
-
-    @classmethod
     def read(cls, value: int | Mapping[str, Any]) -> Self:
         """Reads a whole number, or `{min:, max:}`; the default of min is 1."""
         if not isinstance(value, Mapping):
@@ -58,7 +53,7 @@ class GlobalBatch:
                 raise SpaceInvalidError(
                     f"{problem}, nor a mapping {{min:, max:}}", field="global_batch_size"
                 )
-            return cls.exactly(value)
+            return cls(minimum=value, maximum=value)
         try:
             bounds = read_mapping(value, SpaceInvalidError, "the bounds")
             refuse_unknown(bounds, ("min", "max"), SpaceInvalidError, "bound")

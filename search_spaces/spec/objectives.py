@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from search_spaces.documents.reading import nearest, shown
 from search_spaces.errors import ObjectiveInvalidError
-from search_spaces.spec.layout import RECOMPUTE_MODES, Layout
+from search_spaces.spec.layout import RECOMPUTE_MODES
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.units import SECONDS_PER_HOUR
@@ -115,16 +115,6 @@ def memory_headroom(peak_memory_bytes: int | None, device_memory_bytes: int | No
     if not peak_memory_bytes or not device_memory_bytes:
         return None
     return 1.0 - peak_memory_bytes / device_memory_bytes
-
-
-def model_and_hardware_tflops(
-    tokens_per_s_per_device: float, layout: Layout, model: ModelShape
-) -> tuple[float, float]:
-    """TFLOP/s of a device from its tokens/s: without and with recomputation."""
-    return (
-        tokens_per_s_per_device * model.model_flops_per_token / 1e12,
-        tokens_per_s_per_device * model.hardware_flops_per_token(layout.recompute) / 1e12,
-    )
 
 
 def pareto_front(values: Floats) -> NDArray[np.bool_]:

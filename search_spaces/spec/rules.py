@@ -87,7 +87,7 @@ def violations(
     context = RuleContext(
         model=model,
         cluster=cluster,
-        global_batch=GlobalBatch.exactly(global_batch)
+        global_batch=GlobalBatch(minimum=global_batch, maximum=global_batch)
         if isinstance(global_batch, int)
         else global_batch,
         allow_tp_across_nodes=allow_tp_across_nodes,

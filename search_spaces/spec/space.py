@@ -74,14 +74,13 @@ class SearchSpace:
     """Whether a tensor-parallel group may span nodes."""
 
     def __post_init__(self) -> None:
-        problems = Problems()
+        problems = Problems(SpaceInvalidError)
         with problems.collecting():
             object.__setattr__(self, "global_batch_size", self._read_batch())
         for knob in LAYOUT_FIELDS:
             with problems.collecting():
                 self._read_choices(knob)
-        if problem := switch_problem(self.allow_tp_across_nodes):
-            problems.add(SpaceInvalidError(problem, field="allow_tp_across_nodes"))
+        problems.note(switch_problem(self.allow_tp_across_nodes), field="allow_tp_across_nodes")
         problems.refuse()
         self._check_accumulation()
         if self.num_combinations > MAX_COMBINATIONS:

@@ -78,7 +78,7 @@ class TrainingJob:
     """Seconds from a failure to the next step."""
 
     def __post_init__(self) -> None:
-        problems = Problems()
+        problems = Problems(TrainingJobInvalidError)
         nodes = None if self.num_nodes is None else whole_number_problem(self.num_nodes)
         for name, problem in (
             ("tokens", _TOKENS.problem(self.tokens)),
@@ -87,8 +87,7 @@ class TrainingJob:
             ("checkpoint_s", _SECONDS.problem(self.checkpoint_s)),
             ("restart_s", _SECONDS.problem(self.restart_s)),
         ):
-            if problem:
-                problems.add(TrainingJobInvalidError(problem, field=name))
+            problems.note(problem, field=name)
         problems.refuse()
 
     @classmethod

@@ -150,21 +150,6 @@ class TableCell:
             _refuse_contradictions(repeats)
 
     @property
-    def seq_length(self) -> int:
-        """Tokens a sequence."""
-        return self.key.seq_length
-
-    @property
-    def num_devices(self) -> int:
-        """Devices that every layout of the cell takes."""
-        return self.key.num_devices
-
-    @property
-    def global_batch_size(self) -> int:
-        """Sequences a step."""
-        return self.key.global_batch_size
-
-    @property
     def merged(self) -> tuple[TableRow, ...]:
         """One row a layout, in the order of the first of each.
 

@@ -58,8 +58,8 @@ def cell_values(cell: TableCell) -> dict[str, Any]:
         "source": cell.key.source,
         **machine_values(cell.cluster),
         **model_values(cell.model),
-        "num_devices": cell.num_devices,
-        "global_batch_size": cell.global_batch_size,
+        "num_devices": cell.key.num_devices,
+        "global_batch_size": cell.key.global_batch_size,
     }
 
 

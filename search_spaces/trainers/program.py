@@ -31,7 +31,7 @@ from search_spaces.trainers.base import TrainerAdapter
 from search_spaces.trainers.embedded import EMBEDDED
 from search_spaces.trainers.log_patterns import LogPatterns
 from search_spaces.trainers.parameters import MAX_PARAMETERS, Parameter
-from search_spaces.trainers.placeholders import PLACEHOLDERS, PlaceholderUnknownError, filled
+from search_spaces.trainers.placeholders import PLACEHOLDERS, filled
 
 ProcessesPer = Literal["device", "node"]
 
@@ -107,26 +107,23 @@ class ProgramTrainer:
     """Directory of the file that describes it, for {trainers_directory}; no field of the file."""
 
     def __post_init__(self) -> None:
-        problems = Problems()
+        problems = Problems(TrainersFileInvalidError)
         if problem := url_name_problem(self.name):
-            problems.add(TrainersFileInvalidError(problem, field="name"))
+            problems.note(problem, field="name")
         elif self.name == EMBEDDED.name:
-            problems.add(
-                TrainersFileInvalidError(
-                    f"{self.name!r} is the name of the embedded trainer; choose another",
-                    field="name",
-                )
+            problems.note(
+                f"{self.name!r} is the name of the embedded trainer; choose another", field="name"
             )
         if not is_name(self.version):
             problem = f"{shown(self.version)} is not a version of 1 to {MAX_NAME_LENGTH} characters"
-            problems.add(TrainersFileInvalidError(problem, field="version"))
+            problems.note(problem, field="version")
         where = self.working_directory
         if not is_line(where) or (where and not where.startswith(("/", "{"))):
             problem = (
                 f"{shown(where)} is not an absolute path; begin one beside the file with "
                 "{trainers_directory}"
             )
-            problems.add(TrainersFileInvalidError(problem, field="working_directory"))
+            problems.note(problem, field="working_directory")
         with problems.collecting():
             read_choice(
                 self.processes_per,
@@ -137,53 +134,40 @@ class ProgramTrainer:
         with problems.collecting():
             read_choice(self.adapter, tuple(ADAPTERS), TrainersFileInvalidError, field="adapter")
         if self.start_limit_s is not None and not is_positive_number(self.start_limit_s):
-            problems.add(
-                TrainersFileInvalidError(
-                    f"{shown(self.start_limit_s)} is not a number of seconds over 0",
-                    field="start_limit_s",
-                )
+            problems.note(
+                f"{shown(self.start_limit_s)} is not a number of seconds over 0",
+                field="start_limit_s",
             )
-        if problem := switch_problem(self.same_data):
-            problems.add(TrainersFileInvalidError(problem, field="same_data"))
-        problems.add(*self._wrong_parameters(), *self._wrong_templates())
+        problems.note(switch_problem(self.same_data), field="same_data")
+        self._note_parameters(problems)
+        self._note_templates(problems)
         problems.refuse()
 
-    def _wrong_parameters(self) -> list[TrainersFileInvalidError]:
-        wrong = []
+    def _note_parameters(self, problems: Problems) -> None:
         if len(self.parameters) > MAX_PARAMETERS:
-            wrong.append(
-                TrainersFileInvalidError(
-                    f"{len(self.parameters)} are more than {MAX_PARAMETERS}", field="parameters"
-                )
+            problems.note(
+                f"{len(self.parameters)} are more than {MAX_PARAMETERS}", field="parameters"
             )
         for name in self.parameters:
+            problem = None
             if not _PARAMETER_NAME.fullmatch(name):
                 problem = f"{shown(name)} is not a name of small letters, digits and _"
             elif name in (*PLACEHOLDERS, *RUN_PLACEHOLDERS, ARGUMENTS.strip("{}")):
                 problem = f"{{{name}}} is a placeholder already; choose another name"
-            else:
-                continue
-            wrong.append(TrainersFileInvalidError(problem, field="parameters"))
-        return wrong
+            problems.note(problem, field="parameters")
 
-    def _wrong_templates(self) -> list[SearchSpaceError]:
-        wrong: list[SearchSpaceError] = []
+    def _note_templates(self, problems: Problems) -> None:
         if not self.command:
-            wrong.append(TrainersFileInvalidError("it is empty", field="command"))
-        wrong += [
-            TrainersFileInvalidError(
-                f"{shown(name)} is not the name of a variable, or begins with {_OURS}, which the "
-                "worker sets",
-                field="environment",
-            )
-            for name in self.environment
-            if not _VARIABLE_NAME.fullmatch(name) or name.startswith(_OURS)
-        ]
-        wrong += [
-            TrainersFileInvalidError(problem, field=where)
-            for where in ("command", "container")
-            if (problem := self._code_problem(getattr(self, where)))
-        ]
+            problems.note("it is empty", field="command")
+        for name in self.environment:
+            if not _VARIABLE_NAME.fullmatch(name) or name.startswith(_OURS):
+                problems.note(
+                    f"{shown(name)} is not the name of a variable, or begins with {_OURS}, which "
+                    "the worker sets",
+                    field="environment",
+                )
+        for where in ("command", "container"):
+            problems.note(self._code_problem(getattr(self, where)), field=where)
         known = dict.fromkeys((*PLACEHOLDERS, *RUN_PLACEHOLDERS, *self.parameters), "")
         for where, templates in (
             ("command", [each for each in self.command if each != ARGUMENTS]),
@@ -192,11 +176,8 @@ class ProgramTrainer:
             ("working_directory", filter(is_line, (self.working_directory,))),
         ):
             for template in templates:
-                try:
+                with problems.collecting(where):
                     filled(template, known)
-                except PlaceholderUnknownError as error:
-                    wrong.append(error.within(where))
-        return wrong
 
     def _code_problem(self, words: Sequence[str]) -> str | None:
         """Why a campaign's parameter would choose the program, or be read as a program."""
@@ -229,13 +210,13 @@ class ProgramTrainer:
             TrainersFileInvalidError: a field is missing, unknown or wrong.
         """
         values = read_mapping(mapping, TrainersFileInvalidError, "a trainer")
-        problems = Problems()
+        problems = Problems(TrainersFileInvalidError)
         with problems.collecting():
             known = [f.name for f in fields(cls) if f.name != "directory"]
             refuse_unknown(values, known, TrainersFileInvalidError, "field of a trainer")
         for name in ("name", "version", "command"):
             if values.get(name) is None:
-                problems.add(TrainersFileInvalidError("the field is missing", field=name))
+                problems.note("the field is missing", field=name)
         for name in ("command", "container"):
             if name in values:
                 with problems.collecting(name):
@@ -269,7 +250,7 @@ def read_trainers(document: object, directory: str = "") -> dict[str, ProgramTra
     entries = values.get("trainers")
     if not isinstance(entries, list) or not entries:
         raise TrainersFileInvalidError("it is not a list of trainers", field="trainers")
-    problems = Problems()
+    problems = Problems(TrainersFileInvalidError)
     trainers: dict[str, ProgramTrainer] = {}
     for place, entry in enumerate(entries):
         named = entry.get("name") if isinstance(entry, Mapping) else None
@@ -308,7 +289,7 @@ def _texts(value: object) -> dict[str, str]:
 
 def _declared(value: object) -> dict[str, Parameter]:
     given = read_mapping(value, TrainersFileInvalidError, "the parameters")
-    problems = Problems()
+    problems = Problems(TrainersFileInvalidError)
     declared = {}
     for name, each in given.items():
         with problems.collecting(name):

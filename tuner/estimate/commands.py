@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from search_spaces.connection.data_home import default_data_dir
 from search_spaces.errors import SearchSpaceError
 from search_spaces.statistics.job_duration import TrainingJob
-from search_spaces.terminal.live_output import WorkLine, work_line
+from search_spaces.terminal.live_output import work_line
 from search_spaces.terminal.plurals import counted
-from tuner.estimate.options import calibrate_from_option, data_dir_option, software_option
+from tuner.estimate.options import (
+    calibrate_from_option,
+    data_dir_option,
+    measured_cluster,
+    software_option,
+)
 from workers.command_line.command_input import described, fail, refuse
 from workers.command_line.options import job_options, layout_of, layout_options
 
@@ -70,17 +73,13 @@ def estimate(
     if table is not None and job is not None:
         refuse("--tokens goes with --model; a job has one layout")
     if table is not None:
-        with work_line(sys.stderr, ticks=True) as line:
-            said = _predicted_table(table, calibrate_from, line)
-        _write_table(said, out)
+        _predict_table(table, calibrate_from, out)
         return
     calibration = _calibration(calibrate_from)
-    from tuner.estimate.estimator import Estimator
     from tuner.estimate.report import document, text
 
     machine = _machine(cluster, data_dir)
     estimator, layout = _asked(str(model), machine, software, knobs, calibration)
-    assert isinstance(estimator, Estimator)
     report = document(estimator, layout, job)
     click.echo(json.dumps(report) if as_json else text(report, all_terms=all_terms))
     if not as_json:
@@ -94,14 +93,13 @@ def _print_job(job: TrainingJob, estimator: Estimator, layout: Layout) -> None:
     from search_spaces.belief.plan_text import job_lines
     from tuner.estimate.report import WIDTH
 
-    click.echo()
-    for line in job_lines(job, [("this layout", estimator.job(job, layout))], WIDTH):
-        click.echo(line)
+    lines = job_lines(job, [("this layout", estimator.job(job, layout))], WIDTH)
+    click.echo("\n".join(("", *lines)))
 
 
 def _asked(
     model: str, machine: Cluster, software: str, knobs: dict[str, Any], calibration: Calibration
-) -> tuple[Any, Layout]:
+) -> tuple[Estimator, Layout]:
     """The estimator and the layout; refuses what cannot be."""
     from search_spaces.spec.presets.models import resolve_model
     from search_spaces.spec.rules import PROBE_SCOPES, violations
@@ -123,75 +121,52 @@ def _asked(
     ), layout
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PredictedTable:
-    """A table with predictions, as text."""
-
-    text: str
-    num_rows: int
-    remarks: tuple[str, ...]
-    """Notes on the table, and warnings about the estimates."""
-
-
-def _predicted_table(path: Path, calibrate_from: tuple[str, ...], line: WorkLine) -> PredictedTable:
+def _predict_table(path: Path, calibrate_from: tuple[str, ...], out: Path | None) -> None:
     from search_spaces.tables import read_table, write_table
-    from tuner.estimate.estimator import table_warnings, with_predictions
+    from tuner.estimate.estimator import with_predictions
 
-    if calibrate_from:
-        line.say("reading the measurements that calibrate")
-    calibration = _calibration(calibrate_from)
-    line.say(f"reading {path.name}")
-    try:
-        read = read_table(path)
-    except SearchSpaceError as error:
-        refuse(str(error))
-    predicted = with_predictions(read, calibration, say=line.say)
-    line.say("writing the table")
+    with work_line(sys.stderr, ticks=True) as line:
+        if calibrate_from:
+            line.say("reading the measurements that calibrate")
+        calibration = _calibration(calibrate_from)
+        line.say(f"reading {path.name}")
+        try:
+            read = read_table(path)
+        except SearchSpaceError as error:
+            refuse(str(error))
+        predicted, warnings = with_predictions(read, calibration, say=line.say)
+        line.say("writing the table")
+        text = write_table(predicted)
     notes = [f"note: {note}" for note in read.notes]
-    warnings = [f"warning: {warning}" for warning in table_warnings(read, calibration)]
-    return PredictedTable(
-        text=write_table(predicted), num_rows=len(read.rows), remarks=(*notes, *warnings)
-    )
-
-
-def _write_table(table: PredictedTable, out: Path | None) -> None:
-    for remark in table.remarks:
+    for remark in (*notes, *(f"warning: {warning}" for warning in warnings)):
         click.echo(remark, err=True)
     if out is None:
-        click.echo(table.text, nl=False)
+        click.echo(text, nl=False)
         return
     try:
-        out.write_text(table.text)
+        out.write_text(text)
     except OSError as error:
         fail(f"{out} cannot be written: {error.strerror}")
-    click.echo(f"wrote {counted(table.num_rows, 'row')} to {out}", err=True)
+    click.echo(f"wrote {counted(len(read.rows), 'row')} to {out}", err=True)
 
 
 def _calibration(calibrate_from: tuple[str, ...]) -> Calibration:
     from search_spaces.belief.known_measurements import knowledge_of, read_calibrating_cells
-    from tuner.errors import TunerError
     from tuner.estimate.estimator import Calibration
 
     try:
         cells = [cell for text in calibrate_from for cell in read_calibrating_cells(text)]
         return Calibration(knowledge_of(cells))
-    except (SearchSpaceError, TunerError) as error:
+    except SearchSpaceError as error:
         refuse(str(error))
 
 
 def _machine(cluster: str, data_dir: Path | None) -> Cluster:
     """The described cluster, with the constants that were measured on it, where any were."""
-    from search_spaces.spec.presets.calibration_file import with_measured_constants
     from search_spaces.spec.presets.clusters import resolve_cluster
-    from search_spaces.spec.site import cluster_part
-    from workers.command_line.command_input import described_cluster
 
-    directory = data_dir or default_data_dir()
-    # The option's variable names no service: a service that the environment names goes before it.
-    service_dir = None if data_dir == default_data_dir() else data_dir
     try:
-        document = cluster_part(described_cluster(cluster, data_dir=service_dir))
-        machine, warning = resolve_cluster(with_measured_constants(document, directory))
+        machine, warning = resolve_cluster(measured_cluster(cluster, data_dir))
     except SearchSpaceError as error:
         refuse(str(error))
     if warning is not None:

@@ -1,13 +1,14 @@
-"""Options that the commands `estimate` and `plan` share."""
+"""Options that the commands `estimate` and `plan` share, and the cluster that these describe."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
-from search_spaces.connection.data_home import DATA_DIR_VARIABLE
+from search_spaces.connection.data_home import DATA_DIR_VARIABLE, default_data_dir
+from workers.command_line.command_input import described_cluster
 
 software_option: Final = click.option(
     "--software",
@@ -27,3 +28,19 @@ data_dir_option: Final = click.option(
     envvar=DATA_DIR_VARIABLE,
     help="Where `calibrate` keeps constants.  [default: ~/.local/share/layout-tuner]",
 )
+
+
+def measured_cluster(cluster: Any, data_dir: Path | None) -> Any:
+    """The description of a cluster, with the constants that were measured on it, where any were.
+
+    A text names a preset, a cluster of the service or a file.
+    """
+    from search_spaces.spec.presets.calibration_file import with_measured_constants
+    from search_spaces.spec.site import cluster_part
+
+    directory = data_dir or default_data_dir()
+    if isinstance(cluster, str):
+        # The option's variable names no service: one that the environment names goes before it.
+        service_dir = None if data_dir == default_data_dir() else data_dir
+        cluster = cluster_part(described_cluster(cluster, data_dir=service_dir))
+    return with_measured_constants(cluster, directory)

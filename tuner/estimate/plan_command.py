@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from search_spaces.connection.data_home import default_data_dir
 from search_spaces.errors import SearchSpaceError
 from search_spaces.statistics.job_duration import TrainingJob
 from search_spaces.terminal.console import terminal_width
-from tuner.estimate.options import calibrate_from_option, data_dir_option, software_option
-from workers.command_line.command_input import described, described_cluster, refuse
+from tuner.estimate.options import (
+    calibrate_from_option,
+    data_dir_option,
+    measured_cluster,
+    software_option,
+)
+from workers.command_line.command_input import described, refuse
 from workers.command_line.options import job_options
 
 if TYPE_CHECKING:
@@ -93,32 +97,20 @@ def plan(
     elif form == "csv":
         click.echo(_csv(planned), nl=False)
     else:
-        _print(planned)
+        from search_spaces.belief.plan_text import plan_lines
 
-
-def _print(planned: Plan) -> None:
-    from search_spaces.belief.plan_text import plan_lines
-
-    for line in plan_lines(planned, terminal_width(sys.stdout)):
-        click.echo(line)
+        click.echo("\n".join(plan_lines(planned, terminal_width(sys.stdout))))
 
 
 def _document(path: Path, cluster: str | None, data_dir: Path | None) -> dict[str, Any]:
     """The campaign of a file, with the chosen cluster and the constants measured on it."""
     from search_spaces.documents.reading import read_mapping
     from search_spaces.errors import CampaignInvalidError
-    from search_spaces.spec.presets.calibration_file import with_measured_constants
-    from search_spaces.spec.site import cluster_part
 
     document = read_mapping(described(str(path)), CampaignInvalidError, "the campaign")
-    directory = data_dir or default_data_dir()
     named = cluster or document.get("cluster")
-    if isinstance(named, str):
-        # The option's variable names no service: one that the environment names goes before it.
-        service_dir = None if data_dir == default_data_dir() else data_dir
-        named = cluster_part(described_cluster(named, data_dir=service_dir))
     if named is not None:
-        document["cluster"] = with_measured_constants(named, directory)
+        document["cluster"] = measured_cluster(named, data_dir)
     return document
 
 

@@ -8,9 +8,10 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from search_spaces.spec.layout import KNOBS, Layout
+from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.throughput import Throughput
 from search_spaces.statistics.job_duration import TrainingJob
-from search_spaces.terminal.plurals import counted
+from search_spaces.terminal.plurals import counted, figure
 from search_spaces.units import GIB
 from tuner.estimate.estimator import Estimator
 
@@ -25,7 +26,8 @@ def document(
     estimator: Estimator, layout: Layout, job: TrainingJob | None = None
 ) -> dict[str, Any]:
     """The estimate as plain JSON values, with that of a training job where one is described."""
-    estimate = estimator.layout(layout)
+    (peak,), (deviation,), (fits,) = estimator.peaks(LayoutColumns.of(layout))
+    step = estimator.step(layout)
     tokens = layout.global_batch_size * estimator.model.seq_length
     return {
         "model": estimator.model.to_mapping(),
@@ -37,23 +39,16 @@ def document(
         "num_devices": layout.num_devices,
         "global_batch_size": layout.global_batch_size,
         "tokens_per_step": tokens,
-        **_throughput(estimator, layout, tokens / estimate.step_time_s),
-        "step_time_s": estimate.step_time_s,
-        "step_time_low_s": estimate.step_time_low_s,
-        "step_time_high_s": estimate.step_time_high_s,
+        **_throughput(estimator, layout, tokens / step.expected_s),
+        "step_time_s": step.expected_s,
+        "step_time_low_s": step.low_s,
+        "step_time_high_s": step.high_s,
         "device_memory_bytes": estimator.cluster.device_memory_bytes,
-        "peak_memory_bytes": estimate.peak_bytes,
-        "peak_memory_deviation_bytes": estimate.deviation_bytes,
-        "fits": estimate.fits,
-        "stages": [
-            {
-                **asdict(stage.memory),
-                "peak_bytes": stage.peak_bytes,
-                "deviation_bytes": stage.deviation_bytes,
-            }
-            for stage in estimate.stages
-        ],
-        "time_parts": [asdict(part) for part in estimate.time_parts],
+        "peak_memory_bytes": float(peak),
+        "peak_memory_deviation_bytes": float(deviation),
+        "fits": float(fits),
+        "stages": list(estimator.stages(layout)),
+        "time_parts": [asdict(part) for part in estimator.time_parts(layout, step.expected_s)],
         "calibrated_on": _calibrated_on(estimator),
         "warnings": list(estimator.warnings(layout)),
         "job": None if job is None else asdict(job) | asdict(estimator.job(job, layout)),
@@ -101,7 +96,7 @@ def _throughput(estimator: Estimator, layout: Layout, tokens_per_s: float) -> di
 
 
 def _calibrated_on(estimator: Estimator) -> dict[str, Any]:
-    known = estimator.knowledge
+    known = estimator.calibration.knowledge
     return {
         "samples": len(known),
         "with_step_time": sum(each.step_time_s is not None for each in known),
@@ -140,13 +135,13 @@ def _answer(report: dict[str, Any]) -> Iterator[str]:
     for label, value in (
         (
             "tokens/s",
-            f"{_figure(report['tokens_per_s'])}, a device "
-            f"{_figure(report['tokens_per_s_per_device'])}",
+            f"{figure(report['tokens_per_s'])}, a device "
+            f"{figure(report['tokens_per_s_per_device'])}",
         ),
         (
             "step time",
-            f"{_figure(report['step_time_s'])} s (95 %: {_figure(report['step_time_low_s'], 3)} to "
-            f"{_figure(report['step_time_high_s'], 3)} s)",
+            f"{figure(report['step_time_s'])} s (95 %: {figure(report['step_time_low_s'], 3)} to "
+            f"{figure(report['step_time_high_s'], 3)} s)",
         ),
         ("model TFLOP/s", f"{report['model_tflops_per_device']:.4g} a device, {share}"),
         ("peak memory", f"{peak:.3g} +- {deviation:.2g} GiB a device, on stage {fullest}"),
@@ -165,7 +160,7 @@ def _stage_lines(report: dict[str, Any]) -> Iterator[str]:
     yield "memory by stage in GiB"
     yield "stage" + "".join(f"{name:>{_width(name)}}" for name in names) + "     +-"
     for stage in report["stages"]:
-        values = (f"{_figure(stage[f'{name}_bytes'] / GIB, 3):>{_width(name)}}" for name in names)
+        values = (f"{figure(stage[f'{name}_bytes'] / GIB, 3):>{_width(name)}}" for name in names)
         yield f"{stage['stage']:>5}" + "".join(values) + f"{_spread(stage['deviation_bytes']):>7}"
 
 
@@ -184,7 +179,7 @@ def _time_lines(report: dict[str, Any], smallest: float) -> Iterator[str]:
         seconds = sum(part["seconds"] for part in small)
         shown.append((f"other terms ({len(small)} below {smallest:.0%}; --all-terms)", seconds))
     for meaning, seconds in shown:
-        line = f"  {_figure(seconds):>10} s {seconds / total_s:>6.1%}  {meaning}"
+        line = f"  {figure(seconds):>10} s {seconds / total_s:>6.1%}  {meaning}"
         yield from _wrapped(line, indent=23)
 
 
@@ -196,10 +191,6 @@ def _calibration_lines(report: dict[str, Any]) -> Iterator[str]:
             f"calibrated on {known['with_step_time']} step times and {known['with_peak_memory']} "
             f"peaks of {', '.join(known['models'][:5])} on {', '.join(known['clusters'][:5])}"
         )
-
-
-def _figure(value: float, digits: int = 4) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.{digits}g}"
 
 
 def _spread(value_bytes: float) -> str:

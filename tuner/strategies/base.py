@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -179,10 +179,10 @@ def pooled(runs: Sequence[Observation]) -> Observation:
     )
 
 
-class Proposer(Protocol):
-    """What each strategy implements."""
+class Proposer:
+    """What each strategy implements: `propose`, and of the others what it is able to tell."""
 
-    def propose(self, history: History) -> int | None:
+    def propose(self, _history: History, /) -> int | None:
         """The position of the next layout: a free one, or one whose measurement is doubted.
 
         At least one is free, and a pending one is never proposed. None: nothing more is proposed,
@@ -191,34 +191,19 @@ class Proposer(Protocol):
         The result may depend on the history and on the seed only, so that a rebuilt search goes on
         as if it had not been interrupted.
         """
-        ...
+        raise NotImplementedError
 
-
-@runtime_checkable
-class ImprovementPredicting(Protocol):
-    """A proposer that predicts how much the free layouts may improve the best one."""
-
-    def possible_improvement(self, history: History) -> float | None:
+    def possible_improvement(self, _history: History, /) -> float | None:
         """See `LayoutSearch.possible_improvement`; at least one layout is free."""
-        ...
+        return None
 
-
-@runtime_checkable
-class FidelityChoosing(Protocol):
-    """A proposer that may have its layouts probed in part."""
-
-    def fidelity(self, index: int) -> Fidelity | None:
+    def fidelity(self, _index: int, /) -> Fidelity | None:
         """The part of the layout, which was proposed last, to be probed; None: all of it."""
-        ...
+        return None
 
-
-@runtime_checkable
-class LayoutPredicting(Protocol):
-    """A proposer that predicts step times and memory."""
-
-    def predict(self, history: History, index: int) -> Prediction:
-        """What is predicted of the layout at a position, given the history."""
-        ...
+    def predict(self, _history: History, _index: int, /) -> Prediction | None:
+        """What is predicted of the layout at a position; None: the strategy does not predict."""
+        return None
 
 
 class LayoutSearch:
@@ -262,14 +247,11 @@ class LayoutSearch:
         index = int(proposed)
         is_repeat = index in history.observations and index not in history.pending
         assert history.is_free[index] or is_repeat, f"layout {index} was proposed a second time"
-        layout = self._layouts.layout(index)
-        self._mark_pending(index, self.fidelity(layout))
-        return layout
+        self._mark_pending(index, self._proposer.fidelity(index))
+        return self._layouts.layout(index)
 
     def fidelity(self, layout: Layout) -> Fidelity | None:
         """The part of the layout, which was asked for last, to be probed; None: all of it."""
-        if not isinstance(self._proposer, FidelityChoosing):
-            return None
         return self._proposer.fidelity(self._index(layout))
 
     def tell(
@@ -336,8 +318,6 @@ class LayoutSearch:
         """
         if self.exhausted:
             return 0.0
-        if not isinstance(self._proposer, ImprovementPredicting):
-            return None
         return self._proposer.possible_improvement(self._history)
 
     def predict(self, layout: Layout) -> Prediction | None:
@@ -346,10 +326,7 @@ class LayoutSearch:
         Raises:
             LayoutUnknownError: the layout is not in the set.
         """
-        index = self._index(layout)
-        if not isinstance(self._proposer, LayoutPredicting):
-            return None
-        return self._proposer.predict(self._history, index)
+        return self._proposer.predict(self._history, self._index(layout))
 
     def _mark_pending(self, index: int, fidelity: Fidelity | None) -> None:
         self._history.take(index)

@@ -27,7 +27,7 @@ from deephyper.hpo import CBO, HpProblem
 from numpy.typing import NDArray
 
 from search_spaces.spec.layout import LAYOUT_FIELDS
-from tuner.strategies.base import History, LayoutSet
+from tuner.strategies.base import History, LayoutSet, Proposer
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -53,7 +53,7 @@ NUM_WARM: Final = 10
 """Layouts of the best estimates with which `deephyper+memory` starts."""
 
 
-class DeepHyperProposer:
+class DeepHyperProposer(Proposer):
     """Random layouts first, then the best upper confidence bound of extremely random trees.
 
     With estimates, layouts that are estimated not to fit come last, and the first ones are not

@@ -22,7 +22,7 @@ from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.spec.objectives import pareto_front
 from search_spaces.statistics.hypervolume import hypervolume
-from tuner.strategies.base import History
+from tuner.strategies.base import History, Proposer
 from tuner.strategies.cheap_probes import Candidate, CheapProbes
 from tuner.strategies.fitting import Fitting
 from tuner.strategies.goals import Weighing
@@ -111,7 +111,7 @@ class _Proposed:
     """What was predicted of what runs."""
 
 
-class GuidedProposer:
+class GuidedProposer(Proposer):
     """Learns factors and residual of the closed form; proposes the largest expected gain."""
 
     def __init__(self, problem: SearchProblem, *, seed: int) -> None:

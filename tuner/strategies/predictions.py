@@ -16,8 +16,9 @@ from search_spaces.belief.pipeline_stalls import PipelineStalls
 from search_spaces.belief.residual import knob_coordinates
 from search_spaces.belief.slow_runs import MEAN_EXCESS
 from search_spaces.belief.step_belief import MeasuredParts, StepBelief, StepModel, joined
-from search_spaces.belief.time import TimeCalibration, TimePrior
+from search_spaces.belief.time import TimeCalibration
 from search_spaces.belief.time_evidence import Origin
+from search_spaces.belief.time_fit import TimePrior
 from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.estimates.time import time_terms

@@ -27,7 +27,7 @@ def make_strategy(name: str, problem: SearchProblem, *, seed: int) -> LayoutSear
     return LayoutSearch(problem.layouts, STRATEGIES[name](problem, seed))
 
 
-class FixedOrderProposer:
+class FixedOrderProposer(Proposer):
     """Proposes each layout once, in an order that no measurement changes."""
 
     def __init__(self, order: Sequence[int] | NDArray[np.int64]) -> None:

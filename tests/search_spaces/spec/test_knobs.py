@@ -11,35 +11,22 @@ from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.space import SearchSpace
 from search_spaces.tables.columns import COLUMNS, EXTRA_COLUMNS
 
-every_knob = pytest.mark.parametrize("knob", KNOBS.values(), ids=lambda each: each.name)
-
 
 def test_columns_and_search_spaces_have_the_knobs_of_a_layout() -> None:
     assert tuple(field.name for field in fields(LayoutColumns)) == tuple(KNOBS)
     assert set(KNOBS) < {field.name for field in fields(SearchSpace)}
 
 
-@every_knob
-def test_the_default_is_one_of_the_values(knob: Knob) -> None:
+@pytest.mark.parametrize("knob", KNOBS.values(), ids=lambda each: each.name)
+def test_a_knob_has_its_default_its_codes_and_its_column(knob: Knob) -> None:
     assert knob.problem(knob.default) is None
     assert getattr(Layout(), knob.name) == knob.default
-
-
-@every_knob
-def test_values_of_another_type_are_refused(knob: Knob) -> None:
-    for value in (None, 1.5, "other", [], True if knob.is_number else 1):
-        assert knob.problem(value) is not None
-
-
-@every_knob
-def test_choices_have_codes_in_their_order(knob: Knob) -> None:
+    for of_another_type in (None, 1.5, "other", [], True if knob.is_number else 1):
+        assert knob.problem(of_another_type) is not None
     codes = [knob.code(choice) for choice in knob.choices]
     assert codes == list(range(len(knob.choices)))
     assert knob.is_count == (not codes)
-
-
-@every_knob
-def test_a_measurement_table_has_a_column_for_what_does_not_follow_from_others(knob: Knob) -> None:
+    # A measurement table has a column for what does not follow from others.
     has_column = knob.name in (*COLUMNS, *EXTRA_COLUMNS)
     assert has_column == (knob.table_column != "derived")
 

@@ -1,6 +1,7 @@
 """What is read from a measurement table, and that writing it gives it back."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,15 +128,13 @@ def test_repeats_of_a_layout_count_once_by_their_median() -> None:
     assert len(table.rows) == 3
 
 
-def test_a_completed_run_replaces_a_crashed_repeat() -> None:
-    table = read_table(make_text(make_row(status="failed"), make_row()))
-    assert [row.status for row in table.cells[0].merged] == ["completed"]
+def test_of_repeats_a_completed_one_counts_most_and_a_crashed_one_least() -> None:
+    def merged(*rows: dict[str, Any]) -> list[str]:
+        return [row.status for row in read_table(make_text(*rows)).cells[0].merged]
 
-
-def test_a_repeat_out_of_memory_counts_more_than_one_that_crashed() -> None:
+    assert merged(make_row(status="failed"), make_row()) == ["completed"]
     crashed, full = (make_row(tp=4, pp=1, status=status) for status in ("failed", "out_of_memory"))
-    table = read_table(make_text(make_row(), crashed, full))
-    assert [row.status for row in table.cells[0].merged] == ["completed", "out_of_memory"]
+    assert merged(make_row(), crashed, full) == ["completed", "out_of_memory"]
 
 
 def test_a_table_is_read_from_a_file(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def refusals(name: str, model: ModelShape = LLAMA, **layout: Any) -> str:
     return "; ".join(ADAPTERS[name].refusals(job(model, **layout)))
 
 
+TITANS = ["torchtitan-0.2", "torchtitan-0.3", "torchtitan-main"]
 BF16 = {"precision": "bf16"}
 EVERYTHING = EVERY_KNOB.to_mapping() | {"recompute": "selective"}
 
@@ -38,9 +39,7 @@ EVERYTHING = EVERY_KNOB.to_mapping() | {"recompute": "selective"}
 @pytest.mark.parametrize(
     ("name", "knobs"),
     [
-        ("torchtitan-0.2", {"zero_stage", "recompute"}),
-        ("torchtitan-0.3", {"zero_stage", "recompute"}),
-        ("torchtitan-main", {"zero_stage", "recompute"}),
+        *((name, {"zero_stage", "recompute"}) for name in TITANS),
         ("nanotron", {"vpp", "zero_replicas", "recompute"}),
         ("deepspeed", {"vpp", "zero_replicas", "sequence_parallel"}),
         ("accelerate", {"vpp", "zero_replicas", "recompute"}),
@@ -59,7 +58,7 @@ def test_a_plain_layout_of_a_llama_is_accepted_by_all(name: str) -> None:
     assert refusals(name, dp=2, num_microbatches=4, **BF16) == ""
 
 
-@pytest.mark.parametrize("name", ["torchtitan-0.2", "torchtitan-0.3", "torchtitan-main"])
+@pytest.mark.parametrize("name", TITANS)
 def test_zero_1_has_no_counterpart_in_torchtitan(name: str) -> None:
     said = lacking(name, dp=2, zero_stage=1, **BF16)["zero_stage"]
     assert "no ZeRO-1; without it every replica holds whole optimizer states" in said
@@ -150,41 +149,43 @@ def test_what_a_users_script_must_do_itself_is_noted() -> None:
     assert "batch_size=3" in " ".join(ADAPTERS["accelerate"].notes(job(micro_batch_size=3)))
 
 
-def test_torchtitans_line_is_read_with_its_colours_and_commas() -> None:
-    red, green, off = "\x1b[31m", "\x1b[32m", "\x1b[39m"
-    line = (
-        f"[titan] 2026-11-01 10:00:00,000 - root - INFO - {red}step:  9  {green}loss:  3.50858  "
-        f"{off}grad_norm:  5.9444  memory:  0.25GiB(0.00%)  tps: 1,060  tflops: 0.04  mfu: 0.01%"
-    )
-    expected = {
-        "index": 9,
-        "loss": 3.50858,
-        "peak_memory_gib": 0.25,
-        "tokens_per_s_per_device": 1060,
-    }
-    for name in ("torchtitan-0.2", "torchtitan-0.3", "torchtitan-main"):
+RED, GREEN, OFF = "\x1b[31m", "\x1b[32m", "\x1b[39m"
+TITAN = (
+    f"[titan] 2026-11-01 10:00:00,000 - root - INFO - {RED}step:  9  {GREEN}loss:  3.50858  "
+    f"{OFF}grad_norm:  5.9444  memory:  0.25GiB(0.00%)  tps: 1,060  tflops: 0.04  mfu: 0.01%"
+)
+NANOTRON = (
+    "11/01/2026 10:00:00 [INFO|DP=0|PP=0|TP=0]: iteration: 3 / 10 | consumed_tokens: 98.3K | "
+    "elapsed_time_per_iteration_ms: 1.24K | tokens_per_sec: 26.4K | tokens_per_sec_per_gpu: "
+    "3.3K | global_batch_size: 16 | lm_loss: 10.4 | lr: 0.0001"
+)
+DEEPSPEED = "steps: 2 loss: 6.4141 iter time (s): 0.026 samples/sec: 309.369"
+
+
+@pytest.mark.parametrize(
+    ("trainers", "line", "expected"),
+    [
+        (
+            TITANS,
+            TITAN,
+            {
+                "index": 9,
+                "loss": 3.50858,
+                "peak_memory_gib": 0.25,
+                "tokens_per_s_per_device": 1060,
+            },
+        ),
+        (TITANS, "validate step:  9  loss:  3.5085  memory:  0.25GiB(0.00%)  tps: 1,060", None),
+        (["deepspeed"], DEEPSPEED, {"index": 2, "loss": 6.4141, "step_time_s": 0.026}),
+        (["deepspeed"], "[Rank 0] time (ms) | fwd: 7.63 | bwd: 20.90 | step: 6.53", None),
+        # Its times are rounded.
+        (["nanotron"], NANOTRON, {"index": 3, "loss": 10.4}),
+        # What a user's program prints is unknown.
+        (["accelerate", "command"], "step: 1 loss: 2.0", None),
+    ],
+)
+def test_the_line_of_a_step_is_read(
+    trainers: list[str], line: str, expected: dict[str, float] | None
+) -> None:
+    for name in trainers:
         assert ADAPTERS[name].log.read(line) == expected
-        validation = "validate step:  9  loss:  3.5085  memory:  0.25GiB(0.00%)  tps: 1,060"
-        assert ADAPTERS[name].log.read(validation) is None
-
-
-def test_deepspeeds_pipeline_engine_prints_its_iteration_time() -> None:
-    line = "steps: 2 loss: 6.4141 iter time (s): 0.026 samples/sec: 309.369"
-    expected = {"index": 2, "loss": 6.4141, "step_time_s": 0.026}
-    assert ADAPTERS["deepspeed"].log.read(line) == expected
-    other = "[Rank 0] time (ms) | fwd: 7.63 | bwd: 20.90 | step: 6.53"
-    assert ADAPTERS["deepspeed"].log.read(other) is None
-
-
-def test_nanotrons_line_gives_index_and_loss_but_no_rounded_times() -> None:
-    line = (
-        "11/01/2026 10:00:00 [INFO|DP=0|PP=0|TP=0]: iteration: 3 / 10 | consumed_tokens: 98.3K | "
-        "elapsed_time_per_iteration_ms: 1.24K | tokens_per_sec: 26.4K | tokens_per_sec_per_gpu: "
-        "3.3K | global_batch_size: 16 | lm_loss: 10.4 | lr: 0.0001"
-    )
-    assert ADAPTERS["nanotron"].log.read(line) == {"index": 3, "loss": 10.4}
-
-
-@pytest.mark.parametrize("name", ["accelerate", "command"])
-def test_what_a_users_program_prints_is_unknown(name: str) -> None:
-    assert ADAPTERS[name].log.read("step: 1 loss: 2.0") is None
