@@ -20,7 +20,8 @@ from tests.kit.fake_launcher import FakeLauncher, PlacedProgram, Program
 from tests.kit.fake_service import TOKEN, FakeService
 from tests.kit.python_process import environment_with, python_words
 from tests.kit.waiting import wait_until
-from workers.launchers.base import Cancelled, Launcher, OnEvent
+from workers.launchers.base import Cancelled, OnEvent
+from workers.launchers.group_launcher import GroupLauncher
 from workers.packing.request import Placement
 from workers.service.lease_client import LeaseClient
 from workers.worker.outcome_posting import Outbox
@@ -109,7 +110,7 @@ class WorkedService(FakeService):
         ends_in_s: EndsIn | None = None,
         check: CheckOf | None = None,
         identity: WorkerCreate = IDENTITY,
-        start_launcher: Callable[[], Launcher] | None = None,
+        start_launcher: Callable[[], GroupLauncher] | None = None,
     ) -> FakeLauncher:
         """Runs a worker in this thread until a condition ends it; returns its launcher."""
         launcher = program if isinstance(program, FakeLauncher) else FakeLauncher(program)

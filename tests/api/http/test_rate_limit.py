@@ -3,10 +3,17 @@
 import logging
 
 import pytest
-from tests.api.security.test_token_cache import Ticks
 
 from api.http.rate_limit import Throttle, network_of
 from api.security.guess_limit import PER_S, PER_S_OF_ALL, GuessLimit
+
+
+class Ticks:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def test_after_a_burst_a_permit_comes_at_the_steady_rate_and_being_refused_costs_nothing() -> None:

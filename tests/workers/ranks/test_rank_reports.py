@@ -9,7 +9,7 @@ import pytest
 
 from tests.kit.side_by_side import make_task
 from workers.ranks.json_lines import Document, JsonLines
-from workers.ranks.rank_reports import GroupLines
+from workers.ranks.rank_reports import RankReports
 
 EXITS = [{"event": "exit", "group": "a", "rank": rank, "code": 0} for rank in (1, 0)]
 RESULT = {"event": "result", "pad": "x"}
@@ -24,7 +24,7 @@ class Group:
         self.late: list[Document] = []
         """What rank 0 sends once the agent is at the exits."""
         tasks = [make_task("a", rank=rank, world_size=2) for rank in (0, 1)]
-        self.lines = GroupLines(tasks, self._take)
+        self.lines = RankReports(tasks, self._take)
         self.keeper, self.rank, _ = map(JsonLines, self.lines.others_ends)
         self.rank.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         self.rank.socket.settimeout(10)  # what does not fit would block
