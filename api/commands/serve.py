@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -142,6 +143,7 @@ def _serve(
     ):
         click.echo(f"layout-tuner serves {url}; its token is in {data.token_file}")
         config = _config(create_app(settings, store), endpoint, tls)
+        collect_rarely()
         sys.setswitchinterval(GIL_SWITCH_S)
         _Server(config, limits, stopping).run(sockets=[listener])
 
@@ -160,6 +162,16 @@ def _config(app: FastAPI, endpoint: Endpoint, tls: ssl.SSLContext | None) -> uvi
         timeout_graceful_shutdown=SHUTDOWN_PATIENCE_S,
         ssl_context_factory=None if tls is None else lambda _config, _make: tls,
     )
+
+
+def collect_rarely() -> None:
+    """Tunes the garbage collector of a process that has just started.
+
+    Modules and routes are never collected. New objects are after 5,000 of them, not 700: half of
+    the time of ranking 100,000 layouts was spent in collections that found nothing.
+    """
+    gc.freeze()
+    gc.set_threshold(5000, *gc.get_threshold()[1:])
 
 
 class _Server(LimitedServer):

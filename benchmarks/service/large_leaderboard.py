@@ -18,7 +18,7 @@ from typing import Any, Final
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
-from api.process.gc_tuning import keep_for_good
+from api.commands.serve import collect_rarely
 from benchmarks.service.postgres_server import FAST, running_server
 from benchmarks.service.service_database import base_layouts, campaign_spec, made_measurement, tidy
 from benchmarks.trainer.trainer_table import Figure
@@ -64,7 +64,7 @@ the garbage collector is set as in the service
 
 def measure_large_leaderboard(folder: Path, scale: int) -> list[Figure]:
     """Both databases, each with one campaign."""
-    keep_for_good()  # as the service does after its start
+    collect_rarely()  # as the service does after its start
     layouts = LAYOUTS_A_SCALE * scale
     with closing(Store.open(DataDir(folder / "large"))) as store:
         figures = _figures(store, "SQLite", layouts)
