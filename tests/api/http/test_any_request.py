@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
@@ -12,7 +13,8 @@ from api.app import create_app
 from api.settings import Settings
 from results_db.actor import TOKEN_ROLES
 from results_db.store import Store
-from tests.kit.populated import Populated
+from tests.kit.populated import Populated, populated_service
+from tests.kit.postgres import upgraded
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -65,15 +67,23 @@ asking: Final = settings(
 )
 
 
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Populated]:
+    database_url = upgraded(tmp_path_factory.mktemp("any-request")).database_url
+    with populated_service(database_url) as populated:
+        yield populated
+        populated.assert_lists_answer()
+
+
 @invalid.hook
 def filter_query(_context: schemathesis.HookContext, query: dict[str, Any] | None) -> bool:
     """A parameter that is there twice counts as its last, for us as for most."""
     return not any(isinstance(value, list) for value in (query or {}).values())
 
 
-def _aim(case: schemathesis.Case, shared: Populated) -> None:
+def _aim(case: schemathesis.Case, service: Populated) -> None:
     """Has most requests be of something that there is."""
-    for name, known in shared.names.items():
+    for name, known in service.names.items():
         if name in case.path_parameters:
             drawn = str(case.path_parameters[name])
             if len(drawn) % 4:
@@ -91,12 +101,12 @@ def _no_description(case: schemathesis.Case) -> list[Any]:
 @valid.parametrize()
 @asking
 def test_valid_requests_of_every_role_are_answered_as_described(
-    case: schemathesis.Case, role: str, shared: Populated
+    case: schemathesis.Case, role: str, service: Populated
 ) -> None:
-    _aim(case, shared)
+    _aim(case, service)
     case.call_and_validate(
-        base_url=shared.url,
-        headers=shared.headers(role),
+        base_url=service.url,
+        headers=service.headers(role),
         checks=CONFORMS,
         excluded_checks=_no_description(case),
         timeout=60,
@@ -106,11 +116,11 @@ def test_valid_requests_of_every_role_are_answered_as_described(
 @invalid.parametrize()
 @asking
 def test_invalid_requests_are_refused_as_described(
-    case: schemathesis.Case, shared: Populated
+    case: schemathesis.Case, service: Populated
 ) -> None:
     case.call_and_validate(
-        base_url=shared.url,
-        headers=shared.headers("admin"),
+        base_url=service.url,
+        headers=service.headers("admin"),
         checks=[*CONFORMS, negative_data_rejection, unsupported_method],
         excluded_checks=_no_description(case),
         timeout=60,
