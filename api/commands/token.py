@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast
 
 import click
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from api.client import Client
 from api.commands.connection import service_options
@@ -18,6 +18,7 @@ from api.errors import ServiceError
 from api.formatting import moment
 from api.schemas.access import TokenCreate, TokenRead
 from results_db.actor import TOKEN_ROLES, TokenRole
+from results_db.service_records import AuditEntryRead
 from search_spaces.documents.duration import read_duration_s
 from search_spaces.errors import SearchSpaceError
 from search_spaces.terminal.text_table import print_table
@@ -143,7 +144,8 @@ def audit(
         islice(client.audit(actor=actor, action=action, target=target, since=since), limit)
     )
     if as_json:
-        click.echo(f"[{', '.join(each.model_dump_json() for each in found)}]")
+        write = TypeAdapter(AuditEntryRead).dump_json
+        click.echo(f"[{', '.join(write(each).decode() for each in found)}]")
         return
     print_table(
         ("when", "who", "role", "from", "what", "of", "details"),
