@@ -139,8 +139,8 @@ def audit(
         islice(client.audit(actor=actor, action=action, target=target, since=since), limit)
     )
     if as_json:
-        entries = TypeAdapter(AuditEntryRead)
-        click.echo(f"[{', '.join(entries.dump_json(each).decode() for each in found)}]")
+        write = TypeAdapter(AuditEntryRead).dump_json
+        click.echo(f"[{', '.join(write(each).decode() for each in found)}]")
         return
     print_table(
         ("when", "who", "role", "from", "what", "of", "details"),

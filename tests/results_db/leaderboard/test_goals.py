@@ -60,6 +60,14 @@ def test_node_hours_count_the_nodes_that_a_layout_holds(store: Store) -> None:
     assert store.trials.get(small).objective("tokens_per_node_hour") == 3_600_000.0
 
 
+def test_rates_on_the_front_are_those_at_the_median_step_time(store: Store) -> None:
+    campaign = make_campaign(store, objective=["tokens_per_s", "memory_headroom"])
+    for speed in (128.0, 42.0):
+        run_trial(store, campaign, Layout(), tokens_per_s=speed, peak_memory_bytes=300)
+    best = run_trial(store, campaign, Layout(tp=2), tokens_per_s=100.0, peak_memory_bytes=300)
+    assert front(store, campaign) == {best}
+
+
 def test_a_campaign_without_trials_has_an_empty_front(store: Store) -> None:
     campaign = make_campaign(store, objective=["tokens_per_s", "memory_headroom"])
     assert front(store, campaign) == frozenset()

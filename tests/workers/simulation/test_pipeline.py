@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from search_spaces.schedules import Backward, Forward, pipeline_schedule
 from workers.simulation.pipeline import (
     Pass,
     Schedule,
     Timeline,
     event_order,
     most_in_flight,
-    rank_order,
     walk,
 )
 
@@ -62,20 +60,6 @@ def test_the_slowest_stage_sets_the_pace() -> None:
     # The slow rank begins at 1, has F0 and F1 done at 4 and waits for B0 until 5.5, is then busy to
     # the end with what is left of 20 times 4.5, and one backward pass follows on rank 0.
     assert timeline.rank_end_s.max() == pytest.approx(5.5 + (20 * 4.5 - 3) + 2)
-
-
-@pytest.mark.parametrize(("pp", "vpp"), [(1, 1), (2, 1), (4, 1), (5, 1), (2, 2), (4, 2), (4, 3)])
-@pytest.mark.parametrize("groups", [1, 2, 5])
-def test_every_rank_takes_its_passes_in_the_trainers_order(pp: int, vpp: int, groups: int) -> None:
-    schedule = Schedule(pp=pp, vpp=vpp, num_microbatches=groups * pp)
-    for rank in range(pp):
-        actions = pipeline_schedule(rank, pp=pp, vpp=vpp, num_microbatches=groups * pp)
-        expected = [
-            Pass(isinstance(each, Forward), each.of.chunk * pp + rank, each.of.microbatch)
-            for each in actions
-            if isinstance(each, (Forward, Backward))
-        ]
-        assert rank_order(schedule, rank) == expected
 
 
 @pytest.mark.parametrize("microbatches", [1, 3, 16])
