@@ -86,13 +86,13 @@ def test_figures_of_layouts_leave_cheap_probes_out_and_estimates_are_of_what_ran
     found = plots(api)
     assert found.facts.num_layouts == 1
     for name in ("parallel", "slice", "two-knobs", "time-parts"):
-        assert drawn_trials(found.draw(name)) <= {ids[3]}, name  # type: ignore[arg-type]
-    figure = found.draw("history")
+        assert drawn_trials(found.data_of(name)) <= {ids[3]}, name  # type: ignore[arg-type]
+    figure = found.data_of("history")
     assert drawn_trials(figure) == {ids[3]}
     assert "1 trial has ended." in figure.says
     assert "2 cheap probes of parts of layouts: not drawn." in figure.says
     for name in ("estimated-time", "estimated-memory"):
-        figure = found.draw(name)  # type: ignore[arg-type]
+        figure = found.data_of(name)  # type: ignore[arg-type]
         assert drawn_trials(figure) == set(ids.values())
         assert "2 cheap probes: estimated and measured is the part that ran." in figure.says
 

@@ -119,7 +119,7 @@ def test_what_is_refused_beside_what_is_answered_is_one_outage(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("workers.service.lease_client.SETTLED_AFTER_S", 3600.0)
+    monkeypatch.setattr("workers.service.lease_client.OVER_AFTER_S", 3600.0)
     refusals = Refusals(service)
     client.register(IDENTITY)
     for refusals.status in (503, None, 503, None, 401):
