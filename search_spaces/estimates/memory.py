@@ -31,6 +31,7 @@ _HALF_BYTES: Final = 2.0
 _FP32: Final = code_of("precision", "fp32")
 _FP16: Final = code_of("precision", "fp16")
 _FULL: Final = code_of("recompute", "full")
+_SELECTIVE: Final = code_of("recompute", "selective")
 
 _CHUNK: Final = 4096
 """Layouts that are computed together: the intermediate arrays fit into the cache."""
@@ -237,12 +238,16 @@ def stage_parts(
     element = np.where(columns.precision == _FP32, _FP32_BYTES, _HALF_BYTES)
     # fp32 training has one copy of the weights; 16-bit training keeps fp32 masters beside them.
     states = _MOMENTS_BYTES + np.where(columns.precision == _FP32, 0.0, _MASTER_BYTES)
+    shards = columns.zero_group_size
+    gradients = parameters * _gradient_bytes(columns, storage)
+    if storage.zero_shards_gradients:
+        gradients = gradients / shards
     token_bytes = element * model.seq_length * columns.micro_batch_size
     kept_bytes = token_bytes * layers * _in_flight(columns, stage)
     return StageParts(
         weights=parameters * element,
-        gradients=parameters * _gradient_bytes(columns, storage),
-        optimizer=parameters * states / columns.zero_group_size,
+        gradients=gradients,
+        optimizer=parameters * states / shards,
         activations=kept_bytes * _kept_elements(columns, model, storage),
         gathered=kept_bytes * _gathered_elements(columns, model),
         backward=token_bytes * _backward_elements(columns, model, storage),
@@ -317,12 +322,14 @@ def _stage_parameters(
 
 
 def _kept_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
-    """Elements per token that a layer keeps for the backward pass, without gathered inputs.
-
-    Selective recomputation saves nothing: fused attention never stores its probabilities.
-    """
-    whole = _layer_elements(columns, model, storage)
-    return np.where(columns.recompute == _FULL, _residual_elements(columns, model), whole)
+    """Elements per token that a layer keeps for the backward pass, without gathered inputs."""
+    whole = _layer_elements(columns, model, storage, fused_attention=storage.fused_attention)
+    selective = _layer_elements(columns, model, storage, fused_attention=True)
+    return np.select(
+        [columns.recompute == _FULL, columns.recompute == _SELECTIVE],
+        [_residual_elements(columns, model), selective],
+        whole,
+    )
 
 
 def _gathered_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
@@ -343,7 +350,7 @@ def _backward_elements(
     """
     h, f = model.hidden_size, model.ffn_hidden_size
     made = h + (3.0 if model.family == "llama" else 1.0) * f / columns.tp
-    whole = _layer_elements(columns, model, storage)
+    whole = _layer_elements(columns, model, storage, fused_attention=storage.fused_attention)
     share = _residual_elements(columns, model)
     whole += storage.gathered_share * 2.0 * (h - share)
     revived = np.where(columns.recompute == _FULL, whole - share, 0.0)
@@ -370,7 +377,9 @@ def _head_bytes(columns: LayoutColumns, model: ModelShape, storage: TrainerStora
     return np.asarray(tokens * (logits + others), dtype=np.float64)
 
 
-def _layer_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
+def _layer_elements(
+    columns: LayoutColumns, model: ModelShape, storage: TrainerStorage, *, fused_attention: bool
+) -> Floats:
     """Elements per token that one layer keeps for its backward pass.
 
     Korthikanti et al. (arXiv:2205.05198, equation 2) count s b h (10 + 24/t + 5 a s / (h t)) bytes
@@ -379,11 +388,13 @@ def _layer_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerS
     parallelism (`_gathered_elements` adds matrix inputs that stay gathered). Query, key, value and
     the attention's output are split over tp, and so is the inside of the feed-forward: 2 f for
     GELU's input and output; 4 f for SwiGLU's gate, its activation, up, and their product, or 3 f
-    without the activation. Attention is fused, and keeps no probabilities (their a s).
+    without the activation. Attention that is not fused keeps its probabilities: a s.
     """
     h, f = model.hidden_size, model.ffn_hidden_size
     inputs = 4.0 * _residual_elements(columns, model)
     attention = h + 2.0 * model.kv_hidden_size + h
+    if not fused_attention:
+        attention += model.num_heads * model.seq_length
     parts = 2.0
     if model.family == "llama":
         parts = 3.0 if storage.fused_swiglu else 4.0

@@ -50,6 +50,10 @@ class TrainerStorage:
     """Bytes of all copies of one gradient."""
     fp16_gradient_bytes: float | None = None
     """The same with precision fp16; None: no difference."""
+    zero_shards_gradients: bool = False
+    """Whether ZeRO-1 leaves a replica only its share of the gradients after the reduction."""
+    fused_attention: bool = True
+    """Whether the attention probabilities are never stored."""
     fused_swiglu: bool = True
     """Whether the backward pass recomputes the activation of SwiGLU's gate."""
     gathered_share: float = 1.0
