@@ -34,8 +34,10 @@ MIB = 1 << 20
 GPT = model_preset("gpt-175b")
 LLAMA = model_preset("llama-8b")
 
-# As 175B ran on Frontier with Megatron-DeepSpeed: fp16 gradients.
-FP16_GRADIENTS = TrainerStorage(gradient_bytes=2, gathered_share=0.0, fp32_logits=2)
+# As 175B ran on Frontier with Megatron-DeepSpeed: fp16 gradients, sharded after their reduction.
+SHARDED_GRADIENTS = TrainerStorage(
+    gradient_bytes=2, zero_shards_gradients=True, gathered_share=0.0, fp32_logits=2
+)
 RAN_ON_FRONTIER = Layout(
     num_nodes=16,
     tp=4,
@@ -90,10 +92,9 @@ def test_a_tied_embedding_is_held_twice_in_a_pipeline() -> None:
 
 
 def test_the_state_of_the_frontier_run_is_nine_bytes_a_parameter() -> None:
-    # Measured there: 23,361 MiB on the stages between the first and the last. Gradients were
-    # sharded over the two replicas after their reduction, as no trainer here does it.
-    stage = stage_memory(RAN_ON_FRONTIER, GPT, FP16_GRADIENTS)[8]
-    states = stage.weights_bytes + stage.gradients_bytes / 2 + stage.optimizer_bytes
+    # Measured there: 23,361 MiB on the stages between the first and the last.
+    stage = stage_memory(RAN_ON_FRONTIER, GPT, SHARDED_GRADIENTS)[8]
+    states = stage.weights_bytes + stage.gradients_bytes + stage.optimizer_bytes
     assert states / (GPT.num_layers * GPT.num_layer_parameters / 64) == pytest.approx(
         9.0, rel=0.001
     )
@@ -102,7 +103,7 @@ def test_the_state_of_the_frontier_run_is_nine_bytes_a_parameter() -> None:
 
 def test_a_micro_batch_in_flight_costs_what_it_did_on_frontier() -> None:
     # Measured there: 300 MiB from one stage to the next under full recomputation.
-    stages = stage_memory(RAN_ON_FRONTIER, GPT, FP16_GRADIENTS)
+    stages = stage_memory(RAN_ON_FRONTIER, GPT, SHARDED_GRADIENTS)
     step = stages[7].total_bytes - stages[8].total_bytes
     assert step / MIB == pytest.approx(300, rel=0.05)
 
@@ -127,15 +128,16 @@ def test_interleaving_keeps_more() -> None:
 
 def test_a_layer_keeps_what_korthikanti_counts_less_the_dropout_masks() -> None:
     # arXiv:2205.05198, equation 2 at 16 bits: s b h (10 + 24/t + 5 a s / (h t)); the masks are
-    # 2 s b h of the ten, and fused attention keeps none of the last term.
+    # 2 s b h of the ten and one of the five.
     model, t, b = GPT, 8, 2
     layers, h, s = model.num_layers, model.hidden_size, model.seq_length
     layout = Layout(tp=t, micro_batch_size=b, precision="bf16")
-    kept = stage_memory(layout, model)[0].activations_bytes
-    assert kept / layers == pytest.approx(s * b * h * (8 + 24 / t))
-    assert stage_memory(replace(layout, recompute="selective"), model) == stage_memory(
-        layout, model
-    )
+    storage = TrainerStorage(fused_attention=False)
+    kept = stage_memory(layout, model, storage)[0].activations_bytes
+    unmasked = s * b * h * (8 + 24 / t + 2 * model.num_heads * s / (h * t))
+    assert kept / layers == pytest.approx(unmasked)
+    fused = stage_memory(layout, model)[0].activations_bytes
+    assert fused / layers == pytest.approx(s * b * h * (8 + 24 / t))
 
 
 def test_cut_tokens_are_shared_by_norms_and_by_matrices_only_if_gathered_again() -> None:
@@ -146,6 +148,14 @@ def test_cut_tokens_are_shared_by_norms_and_by_matrices_only_if_gathered_again()
     assert kept == pytest.approx(layers * s * h * (4 / t + 4 + 24 / t))
     again = stage_memory(layout, GPT, TrainerStorage(gathered_share=0.0))[0]
     assert again.activations_bytes == pytest.approx(layers * (8 + 24) * s * h / t)
+
+
+def test_selective_recomputation_saves_the_attention_matrix_alone() -> None:
+    eager = TrainerStorage(fused_attention=False)
+    layout = Layout(precision="bf16", tp=8)
+    selective = stage_memory(replace(layout, recompute="selective"), GPT, eager)
+    assert selective == stage_memory(layout, GPT)
+    assert stage_memory(layout, GPT, eager)[0].total_bytes > selective[0].total_bytes
 
 
 @pytest.mark.parametrize("name", ["gpt-175b", "llama-70b", "tiny"])
@@ -177,7 +187,8 @@ def test_logits_weigh_on_the_last_stage_alone() -> None:
     assert stages[3].head_bytes == logits * (2 + 4) + 2 * an_input * 2
     # Megatron's: bf16 logits, fp32 softmax, fp32 gradient.
     assert (
-        stage_memory(layout, LLAMA, FP16_GRADIENTS)[3].head_bytes == logits * 10 + 2 * an_input * 2
+        stage_memory(layout, LLAMA, SHARDED_GRADIENTS)[3].head_bytes
+        == logits * 10 + 2 * an_input * 2
     )
     single = stage_memory(replace(layout, precision="fp32"), LLAMA)
     assert single[3].head_bytes == logits * 4 + 3 * an_input * 4
@@ -215,8 +226,8 @@ def test_a_trillion_parameters_must_recompute_on_frontier() -> None:
         num_nodes=384, tp=8, pp=64, dp=6, num_microbatches=1600, zero_stage=1, precision="fp16"
     )
     memory = CLUSTER_PRESETS["frontier"].device_memory_bytes
-    assert peak_memory_bytes(layout, model, FP16_GRADIENTS) > memory
-    assert peak_memory_bytes(replace(layout, recompute="full"), model, FP16_GRADIENTS) < memory
+    assert peak_memory_bytes(layout, model, SHARDED_GRADIENTS) > memory
+    assert peak_memory_bytes(replace(layout, recompute="full"), model, SHARDED_GRADIENTS) < memory
 
 
 def test_a_llama_layer_keeps_its_swiglu_and_the_narrow_keys_and_values() -> None:
