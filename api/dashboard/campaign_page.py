@@ -11,9 +11,9 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from api.campaigns.progress import progress_of
 from api.dependencies import CampaignDep, StoreDep
-from api.html.findings import finding_of, lead
 from api.html.leaderboard_table import COLUMNS, PAGE, leaderboard_table
 from api.html.rendering import campaign_path, go_to, page_url, render
+from api.html.result_sentences import finding_of, lead
 from api.http.query_parameters import TrialFilterDep
 from api.routes.leaderboard import Front, Order, Ranking, Sort, Within
 from results_db.leaderboard.leaderboard_listing import LeaderboardListing, ListingSortKey

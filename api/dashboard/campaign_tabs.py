@@ -14,7 +14,7 @@ from api.campaigns.cheap_probes import cheap_probes
 from api.campaigns.trial_listing import page_of_trials
 from api.dashboard.campaign_page import ShowDep
 from api.dependencies import CampaignDep, StoreDep
-from api.html.findings import REASONS
+from api.html.result_sentences import REASONS
 from api.http.cursors import MAX_CURSOR
 from api.http.query_parameters import TrialFilterDep
 from results_db.campaigns.charts import FailureCount

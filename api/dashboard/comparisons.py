@@ -13,8 +13,8 @@ from fastapi.responses import HTMLResponse
 from api.dependencies import CampaignName, StoreDep, campaign_named
 from api.errors import ComparisonInvalidError
 from api.formatting import budget_words, figure, objective_figure, state_words, unit
-from api.html.findings import CampaignFinding, bounds, finding_of, ratio_interval
 from api.html.rendering import render
+from api.html.result_sentences import CampaignFinding, bounds, finding_of, ratio_interval
 from api.html.trial_facts import TrialFacts, knob_text
 from api.plots.bars import keys, stacked
 from api.schemas.text_types import campaign_reference, id_in

@@ -12,8 +12,8 @@ from markupsafe import Markup
 from api.dashboard.campaign_form import yaml_of
 from api.dependencies import HolderDep, StoreDep
 from api.formatting import figure, objective_figure, step_words, unit
-from api.html.findings import REASONS, bounds, short_layout
 from api.html.rendering import render
+from api.html.result_sentences import REASONS, bounds, short_layout
 from api.html.trial_facts import TrialFacts, knob_pairs
 from api.plot_data.step_times import iterations
 from api.plots.bars import keys, stacked

@@ -30,7 +30,7 @@ from api.formatting import (
     unit,
 )
 from api.html.assets import assets, maplibre_style_id
-from api.html.findings import peak_words, short_layout
+from api.html.result_sentences import peak_words, short_layout
 from api.plots.svg import visible
 from api.version import version
 from results_db.records import EVENT_KINDS, CampaignRecord

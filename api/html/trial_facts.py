@@ -17,7 +17,7 @@ from api.formatting import (
     trainer_words,
     unit,
 )
-from api.html.findings import bounds
+from api.html.result_sentences import bounds
 from api.plot_data.estimates import memory_by_stage
 from api.plots.bars import PlotPart, step_parts
 from api.plots.static_plot import static_plot

@@ -14,8 +14,8 @@ also send a request, or read an answer, as slowly as it likes.
 - **Times**: `_awaited` is what the client has to send next, and `_since` the moment from which it
   has time for it. The server calls `check` once a second. The time for reading an answer is counted
   besides, by `_unread_since`.
-- **The end**: a connection that is *deaf* parses nothing any more. It is closed when what can still
-  be answered has been (`_refuse` lists the cases).
+- **The end**: once `_is_ending` is set, nothing more is parsed. The connection is closed when what
+  can still be answered has been (`_refuse` lists the cases).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._awaited = _Awaited.HEADERS
         self._has_begun = False
         """Whether a request line has begun whose headers are incomplete; empty lines are none."""
-        self._is_deaf = False
+        self._is_ending = False
         self._running: RequestResponseCycle = None  # type: ignore[assignment]
         """The cycle that the application works at: with a pipeline, an older one than `cycle`."""
         # Of the request that is being read.
@@ -122,10 +122,10 @@ class LimitedProtocol(HttpToolsProtocol):
             self._closing_since = now if self._closing_since is None else self._closing_since
             if now - self._closing_since > self._limits.unread_s:
                 self.transport.abort()  # the client does not read the rest
-        elif self._reads_nothing(now):
+        elif self._client_reads_nothing(now):
             self._connections.note("a client did not read its answer; its connection was closed")
             self.transport.abort()
-        elif self._is_deaf or self._awaited is _Awaited.NOTHING:
+        elif self._is_ending or self._awaited is _Awaited.NOTHING:
             pass
         elif self._awaited is _Awaited.HEADERS:
             if now - self._since > self._limits.header_s:
@@ -145,7 +145,7 @@ class LimitedProtocol(HttpToolsProtocol):
         parts = memoryview(data)
         for start in range(0, len(data), _PARSED_AT_ONCE):
             # The connection was closed or refused: the rest is dropped.
-            if self._is_deaf or self.parser is None:
+            if self._is_ending or self.parser is None:
                 return
             self._parse(parts[start : start + _PARSED_AT_ONCE])
 
@@ -272,7 +272,7 @@ class LimitedProtocol(HttpToolsProtocol):
             f"the request's headers are larger than {limit} bytes",
         )
 
-    def _reads_nothing(self, now: float) -> bool:
+    def _client_reads_nothing(self, now: float) -> bool:
         if self._unread_since is None:
             return False
         num_unread = self.transport.get_write_buffer_size()
@@ -305,13 +305,13 @@ class LimitedProtocol(HttpToolsProtocol):
     # The end of the connection
 
     def _refuse(self, status: HTTPStatus, detail: str, *, reason: str | None = None) -> None:
-        """Refuses the request that is being read, and becomes deaf.
+        """Refuses the request that is being read, and reads no more.
 
         A client reads answers in the order of its requests, and takes what comes next for the
         answer to the oldest one. So the refusal can be sent only where nothing else is to come.
         """
         self._connections.note(reason or f"{status}: {detail}")
-        self._is_deaf = True
+        self._is_ending = True
         if self._awaited in (_Awaited.HEADERS, _Awaited.NOTHING):
             # It has no cycle yet.
             if self._is_all_answered:
@@ -335,8 +335,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self._answer(status, detail)
 
     def _stop_after_answers(self) -> None:
-        """Becomes deaf, and closes the connection after the requests so far are answered."""
-        self._is_deaf = True
+        """Reads no more, and closes the connection after the requests so far are answered."""
+        self._is_ending = True
         if self._is_all_answered:
             self._hang_up()
         else:

@@ -13,9 +13,9 @@ from markupsafe import Markup
 from api.campaigns.measured_jobs import RankedStep, measured_jobs
 from api.formatting import duration, effect_words, figure, half_interval, machine, moment
 from api.html.assets import assets
-from api.html.findings import REASONS, bounds, finding_of, lead
 from api.html.leaderboard_table import LeaderboardTable, leaderboard_table
 from api.html.rendering import document
+from api.html.result_sentences import REASONS, bounds, finding_of, lead
 from api.html.trial_facts import TrialFacts, knob_pairs
 from api.http.documents import write_yaml
 from api.plot_data.campaign_plots import CampaignPlots, PlotChoices

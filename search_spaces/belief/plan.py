@@ -12,7 +12,7 @@ import numpy as np
 
 from search_spaces.belief.job import JobEstimate, estimate_job
 from search_spaces.belief.known_measurements import Knowledge
-from search_spaces.belief.outlook import Outlook, RankedLayouts
+from search_spaces.belief.layout_predictions import LayoutPredictions, RankedLayouts
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.campaigns.fidelity import PROBE_START_S, ProbeCosts, fidelities
 from search_spaces.estimates.time import step_time_s
@@ -219,8 +219,10 @@ def make_plan(
     """
     legal = legal or spec.legal_set()
     spec.refuse_if_too_large(legal)
-    outlook = Outlook(spec=spec, software=software, knowledge=knowledge or Knowledge())
-    ranked = outlook.rank(legal)
+    predictions = LayoutPredictions(
+        spec=spec, software=software, knowledge=knowledge or Knowledge()
+    )
+    ranked = predictions.rank(legal)
     best = [legal.layout(int(position)) for position in ranked.order[:top]]
     return Plan(
         campaign=spec.name,
@@ -232,24 +234,26 @@ def make_plan(
         illegal=legal.exclusions,
         expected_fitting=float(ranked.fits.sum()),
         layouts=tuple(
-            _planned(rank, layout, outlook, job) for rank, layout in enumerate(best, start=1)
+            _planned(rank, layout, predictions, job) for rank, layout in enumerate(best, start=1)
         ),
         budget=_bought(spec, legal, ranked, probe_start_s),
-        knowledge=_used(outlook.knowledge, spec.cluster),
+        knowledge=_used(predictions.knowledge, spec.cluster),
         job=job,
         warnings=(
             *spec.warnings,
             *_deadline_warning(spec, float(ranked.step_time_s[0]), probe_start_s),
-            *_warnings(outlook, best),
+            *_warnings(predictions, best),
         ),
     )
 
 
-def _planned(rank: int, layout: Layout, outlook: Outlook, job: TrainingJob | None) -> PlannedLayout:
-    spec = outlook.spec
-    figures = _figures(layout, outlook)
+def _planned(
+    rank: int, layout: Layout, predictions: LayoutPredictions, job: TrainingJob | None
+) -> PlannedLayout:
+    spec = predictions.spec
+    figures = _figures(layout, predictions)
     factor = objective_factors(spec.objective, LayoutColumns.of(layout), spec.model)
-    shares = step_shares(layout, outlook)
+    shares = step_shares(layout, predictions)
     return PlannedLayout(
         rank=rank,
         layout_key=layout.key,
@@ -265,14 +269,14 @@ def _planned(rank: int, layout: Layout, outlook: Outlook, job: TrainingJob | Non
             layout,
             spec.model,
             spec.cluster,
-            outlook.step,
+            predictions.step,
             allow_tp_across_nodes=spec.space.allow_tp_across_nodes,
         ),
     )
 
 
-def _figures(layout: Layout, outlook: Outlook) -> PredictedFigures:
-    spec, step = outlook.spec, outlook.step(layout)
+def _figures(layout: Layout, predictions: LayoutPredictions) -> PredictedFigures:
+    spec, step = predictions.spec, predictions.step(layout)
     tokens_per_s = layout.global_batch_size * spec.model.seq_length / step.expected_s
     peak_flops = spec.cluster.peak_flops_per_s.get(layout.precision)
     rate = Throughput(
@@ -282,8 +286,8 @@ def _figures(layout: Layout, outlook: Outlook) -> PredictedFigures:
         peak_tflops_per_device=(peak_flops or 0.0) / 1e12,
     )
     columns = LayoutColumns.of_each([layout])
-    (peak_bytes,), _ = outlook.memory.peak_bytes(columns, spec.model)
-    (fits,) = outlook.fits(columns)
+    (peak_bytes,), _ = predictions.memory.peak_bytes(columns, spec.model)
+    (fits,) = predictions.fits(columns)
     return PredictedFigures(
         step_time_s=step.expected_s,
         step_time_low_s=step.low_s,
@@ -297,12 +301,12 @@ def _figures(layout: Layout, outlook: Outlook) -> PredictedFigures:
     )
 
 
-def step_shares(layout: Layout, outlook: Outlook) -> tuple[StepShare, ...]:
+def step_shares(layout: Layout, predictions: LayoutPredictions) -> tuple[StepShare, ...]:
     """The parts of a layout's predicted step, the largest first; parts of 0 are left out."""
     seconds: dict[StepPart, float] = defaultdict(float)
     idle_slots = (layout.pp - 1) / layout.vpp
     bubble = idle_slots / (layout.num_microbatches + idle_slots)
-    for term in outlook.parts(layout):
+    for term in predictions.parts(layout):
         part = _PARTS.get(term.name, "compute")
         waiting = 0.0
         if part in _SLOTTED and term.name not in _NOT_EACH_SLOT:
@@ -402,14 +406,14 @@ def _deadline_warning(spec: CampaignSpec, step_s: float, probe_start_s: float) -
         )
 
 
-def _warnings(outlook: Outlook, layouts: list[Layout]) -> tuple[str, ...]:
+def _warnings(predictions: LayoutPredictions, layouts: list[Layout]) -> tuple[str, ...]:
     """In which respects the listed layouts lie outside of what was measured."""
-    if not any(each.step_time_s is not None for each in outlook.knowledge):
+    if not any(each.step_time_s is not None for each in predictions.knowledge):
         return ()
-    outside = outlook.time.outside(
+    outside = predictions.time.outside(
         LayoutColumns.of_each(layouts),
-        outlook.spec.model,
-        outlook.spec.cluster,
-        software=outlook.software,
+        predictions.spec.model,
+        predictions.spec.cluster,
+        software=predictions.software,
     )
     return () if outside is None else (outside,)

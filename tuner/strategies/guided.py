@@ -25,8 +25,8 @@ from search_spaces.statistics.hypervolume import hypervolume
 from tuner.strategies.base import History, Proposer
 from tuner.strategies.cheap_probes import Candidate, CheapProbes
 from tuner.strategies.fitting import Fitting
-from tuner.strategies.goals import Weighing
 from tuner.strategies.improvement import best_places, largest, mean_gains
+from tuner.strategies.objective_values import Weighing
 from tuner.strategies.predictions import Predictions
 from tuner.strategies.search_problem import SearchProblem
 
@@ -171,7 +171,7 @@ class GuidedProposer(Proposer):
         if not self._has_ranked(history):
             return None
         rng, belief = self._rng(history), self._predictions.belief(history)
-        num_objectives = self._predictions.goals.num_objectives
+        num_objectives = self._predictions.objectives.num_objectives
         if num_objectives > 1:
             # Each selection of candidates looks at another part of the front.
             gains = [
@@ -187,14 +187,14 @@ class GuidedProposer(Proposer):
 
     def _front_gains(self, candidates: _Candidates) -> Floats:
         """By which share the hypervolume of the measured front grows, in each draw."""
-        goals, rows, rng = self._predictions.goals, candidates.rows, candidates.rng
+        objectives, rows, rng = self._predictions.objectives, candidates.rows, candidates.rng
         ranked = self._ranked(candidates.history)
         measured_MG = np.concatenate([self._measured_values(row, seen) for row, seen in ranked])
         best_G = measured_MG.max(axis=0)
-        front_MG = goals.shares(measured_MG, best_G)
+        front_MG = objectives.shares(measured_MG, best_G)
         log_s_SN = candidates.belief.draws(rows, NUM_FRONT_DRAWS, rng)
         peaks_SN = candidates.fitting.draw_peaks(NUM_FRONT_DRAWS, rng)
-        drawn_SNG = goals.shares(goals.values(rows, log_s_SN, peaks_SN), best_G)
+        drawn_SNG = objectives.shares(objectives.values(rows, log_s_SN, peaks_SN), best_G)
         runs_SN = rng.random(log_s_SN.shape) < candidates.fitting.probability * candidates.sound
         now = hypervolume(front_MG)
         grown = []
@@ -229,7 +229,9 @@ class GuidedProposer(Proposer):
         history, rows = candidates.history, candidates.rows
         log_s, log_sd = candidates.belief.marginals(rows)
         peaks = candidates.fitting.peak_mean_bytes
-        figures = candidates.weighing.figure(self._predictions.goals.values(rows, log_s, peaks))
+        figures = candidates.weighing.figure(
+            self._predictions.objectives.values(rows, log_s, peaks)
+        )
         is_probed = np.isin(rows, list(history.cheap.keys() - history.observations.keys()))
         seen = {row: run.observation.peak_memory_bytes or 0 for row, run in history.cheap.items()}
         keeps = [seen.get(row, 0) <= self._allowed_bytes for row in rows.tolist()]
@@ -372,10 +374,10 @@ class GuidedProposer(Proposer):
         predicted = predictions.fitting.predict(history, np.concatenate([free, pending, again]))
         fitting = predicted.rows(np.arange(len(free)))
         mean = belief.physical_mean(free)
-        values = predictions.goals.values(free, mean, fitting.peak_mean_bytes)
+        values = predictions.objectives.values(free, mean, fitting.peak_mean_bytes)
         likely = fitting.probability > _LIKELY
         ranged = values[likely] if likely.any() else values
-        weighing = predictions.goals.weighing(ranged, history.num_taken + turn, rng)
+        weighing = predictions.objectives.weighing(ranged, history.num_taken + turn, rng)
         figures = weighing.figure(values)
         best = self._incumbent(history, weighing, figures)
         sound = predictions.sound(belief, free)
@@ -387,7 +389,9 @@ class GuidedProposer(Proposer):
             places = places[chosen]
         if len(places) > MAX_CANDIDATES:
             mean, deviation = belief.marginals(free[places])
-            values = predictions.goals.values(free[places], mean, fitting.peak_mean_bytes[places])
+            values = predictions.objectives.values(
+                free[places], mean, fitting.peak_mean_bytes[places]
+            )
             figures, penalty = weighing.figure(values), penalty[places]
             places = places[best_places(figures, deviation, best, penalty, MAX_CANDIDATES)]
         probed = np.flatnonzero(np.isin(free, list(history.cheap)))
@@ -411,7 +415,9 @@ class GuidedProposer(Proposer):
     def _draw_figures(self, candidates: _Candidates, rows: Ints, fitting: Fitting) -> Floats:
         log_s_SN = candidates.belief.draws(rows, NUM_DRAWS, candidates.rng)
         peaks_SN = fitting.draw_peaks(NUM_DRAWS, candidates.rng)
-        return candidates.weighing.figure(self._predictions.goals.values(rows, log_s_SN, peaks_SN))
+        return candidates.weighing.figure(
+            self._predictions.objectives.values(rows, log_s_SN, peaks_SN)
+        )
 
     def _incumbent(self, history: History, weighing: Weighing, figures: Floats) -> float:
         """The best figure so far; before anything ran, one below the median free layout."""
@@ -436,7 +442,7 @@ class GuidedProposer(Proposer):
 
     def _measured_values(self, row: int, seen: Observation) -> Floats:
         """The measured objectives of a layout; shape [1, objectives]."""
-        log_s = np.array([self._predictions.goals.log_step_s(row, seen)])
+        log_s = np.array([self._predictions.objectives.log_step_s(row, seen)])
         peak = seen.peak_memory_bytes
         peaks = np.array([self._predictions.fitting.peak_bytes(row) if peak is None else peak])
-        return self._predictions.goals.values(np.array([row]), log_s, peaks.astype(np.float64))
+        return self._predictions.objectives.values(np.array([row]), log_s, peaks.astype(np.float64))

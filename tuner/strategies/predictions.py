@@ -24,7 +24,7 @@ from search_spaces.estimates.prediction import Prediction
 from search_spaces.estimates.time import time_terms
 from tuner.strategies.base import CheapRun, History
 from tuner.strategies.fitting import Fitting, FittingBelief
-from tuner.strategies.goals import Goals
+from tuner.strategies.objective_values import ObjectiveValues
 from tuner.strategies.search_problem import SearchProblem
 
 _SCALE_LOG_SD: Final = 0.3
@@ -51,7 +51,7 @@ class Predictions:
         """Predicts which layouts run, and their peaks."""
         self.stalls = PipelineStalls(columns, problem.cluster)
         """Predicts which layouts are far slower than the closed form says."""
-        self.goals = Goals(problem, columns)
+        self.objectives = ObjectiveValues(problem, columns)
         """Computes the objectives of layouts."""
         self._problem = problem
         self._known_parts: dict[tuple[int, Fidelity], StepModel] = {}
@@ -61,7 +61,7 @@ class Predictions:
         """The prediction of step times after the measurements of the history."""
         runs = [(row, run) for row in history.observations for run in history.completed_runs(row)]
         rows = np.array([row for row, _ in runs], dtype=np.int64)
-        log_s = [self.goals.log_step_s(row, run) for row, run in runs]
+        log_s = [self.objectives.log_step_s(row, run) for row, run in runs]
         if not history.cheap:
             return StepBelief(self._model, self._prior, rows, np.array(log_s))
         cheap = [run.observation.step_time_s or np.nan for run in history.cheap.values()]
@@ -186,5 +186,5 @@ def order_by_estimate(problem: SearchProblem) -> NDArray[np.int64]:
     rows = np.arange(len(problem.layouts))
     fitting = predictions.fitting.predict(nothing, rows)
     log_s = predictions.belief(nothing).physical_mean(rows)
-    values = predictions.goals.values(rows, log_s, fitting.peak_mean_bytes)[:, 0]
+    values = predictions.objectives.values(rows, log_s, fitting.peak_mean_bytes)[:, 0]
     return np.argsort(-(values + np.log(fitting.probability)), kind="stable")

@@ -8,7 +8,7 @@ import re
 import pytest
 from playwright.sync_api import Browser, expect
 
-from api.html.findings import short_layout
+from api.html.result_sentences import short_layout
 from api.plot_data.campaign_plots import CampaignPlots, PlotChoices
 from api.plot_data.plot_data import PlottedData
 from tests.api.dashboard.browser import look_at

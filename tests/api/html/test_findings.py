@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from api.html.findings import CampaignFinding, gain_over_median, ratio_interval
+from api.html.result_sentences import CampaignFinding, gain_over_median, ratio_interval
 from results_db.leaderboard.leaderboard_records import RankedLayout, RankedSummary
 from results_db.store import Store
 from search_spaces.spec.layout import Layout

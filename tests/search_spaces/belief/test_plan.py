@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from search_spaces.belief import outlook as outlook_module
+from search_spaces.belief import layout_predictions as predictions_module
 from search_spaces.belief.job import JobEstimate, estimate_job, extrapolated
 from search_spaces.belief.known_measurements import Knowledge, Sample
+from search_spaces.belief.layout_predictions import LayoutPredictions, _capacity_for
 from search_spaces.belief.memory import MemoryBelief
 from search_spaces.belief.memory_evidence import usable_bytes
-from search_spaces.belief.outlook import Outlook, _capacity_for
 from search_spaces.belief.plan import _PARTS, Plan, make_plan, step_shares
 from search_spaces.belief.time import TimeCalibration
 from search_spaces.campaigns.campaign import CampaignSpec
@@ -73,7 +73,7 @@ def all_of(spec: CampaignSpec, **options: Any) -> Plan:
 def test_the_order_is_that_of_each_layouts_own_estimates(
     objective: str, is_measured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outlook_module, "_CHUNK", 37)
+    monkeypatch.setattr(predictions_module, "_CHUNK", 37)
     spec = campaign(objective=objective)
     knowledge = measured(spec) if is_measured else Knowledge()
     plan = all_of(spec, knowledge=knowledge)
@@ -244,7 +244,7 @@ def test_layouts_beyond_the_measured_ones_are_warned_about() -> None:
 
 
 def shares_of(spec: CampaignSpec, layout: Layout) -> dict[str, float]:
-    return {each.part: each.share for each in step_shares(layout, Outlook(spec=spec))}
+    return {each.part: each.share for each in step_shares(layout, LayoutPredictions(spec=spec))}
 
 
 def test_the_bubble_is_the_idle_part_of_the_slots() -> None:
@@ -287,7 +287,7 @@ def test_the_largest_share_is_what_was_made_slow(
     spec = campaign()
     spec = replace(spec, cluster=replace(spec.cluster, **slower))
     layout = Layout(**{"num_nodes": 1, "precision": "bf16", **knobs})
-    assert step_shares(layout, Outlook(spec=spec))[0].part == part
+    assert step_shares(layout, LayoutPredictions(spec=spec))[0].part == part
 
 
 def test_only_terms_of_the_device_may_be_compute() -> None:
@@ -309,7 +309,7 @@ def test_a_job_is_predicted_on_its_own_nodes() -> None:
     assert best.job.layout_key == larger.key
     assert best.job.step_source == "predicted"
     expected = job.duration(
-        Outlook(spec=spec).step(larger),
+        LayoutPredictions(spec=spec).step(larger),
         tokens_per_step=256 * spec.model.seq_length,
         num_nodes=8,
     )

@@ -46,7 +46,7 @@ class RankedLayouts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outlook:
+class LayoutPredictions:
     """Predictions for the layouts of one campaign."""
 
     spec: CampaignSpec

@@ -50,7 +50,7 @@ class Weighing:
         return np.asarray(figure * self.span[0])
 
 
-class Goals:
+class ObjectiveValues:
     """The objectives of a problem over its layouts, as logarithms or shares: more is better."""
 
     def __init__(self, problem: SearchProblem, columns: LayoutColumns) -> None:
@@ -109,9 +109,9 @@ class Goals:
             num_asked: proposals so far.
             rng: draws the weights.
         """
-        num_goals = len(self._names)
-        weights = rng.dirichlet(np.ones(num_goals))
-        if num_goals == 1 or num_asked % FIRST_ALONE == 0:
-            weights = np.eye(num_goals)[0]
+        num_objectives = len(self._names)
+        weights = rng.dirichlet(np.ones(num_objectives))
+        if num_objectives == 1 or num_asked % FIRST_ALONE == 0:
+            weights = np.eye(num_objectives)[0]
         low, high = values.min(axis=0), values.max(axis=0)
         return Weighing(weights=weights, low=low, span=np.maximum(high - low, _LEAST_RANGE))
