@@ -127,11 +127,11 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.abort()
         elif self._is_ending or self._awaited is _Awaited.NOTHING:
             pass
+        elif self.flow.read_paused:
+            self._since += elapsed_s  # the service does not read at present, so nothing can come
         elif self._awaited is _Awaited.HEADERS:
             if now - self._since > self._limits.header_s:
                 self._end_slow_headers()
-        elif self.flow.read_paused:
-            self._since += elapsed_s  # the service does not read at present, so nothing can come
         else:
             self._check_body(now)
 

@@ -21,7 +21,7 @@ def listed_layouts(board: Leaderboard, listing: LeaderboardListing) -> Sequence[
     found = list(_passing(board, listing))
     if not found or (listing.sort is None and listing.within_percent is None):
         return found
-    # Unlike in the order of the ranks, a layout that was stopped early may be before the first.
+    # The first rank may be before layouts that were stopped early at a larger value: put it back.
     insort(found, found.pop(0), key=lambda each: (-each.value, each.trial_id))
     if listing.sort is None:
         return sorted(found, key=lambda each: -_tokens_per_node_hour(each))

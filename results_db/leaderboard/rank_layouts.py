@@ -93,9 +93,10 @@ class Leaderboard:
     """The ranked layouts of a campaign."""
 
     layouts: Sequence[MeasuredLayout]
-    """In the order of the ranks: the largest value first; of equal ones, the earlier layout. A
-    layout that was stopped early is first only where none was measured in full: it was slower than
-    the best of its time, also if that best is later rejected for its losses."""
+    """In the order of the ranks: the largest value first; of equal ones, the earlier layout. Only
+    the first place differs: the best layout that was measured in full has it, where there is one. A
+    layout that was stopped early was slower than the best of its time, also if that best is later
+    rejected for its losses."""
     front: Mapping[int, tuple[float | None, ...]]
     """The Pareto front by `MeasuredLayout.trial_id`, with the campaign's objectives of each layout;
     None: not measured. Layouts that were stopped early are on it only where none was measured in
@@ -140,7 +141,7 @@ class Leaderboard:
                 is_tied = layout.value == first.value
             else:
                 # The difference of the values, as a difference of step times.
-                log_s = best.log_s + math.log(layout.value / first.value)
+                log_s = best.log_s - math.log(layout.value / first.value)
                 scaled = Estimate(log_s=log_s, error=own.error, dof=own.dof)
                 is_tied = not can_be_told_apart(best, scaled)
             found.append((None if own is None else own.factor, is_tied))

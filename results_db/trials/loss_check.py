@@ -265,5 +265,5 @@ def _consequence(fault: LossFault, other: MeasuredRun) -> str:
         return f"several layouts agree with trial {other.number}"
     return (
         f"no other layout agrees with either yet: trial {other.number} was first and stands, and both "
-        "are to be measured again"
+        "are measured twice"
     )

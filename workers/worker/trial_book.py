@@ -7,7 +7,8 @@
 
 A trial leaves the book early where the service asks (`stop`), where no devices are expected for it
 (`give_back_unplaceable`), and at the end of the session (`lose_leases`) or worker (`end_all`). A
-probe that runs then is told to stop, and the trial leaves the book when it has ended.
+probe that runs then is told to stop, and the trial leaves the book when it has ended; at the end of
+a session it runs on, since its measurement may still count.
 
 At the end of a Slurm job all processes are signalled, and ranks may be killed a moment before the
 worker learns of it. Such a failure says nothing of the trial, whose lease returns with the session.
@@ -245,7 +246,10 @@ class TrialBook:
                 trial.stop.set()
             else:
                 self._drop_waiting(trial)
-                self.posting.take(trial.report(_cancelled("stopped before its probe began")))
+                again = " again" if trial.runs else ""
+                self.posting.take(
+                    trial.report(_cancelled(f"stopped before its probe began{again}"))
+                )
 
     def lose_leases(self) -> None:
         """Notes the end of the session: drops the trials that wait and lets the others run.

@@ -137,9 +137,10 @@ class RayNodes:
         ends = {node: self._end_on(node, group) for node in nodes}
         tails: dict[int, str] = {}
         left: RanksLeftError | None = None
+        give_up_at = time.monotonic() + _ENDED_WITHIN_S
         for node, end in ends.items():
             try:
-                ended = end.result(_ENDED_WITHIN_S)
+                ended = end.result(max(0.0, give_up_at - time.monotonic()))
             except NodeLostError:  # its agent has ended: the warden ends the ranks
                 continue
             except TimeoutError:
