@@ -88,7 +88,7 @@ WORDS = {
         3: "loss 6.3 of trial 3 at iteration 2 is off the 5.8 of trial 1 by more than 0.0001 of it, "
         "which is what fp32 allows there; several layouts agree with trial 1"
     },
-    "Ax By": {2: "trial 1 was first and stands, and both are to be measured"},
+    "Ax By": {2: "trial 1 was first and stands, and both are measured twice"},
     "Ax By Cx": {2: "several layouts agree with trial 1"},
     # A third layout turns the vote against the first.
     "Ax By Ax By": {2: "off the 5.8 of trial 1", 4: "off the 5.8 of trial 1"},
