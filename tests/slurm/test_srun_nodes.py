@@ -359,7 +359,7 @@ def test_a_node_that_does_not_call_in_is_lost_by_name(site: SlurmSite, job: str,
 
 
 def test_strangers_are_turned_away(nodes: SrunNodes) -> None:
-    host, _, port = nodes.lines.address.rpartition(":")
+    host, _, port = nodes.listener.address.rpartition(":")
     for said in (b'{"token": "guessed"}\n', b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"x" * 200_000):
         with (
             socket.create_connection((host, int(port)), 30) as stranger,
