@@ -128,7 +128,7 @@ def list_campaigns(
     model: Annotated[QueryText | None, Query(description="Name of the model.")] = None,
     cluster: Annotated[QueryText | None, Query(description="Name of the cluster.")] = None,
     strategy: Annotated[
-        Literal[StrategyName, "imported"] | None, Query(description="Name of the strategy.")
+        StrategyName | Literal["imported"] | None, Query(description="Name of the strategy.")
     ] = None,
     objective: Annotated[
         AnyObjective | None, Query(description="One of the campaign's objectives.")
