@@ -1,7 +1,7 @@
 """What the calls of the client share: a request, and its answer as a document.
 
 When a request is sent again, and after which pause, is in
-`search_spaces.connection.http_connection.py`.
+`search_spaces/connection/http_connection.py`.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ from search_spaces.spec.presets.models import model_preset
 from search_spaces.spec.throughput import Throughput
 from search_spaces.statistics.step_times import quartiles
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
+from tests.kit.layouts import EVERY_KNOB
 
 Answer = TypeVar("Answer")
 
@@ -135,20 +136,7 @@ def make_breakdown(step_time_s: float) -> Breakdown:
 
 TINY = model_preset("tiny")
 
-ODD = Layout(
-    num_nodes=2,
-    tp=2,
-    pp=2,
-    dp=4,
-    vpp=2,
-    micro_batch_size=2,
-    num_microbatches=4,
-    zero_stage=1,
-    zero_replicas=2,
-    recompute="full",
-    sequence_parallel=True,
-    precision="bf16",
-)
+ODD = EVERY_KNOB
 """Differs from the plain layout in every knob."""
 
 
