@@ -6,6 +6,7 @@ start, carry a mark in their environment, so that what is left of them can be co
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -312,4 +313,5 @@ class LiveService:
             if not process.has_ended():
                 process.kill()
         for left in self.processes():
-            left.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # one that was killed takes its children along
+                left.kill()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.conftest import Service
 from tests.kit.waiting import wait_until
-from tests.workers.process_checks import is_alive
+from tests.workers.process_checks import is_alive, kill
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(300)]
 
@@ -76,8 +76,7 @@ def test_a_killed_process_is_started_again_and_the_campaign_goes_on(
 def test_a_killed_service_leaves_no_process_and_goes_on_when_started(service: Service) -> None:
     before = MiddleOfAProbe(service)
     main = [service.up.pid, *(service.process(c).pid for c in ("serve", "driver", "worker"))]
-    for pid in main:
-        psutil.Process(pid).kill()
+    kill([psutil.Process(pid) for pid in main])
     service.up.wait()
     wait_until("no rank, and nothing else, is alive", lambda: not service.processes(), 40)
     assert not _alive(before.ranks)

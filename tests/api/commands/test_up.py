@@ -13,6 +13,7 @@ from tests.e2e.conftest import Service
 from tests.kit.persons import Person
 from tests.kit.services import ServeProcess, run_here
 from tests.kit.waiting import wait_until
+from tests.workers.process_checks import kill
 
 
 def refused_line(*options: str) -> str:
@@ -97,5 +98,4 @@ def test_no_process_outlives_up_when_it_is_killed(tmp_path: Path) -> None:
         wait_until("every process is gone", lambda: not service.processes(), 60)
     finally:
         service.http.close()
-        for process in service.processes():
-            process.kill()
+        kill(service.processes())

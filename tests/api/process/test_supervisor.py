@@ -16,7 +16,7 @@ from api.errors import ServiceStartError, ServiceUnstableError
 from api.process import supervisor
 from api.process.supervisor import MAX_RESTARTS, Child, start_and_wait, until_signalled, watch
 from tests.kit.waiting import wait_until
-from tests.workers.process_checks import is_alive
+from tests.workers.process_checks import is_alive, kill
 
 STAYS = "import time; print('here', flush=True); time.sleep(600)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + STAYS
@@ -144,8 +144,7 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     try:
         wait_until("the child has ended with its parent", lambda: not is_alive(child.pid))
     finally:
-        if child.is_running():
-            child.kill()
+        kill([child])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
