@@ -313,5 +313,6 @@ class LiveService:
             if not process.has_ended():
                 process.kill()
         for left in self.processes():
-            with contextlib.suppress(psutil.NoSuchProcess):  # one that was killed takes its children along
+            # One that was killed takes its children along.
+            with contextlib.suppress(psutil.NoSuchProcess):
                 left.kill()
