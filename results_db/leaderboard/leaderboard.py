@@ -26,6 +26,7 @@ from results_db.leaderboard.leaderboard_records import (
 from results_db.leaderboard.measured_runs import timed_iterations, trials_by_id
 from results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout, TimedIterations
 from results_db.models.tables import Import, Trial
+from search_spaces.statistics.disturbance import is_disturbed
 
 
 class Leaderboards(LeaderboardSection):
@@ -213,6 +214,7 @@ def _ranked_layouts(
             trial_ids=tuple(run.id for run in each.runs),
             shortened=each.shortened,
             is_tied=is_tied,
+            num_disturbed=sum(is_disturbed(r.others_share, r.throttled) for r in each.runs),
         )
         for each, (factor, is_tied) in zip(layouts, compared, strict=True)
     ]

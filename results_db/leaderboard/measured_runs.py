@@ -25,6 +25,8 @@ _OF_MEASUREMENT: Final = tuple(
         (
             "shortened",
             "step_time_s",
+            "others_share",
+            "throttled",
             *OBJECTIVE_FIGURES,
             *(name for name, metric in METRICS.items() if metric.is_measured),
         )

@@ -40,6 +40,7 @@ from results_db.records import (
     AttemptRecord,
     PredictedTrial,
     ProbeCount,
+    RepeatReason,
     TrialDetail,
     TrialRecord,
     TrialSize,
@@ -322,8 +323,12 @@ class Trials(StoreSection):
             ]
 
     @retried
-    def repeat(self, trial_id: int) -> TrialRecord:
+    def repeat(self, trial_id: int, *, reason: RepeatReason | None = None) -> TrialRecord:
         """Adds a trial of the same layout as one that has ended, for the driver.
+
+        Args:
+            trial_id: of the trial that has ended.
+            reason: why it is repeated; None: not stated.
 
         Raises:
             TrialNotFoundError: there is no such trial.
@@ -336,7 +341,7 @@ class Trials(StoreSection):
                 raise TrialStateError(
                     f"{trial_words(campaign, trial)} is {trial.state}; only an ended trial is repeated"
                 )
-            return trial_record(self._repeat(session, campaign, trial))
+            return trial_record(self._repeat(session, campaign, trial, reason))
 
     @retried
     def measure_again(self, trial_id: int, *, times: int = 1) -> list[TrialRecord]:
@@ -356,7 +361,7 @@ class Trials(StoreSection):
                     f"{trial_words(campaign, trial)} is {trial.state}; only a COMPLETED one is measured "
                     f"again: {remedy}"
                 )
-            added = [self._repeat(session, campaign, trial) for _ in range(times)]
+            added = [self._repeat(session, campaign, trial, "request") for _ in range(times)]
             numbers = [each.number for each in added]
             self._audit_trial(session, "trial.repeat", campaign, trial, added=numbers)
             return [trial_record(each) for each in added]
@@ -379,7 +384,7 @@ class Trials(StoreSection):
                     f"CANCELLED one is queued again: {remedy}"
                 )
             _refuse_open(session, campaign, trial)
-            added = self._repeat(session, campaign, trial)
+            added = self._repeat(session, campaign, trial, "request")
             self._audit_trial(session, "trial.requeue", campaign, trial, added=added.number)
             return trial_record(added)
 
@@ -402,7 +407,9 @@ class Trials(StoreSection):
                 self._audit_trial(session, "trial.cancel", campaign, trial)
             return trial_record(trial)
 
-    def _repeat(self, session: Session, campaign: Campaign, trial: Trial) -> Trial:
+    def _repeat(
+        self, session: Session, campaign: Campaign, trial: Trial, reason: RepeatReason | None
+    ) -> Trial:
         last = session.scalar(
             select(func.max(Trial.repeat_index)).where(
                 Trial.campaign_id == campaign.id, Trial.layout_key == trial.layout_key
@@ -411,7 +418,7 @@ class Trials(StoreSection):
         return add_row(
             session,
             campaign,
-            {name: getattr(trial, name) for name in _OF_LAYOUT},
+            {name: getattr(trial, name) for name in _OF_LAYOUT} | {"repeat_reason": reason},
             self._clock(),
             repeat_of=trial.id,
             repeat_index=(last or 0) + 1,
@@ -445,7 +452,7 @@ def add_row(
     Args:
         session: a transaction.
         campaign: the campaign.
-        columns: `layout_columns` or `cheap_columns`.
+        columns: `layout_columns` or `cheap_columns`; of a repeat, also its reason.
         now: the time.
         repeat_of: the trial that it repeats.
         repeat_index: its number among the repeats.

@@ -20,7 +20,7 @@ from results_db.errors import (
     DriverLeaseLostError,
     TrialDuplicateError,
 )
-from results_db.records import CampaignRecord, CampaignState, TrialRecord, TrialSize
+from results_db.records import CampaignRecord, CampaignState, RepeatReason, TrialRecord, TrialSize
 from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.connection.outage_log import OutageLog
@@ -326,7 +326,7 @@ class Driver:
         lacking = [each for each in measured if repeats.get(each.trial.layout_key, 0) == done]
         again = sorted(lacking, key=lambda each: each.trial.id)[:left]
         for each in again:
-            self._store.trials.repeat(each.trial.id)
+            self._store.trials.repeat(each.trial.id, reason="request")
         return len(again)
 
     def _remeasure(self, campaign: CampaignRecord, search: CampaignSearch, left: int | None) -> int:
@@ -344,7 +344,9 @@ class Driver:
         repeats = self._store.trials.count_repeats(campaign.id)
         again = round_of_repeats(best, repeats, left=left)
         for standing in again:
-            trial = self._store.trials.repeat(standing.trial.id)
+            is_repeated = standing.trial.layout_key in repeats
+            reason: RepeatReason = "tie" if is_repeated else "best"
+            trial = self._store.trials.repeat(standing.trial.id, reason=reason)
             _log.info(
                 "campaign %r: trial %d measures %s again, one of %d that may be the best",
                 campaign.name,
@@ -393,7 +395,7 @@ class Driver:
         for trial_id in doubtful[:most]:
             if not target.is_short:
                 break
-            trial = self._store.trials.repeat(trial_id)
+            trial = self._store.trials.repeat(trial_id, reason="doubted")
             search.resume(trial)
             target.add(_size(trial))
             repeated += 1
@@ -436,7 +438,7 @@ class Driver:
             if fidelity is not None:
                 what = f", a cheap probe: {fidelity.words(layout, search.spec.model)}"
         else:
-            trial = self._store.trials.repeat(measured)
+            trial = self._store.trials.repeat(measured, reason="doubted")
             what = ", again: its measurement is doubted"
         what = ", the baseline" + what if trial.is_baseline else what
         _log.info("campaign %r: trial %d is %s%s", campaign.name, trial.number, layout.key, what)
