@@ -67,6 +67,8 @@ class Run:
     num_nodes: int = 1
     shortened: bool = False
     hfu: float | None = None
+    others_share: float | None = None
+    throttled: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

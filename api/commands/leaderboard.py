@@ -265,7 +265,7 @@ def _row(trial: RankedTrial, objectives: tuple[str, ...], *, has_baseline: bool)
         *(("*" if trial.on_front else "",) if len(objectives) > 1 else ()),
         *(("*" if trial.is_baseline else "",) if has_baseline else ()),
         f"{trial.step_time_s:.4g} s",
-        half_interval(trial.value, trial.value_high),
+        half_interval(trial.value, trial.value_low, trial.value_high),
         str(trial.num_runs),
         percent(measured.mfu, speedup),
         memory(measured.peak_memory_bytes),

@@ -21,6 +21,7 @@ from results_db.leaderboard.rank_layouts import (
     TimedIterations,
 )
 from search_spaces.statistics.confidence import Estimate, can_be_told_apart
+from search_spaces.statistics.disturbance import possible_slowdown
 from search_spaces.statistics.pooling import pooled_reach, variance_factor
 from search_spaces.statistics.run_spread import RunSpread
 
@@ -62,13 +63,16 @@ class Intervals:
         return cls(board, board.run_errors, timed)
 
     def estimate(self, layout: MeasuredLayout) -> Estimate:
-        """A layout's value; that of the first is shrunk, since the best of many is flattered."""
+        """A layout's value with its error, which is wider where every run was disturbed.
+
+        That of the first is shrunk, since the best of many is flattered.
+        """
         # An imported measurement may have a step time and no iterations.
         runs = [self._timed.get(run.id) or [run.step_time_s] for run in layout.runs]
         flattery = self._errors.flattery if layout is self._board.layouts[0] else 0.0
-        return Estimate(
-            log=math.log(layout.value) - flattery, reach=pooled_reach(runs, self._errors.spread)
-        )
+        slowdown = max(possible_slowdown(run.others_share, run.throttled) for run in layout.runs)
+        reach = pooled_reach(runs, self._errors.spread) + slowdown
+        return Estimate(log=math.log(layout.value) - flattery, reach=reach)
 
     def ends(self, layout: MeasuredLayout) -> tuple[float, float]:
         """Both ends of the 95 % interval of a layout's value.
@@ -95,7 +99,9 @@ def run_errors(board: Leaderboard, prior: RunSpread) -> RunErrors:
         board: the leaderboard.
         prior: what is known of the spread between runs from earlier campaigns.
     """
-    spread = prior.told([run.step_time_s for run in each.runs] for each in board.layouts)
+    spread = prior.told(
+        [run.step_time_s for run in each.runs] for each in board.layouts if not each.disturbed
+    )
     return RunErrors(spread=spread, flattery=_flattery(board, spread))
 
 

@@ -27,6 +27,7 @@ from results_db.leaderboard.leaderboard_records import (
 from results_db.leaderboard.measured_runs import trials_by_id
 from results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout
 from results_db.models.tables import Import, Trial
+from search_spaces.statistics.disturbance import is_disturbed
 
 
 class Leaderboards(LeaderboardSection):
@@ -211,6 +212,7 @@ def _ranked_layouts(
                 step_time_high_s=each.step_time_s * each.value / low,
                 trial_ids=tuple(run.id for run in each.runs),
                 shortened=each.shortened,
+                num_disturbed=sum(is_disturbed(r.others_share, r.throttled) for r in each.runs),
                 is_tied=intervals.is_tied(each),
             )
         )

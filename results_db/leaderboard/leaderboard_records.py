@@ -33,6 +33,8 @@ class RankedLayout:
     """Whether every run was stopped early because it was slower than the best."""
     is_tied: bool
     """Whether it is the first, or does not differ from the first with 95 % confidence."""
+    num_disturbed: int = 0
+    """Those of its runs during which others took its devices."""
 
     @property
     def num_runs(self) -> int:

@@ -6,7 +6,7 @@ from collections import defaultdict, namedtuple
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, cast
 
-from sqlalchemy import Integer, and_, bindparam, or_, select
+from sqlalchemy import Integer, and_, bindparam, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from results_db.database.compiled_statement import DriverStatement
@@ -18,6 +18,7 @@ from results_db.trials.filter import KNOB_FIELDS
 from results_db.trials.filter_sql import has_ranked_tokens
 from search_spaces.protocol.metrics import METRICS
 from search_spaces.spec.objectives import OBJECTIVE_FIGURES
+from search_spaces.statistics.disturbance import DISTURBED_SHARE
 
 _OF_TRIAL: Final = ("id", "number", "layout_key", "node", *KNOB_FIELDS)
 _OF_MEASUREMENT: Final = tuple(
@@ -26,6 +27,8 @@ _OF_MEASUREMENT: Final = tuple(
             "shortened",
             "step_time_s",
             "hfu",
+            "others_share",
+            "throttled",
             *OBJECTIVE_FIGURES,
             *(name for name, metric in METRICS.items() if metric.is_measured),
         )
@@ -116,6 +119,8 @@ def earlier_repeats(session: Session, campaign_id: int) -> list[list[float]]:
             Trial.num_layers.is_(None),
             MeasurementRow.oversubscribed.is_(False),
             MeasurementRow.shortened.is_(False),
+            MeasurementRow.throttled.is_not(True),
+            func.coalesce(MeasurementRow.others_share, 0.0) < DISTURBED_SHARE,
         )
         .order_by(Trial.id.desc())
     )

@@ -16,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from search_spaces.spec.objectives import OBJECTIVES, measured_objective, pareto_front
+from search_spaces.statistics.disturbance import is_disturbed
 from search_spaces.statistics.run_spread import RunSpread
 
 Run = Any
@@ -55,8 +56,8 @@ class MeasuredLayout:
     """A layout on a leaderboard."""
 
     runs: Sequence[Run]
-    """The runs that count, the first one first. Runs that were stopped early count only where the
-    layout has no others."""
+    """The runs that count, the first one first. Runs that were stopped early, and then those that
+    were disturbed, count only where the layout has no others."""
     step_time_s: float
     """Median of these runs."""
     value: float
@@ -78,6 +79,11 @@ class MeasuredLayout:
     def shortened(self) -> bool:
         """Whether every run was stopped early."""
         return cast("bool", self.runs[0].shortened)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether others took its devices during every run."""
+        return is_disturbed(self.runs[0].others_share, self.runs[0].throttled)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -139,6 +145,7 @@ def _pooled(runs: list[Run], objective: str) -> MeasuredLayout:
     step_time_s = first.step_time_s
     if len(runs) > 1:
         runs = [run for run in runs if not run.shortened] or runs
+        runs = [run for run in runs if not is_disturbed(run.others_share, run.throttled)] or runs
         first, step_time_s = runs[0], median(run.step_time_s for run in runs)
     value = measured_objective(objective, first, num_nodes=first.num_nodes)
     assert value is not None  # every measurement has the objectives that rank

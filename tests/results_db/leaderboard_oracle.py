@@ -117,6 +117,7 @@ class Run:
     value: float
     step_time_s: float
     shortened: bool
+    disturbed: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,7 +156,8 @@ def rank(runs: Iterable[Run]) -> list[OracleLayout]:
 
 def _counting(runs: Sequence[Run]) -> tuple[Run, ...]:
     in_order = sorted(runs, key=lambda run: run.trial_id)
-    return tuple(run for run in in_order if not run.shortened) or tuple(in_order)
+    in_full = [run for run in in_order if not run.shortened] or in_order
+    return tuple(run for run in in_full if not run.disturbed) or tuple(in_full)
 
 
 def _pooled(
@@ -180,15 +182,21 @@ def _runs(session: Session, campaign_id: int, objective: str) -> list[Run]:
             _column(objective),
             MeasurementRow.step_time_s,
             MeasurementRow.shortened,
+            or_(MeasurementRow.throttled, MeasurementRow.others_share >= 0.1),
         )
         .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
         .where(_ranked(campaign_id))
     )
     return [
         Run(
-            trial_id=trial_id, layout_key=key, value=value, step_time_s=seconds, shortened=shortened
+            trial_id=trial_id,
+            layout_key=key,
+            value=value,
+            step_time_s=seconds,
+            shortened=shortened,
+            disturbed=bool(disturbed),
         )
-        for trial_id, key, value, seconds, shortened in session.execute(query)
+        for trial_id, key, value, seconds, shortened, disturbed in session.execute(query)
     ]
 
 

@@ -16,7 +16,7 @@ from workers.ranks.memory_watch import devices_in_use, visible_names
 from workers.ranks.rank_task import RankTask
 
 _EVERY_S: Final = 0.1
-_PAUSES: Final = 20
+PAUSES: Final = 20
 """How many times longer than a sample the pause after it is at least: samples use a core of the
 ranks."""
 
@@ -61,10 +61,10 @@ class MemorySample:
                 (in_use[name] - before[name] for name in in_use.keys() & before), default=0
             )
         else:
-            used_bytes = sum(map(_private_bytes, _tree(pid))) // self._num_ranks
+            used_bytes = sum(map(_private_bytes, process_tree(pid))) // self._num_ranks
         self.peak_bytes = max(self.peak_bytes, used_bytes)
         ended = time.monotonic()
-        self._next_at = ended + max(_EVERY_S, _PAUSES * (ended - now))
+        self._next_at = ended + max(_EVERY_S, PAUSES * (ended - now))
 
     def kernel_killed(self, number: int) -> tuple[FailureReason, str] | None:
         """The reason where the kernel's out-of-memory killer may have sent a signal, and why."""
@@ -85,7 +85,7 @@ class MemorySample:
         return "node_lost", f"{why}; {seen}"
 
 
-def _tree(pid: int) -> Iterator[int]:
+def process_tree(pid: int) -> Iterator[int]:
     """A process and its living descendants that were not detached from it."""
     yield pid
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
@@ -94,7 +94,7 @@ def _tree(pid: int) -> Iterator[int]:
         except OSError:  # it has ended
             continue
         for child in below:
-            yield from _tree(child)
+            yield from process_tree(child)
 
 
 def _private_bytes(pid: int) -> int:

@@ -29,11 +29,12 @@ from search_spaces.protocol.outcome import FailureReason
 from search_spaces.trainers.failure_texts import OUT_OF_MEMORY, PEER_ENDED, mentions
 from search_spaces.trainers.log_patterns import LogPatterns
 from search_spaces.trainers.placeholders import filled
-from workers.programs.memory_sample import MemorySample
+from workers.programs.memory_sample import PAUSES, MemorySample, process_tree
 from workers.programs.program_task import ProgramTask
 from workers.ranks.json_lines import Document, JsonLines
 from workers.ranks.rank_task import RankTask
 from workers.ranks.scratch import make_directory
+from workers.trainer.disturbance import CoreWatch
 
 REPORT_VARIABLE: Final = "LAYOUT_TUNER_REPORT"
 """The named pipe that `layout_tuner.report_step` writes to."""
@@ -130,6 +131,8 @@ class _Supervisor:
         self._peer_ended = ""
         """The last line that says so, since the last step."""
         self._last_line = ""
+        self._cores: CoreWatch | None = None
+        self._watch_at = 0.0
 
     def run(self) -> Document:
         """Runs it; see `run_program`."""
@@ -139,6 +142,9 @@ class _Supervisor:
         self._started = self._read_at = time.monotonic()
         process = self._start(theirs)
         os.close(theirs)
+        if self._task.device == "cpu" and not self._task.oversubscribed:
+            cores = os.sched_getaffinity(0)
+            self._cores = CoreWatch(cores, lambda: process_tree(process.pid))
         ended = os.pidfd_open(process.pid)
         poll = select.poll()
         for fd in (pipe, output, ended, self._line.socket.fileno()):
@@ -348,6 +354,7 @@ class _Supervisor:
             return
         self._counts[source, rank] = index + 1
         self._peer_ended = ""  # it has got over it
+        self._watch_cores()
         self._line.send(
             {
                 "event": "iteration",
@@ -356,12 +363,21 @@ class _Supervisor:
                 "reporter": rank,
                 "since_start_s": at_s - self._started,
                 "sampled_bytes": self._memory.peak_bytes,
+                "others": [self._cores.taken_s, self._cores.elapsed_s] if self._cores else None,
                 "figures": {
                     name: value if math.isfinite(value) else str(value)
                     for name, value in figures.items()
                 },
             }
         )
+
+    def _watch_cores(self) -> None:
+        """Reads what others take of the cores, unless it was just read: readings use them too."""
+        started = time.monotonic()
+        if self._cores is not None and started >= self._watch_at:
+            self._cores.take()
+            ended = time.monotonic()
+            self._watch_at = ended + PAUSES * (ended - started)
 
     def _failure(self, code: int) -> ProgramFailedError:
         """Why a program ended with an exit code, or by a signal where it is negative."""

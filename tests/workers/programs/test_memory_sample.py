@@ -66,7 +66,7 @@ def test_samples_are_taken_ten_times_a_second_at_most(monkeypatch: pytest.Monkey
     seen = sample()
     looks: list[int] = []
     monkeypatch.setattr(
-        "workers.programs.memory_sample._tree", lambda pid: (looks.append(pid), [])[1]
+        "workers.programs.memory_sample.process_tree", lambda pid: (looks.append(pid), [])[1]
     )
     for _ in range(100):
         seen.take(os.getpid())
@@ -83,7 +83,7 @@ def test_samples_that_take_long_are_rare(monkeypatch: pytest.MonkeyPatch) -> Non
         time.sleep(0.02)
         return []
 
-    monkeypatch.setattr("workers.programs.memory_sample._tree", look)
+    monkeypatch.setattr("workers.programs.memory_sample.process_tree", look)
     wait_until("two samples are taken", lambda: (seen.take(1), len(looks) == 2)[1])
     assert looks[1] - looks[0] >= 0.42
 
