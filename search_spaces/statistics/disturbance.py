@@ -9,8 +9,8 @@ DISTURBED_SHARE: Final = 0.1
 """Share of a device's time from which a probe counts as disturbed."""
 
 THROTTLED: Final = math.log(1.2)
-"""How much slower a device may be whose clock is held down: Sinha et al. (SC 2022, arXiv 2208.11035)
-found 22 % between the GPUs of one system."""
+"""How much slower a device may be whose clock is held down. Sinha et al. (SC 2022, arXiv
+2208.11035) found up to 22 % between the GPUs of one system."""
 _LARGEST_SHARE: Final = 0.95
 
 
@@ -27,7 +27,7 @@ def is_disturbed(others_share: float | None, throttled: bool | None) -> bool:
 def possible_slowdown(others_share: float | None, throttled: bool | None) -> float:
     """How much slower than a quiet one a disturbed probe may be, as a logarithm; 0: not disturbed.
 
-    Where others had a share of a device, the ranks wait for the slowest of them, which had the rest.
+    Where others had a share of a device, all ranks wait for the one that had only the rest.
     """
     if not is_disturbed(others_share, throttled):
         return 0.0
