@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from typing import Final
 
-DISTURBED_SHARE: Final = 0.1
-"""Share of a device's time from which a probe counts as disturbed."""
+DISTURBED_SHARE: Final = 0.05
+"""Share of a device's time from which a probe counts as disturbed.
+
+Of a share s taken, steps take about 1 / (1 - s) times as long (docs/explanation/measurement.md,
+measured): from here on more than 5 % longer, where two quiet runs differ by 3 % at most. Alone with
+the service on two cores, a probe has a share of 0.02 at most.
+"""
+
+MEANING: Final = (
+    f"disturbed: others took {DISTURBED_SHARE:.0%} or more of a device's time, or heat or power held "
+    "its clock down, so that the times say little of the layout"
+)
 
 
 def is_disturbed(others_share: float | None, throttled: bool | None) -> bool:
@@ -16,3 +26,17 @@ def is_disturbed(others_share: float | None, throttled: bool | None) -> bool:
         throttled: whether heat or power held a device's clock down; None: not known.
     """
     return throttled is True or (others_share is not None and others_share >= DISTURBED_SHARE)
+
+
+def disturbance_words(others_share: float | None, throttled: bool | None) -> str:
+    """What others took of a probe's devices; empty: not known."""
+    taken = "" if others_share is None else f"{others_share:.1%} of a device's time"
+    held = "heat or power held a clock down" if throttled else ""
+    mark = "disturbed" if is_disturbed(others_share, throttled) else ""
+    return ", ".join(filter(None, (taken, held, mark)))
+
+
+def disturbed_mark(num_disturbed: int, num_runs: int) -> str:
+    """The mark of a layout; empty: none of its runs was disturbed."""
+    some = f"{num_disturbed} of {num_runs} runs disturbed" if num_disturbed else ""
+    return "disturbed" if num_disturbed == num_runs else some
