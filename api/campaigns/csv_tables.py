@@ -16,12 +16,12 @@ from search_spaces.tables.writing import layout_values, machine_values, model_va
 
 INTERVAL_COLUMNS: Final = (
     "num_runs",
-    "num_disturbed",
     "step_time_low_s",
     "step_time_high_s",
     "shortened",
     "tied_with_first",
     "rank",
+    "num_disturbed",
 )
 """Columns that the format does not define; its readers keep them unread."""
 DISTURBANCE_COLUMNS: Final = ("others_share", "throttled")
