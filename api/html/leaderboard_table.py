@@ -16,7 +16,6 @@ from results_db.trials.filter import KNOB_FIELDS
 from search_spaces.documents.reading import nearest, shown
 from search_spaces.protocol.metrics import METRICS
 from search_spaces.spec.layout import KNOBS
-from search_spaces.statistics.disturbance import disturbed_mark
 
 PAGE: Final = 100
 """Rows on one page."""
@@ -258,7 +257,7 @@ def _marks(ranked: RankedLayout, *, on_front: bool) -> list[str]:
         "stopped early": ranked.shortened,
         "front": on_front,
         "baseline": ranked.trial.is_baseline,
-        disturbed_mark(ranked.num_disturbed, ranked.num_runs): ranked.num_disturbed,
+        ranked.disturbed_mark: ranked.num_disturbed,
     }
     return [word for word, holds in found.items() if holds]
 

@@ -22,7 +22,6 @@ from results_db.leaderboard.leaderboard_records import RankedLayout, RankedSumma
 from results_db.records import CampaignRecord
 from results_db.store import Store
 from search_spaces.spec.layout import KNOBS, Layout
-from search_spaces.statistics.disturbance import disturbed_mark
 from search_spaces.terminal.plurals import counted
 
 TIES_LOOKED_AT: Final = 60
@@ -103,8 +102,8 @@ def lead(finding: CampaignFinding) -> Iterator[Phrase]:
         )
     elif finding.summary.num_ranked > 1 and winner.low is not None:
         yield "All others are slower with 95 % confidence. ", False
-    if disturbed := disturbed_mark(winner.num_disturbed, winner.num_runs):
-        yield f"Its measurement is not certain ({disturbed}): others took its devices. ", False
+    if winner.num_disturbed:
+        yield f"Others took its devices while it was measured ({winner.disturbed_mark}). ", False
     yield gain_over_median(finding), False
     measured = winner.trial.measurement
     if measured is not None and (words := trainer_words(measured)):

@@ -32,7 +32,7 @@ from search_spaces.campaigns.fidelity import with_layers
 from search_spaces.estimates.memory import stage_memory
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.model_shape import ModelShape
-from search_spaces.statistics.disturbance import disturbance_words, disturbed_mark
+from search_spaces.statistics.disturbance import disturbance_words
 from search_spaces.terminal.plurals import counted
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
@@ -207,8 +207,7 @@ def figure_pairs(
         within = "" if low is None or high is None else f" ({low:.4g} to {high:.4g})"
     yield "step time", f"{step_time_s:.4g} s{within}"
     if ranked is not None:
-        mark = disturbed_mark(ranked.num_disturbed, ranked.num_runs)
-        yield "runs", f"{ranked.num_runs}{', ' if mark else ''}{mark}"
+        yield "runs", ", ".join(filter(None, (str(ranked.num_runs), ranked.disturbed_mark)))
     if objective != "tokens_per_s":
         yield "tokens/s", figure(measured.tokens_per_s * speedup)
     yield "MFU, HFU", f"{percent(measured.mfu, speedup)}, {percent(measured.hfu, speedup)}"

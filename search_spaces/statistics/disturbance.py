@@ -7,9 +7,9 @@ from typing import Final
 DISTURBED_SHARE: Final = 0.05
 """Share of a device's time from which a probe counts as disturbed.
 
-Of a share s taken, steps take about 1 / (1 - s) times as long (docs/explanation/measurement.md,
-measured): from here on more than 5 % longer, where two quiet runs differ by 3 % at most. Alone with
-the service on two cores, a probe has a share of 0.02 at most.
+Where others take a share s, steps take about 1 / (1 - s) times as long (measured,
+docs/explanation/measurement.md): from here on more than 5 % longer, while two quiet runs differ by
+up to 2.8 % in 95 % of all cases. An idle service takes 0.02 of one core (benchmarks/RESULTS.md).
 """
 
 MEANING: Final = (

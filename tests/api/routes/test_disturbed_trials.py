@@ -104,7 +104,7 @@ def test_every_page_marks_it_and_explains_the_mark_once(measured: Api, http: Tes
 
 def test_the_result_says_that_the_winner_was_disturbed(measured: Api, http: TestClient) -> None:
     for path in ("/campaigns/first", "/v1/campaigns/first/report"):
-        assert "not certain (1 of 2 runs disturbed)" in page(http, path)
+        assert "while it was measured (1 of 2 runs disturbed)" in page(http, path)
 
 
 @pytest.mark.parametrize(
