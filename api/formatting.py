@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from results_db.records import BaselineRead, GainRead, MeasurementRecord
+from results_db.records import BaselineRead, GainRead, MeasurementRecord, RepeatReason
 from search_spaces.belief.extrapolation import CheapProbe
 from search_spaces.protocol.measurement import IMPORTED_TRAINER, Environment
 from search_spaces.spec.layout import KNOBS, Layout
@@ -23,6 +23,16 @@ def trainer_words(measured: MeasurementRecord) -> str:
         return ""
     tokens = "counted" if measured.tokens == "counted" else "assumed from the layout, not counted"
     return f"{measured.trainer} {measured.trainer_version}, tokens {tokens}"
+
+
+REPEAT_WORDS: Final[Mapping[RepeatReason, str]] = {
+    "best": "it is among the best",
+    "tie": "it cannot be told apart from others among the best",
+    "doubted": "its measurement is doubted",
+    "disturbed": "others took its devices while it was measured",
+    "request": "a user or the campaign's file asked for it",
+}
+"""Why a layout is measured again, as the end of a sentence."""
 
 
 def unit(objective: str) -> str:

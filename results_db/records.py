@@ -85,9 +85,7 @@ AttemptEnding = Literal["reported", "lost", "returned", "superseded"]
 returned the lease. superseded: a late outcome of an earlier attempt ended the trial."""
 
 RepeatReason = Literal["best", "tie", "doubted", "disturbed", "request"]
-"""best: its layout is among the best. tie: layouts cannot be told apart. doubted: the search, or
-other layouts' losses, contradict its measurement. disturbed: others took its devices. request: a
-user or the campaign's description asked for it."""
+"""Why a trial repeats another; the words are `REPEAT_WORDS` in `api.formatting`."""
 REPEAT_REASONS: Final[tuple[RepeatReason, ...]] = get_args(RepeatReason)
 
 EventKind = Literal[
@@ -250,8 +248,7 @@ class MeasurementRecord:
     losses_comparable: bool
     """Whether its losses are compared with those of other layouts."""
     others_share: float | None
-    """Share of the time of a device that others took during the timed iterations, from 0 to 1; of
-    the device on which it is largest. None: not known."""
+    """Share, from 0 to 1, of a device's time that others took, the largest. None: not known."""
     throttled: bool | None
     """Whether heat or power held the clock of a device down. None: not known."""
 

@@ -35,6 +35,7 @@ from api.plots.svg import visible
 from api.version import version
 from results_db.records import EVENT_KINDS, CampaignRecord
 from search_spaces.belief.plan_text import knowledge_words
+from search_spaces.statistics.disturbance import MEANING
 
 PAGE_HEADERS: Final[Mapping[str, str]] = {
     # No inline script and no inline style: names and logs come from outside.
@@ -153,7 +154,7 @@ def _environment() -> Environment:
         "timestamp": _timestamp,
     }
     environment.filters |= own | {each.__name__: each for each in _FILTERS}
-    environment.globals["zip"] = zip
+    environment.globals |= {"zip": zip, "disturbed_meaning": MEANING}
     return environment
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from results_db.records import TrialRecord
+from search_spaces.statistics.disturbance import disturbed_mark
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +41,11 @@ class RankedLayout:
     def num_runs(self) -> int:
         """Number of runs that count."""
         return len(self.trial_ids)
+
+    @property
+    def disturbed_mark(self) -> str:
+        """The word that marks it where others disturbed its runs; empty: they disturbed none."""
+        return disturbed_mark(self.num_disturbed, self.num_runs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

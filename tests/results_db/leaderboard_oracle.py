@@ -182,7 +182,7 @@ def _runs(session: Session, campaign_id: int, objective: str) -> list[Run]:
             _column(objective),
             MeasurementRow.step_time_s,
             MeasurementRow.shortened,
-            or_(MeasurementRow.throttled, MeasurementRow.others_share >= 0.1),
+            or_(MeasurementRow.throttled, MeasurementRow.others_share >= 0.05),
         )
         .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
         .where(_ranked(campaign_id))

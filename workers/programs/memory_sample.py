@@ -16,7 +16,7 @@ from workers.ranks.memory_watch import devices_in_use, visible_names
 from workers.ranks.rank_task import RankTask
 
 _EVERY_S: Final = 0.1
-PAUSES: Final = 20
+_PAUSES: Final = 20
 """How many times longer than a sample the pause after it is at least: samples use a core of the
 ranks."""
 
@@ -50,11 +50,11 @@ class MemorySample:
             self._names = names[task.local_rank : task.local_rank + 1] if is_alone else names
         self._before = devices_in_use(self._names) if self._names else {}
 
-    def take(self, pid: int) -> None:
-        """Takes a sample of a program, unless the last one was just taken."""
+    def take(self, pid: int) -> bool:
+        """Takes a sample of a program, unless the last one was just taken; whether it did."""
         now = time.monotonic()
         if now < self._next_at:
-            return
+            return False
         if self._names:
             in_use, before = devices_in_use(self._names), self._before
             used_bytes = max(
@@ -64,7 +64,8 @@ class MemorySample:
             used_bytes = sum(map(_private_bytes, process_tree(pid))) // self._num_ranks
         self.peak_bytes = max(self.peak_bytes, used_bytes)
         ended = time.monotonic()
-        self._next_at = ended + max(_EVERY_S, PAUSES * (ended - now))
+        self._next_at = ended + max(_EVERY_S, _PAUSES * (ended - now))
+        return True
 
     def kernel_killed(self, number: int) -> tuple[FailureReason, str] | None:
         """The reason where the kernel's out-of-memory killer may have sent a signal, and why."""

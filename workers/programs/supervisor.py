@@ -29,7 +29,7 @@ from search_spaces.protocol.outcome import FailureReason
 from search_spaces.trainers.failure_texts import OUT_OF_MEMORY, PEER_ENDED, mentions
 from search_spaces.trainers.log_patterns import LogPatterns
 from search_spaces.trainers.placeholders import filled
-from workers.programs.memory_sample import PAUSES, MemorySample, process_tree
+from workers.programs.memory_sample import MemorySample, process_tree
 from workers.programs.program_task import ProgramTask
 from workers.ranks.json_lines import Document, JsonLines
 from workers.ranks.rank_task import RankTask
@@ -132,7 +132,6 @@ class _Supervisor:
         """The last line that says so, since the last step."""
         self._last_line = ""
         self._cores: CoreWatch | None = None
-        self._watch_at = 0.0
 
     def run(self) -> Document:
         """Runs it; see `run_program`."""
@@ -151,7 +150,8 @@ class _Supervisor:
             poll.register(fd, select.POLLIN)
         while True:
             ready = {fd for fd, _ in poll.poll(_LONGEST_WAIT_S * 1e3)}
-            self._memory.take(process.pid)
+            if self._memory.take(process.pid) and self._cores is not None:
+                self._cores.take()
             self._refuse_over_limit()
             asked = any("drain" in order for order in self._line.read(block=False) or ())
             self._read_reports(pipe)  # before the output: see `_take_line`
@@ -354,7 +354,6 @@ class _Supervisor:
             return
         self._counts[source, rank] = index + 1
         self._peer_ended = ""  # it has got over it
-        self._watch_cores()
         self._line.send(
             {
                 "event": "iteration",
@@ -370,14 +369,6 @@ class _Supervisor:
                 },
             }
         )
-
-    def _watch_cores(self) -> None:
-        """Reads what others take of the cores, unless it was just read: readings use them too."""
-        started = time.monotonic()
-        if self._cores is not None and started >= self._watch_at:
-            self._cores.take()
-            ended = time.monotonic()
-            self._watch_at = ended + PAUSES * (ended - started)
 
     def _failure(self, code: int) -> ProgramFailedError:
         """Why a program ended with an exit code, or by a signal where it is negative."""

@@ -1,7 +1,9 @@
-"""What others took of a probe's devices, and why a trial is repeated; unknown of earlier rows.
+"""What others took of a probe's devices, and why a trial repeats another; unknown of earlier rows.
 
 Revision: r002, after r001.
 """
+
+from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,26 +13,14 @@ down_revision = "r001"
 branch_labels = None
 depends_on = None
 
-_COLUMNS = (
-    (
-        "measurements",
-        "others_share",
-        sa.Double(),
-        "others_share >= 0 AND others_share <= 1",
-    ),
-    ("measurements", "throttled", sa.Boolean(), None),
-    (
-        "trials",
-        "repeat_reason",
-        sa.String(16),
-        "repeat_reason IN ('best', 'tie', 'doubted', 'disturbed', 'request')",
-    ),
+_REASONS = "('best', 'tie', 'doubted', 'disturbed', 'request')"
+_COLUMNS: tuple[tuple[str, str, sa.types.TypeEngine[Any], str], ...] = (
+    ("measurements", "others_share", sa.Double(), "others_share >= 0 AND others_share <= 1"),
+    ("measurements", "throttled", sa.Boolean(), ""),
+    ("trials", "repeat_reason", sa.String(16), f"repeat_reason IN {_REASONS}"),
 )
-"""Table, column, type, and the condition of its check.
-
-The check is part of the column: SQLite then adds and drops both without rebuilding the table, which
-would drop the table's triggers.
-"""
+"""Table, column, type, and the condition of a check. The check is part of its column: SQLite adds
+and drops both without rebuilding the table, which would drop the table's triggers."""
 
 
 def upgrade() -> None:

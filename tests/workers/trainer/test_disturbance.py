@@ -77,44 +77,44 @@ def kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeKernel:
 def test_a_rank_that_has_its_core_to_itself_lost_nothing(kernel: FakeKernel) -> None:
     watch = kernel.watch(1)
     kernel.passes(10.0, threads={7: (9.5, 0.0)}, busy_s={0: 10.0, 1: 9.5, 2: 10.0})
-    assert watch.end() == Disturbance(others_share=0.0)
+    assert watch() == Disturbance(others_share=0.0)
 
 
 def test_the_time_that_a_rank_waited_for_its_core_was_taken_by_others(kernel: FakeKernel) -> None:
     watch = kernel.watch(1)
     kernel.passes(10.0, threads={7: (6.0, 3.5)}, busy_s={1: 10.0})
-    assert watch.end().others_share == pytest.approx(0.35)
+    assert watch().others_share == pytest.approx(0.35)
 
 
 def test_others_on_cores_that_the_rank_leaves_free_take_nothing(kernel: FakeKernel) -> None:
     watch = kernel.watch(0, 1, 2, 3)
     kernel.passes(10.0, threads={7: (10.0, 0.0)}, busy_s=dict.fromkeys(range(4), 10.0))
-    assert watch.end().others_share == 0.0
+    assert watch().others_share == 0.0
 
 
 def test_others_while_the_rank_itself_waits_for_a_peer_take_nothing(kernel: FakeKernel) -> None:
     watch = kernel.watch(1)
     kernel.passes(10.0, threads={7: (5.0, 0.1)}, busy_s={1: 10.0})
-    assert watch.end().others_share == pytest.approx(0.01)
+    assert watch().others_share == pytest.approx(0.01)
 
 
 def test_threads_of_one_rank_that_wait_for_each_other_are_no_others(kernel: FakeKernel) -> None:
     watch = kernel.watch(1)
     # Two threads that both ran before and a new one share the core; nobody else is on it.
     kernel.passes(10.0, threads={7: (5.0, 5.0), 8: (3.0, 7.0), 9: (2.0, 8.0)}, busy_s={1: 10.0})
-    assert watch.end().others_share == 0.0
+    assert watch().others_share == 0.0
 
 
 def test_what_a_hypervisor_takes_counts_though_no_thread_waits(kernel: FakeKernel) -> None:
     watch = kernel.watch(1, 2)
     kernel.passes(10.0, threads={7: (8.0, 0.0)}, busy_s={1: 4.0, 2: 4.0}, stolen_s=2.0)
-    assert watch.end().others_share == pytest.approx(0.2)
+    assert watch().others_share == pytest.approx(0.2)
 
 
 def test_a_share_is_at_most_all_of_the_time(kernel: FakeKernel) -> None:
     watch = kernel.watch(1)
     kernel.passes(1.0, threads={7: (0.1, 9.0)}, busy_s={1: 9.0}, stolen_s=9.0)
-    assert watch.end().others_share == 1.0
+    assert watch().others_share == 1.0
 
 
 def test_readings_in_between_add_up(kernel: FakeKernel) -> None:
@@ -122,7 +122,7 @@ def test_readings_in_between_add_up(kernel: FakeKernel) -> None:
     kernel.passes(4.0, threads={7: (2.0, 2.0)}, busy_s={1: 4.0})
     watch.take()
     kernel.passes(6.0, threads={7: (6.0, 0.0)}, busy_s={1: 6.0})
-    assert watch.end().others_share == pytest.approx(0.2)
+    assert watch().others_share == pytest.approx(0.2)
     assert (watch.taken_s, watch.elapsed_s) == pytest.approx((2.0, 10.0))
 
 
@@ -132,13 +132,13 @@ def test_a_thread_that_has_ended_is_left_out(kernel: FakeKernel) -> None:
     (kernel.root / "7" / "task" / "8" / "schedstat").unlink()
     kernel.passes(10.0, threads={7: (8.0, 2.0)}, busy_s={1: 10.0})
     (kernel.root / "7" / "task" / "8" / "schedstat").unlink()
-    assert watch.end().others_share == pytest.approx(0.2)
+    assert watch().others_share == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize("missing", ["stat", "7/task/7/schedstat", "zeros", "moment"])
 def test_what_the_kernel_does_not_count_is_not_known(kernel: FakeKernel, missing: str) -> None:
     if missing == "moment":
-        assert kernel.watch(1).end() == Disturbance()
+        assert kernel.watch(1)() == Disturbance()
         return
     if missing == "zeros":  # a kernel without CONFIG_SCHED_INFO
         (kernel.root / "7" / "task" / "7" / "schedstat").write_text("0 0 0\n")
@@ -146,7 +146,7 @@ def test_what_the_kernel_does_not_count_is_not_known(kernel: FakeKernel, missing
         (kernel.root / missing).unlink()
     watch = kernel.watch(1)
     kernel.now_s += 10.0
-    assert watch.end() == Disturbance()
+    assert watch() == Disturbance()
 
 
 def probe_on(core: int, **context: Any) -> Any:
@@ -235,7 +235,7 @@ def test_the_stand_in_has_the_names_of_the_library() -> None:
 
 def test_a_device_for_itself_at_its_cap_of_power_is_quiet() -> None:
     watch = NvidiaWatch("GPU-abc", FakeNvml(), pid=1)
-    assert watch.end() == Disturbance(others_share=0.0, throttled=False)
+    assert watch() == Disturbance(others_share=0.0, throttled=False)
 
 
 def test_others_take_what_they_use_of_the_multiprocessors() -> None:
@@ -243,9 +243,9 @@ def test_others_take_what_they_use_of_the_multiprocessors() -> None:
     watch = NvidiaWatch("GPU-abc", nvml, pid=1)
     nvml.pids = [1, 2, 3]
     nvml.samples = [(1, 60), (2, 20), (2, 40), (3, 5), (1, 70)]
-    assert watch.end().others_share == pytest.approx(0.35)
+    assert watch().others_share == pytest.approx(0.35)
     nvml.samples = []
-    assert watch.end().others_share == 0.0, "they were idle"
+    assert watch().others_share == 0.0, "they were idle"
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -254,19 +254,19 @@ def test_a_clock_that_heat_holds_down_is_noticed_at_both_ends(when: str) -> None
     nvml.reasons |= 0x40 if when == "before" else 0
     watch = NvidiaWatch("GPU-abc", nvml, pid=1)
     nvml.reasons = 0x24 if when == "after" else 0x4
-    assert watch.end().throttled is True
+    assert watch().throttled is True
 
 
 def test_what_the_library_does_not_say_is_not_known() -> None:
     nvml = FakeNvml()
     nvml.refuses = {"nvmlDeviceGetCurrentClocksThrottleReasons"}
-    assert NvidiaWatch("GPU-abc", nvml, pid=1).end() == Disturbance(others_share=0.0)
+    assert NvidiaWatch("GPU-abc", nvml, pid=1)() == Disturbance(others_share=0.0)
     # In a container, the driver's numbers of processes are not those that the rank knows.
-    assert NvidiaWatch("GPU-abc", nvml, pid=9).end() == Disturbance()
+    assert NvidiaWatch("GPU-abc", nvml, pid=9)() == Disturbance()
     nvml.refuses = {"nvmlInit"}
-    assert NvidiaWatch("GPU-abc", nvml, pid=1).end() == Disturbance()
+    assert NvidiaWatch("GPU-abc", nvml, pid=1)() == Disturbance()
     nvml.refuses, nvml.pids = {"nvmlDeviceGetProcessUtilization"}, [1, 2]
-    assert NvidiaWatch("GPU-abc", nvml, pid=1).end() == Disturbance(throttled=False)
+    assert NvidiaWatch("GPU-abc", nvml, pid=1)() == Disturbance(throttled=False)
 
 
 def test_without_a_driver_the_bindings_say_nothing() -> None:
@@ -274,4 +274,4 @@ def test_without_a_driver_the_bindings_say_nothing() -> None:
     if Path("/proc/driver/nvidia").is_dir():
         pytest.skip("NVIDIA's driver is loaded here")
     nvml = importlib.import_module("pynvml")
-    assert NvidiaWatch("GPU-abc", nvml).end() == Disturbance()
+    assert NvidiaWatch("GPU-abc", nvml)() == Disturbance()

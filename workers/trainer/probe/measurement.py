@@ -27,13 +27,7 @@ from search_spaces.protocol.measurement import (
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.throughput import Throughput
 from search_spaces.statistics.step_times import has_settled, quartiles
-from workers.trainer.disturbance import (
-    CoreWatch,
-    DeviceWatch,
-    Disturbance,
-    NoWatch,
-    NvidiaWatch,
-)
+from workers.trainer.disturbance import CoreWatch, Disturbance, NvidiaWatch, Watch
 from workers.trainer.memory import LogicalPeak
 from workers.trainer.probe.timing import TimedStep
 from workers.trainer.revision import GIT_REVISION
@@ -93,17 +87,15 @@ def _by_stage(training: Training, peak_bytes: int) -> tuple[int, ...]:
     return tuple(peaks.tolist())
 
 
-def watch_device(device: torch.device, *, oversubscribed: bool) -> DeviceWatch:
+def watch_device(device: torch.device, *, oversubscribed: bool) -> Watch:
     """Watches this rank's device. The ranks of an oversubscribed probe are others to each other."""
-    if oversubscribed:
-        return NoWatch()
-    if device.type == "cpu":
+    if device.type == "cpu" and not oversubscribed:
         return CoreWatch(os.sched_getaffinity(0))
     with suppress(ImportError, AttributeError):  # no management library, or an old torch
-        if torch.version.hip is None:
-            nvml = importlib.import_module("pynvml")
-            return NvidiaWatch(f"GPU-{torch.cuda.get_device_properties(device).uuid}", nvml)
-    return NoWatch()
+        if device.type == "cuda" and torch.version.hip is None and not oversubscribed:
+            uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+            return NvidiaWatch(uuid, importlib.import_module("pynvml"))
+    return Disturbance
 
 
 def largest_disturbance(own: Disturbance, device: torch.device) -> Disturbance:
@@ -114,11 +106,8 @@ def largest_disturbance(own: Disturbance, device: torch.device) -> Disturbance:
     told = [-1.0 if each is None else float(each) for each in (own.others_share, own.throttled)]
     figures = torch.tensor(told, dtype=torch.float64, device=device)
     dist.all_reduce(figures, op=ReduceOp.MAX)
-    others_share, throttled = figures.tolist()
-    return Disturbance(
-        others_share=None if others_share < 0 else others_share,
-        throttled=None if throttled < 0 else throttled > 0,
-    )
+    share, throttled = (None if each < 0 else each for each in figures.tolist())
+    return Disturbance(others_share=share, throttled=None if throttled is None else throttled > 0)
 
 
 def summarise(

@@ -74,7 +74,7 @@ def run_probe(request: ProbeRequest, ctx: RankContext, report: Report) -> RankRe
     indices = range(len(warmups), len(warmups) + request.iterations)
     watch = watch_device(training.device, oversubscribed=ctx.oversubscribed)
     timed = _time(training, indices, request.stop_above_step_time_s, report)
-    disturbance = largest_disturbance(watch.end(), training.device)
+    disturbance = largest_disturbance(watch(), training.device)
     _refuse_all_skipped(timed)
     memory = peak_memory(training, logical_peak_bytes)
     breakdowns = break_down(timed, request.layout, device=training.device)
