@@ -47,6 +47,7 @@ from results_db.records import CAMPAIGN_STATES, BaselineRead, Cost, KnobStepRead
 from search_spaces.belief.plan import Plan
 from search_spaces.belief.plan_text import plan_lines
 from search_spaces.campaigns.campaign import STRATEGIES
+from search_spaces.spec.knobs import auto_words
 from search_spaces.spec.objectives import ALL_OBJECTIVES
 from search_spaces.terminal.console import terminal_width
 from search_spaces.terminal.live_output import work_line
@@ -317,6 +318,8 @@ def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:
         ),
         ("cost", _cost(campaign.cost)),
     ]
+    if auto := auto_words(campaign.spec.get("space", {})):
+        facts.append(("auto", auto))
     if campaign.cheap_probes:
         took = campaign.cheap_probe_node_seconds
         facts.append(("cheap probes", cheap_count_words(campaign.cheap_probes, took)))

@@ -181,3 +181,25 @@ def _read_range(name: str, value: Mapping[Any, Any]) -> Sequence[int]:
     while numbers[-1] * given["times"] <= last:
         numbers.append(numbers[-1] * given["times"])
     return numbers
+
+
+def auto_choices(space: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the document of a stored space: the knobs whose choices the service made."""
+    return {name: space[name] for name in space.get("auto", ()) if name in space}
+
+
+def choices_words(choices: Mapping[str, Any]) -> str:
+    """Choices by knob in a line of text, such as "tp 1, 2, 4; precision bf16"."""
+    return "; ".join(
+        f"{name} {', '.join(str(each).lower() for each in _listed_plain(values))}"
+        for name, values in choices.items()
+    )
+
+
+def auto_words(space: Mapping[str, Any]) -> str:
+    """The choices that the service made for a stored space, in a line; empty: it made none."""
+    return choices_words(auto_choices(space))
+
+
+def _listed_plain(values: Any) -> Sequence[Any]:
+    return values if isinstance(values, (list, tuple)) else [values]
