@@ -118,7 +118,7 @@ class _Choices:
         absent = [name for name in KNOBS if name not in self._stated and name not in derived]
         chosen = {name: getattr(self, name) for name in absent}
         for name in _GIVEN_UP:
-            lengths = (len(each) for each in (self._stated | chosen).values())
+            lengths = (len(each) for each in {**self._stated, **chosen}.values())
             if math.prod(lengths) <= MAX_AUTO_COMBINATIONS:
                 break
             if name in chosen:
