@@ -37,7 +37,7 @@ from results_db.errors import ResultsDbError
 from results_db.records import PlanRecord
 from results_db.store import Store
 from search_spaces.belief.plan import Plan
-from search_spaces.campaigns.campaign import BENCHMARK_STRATEGIES, STRATEGIES
+from search_spaces.campaigns.campaign_settings import BENCHMARK_STRATEGIES, STRATEGIES
 from search_spaces.errors import CampaignInvalidError, SearchSpaceError
 from search_spaces.spec.layout import KNOBS
 from search_spaces.spec.objectives import ALL_OBJECTIVES

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Final, Literal, Self, cast, get_args
+from typing import Any, Final, Self, cast
 
 from search_spaces.campaigns.baseline import complete_baseline, read_stated_knobs
 from search_spaces.campaigns.campaign_settings import (
     FORECASTING_STRATEGIES,
     KNOWLEDGE_SOURCES,
+    STRATEGIES,
     Budget,
     Constraints,
     KnowledgeSource,
     ProbeSettings,
     StopSettings,
+    StrategyName,
     no_effect_warning,
     read_start_from,
     refuse_unbounded,
@@ -57,16 +59,6 @@ from search_spaces.spec.presets.spaces import resolve_space, space_knobs
 from search_spaces.spec.space import LegalSet, SearchSpace, enumerate_legal
 from search_spaces.statistics.early_stop import LEAST_TIMED
 from search_spaces.units import GIB
-
-StrategyName = Literal[
-    "guided", "deephyper", "deephyper+memory", "model-only", "random", "exhaustive"
-]
-"""How layouts are proposed."""
-
-STRATEGIES: Final[tuple[StrategyName, ...]] = get_args(StrategyName)
-
-BENCHMARK_STRATEGIES: Final[tuple[StrategyName, ...]] = ("deephyper+memory", "model-only")
-"""Strategies that benchmarks compare with; the form does not offer them."""
 
 MAX_LISTED: Final = 1000
 """Most layouts that a campaign lists one by one."""
