@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
+from search_spaces.documents.not_covered import known_word
 from search_spaces.documents.reading import (
     MAX_COUNT,
     read_mapping,
@@ -88,7 +89,8 @@ class Knob:
         # True is not accepted for 1.
         if type(value) is type(self.default) and value in self.choices:
             return None
-        return f"{shown(value)} is not one of {', '.join(map(str, self.choices))}"
+        known = known_word(value if isinstance(value, str) else f"{self.name}={shown(value)}")
+        return f"{shown(value)} is not one of {', '.join(map(str, self.choices))}{known}"
 
     def code(self, value: Any) -> int:
         """The number for a value in a column: for a word, its place among the choices.
