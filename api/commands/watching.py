@@ -18,7 +18,6 @@ from api.errors import ServiceError
 from api.formatting import cheap_probe_words, duration, figure, unit
 from api.schemas.campaigns_and_trials import CampaignDetail, TrialRead
 from results_db.trials.filter import TrialFilter
-from search_spaces.campaigns.fidelity import cheap_iterations
 from search_spaces.protocol.worker_messages import TrialState
 from search_spaces.spec.objectives import measured_objective
 from search_spaces.terminal.console import escaped_line, on_interrupt, terminal_width
@@ -224,6 +223,8 @@ def _value(campaign: CampaignDetail, trial: TrialRead) -> float | None:
 
 def _planned(campaign: CampaignDetail, trial: TrialRead) -> str:
     """The number of iterations; warm-up may take more of them than were asked for."""
+    from search_spaces.campaigns.fidelity import cheap_iterations  # imports numpy
+
     probe = campaign.spec.get("probe", {})
     iterations = probe.get("iterations", 0)
     planned = probe.get("warmup", 0) + (

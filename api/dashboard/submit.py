@@ -37,7 +37,7 @@ from results_db.errors import ResultsDbError
 from results_db.records import PlanRecord
 from results_db.store import Store
 from search_spaces.belief.plan import Plan
-from search_spaces.campaigns.campaign import STRATEGIES
+from search_spaces.campaigns.campaign_settings import BENCHMARK_STRATEGIES, STRATEGIES
 from search_spaces.errors import CampaignInvalidError, SearchSpaceError
 from search_spaces.spec.layout import KNOBS
 from search_spaces.spec.objectives import ALL_OBJECTIVES
@@ -88,7 +88,11 @@ class SubmitPage:
             clusters=[*PRESET_NAMES["cluster"], *own["cluster"]],
             spaces=list(SPACE_PRESETS),
             objectives=ALL_OBJECTIVES,
-            strategies=STRATEGIES,
+            strategies=[
+                name
+                for name in STRATEGIES
+                if name not in BENCHMARK_STRATEGIES or name == self.form["strategy"]
+            ],
             knobs=KNOBS.values(),
             plan=plan,
             **self.findings(check),

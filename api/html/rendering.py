@@ -35,6 +35,7 @@ from api.plots.svg import visible
 from api.version import version
 from results_db.records import EVENT_KINDS, CampaignRecord
 from search_spaces.belief.plan_text import knowledge_words
+from search_spaces.spec.knobs import auto_words
 from search_spaces.statistics.disturbance import MEANING
 
 PAGE_HEADERS: Final[Mapping[str, str]] = {
@@ -131,7 +132,7 @@ def _changed(query: QueryParams, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _FILTERS: Final[tuple[Callable[..., Any], ...]] = (
-    *(campaign_path, node_seconds_left, peak_words, short_layout, knowledge_words),
+    *(campaign_path, node_seconds_left, peak_words, short_layout, knowledge_words, auto_words),
     *(duration, figure, memory, objective_figure, percent, state_words, step_words, unit),
 )
 """Functions that are filters of the templates under their own names."""

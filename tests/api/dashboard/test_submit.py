@@ -51,6 +51,7 @@ def test_errors_are_shown_while_typing_and_fixed_step_by_step(
 
     page.get_by_label("Cluster").select_option("local-cpu")
     fill(page, name="steps", global_batch_size="8", tp="1, 2, 3", dp="1", trials="0")
+    fill(page, micro_batch_size="1", zero_stage="0", sequence_parallel="false")
     expect(check).to_contain_text("One thing is wrong")
     expect(page.locator("#e-budget-trials")).to_contain_text(
         "0 is not a whole number of at least 1"
