@@ -343,6 +343,15 @@ function follow() {
   });
 }
 
+// A campaign was submitted, or its person signs out: the form starts empty again.
+const forgetDrafts = () =>
+  Object.keys(sessionStorage).forEach((key) => key.startsWith("draft ") && sessionStorage.removeItem(key));
+if (location.pathname.startsWith(`${prefix}/campaigns/`) && document.referrer.split("?")[0].endsWith("/submit")) {
+  if (sessionStorage.getItem("submitted")) forgetDrafts();
+  sessionStorage.removeItem("submitted");
+}
+document.querySelector("form[action$='/sign-out']")?.addEventListener("submit", forgetDrafts);
+
 for (const region of regions(document).values()) asLoaded.set(region, markupOf(region));
 dates();
 if (follows.length) follow();
