@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from http import HTTPStatus
@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 from fastapi import Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.datastructures import QueryParams
 
 from api.campaigns.progress import node_seconds_left
@@ -48,6 +48,8 @@ PAGE_HEADERS: Final[Mapping[str, str]] = {
     "Cache-Control": "private, no-cache",
     "Vary": "Cookie, Authorization",
 }
+
+_CELL: Final = re.compile(r"<t[dh](?=[ >])")
 
 _NAME_IN_PATHS: Final = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -150,11 +152,19 @@ def _environment() -> Environment:
         "cheap_words": lambda probes: cheap_count_words(probes.number, probes.node_seconds),
         "count": lambda number: f"{number:,}",
         "node_hours": lambda seconds: figure(seconds / 3600),
+        "labelled": _labelled,
         "timestamp": _timestamp,
     }
     environment.filters |= own | {each.__name__: each for each in _FILTERS}
     environment.globals["zip"] = zip
     return environment
+
+
+def _labelled(row: Markup, columns: Sequence[str]) -> Markup:
+    """A row of a table, each cell with the heading of its column, which small screens show."""
+    headings = (escape(escape(name.removeprefix(">")).striptags()) for name in columns)
+    labelled = _CELL.sub(lambda cell: f'{cell[0]} data-label="{next(headings, "")}"', row)
+    return Markup(labelled)  # noqa: S704 - the row and the headings are escaped
 
 
 def _timestamp(at: datetime | None) -> Markup:
