@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Annotated, Final, NamedTuple
 
 from fastapi import APIRouter, Query, Request
@@ -13,7 +12,7 @@ from fastapi.responses import HTMLResponse
 
 from api.dependencies import CampaignName, StoreDep, campaign_named
 from api.errors import ComparisonInvalidError
-from api.formatting import budget_words, figure, objective_figure, state_words, unit
+from api.formatting import budget_words, node_time, objective_figure, state_words, unit
 from api.html.rendering import render
 from api.html.result_sentences import CampaignFinding, bounds, finding_of, ratio_interval
 from api.html.trial_facts import TrialFacts, knob_text
@@ -89,32 +88,21 @@ def show_trial_comparison(
     Their ids are in several `trial`; `trials`, which the form sends, has their numbers.
 
     Raises:
-        ComparisonInvalidError: a word of `trials` names no trial.
+        ComparisonInvalidError: a word of `trials` names no trial, or there are too few or too many.
         CampaignNotFoundError: it names a campaign that does not exist.
         TrialNotFoundError: a trial does not exist.
     """
     asked = list(dict.fromkeys((*(trial or ()), *_typed(store, trials))))
-    compared, problem = [], None
-    if FEWEST <= len(asked) <= MOST_TRIALS:
-        compared = [TrialFacts.of(store, trial_id) for trial_id in asked]
-    else:
-        were = "Nothing was ticked" if not asked else f"{counted(len(asked), 'trial')} named"
-        problem = f"{were}: tick {FEWEST} to {MOST_TRIALS} trials in a list, or name them here."
-    whole = max((sum(max(p.size, 0.0) for p in facts.parts) for facts in compared), default=0.0)
-    top = max((facts.most_bytes for facts in compared), default=0)
+    _refuse_number(len(asked), "trial", MOST_TRIALS)
+    compared = [TrialFacts.of(store, trial_id) for trial_id in asked]
+    whole = max(sum(max(p.size, 0.0) for p in facts.parts) for facts in compared)
+    top = max(facts.most_bytes for facts in compared)
     return render(
         request,
         "compare.html",
         asked=trials or " ".join(f"{each.campaign.name}/{each.trial.number}" for each in compared),
-        problem=problem,
-        status=HTTPStatus.UNPROCESSABLE_ENTITY if asked and not compared else HTTPStatus.OK,
         trials=compared,
-        verdicts=[
-            _compared(
-                *((_trial_name(one), one.campaign, one.ranked) for one in (compared[0], other))
-            )
-            for other in compared[1:]
-        ],
+        verdicts=_verdicts([(_trial_name(e), e.campaign, e.ranked) for e in compared]),
         knobs=_knobs([facts.trial.layout for facts in compared]),
         figures=_figures(compared),
         bars=[
@@ -124,6 +112,13 @@ def show_trial_comparison(
         ],
         memories=[(facts, drawn) for facts in compared if (drawn := facts.memory(top_bytes=top))],
     )
+
+
+def _refuse_number(number: int, kind: str, most: int) -> None:
+    if not FEWEST <= number <= most:
+        raise ComparisonInvalidError(
+            f"{counted(number, kind)} cannot be compared: tick {FEWEST} to {most} {kind}s in the list"
+        )
 
 
 def _typed(store: Store, words: str) -> Iterator[int]:
@@ -145,6 +140,10 @@ def _trial_name(facts: TrialFacts) -> str:
     return f"trial {facts.trial.number} of {facts.campaign.name}"
 
 
+def _winner_name(finding: CampaignFinding) -> str:
+    return f"the winner of {finding.campaign.name}"
+
+
 @router.get("/compare-campaigns")
 def show_campaign_comparison(
     request: Request,
@@ -158,11 +157,7 @@ def show_campaign_comparison(
         CampaignNotFoundError: one of them does not exist.
     """
     names = list(dict.fromkeys(campaign or ()))
-    if not FEWEST <= len(names) <= MOST_CAMPAIGNS:
-        raise ComparisonInvalidError(
-            f"{counted(len(names), 'campaign')} cannot be compared: tick {FEWEST} to "
-            f"{MOST_CAMPAIGNS} campaigns in the list"
-        )
+    _refuse_number(len(names), "campaign", MOST_CAMPAIGNS)
     found = [finding_of(store, campaign_named(campaign_reference(name), store)) for name in names]
     return render(
         request,
@@ -170,15 +165,7 @@ def show_campaign_comparison(
         campaigns=[each.campaign for each in found],
         rows=_properties(store, found),
         knobs=_knobs([each.winner.trial.layout if each.winner else None for each in found]),
-        verdicts=[
-            _compared(
-                *(
-                    (f"the winner of {e.campaign.name}", e.campaign, e.winner)
-                    for e in (found[0], other)
-                )
-            )
-            for other in found[1:]
-        ],
+        verdicts=_verdicts([(_winner_name(e), e.campaign, e.winner) for e in found]),
     )
 
 
@@ -227,7 +214,7 @@ def _properties(store: Store, found: list[CampaignFinding]) -> list[Row]:
         Row("legal layouts", [f"{each.num_legal_layouts:,}" for each in campaigns]),
         Row("completed probes", [f"{counts[each.id]['COMPLETED']:,}" for each in campaigns]),
         Row("probes without a result", [f"{number:,}" for number in failed]),
-        Row("node-hours", [figure(each.node_seconds / 3600) for each in campaigns], is_figure=True),
+        Row("node-hours", [node_time(each.node_seconds) for each in campaigns], is_figure=True),
         Row("best value", [_best(each) for each in found], is_figure=True),
         Row(
             "layouts that tie with it",
@@ -248,25 +235,26 @@ _Named = tuple[str, CampaignRecord, RankedLayout | None]
 """What a layout is called, its campaign, and the layout as it is ranked there; None: it is not."""
 
 
+def _verdicts(named: Sequence[_Named]) -> list[Compared]:
+    """Each but the first over the first."""
+    return [_compared(named[0], other) for other in named[1:]]
+
+
 def _compared(first: _Named, other: _Named) -> Compared:
-    (one, one_campaign, one_ranked), (two, two_campaign, two_ranked) = first, other
-    why_not = ""
+    (one, of_one, one_ranked), (two, of_two, two_ranked) = first, other
     if one_ranked is None or two_ranked is None:
-        why_not = f"{one if one_ranked is None else two} has no measurement that is ranked"
-    elif one_campaign.objective != two_campaign.objective:
-        ranks = unit(two_campaign.objective), unit(one_campaign.objective)
-        why_not = f"{two_campaign.name} ranks by {ranks[0]}, and {one_campaign.name} by {ranks[1]}"
-    elif one_campaign.spec["model"] != two_campaign.spec["model"]:
-        why_not = (
-            f"{two_campaign.name} trains {two_campaign.model_name}, and {one_campaign.name} "
-            f"{one_campaign.model_name}"
-        )
-    if one_ranked is None or two_ranked is None or why_not:
-        return Compared(name=two, first=one, why_not=why_not)
+        missing = one if one_ranked is None else two
+        return Compared(name=two, first=one, why_not=f"{missing} has no measurement that is ranked")
+    why_not = ""
+    if of_one.objective != of_two.objective:
+        why_not = f"they are ranked by {unit(of_two.objective)} and by {unit(of_one.objective)}"
+    elif of_one.spec["model"] != of_two.spec["model"]:
+        why_not = f"they train {of_two.model_name} and {of_one.model_name}"
     return Compared(
         name=two,
         first=one,
-        objective=one_campaign.objective,
+        why_not=why_not,
+        objective=of_one.objective,
         ratio=two_ranked.value / one_ranked.value,
         interval=ratio_interval(two_ranked, one_ranked),
     )

@@ -161,10 +161,7 @@ class Authentication:
     def _unauthenticated(
         self, scope: Scope, headers: Headers, why: str, *, has_ended: bool = False
     ) -> Response:
-        """The answer without a session: to a page the way to the sign-in page, else 401.
-
-        The sign-in page says if a session has ended.
-        """
+        """The answer without a session: to a page the way to the sign-in page, else 401."""
         if is_api(scope) or "text/html" not in headers.get("accept", ""):
             return _unauthorized(why)
         is_reading = scope["method"] in _READING

@@ -26,18 +26,15 @@ def could_be_served(session: Session, campaign: Campaign, workers: Sequence[Work
     Where trials wait, the worker must be large enough for one of them; where none waits, the driver
     may add one.
     """
-    open_sizes = session.execute(
+    sizes = session.execute(
         select(Trial.state, Trial.num_nodes, Trial.num_devices)
         .where(Trial.campaign_id == campaign.id, Trial.state.in_(("PENDING", "RUNNING")))
         .distinct()
     ).all()
-    if any(state == "RUNNING" for state, *_ in open_sizes):
+    if any(state == "RUNNING" for state, *_ in sizes):
         return True
-    able = [
-        worker
-        for worker in workers
-        if worker.cluster == campaign.cluster_name and worker.runs(campaign.trainer)
-    ]
-    if not open_sizes:
+    cluster, trainer = campaign.cluster_name, campaign.trainer
+    able = [each for each in workers if each.cluster == cluster and each.runs(trainer)]
+    if not sizes:
         return bool(able)
-    return any(worker.holds(nodes, devices) for worker in able for _, nodes, devices in open_sizes)
+    return any(each.holds(nodes, devices) for each in able for _, nodes, devices in sizes)

@@ -3,7 +3,6 @@
 "use strict";
 
 const TYPING_MS = 400; // a check begins when nothing was typed for this long
-const SIGN_IN = "/sign-in?why=ended&next=";
 const campaign = document.getElementById("campaign-form");
 let asked = null; // the check that is under way
 let timer = null;
@@ -24,7 +23,7 @@ async function check() {
       signal: mine.signal,
     });
     const hasEnded = answer.status === 401 || new URL(answer.url).pathname.endsWith("/sign-in");
-    if (hasEnded) return tell(box, "Your sign-in has ended. What you typed is kept in this tab: ", SIGN_IN);
+    if (hasEnded) return tell(box, sentence("ended"));
     if (!answer.ok) throw new Error(`the service answered ${answer.status}`);
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     box.replaceWith(document.adoptNode(page.getElementById("check")));
@@ -32,21 +31,17 @@ async function check() {
   } catch (error) {
     if (error.name === "AbortError") return;
     const why = error instanceof TypeError ? "the service does not answer" : error.message;
-    tell(box, `The campaign could not be checked: ${why}. What you typed is kept in this tab.`);
+    const line = sentence("unchecked");
+    line.append(` ${why}. What you typed is kept in this tab.`);
+    tell(box, line);
   }
 }
 
-/** Replaces the check by a sentence, and by a link to the sign-in page where there is an address. */
-function tell(box, words, signIn = "") {
-  const line = document.createElement("p");
-  line.className = "problem";
-  line.textContent = words;
-  if (signIn) {
-    const link = line.appendChild(document.createElement("a"));
-    const here = location.pathname.slice(prefix.length) + location.search;
-    link.href = `${prefix}${signIn}${encodeURIComponent(here)}`;
-    link.textContent = "sign in again";
-  }
+/** A sentence of the page that is not shown at first. */
+const sentence = (id) => document.getElementById(id).content.firstElementChild.cloneNode(true);
+
+/** Replaces the check by a sentence. */
+function tell(box, line) {
   box.replaceChildren(line);
   box.removeAttribute("aria-busy");
 }
@@ -68,7 +63,6 @@ function mark(errors) {
 // browser does not bring it back.
 const place = `draft ${document.querySelector(".holder")?.textContent.trim()} ${location.pathname}`;
 const draft = `${place}${location.search}`;
-const fieldsOf = (form) => [...form.elements].filter((e) => e.name && !e.matches("button, [type=hidden]"));
 
 function keep() {
   const typed = [...new FormData(campaign)].filter(([name]) => !["csrf_token", "key"].includes(name));
@@ -89,10 +83,10 @@ function restore() {
   }
   const before = JSON.stringify([...new FormData(campaign)]);
   const nth = {};
-  for (const field of fieldsOf(campaign)) {
+  for (const field of campaign.elements) {
     const values = typed.filter(([name]) => name === field.name).map(([, value]) => value);
     if (field.type === "checkbox") field.checked = values.includes(field.value);
-    else {
+    else if (field.matches("[type=text], select, textarea")) {
       const value = values[(nth[field.name] = (nth[field.name] ?? -1) + 1)] ?? "";
       const lacks = field.matches("select") && ![...field.options].some((o) => o.value === value);
       if (lacks) field.add(new Option(value, value));
@@ -100,19 +94,6 @@ function restore() {
     }
   }
   return JSON.stringify([...new FormData(campaign)]) !== before;
-}
-
-function sayRestored() {
-  const line = document.createElement("p");
-  line.className = "done";
-  line.textContent = "What you typed here before is back. ";
-  const button = line.appendChild(document.createElement("button"));
-  button.textContent = "Discard it";
-  button.onclick = () => {
-    sessionStorage.removeItem(draft);
-    location.reload();
-  };
-  document.getElementById("messages").replaceChildren(line);
 }
 
 campaign.addEventListener("input", () => {
@@ -132,7 +113,12 @@ campaign.addEventListener("submit", (event) => {
   sessionStorage.removeItem("submitted");
   if (!("restores" in campaign.dataset || isReturn)) keep(); // the answer to a form has its fields
   else if (restore()) {
-    sayRestored();
+    const line = sentence("restored");
+    line.querySelector("button").onclick = () => {
+      sessionStorage.removeItem(draft);
+      location.reload();
+    };
+    document.getElementById("messages").replaceChildren(line);
     check();
   }
 }

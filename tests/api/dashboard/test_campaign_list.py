@@ -69,7 +69,7 @@ def test_campaigns_of_different_objectives_are_not_compared(
     page = visitor.open(
         "/compare-campaigns?campaign=first&campaign=by-device&campaign=nothing-measured"
     )
-    expect(page.get_by_text("by-device ranks by tokens/s/device")).to_be_visible()
+    expect(page.get_by_text("they are ranked by tokens/s/device and by tokens/s")).to_be_visible()
     expect(page.get_by_text("The winner of nothing-measured cannot be compared")).to_be_visible()
     visitor.open("/compare-campaigns?campaign=first")
     expect(page.get_by_text("1 campaign cannot be compared: tick 2 to 8")).to_be_visible()
