@@ -29,6 +29,7 @@ from api.formatting import (
     figure,
     gain_sentence,
     moment,
+    node_time,
     percent,
     state_words,
     unit,
@@ -319,7 +320,7 @@ def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:
         ("trials", states or "none yet"),
         (
             "used",
-            f"{duration(campaign.wall_time_s)}, {campaign.node_seconds / 3600:.3g} node-hours",
+            f"{duration(campaign.wall_time_s)}, {node_time(campaign.node_seconds)}",
         ),
         ("cost", _cost(campaign.cost)),
     ]
@@ -369,4 +370,4 @@ def _cost(cost: CostRead) -> str:
         return "none yet"
     uses = [use.name for use in fields(Cost)]
     shares = ", ".join(f"{use} {percent(getattr(cost, use) / cost.total)}" for use in uses)
-    return f"{cost.total / 3600:.3g} node-hours held: {shares}"
+    return f"{node_time(cost.total)} held: {shares}"

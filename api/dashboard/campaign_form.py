@@ -26,7 +26,11 @@ _NAMES: Final = ("name", "model", "cluster", "strategy")
 """Fields whose text is taken as it stands."""
 BUDGET: Final = ("trials", "node_hours", "wall_time")
 SPACE: Final = ("global_batch_size", *LAYOUT_FIELDS, "allow_tp_across_nodes")
-SECTIONS: Final[Mapping[str, Collection[str]]] = {"budget": BUDGET, "space": ("preset", *SPACE)}
+SECTIONS: Final[Mapping[str, Collection[str]]] = {
+    "budget": BUDGET,
+    "space": ("preset", *SPACE),
+    "probe": ("fidelity",),
+}
 _LINES: Final = ("objective", "baseline")
 """Fields whose text is YAML on one line."""
 

@@ -84,6 +84,7 @@ class SubmitPage:
             self.request,
             "submit.html",
             form=self.form,
+            sent=self.request.method == "POST",
             models=[*PRESET_NAMES["model"], *own["model"]],
             clusters=[*PRESET_NAMES["cluster"], *own["cluster"]],
             spaces=list(SPACE_PRESETS),
@@ -189,13 +190,17 @@ class SubmitPage:
 
 async def _page_of(request: Request, store: StoreDep, submission: SubmissionDep) -> SubmitPage:
     """The page that sent a form; of a file its text."""
-    form = dict.fromkeys((*FORM_FIELDS, YAML, "do", "key", "file"), "") | {"view": "form"}
-    for name, value in (await request.form()).items():
+    form = dict.fromkeys((*FORM_FIELDS, YAML, "view", "do", "key", "file"), "")
+    for name, value in (await request.form()).multi_items():
         if isinstance(value, UploadFile):
             file, value = value, (await value.read()).decode("utf-8-sig", "backslashreplace")
             await file.close()
-        if name in form:
-            form[name] = value if name in (YAML, REST, "file") else value.strip()
+        if name in (YAML, REST, "file"):
+            form[name] = value
+        elif name in form and value.strip():
+            # Boxes and lists of one name: several values.
+            form[name] = ", ".join(filter(None, (form[name], value.strip())))
+    form["view"] = form["view"] or "form"
     return SubmitPage(request=request, store=store, submission=submission, form=form)
 
 

@@ -82,8 +82,8 @@ class Layout:
     micro_batch_size: int = field(
         default=1,
         metadata=knob(
-            label="micro-batch size",
-            word="micro-batch",
+            label="micro-batch size, mbs",
+            word="mbs",
             help="Sequences at once.",
             heading="mbs",
             table_column="stated",
@@ -93,10 +93,10 @@ class Layout:
     num_microbatches: int = field(
         default=1,
         metadata=knob(
-            label="micro-batches a step",
-            word="micro-batches",
+            label="micro-batches a step, mb",
+            word="mb",
             help="Micro-batches a step, of each replica.",
-            heading="acc",
+            heading="mb",
             table_column="stated",
         ),
     )
