@@ -50,6 +50,7 @@ from benchmarks.search.search_runs import (
     search_table,
 )
 from benchmarks.search.search_speed import NUM_TOLD, measure_speed
+from benchmarks.search.search_unknown import unknown_trainer
 from search_spaces.tables import MeasurementTable, read_table
 from tuner.replay.run import by_strategy
 
@@ -134,6 +135,7 @@ class _Bench:
             "slow-probe": partial(slow_probe, tables, effort),
             "slow-node": partial(slow_node, tables, effort),
             "wrong-constants": partial(wrong_constants, tables, effort),
+            "unknown-trainer": partial(unknown_trainer, tables, effort),
             "near-top": partial(near_top, tables),
             "recipes": partial(recipes, folder),
             "coverage": partial(coverage, tables, effort),
