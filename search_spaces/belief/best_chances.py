@@ -46,11 +46,11 @@ class BestChances:
     best: Floats
     """Probability of each layout that it is the best of them; shape [layouts]."""
     near: Floats
-    """Probability that the first n of them hold one within `NEAR` of the best; shape [layouts]."""
+    """Probability that the n most likely ones hold one within `NEAR` of the best; [layouts]."""
 
     @property
     def probes_needed(self) -> int:
-        """How many of the first layouts to probe for a chance of `ENOUGH` to be near the best."""
+        """How many of the most likely to probe for a chance of `ENOUGH` to be near the best."""
         return int(np.searchsorted(self.near, ENOUGH)) + 1
 
     @classmethod
@@ -65,7 +65,8 @@ class BestChances:
         if not len(found_SN):
             return cls(best=np.zeros(runs_SN.shape[1]), near=np.zeros(runs_SN.shape[1]))
         winners = np.bincount(found_SN.argmax(axis=1), minlength=runs_SN.shape[1])
-        leading_SN = np.maximum.accumulate(found_SN, axis=1)
+        order = np.argsort(-winners, kind="stable")
+        leading_SN = np.maximum.accumulate(found_SN[:, order], axis=1)
         close_SN = leading_SN >= leading_SN[:, -1:] + np.log1p(-NEAR)
         return cls(best=winners / len(found_SN), near=close_SN.mean(axis=0))
 

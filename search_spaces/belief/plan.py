@@ -189,10 +189,10 @@ class Plan:
     """Legal layouts that are expected to fit into memory: the sum of their probabilities."""
     layouts: tuple[PlannedLayout, ...]
     """The best layouts."""
-    probes_needed: int | None
-    """How many of the best layouts to probe, in order, for a 90 % chance of one within 5 % of the
-    best; None: more than are compared."""
-    fits_depend_on: DecidingProperty | None
+    probes_needed: int | None = None
+    """How many of the layouts with the largest `best_chance` to probe for a 90 % chance of one
+    within 5 % of the best; None: more than are compared."""
+    fits_depend_on: DecidingProperty | None = None
     """What about the trainer decides most whether the listed layouts fit; None: it is known."""
     budget: BoughtProbes
     knowledge: KnowledgeUsed

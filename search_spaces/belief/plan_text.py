@@ -163,13 +163,9 @@ def _job_row(name: str, estimate: JobEstimate) -> tuple[str, ...]:
 
 def _chances_words(plan: Plan) -> str:
     if plan.probes_needed is None:
-        many = "no number of probes that was considered has"
-    else:
-        many = f"{counted(plan.probes_needed, 'probe')} of the best in this order have"
-    return (
-        f"{many} a 90 % chance of a layout within 5 % of the best; P(best) is the chance of each to "
-        "be the best"
-    )
+        return "no number of probes gives a 90 % chance of a layout within 5 % of the best"
+    many = counted(plan.probes_needed, "layout")
+    return f"probing the {many} with the largest P(best) has a 90 % chance of one within 5 % of the best"
 
 
 def _deciding_words(deciding: DecidingProperty) -> str:
