@@ -91,9 +91,10 @@ def rank_agreement(
 
 def _times_the_runs(one: MeasuredValue, other: MeasuredValue) -> float:
     """How many times as many runs would tell two layouts apart; may be less than 1."""
-    distance = abs(math.log(one.value / other.value))
+    if one.value == other.value:
+        return math.inf
     reach = (math.log(one.high / one.low) + math.log(other.high / other.low)) / 2
-    return (reach / distance) ** 2 if distance else math.inf
+    return (reach / math.log(one.value / other.value)) ** 2
 
 
 def _tau(orders: NDArray[Any], weights: NDArray[Any]) -> float | None:

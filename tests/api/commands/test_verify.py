@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 
 import pytest
@@ -24,7 +25,7 @@ def measured_by_us(service: ServeProcess, store: Store, name: str) -> None:
     service.post("/campaigns", {**CAMPAIGN, "name": name})
     campaign = store.campaigns.by_name(name).id
     worker = make_worker(store, f"{name}-ours", devices_per_node=4)
-    for layout, speed in OURS.items():
+    for layout, speed in [*OURS.items()] * 3:  # repeats tell them apart
         run_trial(store, campaign, layout, completed(layout, tokens_per_s=speed), worker=worker.id)
     store.campaigns.end(campaign, "COMPLETED", "budget", "")
 
@@ -89,6 +90,19 @@ def test_the_two_orders_are_compared(run: Command, service: ServeProcess, store:
     assert "Kendall's tau 0.33" in again.stdout, "it goes on with the campaign of before"
     assert "rank 4 was not measured: crashed" in again.stdout
     assert "there it is 5.3% over our first" in again.stdout
+
+
+def test_an_order_that_cannot_be_judged_is_not_called_a_disagreement(
+    run: Command, service: ServeProcess, store: Store
+) -> None:
+    measured_by_us(service, store, "alike")
+    speeds = dict(zip(LAYOUTS, (2000.0, 2010.0, 1990.0, 2005.0), strict=True))
+    OtherTrainer(store, "alike-theirs", speeds).start()
+    done = run("verify", "alike", "--trainer", "theirs", "--runs", "1")
+    assert done.exit_code == 0, done.output
+    assert "the order cannot be judged: no two layouts are told apart by both" in done.stdout
+    assert re.search(r"about \d+ runs of each layout in both would tell half", done.stdout)
+    assert "Kendall" not in done.stdout
 
 
 def test_what_cannot_be_verified_is_refused(

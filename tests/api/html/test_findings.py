@@ -24,8 +24,8 @@ def ranked(sqlite_url: str) -> RankedLayout:
         low=300.0 / 1.1,
         high=300.0 * 1.1,
         step_time_s=1.0,
-        step_time_low_s=None,
-        step_time_high_s=None,
+        step_time_low_s=0.9,
+        step_time_high_s=1.1,
         trial_ids=(trial.id,),
         shortened=False,
         is_tied=True,
@@ -35,14 +35,14 @@ def ranked(sqlite_url: str) -> RankedLayout:
 def test_the_interval_of_a_ratio_combines_both_intervals(ranked: RankedLayout) -> None:
     half = dataclasses.replace(ranked, value=150.0, low=150.0 / 1.2, high=150.0 * 1.2)
     found = ratio_interval(ranked, half)
-    assert found is not None
     reach = math.hypot(math.log(1.1), math.log(1.2))
     assert found == pytest.approx((2.0 / math.exp(reach), 2.0 * math.exp(reach)))
     # A value without error leaves the other's interval as it is.
     exact = dataclasses.replace(ranked, low=300.0, high=300.0)
     assert ratio_interval(ranked, exact) == pytest.approx((1 / 1.1, 1.1))
-    unknown = dataclasses.replace(ranked, low=None, high=None)
-    assert ratio_interval(ranked, unknown) is None
+    # The lower end of a ratio has the upper end of its divisor.
+    shrunk = dataclasses.replace(ranked, low=300.0 / 1.2, high=300.0)
+    assert ratio_interval(exact, shrunk) == pytest.approx((1.0, 1.2))
 
 
 def test_the_gain_names_the_layouts_that_it_leaves_out(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from itertools import combinations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +34,8 @@ def test_tau_is_scipy_s_where_figures_are_exact(pairs: list[tuple[float, float]]
     first, second = ([exact(pair[side]) for pair in pairs] for side in (0, 1))
     expected = kendalltau(*zip(*pairs, strict=True), variant="b").statistic
     tau = rank_agreement(first, second).tau
-    if expected != expected:  # not a number: one side is the same everywhere
+    concordant = [(a[0] - b[0]) * (a[1] - b[1]) for a, b in combinations(pairs, 2)]
+    if not any(concordant):  # no pair is told apart by both
         assert tau is None
     else:
         assert tau == pytest.approx(expected)
@@ -45,8 +49,18 @@ def test_overlapping_intervals_are_ties() -> None:
     assert rank_agreement(swapped, same).tau == pytest.approx(1.0)
 
 
+def test_an_order_that_nobody_can_judge_says_how_many_runs_it_would_take() -> None:
+    first = [about(100, 0.2), about(110, 0.2), about(200, 0.01)]
+    second = [about(100, 0.3), about(100, 0.3), about(110, 0.3)]
+    found = rank_agreement(first, second)
+    assert (found.tau, found.low, found.high) == (None, None, None)
+    # Of the three pairs, the one in the middle is 10 % apart in the second, with 31 % to each side.
+    assert found.times_the_runs == pytest.approx((2 * 0.3095 / math.log(1.1)) ** 2, rel=1e-3)
+    assert rank_agreement(first[:2], [about(100, 0.3)] * 2).times_the_runs is None
+
+
 def test_the_interval_holds_tau_and_is_narrow_only_for_equal_orders() -> None:
-    values = [exact(float(place)) for place in range(8)]
+    values = [exact(float(place)) for place in range(1, 9)]
     equal = rank_agreement(values, values)
     assert (equal.low, equal.tau, equal.high) == (1.0, pytest.approx(1.0), 1.0)
     mixed = [values[place] for place in (1, 0, 3, 2, 5, 7, 4, 6)]

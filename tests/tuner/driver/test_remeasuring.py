@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from results_db.store import Store
 from search_spaces.estimates.time import step_time_s
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
-from tests.kit.store import completed, make_measurement
+from tests.kit.store import TimelyStore, TurnableClock, completed, make_measurement
 from tests.tuner.factories import DrivenCampaign, make_spec
 from tuner.driver.budget_check import Spent, is_reserved
 from tuner.strategies import registry
@@ -106,6 +107,38 @@ def test_a_driver_that_dies_at_any_turn_repeats_nothing_twice(store: Store, dice
     campaign.to_end()
     assert len(campaign.drivers) > 3
     two_rounds_of_the_best(campaign)
+
+
+def test_layouts_that_were_disturbed_are_repeated_before_a_winner_is_named(
+    sqlite_url: str,
+) -> None:
+    """The best layout's first run was disturbed, and looked like a slow one."""
+    seen: list[Layout] = []
+
+    def judge(layout: Layout) -> Outcome:
+        seen.append(layout)
+        is_best, is_first = layout == seen[0], seen.count(layout) == 1
+        share = 0.4 if is_best and is_first else 0.0
+        speed = 1000.0 if is_best else 800.0
+        plain = completed(layout, tokens_per_s=speed * (1 - share) * layout.num_devices)
+        assert plain.measurement is not None
+        return replace(plain, measurement=replace(plain.measurement, others_share=share))
+
+    clock = TurnableClock()
+    with closing(TimelyStore(sqlite_url, clock=clock)) as timely:
+        campaign = DrivenCampaign(timely, make_spec(budget={"trials": 16}), judge)
+
+        def has_ended() -> bool:
+            clock.forward(5)
+            return campaign.record.ended_at is not None
+
+        campaign.until(has_ended)
+        first = campaign.repeats[0]
+        assert (first.layout, first.repeat_reason) == (seen[0], "disturbed")
+        winner = timely.leaderboard.winner(campaign.record.id, campaign.record.objective)
+        assert winner is not None
+        assert winner.trial.layout == seen[0]
+        assert winner.num_disturbed == 0, "the disturbed run no longer counts"
 
 
 def test_a_driver_that_dies_between_two_repeats_of_a_round_makes_the_other_one(
