@@ -48,7 +48,7 @@ class Document(BaseModel):
 class Request(Document):
     """Base of request bodies; unknown fields and values of another type are refused."""
 
-    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(defer_build=False, frozen=True, extra="forbid", strict=True)
 
 
 class CostRead(Document):

@@ -127,15 +127,16 @@ def test_a_layout_is_scaled_to_the_nodes_of_the_form(browser: Browser, interleav
         expect(page.get_by_role("button", name="Copied")).to_be_visible()
         copied = page.evaluate("() => navigator.clipboard.readText()")
         assert copied.startswith("layout-tuner export first")
-        visitor.open("/campaigns/first/export?format=torchtitan-0.2&without=vpp")
+        visitor.open("/campaigns/first/export?format=megatron-bridge")
         with page.expect_download() as download:
             page.get_by_role("link", name="Download all files as one archive").click()
-        assert download.value.suggested_filename == "first-1-torchtitan-0.2.zip"
+        assert download.value.suggested_filename == "first-1-megatron-bridge.zip"
         with ZipFile(download.value.path()) as archive:
             for each in archive.namelist():
                 shown = page.get_by_role("region", name=each).text_content()
                 assert archive.read(each).decode() == shown
-            assert len(archive.namelist()) > 1
+            assert archive.namelist() == ["megatron-bridge.sh", "megatron-bridge.yaml"]
+            assert archive.getinfo("megatron-bridge.sh").external_attr >> 16 == 0o755
         visitor.open("/campaigns/first/export?format=megatron-lm&nodes=2")
         nodes.fill("4")
         page.get_by_role("button", name="Show").click()

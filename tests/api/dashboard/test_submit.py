@@ -52,7 +52,9 @@ def test_errors_are_shown_while_typing_and_fixed_step_by_step(
 
     page.get_by_label("Cluster").select_option("local-cpu")
     fill(page, name="steps", global_batch_size="8", tp="1, 2, 3", dp="1", trials="0")
-    fill(page, micro_batch_size="1", zero_stage="0", sequence_parallel="false")
+    fill(page, micro_batch_size="1")
+    page.get_by_role("group", name="ZeRO stage").get_by_label("0").check()
+    page.get_by_role("group", name="sequence parallel").get_by_label("false").check()
     expect(check).to_contain_text("One thing is wrong")
     expect(page.locator("#e-budget-trials")).to_contain_text(
         "0 is not a whole number of at least 1"
