@@ -57,9 +57,7 @@ def test_chances_follow_predicted_speed_and_memory() -> None:
     fits = DRAWS.memory.fits(columns, MODEL, CAPACITY)
     assert fits.min() < 0.5 < fits.max(), "the layouts differ in whether they fit"
     assert chances.best.argmax() == np.where(fits > 0.5, steps, np.inf).argmin()
-    favoured = DRAWS.chances(
-        columns, np.array([0.0, 0.0, 0.0, 3.0]), CAPACITY
-    )
+    favoured = DRAWS.chances(columns, np.array([0.0, 0.0, 0.0, 3.0]), CAPACITY)
     assert favoured.best.argmax() == 3
 
 
