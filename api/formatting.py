@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from results_db.records import BaselineRead, GainRead, MeasurementRecord
+from results_db.records import BaselineRead, GainRead, MeasurementRecord, RepeatReason
 from search_spaces.belief.extrapolation import CheapProbe
 from search_spaces.protocol.measurement import IMPORTED_TRAINER, Environment
 from search_spaces.spec.layout import KNOBS, Layout
@@ -14,6 +15,7 @@ from search_spaces.spec.objectives import MEMORY_HEADROOM
 from search_spaces.statistics.job_duration import StepInterval
 from search_spaces.terminal.plurals import counted
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
+from search_spaces.units import memory as memory
 
 
 def trainer_words(measured: MeasurementRecord) -> str:
@@ -22,6 +24,16 @@ def trainer_words(measured: MeasurementRecord) -> str:
         return ""
     tokens = "counted" if measured.tokens == "counted" else "assumed from the layout, not counted"
     return f"{measured.trainer} {measured.trainer_version}, tokens {tokens}"
+
+
+REPEAT_WORDS: Final[Mapping[RepeatReason, str]] = {
+    "best": "it is among the best",
+    "tie": "it cannot be told apart from others among the best",
+    "doubted": "its measurement is doubted",
+    "disturbed": "others took its devices while it was measured",
+    "request": "a user or the campaign's file asked for it",
+}
+"""Why a layout is measured again, as the end of a sentence."""
 
 
 def unit(objective: str) -> str:
@@ -67,12 +79,17 @@ def cheap_probe_words(probe: CheapProbe) -> str:
     return f"{words}; extrapolated step {step_words(probe.full_step)}{unsaid}"
 
 
+def node_time(seconds: float) -> str:
+    """A cost: in node-hours, and below a hundredth of one in node-seconds."""
+    if 0 < seconds < 36:
+        return f"{figure(seconds)} node-seconds"
+    return f"{figure(seconds / 3600)} node-hours"
+
+
 def cheap_count_words(number: int, node_seconds: float) -> str:
     """The number of cheap probes of a campaign, and what they took."""
-    took = f"{figure(node_seconds / 3600)} node-hours"
-    return (
-        f"{counted(number, 'cheap probe')}, {took}: they run parts of layouts, and are not ranked"
-    )
+    probes = counted(number, "cheap probe")
+    return f"{probes}, {node_time(node_seconds)}: they run parts of layouts, and are not ranked"
 
 
 def state_words(state: str, reason: str | None) -> str:
@@ -80,9 +97,13 @@ def state_words(state: str, reason: str | None) -> str:
     return f"{state} ({reason})" if reason else state
 
 
-def half_interval(value: float, high: float | None) -> str:
-    """Half of a 95 % interval in percent of the value."""
-    return "-" if high is None else f"±{high / value - 1:.1%}"
+def half_interval(value: float, low: float | None, high: float | None) -> str:
+    """Half of a 95 % interval in percent of the value; both halves where they differ."""
+    if low is None or high is None:
+        return "-"
+    if math.isclose(high / value, value / low, rel_tol=1e-4):
+        return f"±{high / value - 1:.1%}"
+    return f"-{1 - low / value:.1%} +{high / value - 1:.1%}"
 
 
 def gain_sentence(gain: GainRead, baseline: BaselineRead, objective: str) -> str:
@@ -125,7 +146,7 @@ def baseline_words(baseline: BaselineRead, objective: str) -> str:
     else:
         words = f"trial {baseline.trial_number}, {state_words(baseline.state, baseline.reason)}"
     if baseline.value is not None:
-        half = half_interval(baseline.value, baseline.value_high)
+        half = half_interval(baseline.value, baseline.value_low, baseline.value_high)
         words += f", {figure(baseline.value)} {unit(objective)}"
         words += "" if half == "-" else f" {half}"
         words += "" if baseline.is_ranked else ", not ranked"
@@ -155,16 +176,6 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def memory(value_bytes: int | None) -> str:
-    """Bytes in KiB, MiB or GiB."""
-    if value_bytes is None:
-        return "-"
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
-        if value_bytes >= size:
-            return f"{value_bytes / size:.4g} {unit}"
-    return f"{value_bytes / 1024:.4g} KiB"
-
-
 def memory_of(value_bytes: int | None, capacity_bytes: int | None) -> str:
     """Bytes of a capacity, with the share that is free."""
     if value_bytes is None or not capacity_bytes:
@@ -187,7 +198,7 @@ def budget_words(budget: Mapping[str, Any]) -> str:
 
 def moment(at: datetime | None) -> str:
     """A date and time in UTC."""
-    return "-" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    return "-" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def machine(num_nodes: int, devices_per_node: int, device: str | None) -> str:

@@ -21,6 +21,7 @@ from search_spaces.protocol.worker_messages import (
 )
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.objectives import measured_objective
+from search_spaces.statistics.disturbance import is_disturbed
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
 
@@ -82,6 +83,10 @@ CampaignState = Literal["RUNNING", "PAUSED", "COMPLETED", "CANCELLED", "FAILED"]
 AttemptEnding = Literal["reported", "lost", "returned", "superseded"]
 """reported: its outcome arrived. lost: its worker's heartbeats stopped. returned: its worker
 returned the lease. superseded: a late outcome of an earlier attempt ended the trial."""
+
+RepeatReason = Literal["best", "tie", "doubted", "disturbed", "request"]
+"""Why a trial repeats another; the words are `REPEAT_WORDS` in `api.formatting`."""
+REPEAT_REASONS: Final[tuple[RepeatReason, ...]] = get_args(RepeatReason)
 
 EventKind = Literal[
     "campaign.created",
@@ -171,7 +176,7 @@ class CampaignRecord:
     cost: Cost
     """The same by use, with its share of idle allocations."""
     wall_time_s: float
-    """Seconds in state RUNNING with an active driver (see `results_db.campaigns.campaigns`)."""
+    """Seconds in state RUNNING with an active driver, and a worker that could serve it."""
     created_by: str = ""
     """Name of the token that submitted it."""
     notes: str = ""
@@ -242,6 +247,15 @@ class MeasurementRecord:
     """counted: by the trainer. assumed: from the layout; not ranked beside counted ones."""
     losses_comparable: bool
     """Whether its losses are compared with those of other layouts."""
+    others_share: float | None
+    """Share, from 0 to 1, of a device's time that others took, the largest. None: not known."""
+    throttled: bool | None
+    """Whether heat or power held the clock of a device down. None: not known."""
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether others took so much of its devices that its times say little."""
+        return is_disturbed(self.others_share, self.throttled)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -273,6 +287,8 @@ class TrialRecord:
     """The trial that this one deliberately repeats."""
     repeat_index: int
     """0 for a layout's first trial in the campaign."""
+    repeat_reason: RepeatReason | None
+    """Why it repeats that trial; None: it repeats none, or an earlier version added it."""
     node_seconds: float
     cost: Cost
     """The same by use."""
@@ -387,6 +403,19 @@ class PredictedTrial:
     """Measured median, in seconds; None: the trial has no measurement."""
     peak_memory_bytes: int | None
     """Measured peak of the fullest rank; None: not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatsOfLayout:
+    """How often a layout was measured again, cancelled trials apart."""
+
+    total: int = 0
+    disturbed: int = 0
+    """Repeats because others took its devices during every earlier run."""
+    doubted: int = 0
+    """Repeats because its measurement was doubted."""
+    last_ended_at: datetime | None = None
+    """When the last repeat ended; None: none has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -518,6 +547,10 @@ class WorkerRecord:
     def runs(self, trainer: str) -> bool:
         """Whether it runs probes with a trainer."""
         return trainer == EMBEDDED_TRAINER or trainer in self.trainers
+
+    def holds(self, num_nodes: int, num_devices: int) -> bool:
+        """Whether a trial of so many nodes and devices fits into its allocation."""
+        return num_nodes <= self.num_nodes and num_devices <= num_nodes * self.devices_per_node
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

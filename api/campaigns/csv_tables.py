@@ -21,8 +21,11 @@ INTERVAL_COLUMNS: Final = (
     "shortened",
     "tied_with_first",
     "rank",
+    "num_disturbed",
 )
 """Columns that the format does not define; its readers keep them unread."""
+DISTURBANCE_COLUMNS: Final = ("others_share", "throttled")
+"""Such columns of single trials."""
 
 _STATUS: Final = {"COMPLETED": "completed", "INFEASIBLE": "out_of_memory", "FAILED": "failed"}
 
@@ -62,7 +65,7 @@ def trial_table(campaign: CampaignRecord, trials: Sequence[TrialRecord]) -> str:
     The row of a cheap probe has the layout and the layers that ran.
     """
     common = _common(campaign)
-    return table_text(common | _trial(campaign, trial) for trial in trials)
+    return table_text((common | _trial(campaign, trial) for trial in trials), DISTURBANCE_COLUMNS)
 
 
 def _common(campaign: CampaignRecord) -> dict[str, Any]:
@@ -79,7 +82,10 @@ def _trial(campaign: CampaignRecord, trial: TrialRecord) -> dict[str, Any]:
         model = ModelShape.from_mapping(campaign.spec["model"])
         row |= model_values(with_layers(model, trial.num_layers))
     if trial.state == "COMPLETED":
-        row |= {column: getattr(trial.measurement, column) for column in MEASURED_COLUMNS}
+        row |= {
+            column: getattr(trial.measurement, column)
+            for column in (*MEASURED_COLUMNS, *DISTURBANCE_COLUMNS)
+        }
     return row
 
 
@@ -94,6 +100,7 @@ def _row(ranked: RankedLayout) -> dict[str, Any]:
     return row | {
         "rank": ranked.rank,
         "num_runs": ranked.num_runs,
+        "num_disturbed": ranked.num_disturbed,
         "step_time_low_s": ranked.step_time_low_s,
         "step_time_high_s": ranked.step_time_high_s,
         "shortened": ranked.shortened,

@@ -16,6 +16,7 @@ from api.commands.trial_conditions import read_conditions, where_option
 from api.errors import ServiceError
 from api.formatting import (
     LAYOUT_HEADINGS,
+    REPEAT_WORDS,
     cheap_probe_words,
     duration,
     figure,
@@ -38,6 +39,7 @@ from results_db.trials.sort_order import SORT_KEYS, SortKey
 from search_spaces.belief.extrapolation import CheapProbe
 from search_spaces.documents.limits import MAX_ID
 from search_spaces.estimates.prediction import Prediction
+from search_spaces.statistics.disturbance import MEANING, disturbance_words
 from search_spaces.terminal.console import write_bytes
 from search_spaces.terminal.text_table import print_table
 
@@ -102,6 +104,8 @@ def list_trials(
         )
         rows = [_row(each, has_baseline=has_baseline, has_cheap=has_cheap) for each in shown]
         print_table(columns, rows, keys=2)
+        if any(each.measurement and each.measurement.is_disturbed for each in shown):
+            click.echo(MEANING)
     if len(found) > limit:
         click.echo(
             f"there are more than {limit}: narrow them with --where, or raise --limit", err=True
@@ -198,10 +202,11 @@ def _print_added(added: Sequence[TrialRead]) -> None:
 
 def _row(trial: TrialRead, *, has_baseline: bool, has_cheap: bool) -> tuple[str, ...]:
     measured = trial.measurement
+    disturbed = ", disturbed" if measured is not None and measured.is_disturbed else ""
     return (
         str(trial.id),
         str(trial.number),
-        state_words(trial.state, trial.reason),
+        state_words(trial.state, trial.reason) + disturbed,
         *(("*" if trial.is_baseline else "",) if has_baseline else ()),
         *layout_cells(trial.layout).values(),
         "-" if measured is None else figure(measured.tokens_per_s),
@@ -231,7 +236,8 @@ def _facts(trial: TrialDetailRead) -> list[tuple[str, str]]:
     if trial.node:
         facts.append(("node", trial.node))
     if trial.repeat_of is not None:
-        facts.append(("repeats", f"trial {trial.repeat_of}"))
+        why = REPEAT_WORDS[trial.repeat_reason] if trial.repeat_reason else "not stated"
+        facts.append(("repeats", f"trial {trial.repeat_of}, because {why}"))
     measured = trial.measurement
     if measured is not None:
         facts += [
@@ -241,6 +247,8 @@ def _facts(trial: TrialDetailRead) -> list[tuple[str, str]]:
             ("peak memory", memory(measured.peak_memory_bytes)),
             ("iterations", str(len(trial.iterations))),
         ]
+        if words := disturbance_words(measured.others_share, measured.throttled):
+            facts.append(("taken by others", words))
         if words := trainer_words(measured):
             facts.append(("trainer", words))
     if trial.prediction is not None:

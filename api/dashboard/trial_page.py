@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from api.dashboard.campaign_form import yaml_of
 from api.dependencies import HolderDep, StoreDep
-from api.formatting import figure, objective_figure, step_words, unit
+from api.formatting import REPEAT_WORDS, figure, objective_figure, step_words, unit
 from api.html.rendering import render
 from api.html.result_sentences import REASONS, bounds, short_layout
 from api.html.trial_facts import TrialFacts, knob_pairs
@@ -42,7 +42,12 @@ def show_trial(
     trial, campaign = facts.trial, facts.campaign
     command = None
     if "model" in campaign.spec:
-        command = probe_command(campaign.spec, trial.layout, num_layers=trial.num_layers)
+        command = probe_command(
+            campaign.spec,
+            trial.layout,
+            num_layers=trial.num_layers,
+            is_limited=trial.reason == "out_of_memory",
+        )
     return render(
         request,
         "trial.html",
@@ -73,6 +78,8 @@ def _summary(facts: TrialFacts) -> Iterator[str]:
     trial, ranked, objective = facts.trial, facts.ranked, facts.campaign.objective
     if trial.state == "PENDING":
         yield "It waits for a worker. "
+    if trial.repeat_reason is not None:
+        yield f"Its layout is repeated because {REPEAT_WORDS[trial.repeat_reason]}. "
     if trial.state == "RUNNING" and facts.detail.attempts:
         yield _running(facts)
     if ranked is not None:
@@ -84,6 +91,8 @@ def _summary(facts: TrialFacts) -> Iterator[str]:
         yield ". "
         if ranked.shortened:
             yield "Its probe was stopped early, since it was slower than the best of its time. "
+        if trial.measurement and trial.measurement.is_disturbed:
+            yield "It is disturbed: measure it again when the machine is quieter. "
     elif facts.cheap is not None:
         yield from _cheap(facts.cheap, facts.in_full)
     elif trial.state == "COMPLETED":

@@ -32,6 +32,7 @@ from search_spaces.campaigns.fidelity import with_layers
 from search_spaces.estimates.memory import stage_memory
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.model_shape import ModelShape
+from search_spaces.statistics.disturbance import disturbance_words
 from search_spaces.terminal.plurals import counted
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
@@ -202,16 +203,17 @@ def figure_pairs(
     if ranked is not None:
         yield "95 % interval", bounds(objective, ranked).removesuffix(" (95 %)")
         speedup, step_time_s = measured.step_time_s / ranked.step_time_s, ranked.step_time_s
-        low, high = ranked.step_time_low_s, ranked.step_time_high_s
-        within = "" if low is None or high is None else f" ({low:.4g} to {high:.4g})"
+        within = f" ({ranked.step_time_low_s:.4g} to {ranked.step_time_high_s:.4g})"
     yield "step time", f"{step_time_s:.4g} s{within}"
     if ranked is not None:
-        yield "runs", str(ranked.num_runs)
+        yield "runs", ", ".join(filter(None, (str(ranked.num_runs), ranked.disturbed_mark)))
     if objective != "tokens_per_s":
         yield "tokens/s", figure(measured.tokens_per_s * speedup)
     yield "MFU, HFU", f"{percent(measured.mfu, speedup)}, {percent(measured.hfu, speedup)}"
     yield "model TFLOP/s a device", figure(measured.model_tflops_per_device * speedup)
     yield "peak memory a device", memory_of(measured.peak_memory_bytes, memory_bytes)
+    if words := disturbance_words(measured.others_share, measured.throttled):
+        yield "taken by others", words
     if words := trainer_words(measured):
         yield "trainer", words
         yield "memory is", measured.memory_kind or "not known"

@@ -16,6 +16,7 @@ from results_db.records import (
     KnobStepRead,
     LiveEventKind,
     MeasurementRecord,
+    RepeatReason,
 )
 from search_spaces.belief.extrapolation import CheapProbe
 from search_spaces.campaigns.campaign_settings import NODE_HOURS
@@ -30,7 +31,7 @@ from search_spaces.spec.layout import Layout
 class Document(BaseModel):
     """Base of documents; the strings under the fields are their descriptions in OpenAPI."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(defer_build=True, frozen=True)
 
     @classmethod
     def of(cls, record: object, **others: Any) -> Self:
@@ -47,7 +48,7 @@ class Document(BaseModel):
 class Request(Document):
     """Base of request bodies; unknown fields and values of another type are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid", strict=True)
 
 
 class CostRead(Document):
@@ -211,6 +212,8 @@ class TrialOfLayout(Document):
     """Finished iterations of the running attempt, including warm-up."""
     repeat_of: int | None
     """Id of the trial that this one deliberately repeats; null: it repeats none."""
+    repeat_reason: RepeatReason | None
+    """Why it repeats that trial; null: it repeats none, or an earlier version added it."""
     is_baseline: bool
     """Whether its layout is the campaign's baseline."""
     node_seconds: float
@@ -289,14 +292,17 @@ class RankedTrial(TrialOfLayout):
     better in one."""
     value: float
     """The value that ranks, at the median step time of all runs of the layout."""
-    value_low: float | None
-    """Lower end of the 95 % interval of the value; null: only one iteration was timed."""
-    value_high: float | None
-    """Upper end of the interval."""
+    value_low: float
+    """Lower end of the 95 % interval of the value."""
+    value_high: float
+    """Upper end of the interval; that of the first layout is lowered, but not below the value,
+    since the best of many is flattered."""
     step_time_s: float
     """Median of the step times of all runs of the layout."""
     num_runs: int
     """Number of measurements of the layout; all count."""
+    num_disturbed: int
+    """Those of them during which others took its devices."""
     shortened: bool
     """Whether it was stopped early because it was slower than the best; it never wins."""
     tied_with_first: bool
@@ -370,8 +376,8 @@ class ExportRead(Document):
     """The files of a training job, and notes on what their format cannot express."""
 
     format: str
-    trial: int
-    """Number of the exported trial."""
+    trial: int | None
+    """Number of the exported trial; null: the layout was predicted, and not measured."""
     target_version: str
     """Version of the framework that the files are written for."""
     files: list[ExportFileRead]

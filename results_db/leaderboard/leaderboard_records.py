@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from results_db.records import TrialRecord
+from search_spaces.statistics.disturbance import disturbed_mark
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,25 +19,33 @@ class RankedLayout:
     """Rank on the whole leaderboard of the campaign, from 1, whichever layouts are listed."""
     value: float
     """The objective at the median step time of its runs; more is better."""
-    low: float | None
-    """Lower end of the 95 % interval of the value; None: a single iteration was timed in all."""
-    high: float | None
-    """Upper end of the interval."""
+    low: float
+    """Lower end of the 95 % interval of the value."""
+    high: float
+    """Upper end of the interval; that of the first layout is lowered, but not below the value,
+    since the best of many is flattered."""
     step_time_s: float
     """Median of its runs."""
-    step_time_low_s: float | None
-    step_time_high_s: float | None
+    step_time_low_s: float
+    step_time_high_s: float
     trial_ids: tuple[int, ...]
     """The runs that count, the first one first."""
     shortened: bool
     """Whether every run was stopped early because it was slower than the best."""
     is_tied: bool
     """Whether it is the first, or does not differ from the first with 95 % confidence."""
+    num_disturbed: int = 0
+    """Those of its runs during which others took its devices."""
 
     @property
     def num_runs(self) -> int:
         """Number of runs that count."""
         return len(self.trial_ids)
+
+    @property
+    def disturbed_mark(self) -> str:
+        """The word that marks it where others disturbed its runs; empty: they disturbed none."""
+        return disturbed_mark(self.num_disturbed, self.num_runs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

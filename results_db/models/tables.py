@@ -32,6 +32,7 @@ from results_db.models.base import sum_column as sum_column
 from results_db.records import (
     ATTEMPT_ENDINGS,
     CAMPAIGN_STATES,
+    REPEAT_REASONS,
     STEP_DIRECTIONS,
     STEP_SOURCES,
     STEP_STATES,
@@ -119,9 +120,9 @@ class Campaign(Base):
     notes: Mapped[str] = mapped_column(Text, server_default="")
     """Notes of its users."""
     wall_time_s: Mapped[float] = mapped_column(default=0.0)
-    """Seconds in state RUNNING up to clock_at."""
+    """Seconds in state RUNNING, while a worker could serve it, up to clock_at."""
     clock_at: Mapped[datetime | None]
-    """Time of the last update of wall_time_s; None unless RUNNING."""
+    """Time of the last update of wall_time_s; None while it stands."""
 
 
 class Trial(Base):
@@ -161,6 +162,7 @@ class Trial(Base):
         CheckConstraint("lost_attempts <= attempt", name="lost_attempts"),
         CheckConstraint("state <> 'RUNNING' OR attempt >= 1", name="running_is_an_attempt"),
         CheckConstraint("repeat_of <> id", name="repeats_another"),
+        CheckConstraint(one_of("repeat_reason", REPEAT_REASONS), name="repeat_reason"),
         CheckConstraint(is_at_least(0, *_COSTS), name="costs_not_negative"),
         Index(None, "campaign_id", "state"),
         Index(None, "state", "id"),
@@ -175,6 +177,8 @@ class Trial(Base):
     repeat_of: Mapped[int | None] = mapped_column(
         ForeignKey("trials.id", ondelete="CASCADE"), index=True
     )
+    repeat_reason: Mapped[str | None] = mapped_column(String(16))
+    """None: it repeats none, or r001 added it."""
     is_baseline: Mapped[bool] = mapped_column(default=False, server_default=false())
     """Whether its layout is the campaign's baseline."""
 
@@ -284,6 +288,7 @@ class MeasurementRow(Base):
         ),
         CheckConstraint(is_over_zero(*_FIGURES), name="figures"),
         CheckConstraint("tokens_per_step >= 1 AND peak_memory_bytes >= 0", name="counts"),
+        CheckConstraint("others_share >= 0 AND others_share <= 1", name="others_share"),
         Index(None, "campaign_id", "peak_memory_bytes"),
     )
 
@@ -319,6 +324,8 @@ class MeasurementRow(Base):
     tokens: Mapped[str] = mapped_column(String(16), default="counted", server_default="counted")
     """Whether tokens_per_step was counted, or assumed from the layout."""
     losses_comparable: Mapped[bool] = mapped_column(default=True, server_default=true())
+    others_share: Mapped[float | None]
+    throttled: Mapped[bool | None]
 
     stages: Mapped[list[StageMemoryRow]] = relationship(
         lazy="raise", viewonly=True, order_by="StageMemoryRow.stage"

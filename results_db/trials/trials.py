@@ -40,6 +40,8 @@ from results_db.records import (
     AttemptRecord,
     PredictedTrial,
     ProbeCount,
+    RepeatReason,
+    RepeatsOfLayout,
     TrialDetail,
     TrialRecord,
     TrialSize,
@@ -273,10 +275,16 @@ class Trials(StoreSection):
         with self._db.read() as session:
             return trials_in_doubt(session, campaign_id)
 
-    def count_repeats(self, campaign_id: int) -> dict[str, int]:
-        """By layout key, the number of repeats that are not cancelled, including open ones."""
+    def count_repeats(self, campaign_id: int) -> dict[str, RepeatsOfLayout]:
+        """The repeats that are not cancelled, including open ones, by layout key."""
         query = (
-            select(Trial.layout_key, func.count())
+            select(
+                Trial.layout_key,
+                func.count(),
+                func.count().filter(Trial.repeat_reason == "disturbed"),
+                func.count().filter(Trial.repeat_reason == "doubted"),
+                func.max(Trial.ended_at),
+            )
             .where(
                 Trial.campaign_id == campaign_id,
                 Trial.repeat_of.is_not(None),
@@ -285,7 +293,8 @@ class Trials(StoreSection):
             .group_by(Trial.layout_key)
         )
         with self._db.read() as session:
-            return {row[0]: row[1] for row in session.execute(query)}
+            rows = session.execute(query)
+            return {row[0]: RepeatsOfLayout(row[1], row[2], row[3], row[4]) for row in rows}
 
     def ended_probes(self, campaign_id: int, *, cheap: bool) -> ProbeCount:
         """The ended trials that ran their layouts in full, or the cheap probes among them.
@@ -322,8 +331,12 @@ class Trials(StoreSection):
             ]
 
     @retried
-    def repeat(self, trial_id: int) -> TrialRecord:
+    def repeat(self, trial_id: int, *, reason: RepeatReason | None = None) -> TrialRecord:
         """Adds a trial of the same layout as one that has ended, for the driver.
+
+        Args:
+            trial_id: of the trial that has ended.
+            reason: why it is repeated; None: not stated.
 
         Raises:
             TrialNotFoundError: there is no such trial.
@@ -336,7 +349,7 @@ class Trials(StoreSection):
                 raise TrialStateError(
                     f"{trial_words(campaign, trial)} is {trial.state}; only an ended trial is repeated"
                 )
-            return trial_record(self._repeat(session, campaign, trial))
+            return trial_record(self._repeat(session, campaign, trial, reason))
 
     @retried
     def measure_again(self, trial_id: int, *, times: int = 1) -> list[TrialRecord]:
@@ -356,7 +369,7 @@ class Trials(StoreSection):
                     f"{trial_words(campaign, trial)} is {trial.state}; only a COMPLETED one is measured "
                     f"again: {remedy}"
                 )
-            added = [self._repeat(session, campaign, trial) for _ in range(times)]
+            added = [self._repeat(session, campaign, trial, "request") for _ in range(times)]
             numbers = [each.number for each in added]
             self._audit_trial(session, "trial.repeat", campaign, trial, added=numbers)
             return [trial_record(each) for each in added]
@@ -379,7 +392,7 @@ class Trials(StoreSection):
                     f"CANCELLED one is queued again: {remedy}"
                 )
             _refuse_open(session, campaign, trial)
-            added = self._repeat(session, campaign, trial)
+            added = self._repeat(session, campaign, trial, "request")
             self._audit_trial(session, "trial.requeue", campaign, trial, added=added.number)
             return trial_record(added)
 
@@ -402,7 +415,9 @@ class Trials(StoreSection):
                 self._audit_trial(session, "trial.cancel", campaign, trial)
             return trial_record(trial)
 
-    def _repeat(self, session: Session, campaign: Campaign, trial: Trial) -> Trial:
+    def _repeat(
+        self, session: Session, campaign: Campaign, trial: Trial, reason: RepeatReason | None
+    ) -> Trial:
         last = session.scalar(
             select(func.max(Trial.repeat_index)).where(
                 Trial.campaign_id == campaign.id, Trial.layout_key == trial.layout_key
@@ -411,7 +426,7 @@ class Trials(StoreSection):
         return add_row(
             session,
             campaign,
-            {name: getattr(trial, name) for name in _OF_LAYOUT},
+            {name: getattr(trial, name) for name in _OF_LAYOUT} | {"repeat_reason": reason},
             self._clock(),
             repeat_of=trial.id,
             repeat_index=(last or 0) + 1,
@@ -445,7 +460,7 @@ def add_row(
     Args:
         session: a transaction.
         campaign: the campaign.
-        columns: `layout_columns` or `cheap_columns`.
+        columns: `layout_columns` or `cheap_columns`; of a repeat, also its reason.
         now: the time.
         repeat_of: the trial that it repeats.
         repeat_index: its number among the repeats.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.campaigns.fidelity import PROBE_START_S, ProbeCosts, fidelities
 from search_spaces.estimates.time import step_time_s
 from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.knobs import auto_choices
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.objectives import Objective, objective_factors
@@ -199,6 +200,8 @@ class Plan:
     job: TrainingJob | None
     """The training job that was described."""
     warnings: tuple[str, ...]
+    auto: Mapping[str, Any] = field(default_factory=dict)
+    """Choices of the knobs that the document left out, by knob."""
 
 
 def make_plan(
@@ -229,6 +232,7 @@ def make_plan(
     """
     legal = legal or spec.legal_set()
     spec.refuse_if_too_large(legal)
+    spec = spec.warned_of_few(legal)
     predictions = LayoutPredictions(
         spec=spec, software=software, knowledge=knowledge or Knowledge()
     )
@@ -259,6 +263,7 @@ def make_plan(
             *_deadline_warning(spec, float(ranked.step_time_s[0]), probe_start_s),
             *_warnings(predictions, best),
         ),
+        auto=auto_choices(spec.space.to_mapping()),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Final
 from search_spaces.belief.job import JobEstimate
 from search_spaces.belief.plan import BoughtProbes, KnowledgeUsed, Plan, PlannedLayout
 from search_spaces.belief.trainer_hypotheses import DecidingProperty
+from search_spaces.spec.knobs import choices_words
 from search_spaces.statistics.job_duration import TrainingJob
 from search_spaces.terminal.plurals import counted, figure
 from search_spaces.terminal.text_table import table_lines
@@ -113,6 +114,10 @@ def _space_lines(plan: Plan, width: int | None) -> Iterator[str]:
         f"{plan.expected_fitting:,.0f} of these expected to fit into memory",
         width,
     )
+    if plan.auto:
+        yield from _wrapped(
+            f"  auto, since left out: {choices_words(plan.auto)}", width, indent="    "
+        )
     for each in plan.illegal:
         yield from _wrapped(
             f"  {each.count:,} illegal by {each.rule}, as: {each.example}", width, indent="    "

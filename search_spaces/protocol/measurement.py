@@ -260,10 +260,23 @@ class Measurement:
     not ranked beside counted ones."""
     losses_comparable: bool = True
     """Whether every layout reads the same data in the same order, so that losses must be equal."""
+    others_share: float | None = None
+    """Share, from 0 to 1, of the time of its devices that others took during the timed iterations;
+    of the device on which it is largest. None: not known."""
+    throttled: bool | None = None
+    """Whether heat or power held the clock of a device down during the timed iterations. None: not
+    known."""
 
     def __post_init__(self) -> None:
         refuse_unusable_texts(self, **_LONGEST)
         refuse_figures(self, over_zero=_OVER_ZERO, from_zero=_FROM_ZERO)
+        if self.others_share is not None:
+            refuse_figures(self, over_zero=(), from_zero=("others_share",))
+            if self.others_share > 1:
+                raise OutcomeInvalidError(
+                    f"{shown(self.others_share)} is more than 1, all of a device's time",
+                    field="others_share",
+                )
         read_choice(self.tokens, TOKEN_SOURCES, OutcomeInvalidError, field="tokens")
         self._refuse_impossible_counts()
         for place, iteration in enumerate(self.iterations):

@@ -80,7 +80,7 @@ def plan(
     if as_json and form == "csv":
         refuse("--json and --format csv exclude each other")
     try:
-        spec = CampaignSpec.from_mapping(_document(campaign, cluster, data_dir))
+        spec = CampaignSpec.from_document(_document(campaign, cluster, data_dir))
         cells = [cell for text in calibrate_from for cell in read_calibrating_cells(text)]
         planned = make_plan(
             spec,

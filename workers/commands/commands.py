@@ -378,6 +378,7 @@ def probe_text(request: ProbeRequest, outcome: Outcome) -> str:
 
 
 def _lines(measured: Measurement) -> list[str]:
+    from search_spaces.statistics.disturbance import MEANING, disturbance_words, is_disturbed
     from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
     quartiles = f"{1e3 * measured.step_time_q25_s:.2f} to {1e3 * measured.step_time_q75_s:.2f}"
@@ -397,6 +398,8 @@ def _lines(measured: Measurement) -> list[str]:
         rows["loss"] = f"{losses[0]:.4f} to {losses[-1]:.4f}"
     if measured.trainer != EMBEDDED_TRAINER:
         rows["trainer"] = f"{measured.trainer} {measured.trainer_version}, tokens {measured.tokens}"
+    if taken := disturbance_words(measured.others_share, measured.throttled):
+        rows["others took"] = taken
     if measured.breakdown is not None:
         shares = measured.breakdown.shares.items()
         rows["of a step"] = ", ".join(f"{name} {share:.1%}" for name, share in shares if share)
@@ -407,6 +410,8 @@ def _lines(measured: Measurement) -> list[str]:
         lines.append("  1 step was skipped: its gradients overflowed")
     elif measured.skipped_steps:
         lines.append(f"  {measured.skipped_steps} steps were skipped: their gradients overflowed")
+    if is_disturbed(measured.others_share, measured.throttled):
+        lines.append(f"  {MEANING}")
     if measured.oversubscribed:
         lines.append("  oversubscribed: ranks shared devices, so the times say nothing")
     return lines

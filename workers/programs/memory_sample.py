@@ -11,6 +11,7 @@ from typing import Final
 
 from search_spaces.machine import available_memory_bytes
 from search_spaces.protocol.outcome import FailureReason
+from search_spaces.units import memory
 from workers.ranks.keeper import memory_of, oom_kills
 from workers.ranks.memory_watch import devices_in_use, visible_names
 from workers.ranks.rank_task import RankTask
@@ -50,21 +51,22 @@ class MemorySample:
             self._names = names[task.local_rank : task.local_rank + 1] if is_alone else names
         self._before = devices_in_use(self._names) if self._names else {}
 
-    def take(self, pid: int) -> None:
-        """Takes a sample of a program, unless the last one was just taken."""
+    def take(self, pid: int) -> bool:
+        """Takes a sample of a program, unless the last one was just taken; whether it did."""
         now = time.monotonic()
         if now < self._next_at:
-            return
+            return False
         if self._names:
             in_use, before = devices_in_use(self._names), self._before
             used_bytes = max(
                 (in_use[name] - before[name] for name in in_use.keys() & before), default=0
             )
         else:
-            used_bytes = sum(map(_private_bytes, _tree(pid))) // self._num_ranks
+            used_bytes = sum(map(_private_bytes, process_tree(pid))) // self._num_ranks
         self.peak_bytes = max(self.peak_bytes, used_bytes)
         ended = time.monotonic()
         self._next_at = ended + max(_EVERY_S, _PAUSES * (ended - now))
+        return True
 
     def kernel_killed(self, number: int) -> tuple[FailureReason, str] | None:
         """The reason where the kernel's out-of-memory killer may have sent a signal, and why."""
@@ -75,17 +77,15 @@ class MemorySample:
             return None
         why = (
             f"the kernel's out-of-memory killer struck {kills - self._oom_kills} times on the node "
-            f"meanwhile, which had {self._available_bytes} bytes free at the start"
+            f"meanwhile, which had {memory(self._available_bytes)} free at the start"
         )
         if self._limit_bytes is None:
             return "out_of_memory", why
-        seen = (
-            f"the program was seen with {self.peak_bytes} of the {self._limit_bytes} bytes promised"
-        )
-        return "node_lost", f"{why}; {seen}"
+        seen = f"{memory(self.peak_bytes)} of the {memory(self._limit_bytes)} promised"
+        return "node_lost", f"{why}; the program was seen with {seen}"
 
 
-def _tree(pid: int) -> Iterator[int]:
+def process_tree(pid: int) -> Iterator[int]:
     """A process and its living descendants that were not detached from it."""
     yield pid
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
@@ -94,7 +94,7 @@ def _tree(pid: int) -> Iterator[int]:
         except OSError:  # it has ended
             continue
         for child in below:
-            yield from _tree(child)
+            yield from process_tree(child)
 
 
 def _private_bytes(pid: int) -> int:

@@ -23,6 +23,7 @@ from search_spaces.trainers.placeholders import placeholder_values
 from search_spaces.trainers.program import ARGUMENTS, ProgramTrainer
 from workers.programs.program_task import ProgramTask
 from workers.ranks.json_lines import Document
+from workers.trainer.disturbance import share_of
 
 _SHORTEST_SHARE: Final = 0.5
 """A program whose steps take less than this share of the time between its reports does not report
@@ -105,6 +106,8 @@ class _Report:
     since_start_s: float
     figures: Mapping[str, float]
     """NaN and infinity are possible."""
+    others: tuple[float, float] | None
+    """Seconds that others took of a core, and that it was watched, so far; None: it is not."""
 
 
 class ProgramRun:
@@ -148,7 +151,9 @@ class ProgramRun:
         figures = {name: float(value) for name, value in event["figures"].items()}
         self._sampled_bytes = max(self._sampled_bytes, event["sampled_bytes"])
         self._reports[event["source"]][event["reporter"]].append(
-            _Report(since_start_s=event["since_start_s"], figures=figures)
+            _Report(
+                since_start_s=event["since_start_s"], figures=figures, others=event.get("others")
+            )
         )
         self._wrong = self._wrong or _wrong_figures(event, figures)
         for step in self._new_steps(event):
@@ -290,6 +295,7 @@ class ProgramRun:
             trainer_version=self._trainer.version,
             tokens=source,
             losses_comparable=self._trainer.same_data,
+            others_share=self._others_share(warmup, last),
         )
 
     def _measured(self, device_memory_bytes: int, **figures: Any) -> Measurement:
@@ -361,6 +367,15 @@ class ProgramRun:
         if not counts:
             return self._assumed_tokens, "assumed"
         return round(fmean(counts)), "counted"
+
+    def _others_share(self, warmup: int, last: int) -> float | None:
+        """What others took during the timed steps, of the rank of which they took most."""
+        shares = []
+        for reports in self._by_rank.values():
+            before, after = reports[warmup - 1].others, reports[last - 1].others
+            if before is not None and after is not None:
+                shares.append(share_of(after[0] - before[0], after[1] - before[1]))
+        return max((share for share in shares if share is not None), default=None)
 
     def _memory(self) -> tuple[int, str]:
         """The largest peak of a rank in bytes, and its kind: as reported, or else as sampled."""

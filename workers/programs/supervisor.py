@@ -29,11 +29,13 @@ from search_spaces.protocol.outcome import FailureReason
 from search_spaces.trainers.failure_texts import OUT_OF_MEMORY, PEER_ENDED, mentions
 from search_spaces.trainers.log_patterns import LogPatterns
 from search_spaces.trainers.placeholders import filled
-from workers.programs.memory_sample import MemorySample
+from search_spaces.units import memory
+from workers.programs.memory_sample import MemorySample, process_tree
 from workers.programs.program_task import ProgramTask
 from workers.ranks.json_lines import Document, JsonLines
 from workers.ranks.rank_task import RankTask
 from workers.ranks.scratch import make_directory
+from workers.trainer.disturbance import CoreWatch
 
 REPORT_VARIABLE: Final = "LAYOUT_TUNER_REPORT"
 """The named pipe that `layout_tuner.report_step` writes to."""
@@ -130,6 +132,7 @@ class _Supervisor:
         self._peer_ended = ""
         """The last line that says so, since the last step."""
         self._last_line = ""
+        self._cores: CoreWatch | None = None
 
     def run(self) -> Document:
         """Runs it; see `run_program`."""
@@ -139,13 +142,17 @@ class _Supervisor:
         self._started = self._read_at = time.monotonic()
         process = self._start(theirs)
         os.close(theirs)
+        if self._task.device == "cpu" and not self._task.oversubscribed:
+            cores = os.sched_getaffinity(0)
+            self._cores = CoreWatch(cores, lambda: process_tree(process.pid))
         ended = os.pidfd_open(process.pid)
         poll = select.poll()
         for fd in (pipe, output, ended, self._line.socket.fileno()):
             poll.register(fd, select.POLLIN)
         while True:
             ready = {fd for fd, _ in poll.poll(_LONGEST_WAIT_S * 1e3)}
-            self._memory.take(process.pid)
+            if self._memory.take(process.pid) and self._cores is not None:
+                self._cores.take()
             self._refuse_over_limit()
             asked = any("drain" in order for order in self._line.read(block=False) or ())
             self._read_reports(pipe)  # before the output: see `_take_line`
@@ -248,7 +255,7 @@ class _Supervisor:
         if limit_bytes is not None and peak_bytes > limit_bytes:
             raise ProgramFailedError(
                 "out_of_memory",
-                f"{peak_bytes} bytes were in use, over the limit of {limit_bytes} bytes",
+                f"{memory(peak_bytes)} were in use, over the limit of {memory(limit_bytes)}",
             )
 
     def _read_output(self, fd: int) -> bool:
@@ -356,6 +363,7 @@ class _Supervisor:
                 "reporter": rank,
                 "since_start_s": at_s - self._started,
                 "sampled_bytes": self._memory.peak_bytes,
+                "others": [self._cores.taken_s, self._cores.elapsed_s] if self._cores else None,
                 "figures": {
                     name: value if math.isfinite(value) else str(value)
                     for name, value in figures.items()

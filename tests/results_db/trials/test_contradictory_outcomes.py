@@ -334,6 +334,8 @@ UNCONTRADICTED: Final[dict[str, str]] = {
     "oversubscribed": "seen by the worker alone",
     "warmup_settled": "seen by the worker alone",
     "losses_comparable": "seen by the worker alone",
+    "others_share": "seen by the worker alone",
+    "throttled": "seen by the worker alone",
 }
 """What nothing contradicts, always or in some outcomes, and why."""
 FACTORS: Final = (

@@ -15,6 +15,7 @@ from results_db.errors import (
     TrialStateError,
 )
 from results_db.models.tables import Base, Campaign, Trial
+from results_db.records import REPEAT_REASONS
 from results_db.store import Store
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
 from tests.kit.store import (
@@ -70,6 +71,19 @@ def test_a_repeat_is_deliberate_and_says_what_it_repeats(
     assert store.trials.repeat(second.id).repeat_index == 2
 
 
+def test_a_repeat_keeps_its_reason_and_one_for_a_user_is_a_request(
+    store: Store, campaign: int
+) -> None:
+    first = run_trial(store, campaign)
+    crashed = run_trial(store, campaign, Layout(tp=2), outcome=failed())
+    assert store.trials.get(first).repeat_reason is None
+    for reason in REPEAT_REASONS:
+        again = store.trials.repeat(first, reason=reason)
+        assert store.trials.get(again.id).repeat_reason == reason
+    (asked,) = store.trials.measure_again(first)
+    assert (asked.repeat_reason, store.trials.requeue(crashed).repeat_reason) == ("request",) * 2
+
+
 FP16: dict[str, Any] = {
     "iterations": tuple(
         dataclasses.replace(each, grad_norm=None if each.index == 0 else each.grad_norm)
@@ -87,6 +101,7 @@ FP16: dict[str, Any] = {
     [
         (Layout(pp=4), {}),
         (Layout(pp=2, precision="fp16"), FP16),
+        (Layout(), {"others_share": 0.25, "throttled": True}),
         (Layout(), {"breakdown": None}),
         (Layout(tp=2), {"shortened": True, "iterations_asked": 10, "timed": 3}),
     ],

@@ -77,6 +77,7 @@ def test_both_are_measured_again_where_nobody_else_can_tell(store: Store) -> Non
     campaign = driven(store, spec, spec.legal_set().layout(0))
     trials = campaign.trials
     assert [trial.repeat_of for trial in trials] == [None, None, trials[0].id, trials[1].id]
+    assert [trial.repeat_reason for trial in trials] == [None, None, "doubted", "doubted"]
     assert [trial.state for trial in trials] == ["COMPLETED", "FAILED"] * 2
     assert campaign.record.reason == "exhausted"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from results_db.records import TrialRecord
+from results_db.records import RepeatReason, TrialRecord
 from results_db.store import Store
 from search_spaces.estimates.time import step_time_s
 from search_spaces.protocol.outcome import Outcome
@@ -56,6 +56,7 @@ def two_rounds_of_the_best(campaign: DrivenCampaign) -> None:
     """Both rivals were measured again, in turn, and nothing else was."""
     first, second, *_ = (trial.layout_key for trial in campaign.trials)
     assert [trial.layout_key for trial in campaign.repeats] == [first, second, first, second]
+    assert [trial.repeat_reason for trial in campaign.repeats] == ["best", "best", "tie", "tie"]
 
 
 def test_the_best_that_cannot_be_told_apart_are_measured_again_in_turn(store: Store) -> None:
@@ -112,11 +113,11 @@ def test_a_driver_that_dies_between_two_repeats_of_a_round_makes_the_other_one(
 ) -> None:
     repeat_trial, calls = store.trials.repeat, []
 
-    def dies_after_the_first(trial_id: int) -> TrialRecord:
+    def dies_after_the_first(trial_id: int, *, reason: RepeatReason) -> TrialRecord:
         calls.append(trial_id)
         if len(calls) == 2:
             raise OSError("killed")
-        return repeat_trial(trial_id)
+        return repeat_trial(trial_id, reason=reason)
 
     monkeypatch.setattr(store.trials, "repeat", dies_after_the_first)
     judge = judge_of(random.Random(2))

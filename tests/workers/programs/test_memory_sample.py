@@ -66,7 +66,7 @@ def test_samples_are_taken_ten_times_a_second_at_most(monkeypatch: pytest.Monkey
     seen = sample()
     looks: list[int] = []
     monkeypatch.setattr(
-        "workers.programs.memory_sample._tree", lambda pid: (looks.append(pid), [])[1]
+        "workers.programs.memory_sample.process_tree", lambda pid: (looks.append(pid), [])[1]
     )
     for _ in range(100):
         seen.take(os.getpid())
@@ -83,7 +83,7 @@ def test_samples_that_take_long_are_rare(monkeypatch: pytest.MonkeyPatch) -> Non
         time.sleep(0.02)
         return []
 
-    monkeypatch.setattr("workers.programs.memory_sample._tree", look)
+    monkeypatch.setattr("workers.programs.memory_sample.process_tree", look)
     wait_until("two samples are taken", lambda: (seen.take(1), len(looks) == 2)[1])
     assert looks[1] - looks[0] >= 0.42
 
@@ -129,4 +129,4 @@ def test_the_kernels_killer_is_the_cause_only_where_it_struck(
     assert (None if killed is None else killed[0]) == reason
     if reason == "node_lost":
         assert killed is not None
-        assert "was seen with 0 of the 1000 bytes promised" in killed[1]
+        assert "was seen with 0 KiB of the 0.9766 KiB promised" in killed[1]

@@ -39,6 +39,7 @@ class Job:
         rank: int = 0,
         source: str = "report",
         sampled: int = GIB,
+        others: tuple[float, float] | None = None,
         **said: Any,
     ) -> None:
         """A report `took_s` after the rank's last one."""
@@ -53,6 +54,7 @@ class Job:
                 "reporter": rank,
                 "since_start_s": self.at_s[rank],
                 "sampled_bytes": sampled,
+                "others": others,
                 "figures": said,
             }
         )
@@ -97,6 +99,24 @@ def test_throughput_follows_from_the_median_of_the_timed_steps() -> None:
     assert measured.warmup_settled
     assert not measured.losses_comparable
     assert (measured.peak_memory_bytes, measured.memory_kind) == (GIB, "sampled")
+
+
+def test_what_others_took_is_of_the_timed_steps_and_of_the_rank_of_which_they_took_most() -> None:
+    job = Job(layout=Layout(dp=2))
+    for step in range(5):
+        for rank, rate in ((0, 0.1), (1, 0.4)):
+            # In warm-up, which is not timed, others take everything.
+            taken_s = min(step, 1) * 1.0 + max(step - 1, 0) * rate
+            job.report(1.0, rank=rank, others=(taken_s, 1.0 * step))
+    measured = job.measure()
+    assert measured.others_share == pytest.approx(0.4)
+    assert measured.throttled is None
+
+
+@pytest.mark.parametrize("others", [None, (0.0, 0.0)], ids=["not watched", "too short"])
+def test_what_others_took_of_a_program_may_not_be_known(others: tuple[float, float] | None) -> None:
+    job = Job(layout=Layout(dp=2)).report_all(1.0, others=others)
+    assert job.measure().others_share is None
 
 
 def test_tokens_that_nobody_counted_are_those_of_the_layout_and_marked() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,10 @@ import yaml
 
 from search_spaces.protocol.outcome import Measurement, Outcome
 from search_spaces.spec.layout import Layout
+from search_spaces.statistics.disturbance import is_disturbed
 from search_spaces.trainers.program import ProgramTrainer, read_trainers
 from tests.kit.local_ranks import SeveralLocalNodes, run_probe, several_nodes
+from tests.workers.busy_cores import busy
 from tests.workers.programs.programs import (
     MODEL,
     TWO_CORES,
@@ -167,3 +170,25 @@ def test_what_the_torch_native_example_cannot_do_it_says(nodes: LocalNodes) -> N
     outcome = run(nodes, example("torch-native"), layout=layout)
     assert outcome.reason == "crashed"
     assert "recompute=selective is not written here; choose none or full" in outcome.message
+
+
+def test_a_program_beside_busy_processes_is_disturbed(nodes: LocalNodes) -> None:
+    # The program's child does the work, as that of a launcher does.
+    steps = """
+import time
+from layout_tuner import report_step
+for _ in range({steps}):
+    end = time.process_time() + 0.1
+    while time.process_time() < end:
+        pass
+    report_step(loss=1.0, peak_memory_bytes=1 << 20)
+"""
+    program = f"sys.exit(subprocess.run([sys.executable, '-c', {steps!r}]).returncode)"
+    layout = Layout()
+    with busy(os.sched_getaffinity(0), 2):
+        disturbed = run(nodes, python_trainer(program), layout=layout, deadline_s=60.0)
+    assert disturbed.measurement is not None, disturbed.message
+    others_share = disturbed.measurement.others_share
+    assert others_share is not None
+    assert others_share > 0.3
+    assert is_disturbed(others_share, disturbed.measurement.throttled)

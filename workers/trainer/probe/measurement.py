@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,6 +27,7 @@ from search_spaces.protocol.measurement import (
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.throughput import Throughput
 from search_spaces.statistics.step_times import has_settled, quartiles
+from workers.trainer.disturbance import CoreWatch, Disturbance, NvidiaWatch, Watch
 from workers.trainer.memory import LogicalPeak
 from workers.trainer.probe.timing import TimedStep
 from workers.trainer.revision import GIT_REVISION
@@ -83,6 +87,29 @@ def _by_stage(training: Training, peak_bytes: int) -> tuple[int, ...]:
     return tuple(peaks.tolist())
 
 
+def watch_device(device: torch.device, *, oversubscribed: bool) -> Watch:
+    """Watches this rank's device. The ranks of an oversubscribed probe are others to each other."""
+    if device.type == "cpu" and not oversubscribed:
+        return CoreWatch(os.sched_getaffinity(0))
+    with suppress(ImportError, AttributeError):  # no management library, or an old torch
+        if device.type == "cuda" and torch.version.hip is None and not oversubscribed:
+            uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+            return NvidiaWatch(uuid, importlib.import_module("pynvml"))
+    return Disturbance
+
+
+def largest_disturbance(own: Disturbance, device: torch.device) -> Disturbance:
+    """The largest figures of any rank: ranks wait for the one that is disturbed most.
+
+    Communicates: an all-reduce of two numbers over all ranks.
+    """
+    told = [-1.0 if each is None else float(each) for each in (own.others_share, own.throttled)]
+    figures = torch.tensor(told, dtype=torch.float64, device=device)
+    dist.all_reduce(figures, op=ReduceOp.MAX)
+    share, throttled = (None if each < 0 else each for each in figures.tolist())
+    return Disturbance(others_share=share, throttled=None if throttled is None else throttled > 0)
+
+
 def summarise(
     iterations: Sequence[Iteration],
     *,
@@ -93,6 +120,7 @@ def summarise(
     breakdowns: Sequence[Breakdown],
     memory: PeakMemory,
     oversubscribed: bool,
+    disturbance: Disturbance,
 ) -> Measurement:
     """The measurement of a probe: medians over its timed iterations.
 
@@ -105,6 +133,7 @@ def summarise(
         breakdowns: the time breakdown of each timed iteration.
         memory: the peaks of all ranks.
         oversubscribed: whether ranks shared devices.
+        disturbance: what others took of the devices during the timed iterations.
     """
     timed_s = step_times_s(iterations, "timed")
     q25_s, median_s, q75_s = quartiles(timed_s)
@@ -132,6 +161,8 @@ def summarise(
         skipped_steps=sum(iteration.grad_norm is None for iteration in iterations),
         shortened=len(timed_s) < iterations_asked,
         iterations_asked=iterations_asked,
+        others_share=disturbance.others_share,
+        throttled=disturbance.throttled,
     )
 
 

@@ -26,9 +26,11 @@ from workers.trainer.parallel.optimizer import OptimizerSettings
 from workers.trainer.probe.measurement import (
     break_down,
     describe_environment,
+    largest_disturbance,
     peak_memory,
     rehearse,
     summarise,
+    watch_device,
 )
 from workers.trainer.probe.timing import TimedStep, stops_early, timed_step
 from workers.trainer.training import Training
@@ -70,7 +72,9 @@ def run_probe(request: ProbeRequest, ctx: RankContext, report: Report) -> RankRe
     logical_peak_bytes = _begin_memory(training, request)
     warmups = _warm_up(training, request, report)
     indices = range(len(warmups), len(warmups) + request.iterations)
+    watch = watch_device(training.device, oversubscribed=ctx.oversubscribed)
     timed = _time(training, indices, request.stop_above_step_time_s, report)
+    disturbance = largest_disturbance(watch(), training.device)
     _refuse_all_skipped(timed)
     memory = peak_memory(training, logical_peak_bytes)
     breakdowns = break_down(timed, request.layout, device=training.device)
@@ -99,6 +103,7 @@ def run_probe(request: ProbeRequest, ctx: RankContext, report: Report) -> RankRe
         breakdowns=breakdowns,
         memory=memory,
         oversubscribed=ctx.oversubscribed,
+        disturbance=disturbance,
     )
     return RankResult(measurement=measurement, environment=environment)
 

@@ -1,0 +1,59 @@
+"""Whether others disturbed a probe so much that its times say little about its layout."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+DISTURBED_SHARE: Final = 0.05
+"""Share of a device's time from which a probe counts as disturbed.
+
+Where others take a share s, steps take about 1 / (1 - s) times as long (measured,
+docs/explanation/measurement.md): from here on more than 5 % longer, while two quiet runs differ by
+up to 2.8 % in 95 % of all cases. An idle service takes 0.02 of one core (benchmarks/RESULTS.md).
+"""
+
+MEANING: Final = (
+    f"disturbed: others took {DISTURBED_SHARE:.0%} or more of a device's time, or heat or power held "
+    "its clock down, so that the times say little of the layout"
+)
+
+THROTTLED: Final = math.log(1.2)
+"""How much slower a device may be whose clock is held down. Sinha et al. (SC 2022, arXiv
+2208.11035) found up to 22 % between the GPUs of one system."""
+_LARGEST_SHARE: Final = 0.95
+
+
+def is_disturbed(others_share: float | None, throttled: bool | None) -> bool:
+    """Whether a probe was disturbed. What is not known counts as quiet.
+
+    Args:
+        others_share: share, from 0 to 1, of a device's time that others took; None: not known.
+        throttled: whether heat or power held a device's clock down; None: not known.
+    """
+    return throttled is True or (others_share is not None and others_share >= DISTURBED_SHARE)
+
+
+def possible_slowdown(others_share: float | None, throttled: bool | None) -> float:
+    """How much slower than a quiet one a disturbed probe may be, as a logarithm; 0: not disturbed.
+
+    Where others had a share of a device, all ranks wait for the one that had only the rest.
+    """
+    if not is_disturbed(others_share, throttled):
+        return 0.0
+    of_others = -math.log1p(-min(others_share or 0.0, _LARGEST_SHARE))
+    return max(of_others, THROTTLED if throttled else 0.0)
+
+
+def disturbance_words(others_share: float | None, throttled: bool | None) -> str:
+    """What others took of a probe's devices; empty: not known."""
+    taken = "" if others_share is None else f"{others_share:.1%} of a device's time"
+    held = "heat or power held a clock down" if throttled else ""
+    mark = "disturbed" if is_disturbed(others_share, throttled) else ""
+    return ", ".join(filter(None, (taken, held, mark)))
+
+
+def disturbed_mark(num_disturbed: int, num_runs: int) -> str:
+    """The mark of a layout; empty: none of its runs was disturbed."""
+    some = f"{num_disturbed} of {num_runs} runs disturbed" if num_disturbed else ""
+    return "disturbed" if num_disturbed == num_runs else some

@@ -1,0 +1,147 @@
+"""A disturbed probe, from its outcome over HTTP to the pages, tables, files and terminals."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+
+import pytest
+from starlette.testclient import TestClient
+
+from search_spaces.spec.layout import Layout
+from search_spaces.statistics.disturbance import MEANING
+from tests.kit.api import Api, Command, measured_as_asked
+
+QUIET = {"others_share": 0.01, "throttled": False}
+DISTURBED = {"others_share": 0.42, "throttled": None}
+LAYOUTS = (
+    Layout(num_microbatches=8),
+    Layout(tp=2, num_microbatches=8),
+    Layout(pp=2, num_microbatches=8),
+)
+
+
+@pytest.fixture
+def measured(api: Api) -> Api:
+    """Trial 1 quiet and its repeat 4 disturbed, 2 disturbed, 3 of a worker that does not say."""
+    campaign = api.submit()
+    worker = api.register()
+    for layout, share, rate in zip(
+        LAYOUTS, (QUIET, DISTURBED, {}), (300.0, 200.0, 100.0), strict=True
+    ):
+        api.complete(worker, "first", layout, tokens_per_s=rate, **share)
+    first = api.store.trials.by_number(campaign["id"], 1)
+    api.store.trials.repeat(first.id, reason="tie")
+    api.report_measured(worker, api.lease(worker), LAYOUTS[0], tokens_per_s=290.0, **DISTURBED)
+    return api
+
+
+def marks(html: str) -> list[str]:
+    return re.findall(r'<span class="mark">([^<]*disturbed)</span>', html)
+
+
+def page(http: TestClient, path: str) -> str:
+    answer = http.get(path, headers={"Accept": "text/html"})
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+def test_the_documents_have_what_others_took_and_why_a_trial_is_repeated(measured: Api) -> None:
+    listed = measured.get("/campaigns/first/trials")["trials"]
+    shares = [each["measurement"]["others_share"] for each in listed]
+    assert shares == [0.01, 0.42, None, 0.42]
+    assert [each["measurement"]["throttled"] for each in listed] == [False, None, None, None]
+    assert [each["repeat_reason"] for each in listed] == [None, None, None, "tie"]
+    ranked = measured.get("/campaigns/first/leaderboard")["trials"]
+    assert [(each["num_runs"], each["num_disturbed"]) for each in ranked] == [
+        (2, 1),
+        (1, 1),
+        (1, 0),
+    ]
+    again = measured.post("/trials/1/repeat", {"times": 1}, status=201)["trials"]
+    assert [each["repeat_reason"] for each in again] == ["request"]
+
+
+def test_an_outcome_with_an_impossible_share_is_refused(api: Api) -> None:
+    campaign = api.submit()
+    worker = api.register()
+    trial = api.store.trials.add(campaign["id"], LAYOUTS[0])
+    lease = api.lease(worker)
+    outcome = json.loads(json.dumps(measured_as_asked(lease, LAYOUTS[0]).to_mapping()))
+    outcome["measurement"]["others_share"] = 1.5
+    body = {"worker_id": worker, "attempt": 1, "outcome": outcome}
+    refusal = api.post(f"/trials/{trial.id}/outcome", body, status=422)
+    assert "others_share" in json.dumps(refusal)
+
+
+def test_every_page_marks_it_and_explains_the_mark_once(measured: Api, http: TestClient) -> None:
+    leaderboard = page(http, "/campaigns/first")
+    assert marks(leaderboard) == ["1 of 2 runs disturbed", "disturbed"]
+    assert marks(page(http, "/campaigns/first/trials")) == ["disturbed"] * 2
+    trial = page(http, "/trials/2")
+    assert marks(trial) == ["disturbed"]
+    assert "42.0% of a device&#39;s time, disturbed" in trial
+    assert marks(page(http, "/trials/1")) == marks(page(http, "/trials/3")) == []
+    assert "1.0% of a device" in page(http, "/trials/1")
+    assert "taken by others" not in page(http, "/trials/3"), "it is not known"
+    heads = page(http, "/compare?trial=1&trial=2")
+    assert set(marks(heads)) == {"disturbed"}
+    assert "trial 1</a> <span" not in heads
+    report = page(http, "/v1/campaigns/first/report")
+    assert "<td>1 of 2 runs disturbed</td>" in report
+    meaning = MEANING.replace("'", "&#39;")
+    for path in (
+        "/campaigns/first",
+        "/campaigns/first/trials",
+        "/trials/2",
+        "/compare?trial=1&trial=2",
+    ):
+        assert page(http, path).count(meaning) == 1, path
+    assert report.count(meaning) == 1
+
+
+def test_the_result_says_that_the_winner_was_disturbed(measured: Api, http: TestClient) -> None:
+    for path in ("/campaigns/first", "/v1/campaigns/first/report"):
+        assert "while it was measured (1 of 2 runs disturbed)" in page(http, path)
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("best", "it is among the best"),
+        ("tie", "it cannot be told apart from others among the best"),
+        ("doubted", "its measurement is doubted"),
+        ("disturbed", "others took its devices while it was measured"),
+        ("request", "a user or the campaign&#39;s file asked for it"),
+    ],
+)
+def test_the_page_of_a_repeat_states_its_reason(
+    measured: Api, http: TestClient, command: Command, reason: str, words: str
+) -> None:
+    again = measured.store.trials.repeat(1, reason=reason)
+    assert f"Its layout is repeated because {words}." in page(http, f"/trials/{again.id}")
+    shown = command("trial", "show", str(again.id)).stdout
+    assert f"trial 1, because {words.replace('&#39;', chr(39))}" in shown
+
+
+def test_tables_for_files_say_it(measured: Api, http: TestClient) -> None:
+    query = {"format": "csv", "intervals": "true"}
+    rows = csv.DictReader(
+        io.StringIO(http.get("/v1/campaigns/first/leaderboard", params=query).text)
+    )
+    assert [row["num_disturbed"] for row in rows] == ["1", "1", "0"]
+    table = http.get("/v1/campaigns/first/table").text
+    rows = csv.DictReader(io.StringIO(table))
+    assert [row["others_share"] for row in rows] == ["0.01", "0.42", "", "0.42"]
+
+
+def test_terminals_say_it(measured: Api, command: Command) -> None:
+    leaderboard = command("leaderboard", "first").stdout
+    assert "2, 1 of 2 runs disturbed" in leaderboard
+    assert leaderboard.count("disturbed: others took") == 1
+    trials = command("trial", "list", "first").stdout
+    assert trials.count("COMPLETED, disturbed") == 2
+    assert trials.count("disturbed: others took") == 1
+    assert "42.0% of a device's time, disturbed" in command("trial", "show", "2").stdout
