@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.results_file import table
-from benchmarks.search.search_recipes import RECIPES, read_recipes
+from benchmarks.search.search_recipes import MEGATRON, RECIPES, read_recipes
 from benchmarks.search.search_record import Part, Promise
 from benchmarks.search.search_runs import SIMULATED, simulated_cells
 from search_spaces.belief.best_chances import MAX_COMPARED, BestChances, LayoutDraws
@@ -28,7 +28,6 @@ NEAR_BEST: Final = 1.5
 """Layouts that take at most so many times as long as the best of their cell count."""
 LARGE_GROUP: Final = 100
 LEAST_STATEMENTS: Final = 50
-MEGATRON: Final = "Megatron-LM"
 LANDSCAPES: Final = 12
 
 

@@ -29,6 +29,8 @@ NEAR: Final = 0.2
 RECIPES: Final = "published_recipes.csv"
 CLUSTERS: Final = {"a100-80gb": "a100-sxm", "mi250x-gcd": "frontier"}
 """Cluster presets by the device of a published row."""
+MEGATRON: Final = "Megatron-LM"
+"""What ran the recipes, or what it is built on."""
 _LAYOUT: Final = ("tp", "pp", "dp", "vpp", "micro_batch_size", "num_microbatches", "zero_stage")
 
 
@@ -80,7 +82,9 @@ class Recipe:
     @property
     def predicted_s(self) -> float:
         """The estimate of the step by the priors alone."""
-        log_s, _ = TimeCalibration().predict(self.layout, self.model, self.cluster)
+        log_s, _ = TimeCalibration().predict(
+            self.layout, self.model, self.cluster, software=MEGATRON
+        )
         return float(np.exp(log_s[0]))
 
     def tflops(self, step_s: float) -> float:

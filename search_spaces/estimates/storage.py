@@ -203,7 +203,7 @@ def _unknown() -> Iterator[StorageHypothesis]:
     """Each combination; half a trainer is added to each count (Jeffreys' prior)."""
     for states, (count, changes) in _STATES.items():
         for tensors, (number, more) in _TENSORS.items():
-            storage = replace(MEGATRON_LIKE, fp16_gradient_bytes=None, **changes, **more)
+            storage = replace(MEGATRON_LIKE, fp16_gradient_bytes=None, **{**changes, **more})
             yield StorageHypothesis(
                 name=f"{states}, {tensors}",
                 # More differs between trainers than what the hypotheses list.
@@ -212,7 +212,7 @@ def _unknown() -> Iterator[StorageHypothesis]:
             )
 
 
-def _share(count: int, choices: Mapping[str, tuple[int, Any]]) -> float:
+def _share(count: int, choices: Mapping[str, tuple[int, Mapping[str, Any]]]) -> float:
     total = sum(number for number, _ in choices.values())
     return (count + 0.5) / (total + 0.5 * len(choices))
 

@@ -19,7 +19,7 @@ from tuner.replay.commands import replay
 from tuner.replay.estimates import EstimatedCell, estimates_report, summarize_cells
 
 
-def true_cell(*, slower: float = 1.0, source: str = "nobody's trainer") -> TableCell:
+def true_cell(*, slower: float = 1.0, source: str = "Megatron-LM") -> TableCell:
     """A cell that behaves as the priors say, only `slower`."""
     cell = make_cell([1.0] * 24, source=source, cluster="a100-sxm", device_memory_gb=80)
     cell_layouts = CellLayouts(cell)
