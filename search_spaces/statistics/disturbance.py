@@ -7,9 +7,9 @@ from typing import Final
 DISTURBED_SHARE: Final = 0.05
 """Share of a device's time from which a probe counts as disturbed.
 
-Where others take a share s, steps take about 1 / (1 - s) times as long (measured,
-docs/explanation/measurement.md): from here on more than 5 % longer, while two quiet runs differ by
-up to 2.8 % in 95 % of all cases. An idle service takes 0.02 of one core (benchmarks/RESULTS.md).
+Where others take a share s, steps take at least about 1 / (1 - s) times as long (measured,
+docs/explanation/measurement.md): 5 % at this share, while two quiet runs differ by up to 2.8 % in
+95 % of all cases. Quiet probes had shares up to 0.015; an idle service takes 0.02 of one core.
 """
 
 MEANING: Final = (
