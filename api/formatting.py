@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -90,9 +91,13 @@ def state_words(state: str, reason: str | None) -> str:
     return f"{state} ({reason})" if reason else state
 
 
-def half_interval(value: float, high: float | None) -> str:
-    """Half of a 95 % interval in percent of the value."""
-    return "-" if high is None else f"±{high / value - 1:.1%}"
+def half_interval(value: float, low: float | None, high: float | None) -> str:
+    """Half of a 95 % interval in percent of the value; both halves where they differ."""
+    if low is None or high is None:
+        return "-"
+    if math.isclose(high / value, value / low, rel_tol=1e-4):
+        return f"±{high / value - 1:.1%}"
+    return f"-{1 - low / value:.1%} +{high / value - 1:.1%}"
 
 
 def gain_sentence(gain: GainRead, baseline: BaselineRead, objective: str) -> str:
@@ -135,7 +140,7 @@ def baseline_words(baseline: BaselineRead, objective: str) -> str:
     else:
         words = f"trial {baseline.trial_number}, {state_words(baseline.state, baseline.reason)}"
     if baseline.value is not None:
-        half = half_interval(baseline.value, baseline.value_high)
+        half = half_interval(baseline.value, baseline.value_low, baseline.value_high)
         words += f", {figure(baseline.value)} {unit(objective)}"
         words += "" if half == "-" else f" {half}"
         words += "" if baseline.is_ranked else ", not ranked"

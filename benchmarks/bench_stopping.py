@@ -22,7 +22,8 @@ from benchmarks.results_file import describe_machine, record, table
 from benchmarks.search.search_runs import read_tables
 from search_spaces.spec.probe_defaults import DEFAULT_ITERATIONS, DEFAULT_WARMUP
 from search_spaces.statistics.early_stop import LEAST_TIMED, shows_enough
-from search_spaces.statistics.pooling import PooledRuns
+from search_spaces.statistics.pooling import pooled_reach
+from search_spaces.statistics.run_spread import RunSpread
 from search_spaces.tables import TableCell, read_table
 
 LOCAL: Final = Path(__file__).parent / "data" / "tiny_local_cpu.csv"
@@ -79,9 +80,7 @@ def to_beat_s(timed: Sequence[float]) -> float:
 
     The service takes it from the leaderboard's standing, which comes from the same estimate.
     """
-    estimate = PooledRuns.of([timed]).estimate(None)
-    assert estimate is not None
-    return math.exp(estimate.log_s) * estimate.factor
+    return median(timed) * math.exp(pooled_reach([timed], RunSpread.prior()))
 
 
 def timed_until_stopped(timed: Sequence[float], than_s: float) -> int:

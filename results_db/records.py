@@ -405,6 +405,19 @@ class PredictedTrial:
     """Measured peak of the fullest rank; None: not measured."""
 
 
+@dataclass(frozen=True, slots=True)
+class RepeatsOfLayout:
+    """How often a layout was measured again, cancelled trials apart."""
+
+    total: int = 0
+    disturbed: int = 0
+    """Repeats because others took its devices during every earlier run."""
+    doubted: int = 0
+    """Repeats because its measurement was doubted."""
+    last_ended_at: datetime | None = None
+    """When the last repeat ended; None: none has."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GainRead:
     """The value of a layout over the value of the campaign's baseline; over 1 is better."""

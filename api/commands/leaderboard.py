@@ -269,7 +269,7 @@ def _row(trial: RankedTrial, objectives: tuple[str, ...], *, has_baseline: bool)
         *(("*" if trial.on_front else "",) if len(objectives) > 1 else ()),
         *(("*" if trial.is_baseline else "",) if has_baseline else ()),
         f"{trial.step_time_s:.4g} s",
-        half_interval(trial.value, trial.value_high),
+        half_interval(trial.value, trial.value_low, trial.value_high),
         ", ".join(filter(None, (str(trial.num_runs), mark))),
         percent(measured.mfu, speedup),
         memory(measured.peak_memory_bytes),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -186,10 +187,7 @@ def _compare(client: Client, source: CampaignDetail, second: CampaignDetail) -> 
 
 
 def _value(trial: RankedTrial) -> MeasuredValue:
-    """A figure of a leaderboard; a single iteration has no interval."""
-    low = trial.value if trial.value_low is None else trial.value_low
-    high = trial.value if trial.value_high is None else trial.value_high
-    return MeasuredValue(value=trial.value, low=low, high=high)
+    return MeasuredValue(value=trial.value, low=trial.value_low, high=trial.value_high)
 
 
 def _best_of_theirs(compared: Sequence[_Compared]) -> tuple[_Compared, float | None] | None:
@@ -253,7 +251,7 @@ def _print(
     measured = next((each.theirs for each in compared if each.theirs is not None), None)
     if measured is not None and measured.measurement is not None:
         click.echo(f"the other trainer: {trainer_words(measured.measurement)}")
-    click.echo(_tau_words(agreement))
+    click.echo(_tau_words(agreement, second.spec["runs"]))
     if (best := _best_of_theirs(compared)) is not None:
         click.echo(_best_words(*best))
 
@@ -264,27 +262,41 @@ def _cells(each: _Compared, objective: str) -> tuple[str, ...]:
     if theirs is not None:
         cells = (
             objective_figure(objective, theirs.value),
-            half_interval(theirs.value, theirs.value_high),
+            half_interval(theirs.value, theirs.value_low, theirs.value_high),
             str(theirs.num_runs),
             f"{each.ratio:.3f}",
         )
     return (
         *layout_cells(ours.layout).values(),
         objective_figure(objective, ours.value),
-        half_interval(ours.value, ours.value_high),
+        half_interval(ours.value, ours.value_low, ours.value_high),
         *cells,
     )
 
 
-def _tau_words(agreement: RankAgreement) -> str:
+def _tau_words(agreement: RankAgreement, runs: int) -> str:
     if agreement.tau is None:
-        return "Kendall's tau is unknown: one of the two trainers tells no two layouts apart"
+        return (
+            "the order cannot be judged: no two layouts are told apart by both trainers; "
+            f"{_runs_words(agreement, runs)}"
+        )
     interval = (
         "" if agreement.low is None else f" (95 %: {agreement.low:.2f} to {agreement.high:.2f})"
     )
     return (
         f"Kendall's tau {agreement.tau:.2f}{interval} over {agreement.num_layouts} layouts; those "
         "whose 95 % intervals overlap are ties"
+    )
+
+
+def _runs_words(agreement: RankAgreement, runs: int) -> str:
+    """How many runs of each layout it would take to judge the order."""
+    if agreement.times_the_runs is None:
+        return "they are equally fast, and more runs would not tell them apart"
+    needed = max(math.ceil(runs * agreement.times_the_runs), runs + 1)
+    return (
+        f"about {needed} runs of each layout in both would tell half of the pairs apart "
+        "(--runs, and `layout-tuner trial repeat` here)"
     )
 
 

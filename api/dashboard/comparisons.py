@@ -53,8 +53,8 @@ class ComparedWinner:
 
     campaign: str
     ratio: float = 0.0
-    interval: tuple[float, float] | None = None
-    """The 95 % interval of the ratio; None: one of them timed a single iteration."""
+    interval: tuple[float, float] = (0.0, 0.0)
+    """The 95 % interval of the ratio."""
     why_not: str = ""
     """Why they cannot be compared; empty: they can."""
 

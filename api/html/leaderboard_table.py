@@ -65,7 +65,7 @@ class LeaderboardLine:
     """One for each column."""
     marks: Sequence[str]
     """Words such as "tied" and "stopped early"."""
-    drawn: tuple[float, float, float] | None
+    drawn: tuple[float, float, float]
     """The interval's lower end, the value and the upper end in units of the plot."""
 
 
@@ -227,9 +227,7 @@ def _lines(page: PageOfLayouts, names: Sequence[str], *, has_front: bool) -> lis
     place = _scale(page.layouts)
     lines = []
     for each in page.layouts:
-        drawn = None
-        if each.low is not None and each.high is not None:
-            drawn = place(each.low), place(each.value), place(each.high)
+        drawn = place(each.low), place(each.value), place(each.high)
         lines.append(
             LeaderboardLine(
                 ranked=each,
@@ -264,7 +262,7 @@ def _marks(ranked: RankedLayout, *, on_front: bool) -> list[str]:
 
 def _scale(layouts: Sequence[RankedLayout]) -> Callable[[float], float]:
     """Maps values to positions in the plots of a page, which have one scale."""
-    ends = [end for each in layouts for end in (each.low, each.value, each.high) if end is not None]
+    ends = [end for each in layouts for end in (each.low, each.high)]
     low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
     reach = (high - low) or 1.0
     length = _INTERVAL_WIDTH - 2 * _MARGIN

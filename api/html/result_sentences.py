@@ -100,7 +100,7 @@ def lead(finding: CampaignFinding) -> Iterator[Phrase]:
             ),
             False,
         )
-    elif finding.summary.num_ranked > 1 and winner.low is not None:
+    elif finding.summary.num_ranked > 1:
         yield "All others are slower with 95 % confidence. ", False
     if winner.num_disturbed:
         yield f"Others took its devices while it was measured ({winner.disturbed_mark}). ", False
@@ -153,8 +153,6 @@ def short_layout(layout: Layout) -> str:
 
 def bounds(objective: str, ranked: RankedLayout) -> str:
     """The 95 % interval of a layout's value."""
-    if ranked.low is None or ranked.high is None:
-        return "no interval: one iteration was timed"
     return (
         f"{objective_figure(objective, ranked.low)} to "
         f"{objective_figure(objective, ranked.high)} (95 %)"
@@ -168,18 +166,16 @@ def peak_words(ranked: RankedLayout, device_memory_bytes: int | None) -> str:
     return memory_of(found, device_memory_bytes)
 
 
-def ratio_interval(one: RankedLayout, other: RankedLayout) -> tuple[float, float] | None:
-    """The 95 % interval of the ratio of two values of different campaigns.
+def ratio_interval(one: RankedLayout, other: RankedLayout) -> tuple[float, float]:
+    """Both ends of the 95 % interval of the ratio of two values of different campaigns.
 
-    From the intervals of the logarithms, by the square root of the sum of their squared half-widths
-    (MOVER: Zou and Donner, Statistics in Medicine 27, 2008, equation 8). Differences between days
-    and machines are not in it.
-
-    Returns:
-        Both ends; None where one of the values has no interval.
+    From the intervals of the logarithms, by the square root of the sum of their squared parts below
+    and above (MOVER: Zou and Donner, Statistics in Medicine 27, 2008, equation 8). Differences
+    between days and machines are not in it.
     """
-    if one.high is None or other.high is None:
-        return None
-    reach = math.hypot(math.log(one.high / one.value), math.log(other.high / other.value))
-    ratio, factor = one.value / other.value, math.exp(reach)
-    return ratio / factor, ratio * factor
+    below, above = (
+        math.hypot(math.log(a.value / a.low), math.log(b.high / b.value))
+        for a, b in ((one, other), (other, one))
+    )
+    ratio = one.value / other.value
+    return ratio * math.exp(-below), ratio * math.exp(above)

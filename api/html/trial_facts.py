@@ -203,8 +203,7 @@ def figure_pairs(
     if ranked is not None:
         yield "95 % interval", bounds(objective, ranked).removesuffix(" (95 %)")
         speedup, step_time_s = measured.step_time_s / ranked.step_time_s, ranked.step_time_s
-        low, high = ranked.step_time_low_s, ranked.step_time_high_s
-        within = "" if low is None or high is None else f" ({low:.4g} to {high:.4g})"
+        within = f" ({ranked.step_time_low_s:.4g} to {ranked.step_time_high_s:.4g})"
     yield "step time", f"{step_time_s:.4g} s{within}"
     if ranked is not None:
         yield "runs", ", ".join(filter(None, (str(ranked.num_runs), ranked.disturbed_mark)))

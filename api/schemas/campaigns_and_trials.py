@@ -292,10 +292,11 @@ class RankedTrial(TrialOfLayout):
     better in one."""
     value: float
     """The value that ranks, at the median step time of all runs of the layout."""
-    value_low: float | None
-    """Lower end of the 95 % interval of the value; null: only one iteration was timed."""
-    value_high: float | None
-    """Upper end of the interval."""
+    value_low: float
+    """Lower end of the 95 % interval of the value."""
+    value_high: float
+    """Upper end of the interval; that of the first layout is lowered, but not below the value,
+    since the best of many is flattered."""
     step_time_s: float
     """Median of the step times of all runs of the layout."""
     num_runs: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 from sqlalchemy import and_, or_, select
 from sqlalchemy.orm import Session
 
+from results_db.leaderboard.intervals import Intervals
 from results_db.leaderboard.leaderboard_memo import LeaderboardSection
-from results_db.leaderboard.measured_runs import timed_iterations
-from results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout, TimedIterations
+from results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout
 from results_db.models.tables import MeasurementRow, Trial
 from results_db.records import BaselineRead, CampaignRecord, GainRead
 from results_db.rows import baseline_of
@@ -19,7 +20,7 @@ from search_spaces.errors import SearchSpaceError
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.objectives import OBJECTIVE_FIGURES, measured_objective
 from search_spaces.spec.space import SearchSpace
-from search_spaces.statistics.confidence import ratio_factor
+from search_spaces.statistics.confidence import reach_of_ratio
 
 Run = Any
 """A trial of a baseline, with the figures of its measurement; they are None without one."""
@@ -37,10 +38,11 @@ class Baselines(LeaderboardSection):
             boards = self._boards(session, layouts)
             runs = _runs(session, layouts)
             ranked = {id_: board.find(layouts[id_].key) for id_, board in boards.items()}
-            compared = [*ranked.values(), *(board.winner for board in boards.values())]
-            timed = timed_iterations(
-                session, [run.id for each in compared if each is not None for run in each.runs]
-            )
+            intervals = {
+                id_: Intervals.read(session, id_, boards[id_], [found])
+                for id_, found in ranked.items()
+                if found is not None
+            }
         return {
             campaign.id: _baseline_read(
                 campaign,
@@ -48,7 +50,7 @@ class Baselines(LeaderboardSection):
                 runs[campaign.id],
                 boards[campaign.id],
                 ranked[campaign.id],
-                timed,
+                intervals.get(campaign.id),
             )
             for campaign in campaigns
             if campaign.id in boards
@@ -64,8 +66,8 @@ class Baselines(LeaderboardSection):
             baseline, other = board.find(layout.key), board.find(layout_key)
             if baseline is None or other is None:
                 return None
-            ids = [run.id for each in (baseline, other) for run in each.runs]
-            return _gain(board, other, baseline, timed_iterations(session, ids))
+            intervals = Intervals.read(session, campaign.id, board, [baseline, other])
+            return _gain(intervals, other, baseline)
 
 
 def _layouts(campaigns: Sequence[CampaignRecord]) -> dict[int, Layout]:
@@ -73,26 +75,18 @@ def _layouts(campaigns: Sequence[CampaignRecord]) -> dict[int, Layout]:
     return {id_: layout for id_, layout in found.items() if layout is not None}
 
 
-def _gain(
-    board: Leaderboard, layout: MeasuredLayout, baseline: MeasuredLayout, timed: TimedIterations
-) -> GainRead:
+def _gain(intervals: Intervals, layout: MeasuredLayout, baseline: MeasuredLayout) -> GainRead:
     """The value of a layout over that of the baseline."""
-    ratio, factor = layout.value / baseline.value, None
+    ratio, number = layout.value / baseline.value, layout.first.number
     if layout is baseline:
-        factor = 1.0
-    else:
-        one, other = (each.estimate(timed, board.spread) for each in (layout, baseline))
-        if one is not None and other is not None:
-            factor = ratio_factor(one, other)
-    return _gain_read(ratio, factor, layout)
-
-
-def _gain_read(ratio: float, factor: float | None, layout: MeasuredLayout) -> GainRead:
+        return GainRead(ratio=ratio, ratio_low=ratio, ratio_high=ratio, trial_number=number)
+    one, other = map(intervals.estimate, (layout, baseline))
+    middle, reach = one.log - other.log, reach_of_ratio(one, other)
     return GainRead(
         ratio=ratio,
-        ratio_low=None if factor is None else ratio / factor,
-        ratio_high=None if factor is None else ratio * factor,
-        trial_number=layout.first.number,
+        ratio_low=min(math.exp(middle - reach), ratio),
+        ratio_high=max(math.exp(middle + reach), ratio),
+        trial_number=number,
     )
 
 
@@ -133,19 +127,23 @@ def _baseline_read(
     runs: Sequence[Run],
     board: Leaderboard,
     ranked: MeasuredLayout | None,
-    timed: TimedIterations,
+    intervals: Intervals | None,
 ) -> BaselineRead:
     shown, winner = _shown(runs, ranked), board.winner
-    value, factor, gain = None, None, None
-    if ranked is not None:
-        value, estimate = ranked.value, ranked.estimate(timed, board.spread)
-        factor = None if estimate is None else estimate.factor
-        gain = None if winner is None else _gain(board, winner, ranked, timed)
+    value, gain, low, high = None, None, None, None
+    if ranked is not None and intervals is not None:
+        value, (low, high) = ranked.value, intervals.ends(ranked)
+        gain = None if winner is None else _gain(intervals, winner, ranked)
     elif shown is not None and shown.state == "COMPLETED":
         value = measured_objective(campaign.objective, shown, num_nodes=shown.num_nodes)
         # Ranks that shared devices are slow for that reason, and are not compared.
         if value is not None and winner is not None and not shown.oversubscribed:
-            gain = _gain_read(winner.value / value, None, winner)
+            gain = GainRead(
+                ratio=winner.value / value,
+                ratio_low=None,
+                ratio_high=None,
+                trial_number=winner.first.number,
+            )
     return BaselineRead(
         layout=layout,
         layout_key=layout.key,
@@ -157,8 +155,8 @@ def _baseline_read(
         message="" if shown is None else shown.message,
         is_ranked=ranked is not None,
         value=value,
-        value_low=None if value is None or factor is None else value / factor,
-        value_high=None if value is None or factor is None else value * factor,
+        value_low=low,
+        value_high=high,
         gain=gain,
     )
 

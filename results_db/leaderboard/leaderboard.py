@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from results_db.errors import CampaignNotFoundError
 from results_db.leaderboard.filter_and_sort import listed_layouts
+from results_db.leaderboard.intervals import Intervals
 from results_db.leaderboard.leaderboard_listing import WHOLE, LeaderboardListing
 from results_db.leaderboard.leaderboard_memo import LeaderboardSection
 from results_db.leaderboard.leaderboard_records import (
@@ -23,8 +24,8 @@ from results_db.leaderboard.leaderboard_records import (
     RankedSummary,
     Winner,
 )
-from results_db.leaderboard.measured_runs import timed_iterations, trials_by_id
-from results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout, TimedIterations
+from results_db.leaderboard.measured_runs import trials_by_id
+from results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout
 from results_db.models.tables import Import, Trial
 from search_spaces.statistics.disturbance import is_disturbed
 
@@ -86,7 +87,7 @@ class Leaderboards(LeaderboardSection):
             listed = listed_layouts(board, listing)
             page = listed[offset : None if limit is None else offset + limit]
             return PageOfLayouts(
-                layouts=_ranked_layouts(session, board, page),
+                layouts=_ranked_layouts(session, campaign_id, board, page),
                 front=board.front.keys(),
                 total=len(listed),
                 constrained=board.num_constrained,
@@ -132,9 +133,9 @@ class Leaderboards(LeaderboardSection):
         with self._db.read() as session:
             board = self._board(session, campaign_id, objective)
             best = board.layouts[:among]
-            compared = board.compare(best, _timed(session, best))
-            tied = [each for each, (_, is_tied) in zip(best, compared, strict=True) if is_tied]
-            return _ranked_layouts(session, board, tied)
+            intervals = Intervals.read(session, campaign_id, board, best)
+            tied = [each for each in best if intervals.is_tied(each)]
+            return _ranked_layouts(session, campaign_id, board, tied)
 
     def winner(self, campaign_id: int, objective: str | None = None) -> RankedLayout | None:
         """The best layout that was measured in full; None while there is none."""
@@ -159,13 +160,11 @@ class Leaderboards(LeaderboardSection):
         """The low end of the interval of each winner's objective, by the campaign's id."""
         with self._db.read() as session:
             boards = self._boards(session, campaign_ids)
-            won = {id_: board.winner for id_, board in boards.items() if board.winner is not None}
-            timed = _timed(session, list(won.values()))
-        values = {}
-        for campaign_id, winner in won.items():
-            estimate = winner.estimate(timed, boards[campaign_id].spread)
-            values[campaign_id] = winner.value / (1.0 if estimate is None else estimate.factor)
-        return values
+            return {
+                id_: Intervals.read(session, id_, board, []).ends(board.winner)[0]
+                for id_, board in boards.items()
+                if board.winner is not None
+            }
 
     def fronts_to_beat(
         self, campaign_ids: Collection[int]
@@ -190,31 +189,31 @@ class Leaderboards(LeaderboardSection):
         )
 
 
-def _timed(session: Session, layouts: Sequence[MeasuredLayout]) -> TimedIterations:
-    return timed_iterations(session, [run.id for each in layouts for run in each.runs])
-
-
 def _ranked_layouts(
-    session: Session, board: Leaderboard, layouts: Sequence[MeasuredLayout]
+    session: Session, campaign_id: int, board: Leaderboard, layouts: Sequence[MeasuredLayout]
 ) -> list[RankedLayout]:
     """Records of some layouts of a leaderboard."""
+    if not layouts:
+        return []
     trials = trials_by_id(session, [each.trial_id for each in layouts])
-    timed = _timed(session, [*board.layouts[:1], *layouts]) if layouts else {}
-    compared = board.compare(layouts, timed)
-    return [
-        RankedLayout(
-            trial=trials[each.trial_id],
-            rank=each.rank,
-            value=each.value,
-            low=None if factor is None else each.value / factor,
-            high=None if factor is None else each.value * factor,
-            step_time_s=each.step_time_s,
-            step_time_low_s=None if factor is None else each.step_time_s / factor,
-            step_time_high_s=None if factor is None else each.step_time_s * factor,
-            trial_ids=tuple(run.id for run in each.runs),
-            shortened=each.shortened,
-            is_tied=is_tied,
-            num_disturbed=sum(is_disturbed(r.others_share, r.throttled) for r in each.runs),
+    intervals = Intervals.read(session, campaign_id, board, layouts)
+    found = []
+    for each in layouts:
+        low, high = intervals.ends(each)
+        found.append(
+            RankedLayout(
+                trial=trials[each.trial_id],
+                rank=each.rank,
+                value=each.value,
+                low=low,
+                high=high,
+                step_time_s=each.step_time_s,
+                step_time_low_s=each.step_time_s * each.value / high,
+                step_time_high_s=each.step_time_s * each.value / low,
+                trial_ids=tuple(run.id for run in each.runs),
+                shortened=each.shortened,
+                num_disturbed=sum(is_disturbed(r.others_share, r.throttled) for r in each.runs),
+                is_tied=intervals.is_tied(each),
+            )
         )
-        for each, (factor, is_tied) in zip(layouts, compared, strict=True)
-    ]
+    return found

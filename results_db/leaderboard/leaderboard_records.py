@@ -19,14 +19,15 @@ class RankedLayout:
     """Rank on the whole leaderboard of the campaign, from 1, whichever layouts are listed."""
     value: float
     """The objective at the median step time of its runs; more is better."""
-    low: float | None
-    """Lower end of the 95 % interval of the value; None: a single iteration was timed in all."""
-    high: float | None
-    """Upper end of the interval."""
+    low: float
+    """Lower end of the 95 % interval of the value."""
+    high: float
+    """Upper end of the interval; that of the first layout is lowered, but not below the value,
+    since the best of many is flattered."""
     step_time_s: float
     """Median of its runs."""
-    step_time_low_s: float | None
-    step_time_high_s: float | None
+    step_time_low_s: float
+    step_time_high_s: float
     trial_ids: tuple[int, ...]
     """The runs that count, the first one first."""
     shortened: bool

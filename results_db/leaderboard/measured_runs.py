@@ -6,18 +6,19 @@ from collections import defaultdict, namedtuple
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, cast
 
-from sqlalchemy import Integer, bindparam, select
-from sqlalchemy.orm import Session
+from sqlalchemy import Integer, and_, bindparam, func, or_, select
+from sqlalchemy.orm import Session, aliased
 
 from results_db.database.compiled_statement import DriverStatement
 from results_db.leaderboard.rank_layouts import Run, TimedIterations
-from results_db.models.tables import IterationRow, MeasurementRow, Trial
+from results_db.models.tables import Campaign, IterationRow, MeasurementRow, Trial
 from results_db.records import TrialRecord
 from results_db.rows import WITH_MEASUREMENT, trial_record
 from results_db.trials.filter import KNOB_FIELDS
 from results_db.trials.filter_sql import has_ranked_tokens
 from search_spaces.protocol.metrics import METRICS
 from search_spaces.spec.objectives import OBJECTIVE_FIGURES
+from search_spaces.statistics.disturbance import DISTURBED_SHARE
 
 _OF_TRIAL: Final = ("id", "number", "layout_key", "node", *KNOB_FIELDS)
 _OF_MEASUREMENT: Final = tuple(
@@ -25,6 +26,7 @@ _OF_MEASUREMENT: Final = tuple(
         (
             "shortened",
             "step_time_s",
+            "hfu",
             "others_share",
             "throttled",
             *OBJECTIVE_FIGURES,
@@ -38,6 +40,9 @@ filtered and sorted by."""
 
 _IDS_AT_ONCE: Final = 1000
 """Trial ids in one statement: SQLite limits the parameters of one."""
+
+_EARLIER_CAMPAIGNS: Final = 20
+"""Campaigns whose repeats tell how far runs differ: a machine changes over the years."""
 
 _Run: Any = cast("Any", namedtuple)("Run", RUN_FIELDS)
 
@@ -78,6 +83,51 @@ def timed_iterations(session: Session, trial_ids: Sequence[int]) -> TimedIterati
         for trial_id, seconds in session.execute(query):
             found[trial_id].append(seconds)
     return found
+
+
+def earlier_repeats(session: Session, campaign_id: int) -> list[list[float]]:
+    """Step times in seconds of layouts that earlier campaigns ran more than once, by layout.
+
+    Those are the newest campaigns on the same cluster with the same trainer that had ended when
+    this one was created.
+    """
+    this = aliased(Campaign)
+    earlier = (
+        select(Campaign.id)
+        .join(
+            this,
+            and_(
+                Campaign.cluster_name == this.cluster_name,
+                Campaign.trainer == this.trainer,
+                Campaign.ended_at <= this.created_at,
+                Campaign.id != this.id,
+            ),
+        )
+        .where(this.id == campaign_id)
+        .order_by(Campaign.ended_at.desc())
+        .limit(_EARLIER_CAMPAIGNS)
+    )
+    ids = session.scalars(earlier).all()
+    repeats = select(Trial.repeat_of).where(Trial.campaign_id.in_(ids), Trial.repeat_index > 0)
+    query = (
+        select(Trial.campaign_id, Trial.layout_key, MeasurementRow.step_time_s)
+        .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
+        .where(
+            Trial.campaign_id.in_(ids),
+            or_(Trial.repeat_index > 0, Trial.id.in_(repeats)),
+            Trial.state == "COMPLETED",
+            Trial.num_layers.is_(None),
+            MeasurementRow.oversubscribed.is_(False),
+            MeasurementRow.shortened.is_(False),
+            MeasurementRow.throttled.is_not(True),
+            func.coalesce(MeasurementRow.others_share, 0.0) < DISTURBED_SHARE,
+        )
+        .order_by(Trial.id.desc())
+    )
+    found: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
+    for campaign, layout_key, seconds in session.execute(query) if ids else ():
+        found[campaign, layout_key].append(seconds)
+    return list(found.values())
 
 
 def trials_by_id(session: Session, trial_ids: Sequence[int]) -> dict[int, TrialRecord]:

@@ -6,7 +6,6 @@ rates: the value of a layout is that of its first run, scaled to the median step
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +16,8 @@ from typing import Any, cast
 import numpy as np
 
 from search_spaces.spec.objectives import OBJECTIVES, measured_objective, pareto_front
-from search_spaces.statistics.confidence import Estimate, can_be_told_apart
-from search_spaces.statistics.pooling import (
-    PooledRuns,
-    Spread,
-    spread_of_squares,
-    squares_of_runs,
-)
+from search_spaces.statistics.disturbance import is_disturbed
+from search_spaces.statistics.run_spread import RunSpread
 
 Run = Any
 """A completed trial with its measurement: an object with the fields
@@ -31,6 +25,16 @@ Run = Any
 
 TimedIterations = Mapping[int, Sequence[float]]
 """The step times of timed iterations in seconds, by trial."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunErrors:
+    """How far the figures of a leaderboard may be off."""
+
+    spread: RunSpread
+    """The spread between runs of one layout."""
+    flattery: float
+    """By how much the first layout's value is expected to be too large, as a logarithm."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,8 +56,8 @@ class MeasuredLayout:
     """A layout on a leaderboard."""
 
     runs: Sequence[Run]
-    """The runs that count, the first one first. Runs that were stopped early count only where the
-    layout has no others."""
+    """The runs that count, the first one first. Runs that were stopped early, and then those that
+    were disturbed, count only where the layout has no others."""
     step_time_s: float
     """Median of these runs."""
     value: float
@@ -76,19 +80,13 @@ class MeasuredLayout:
         """Whether every run was stopped early."""
         return cast("bool", self.runs[0].shortened)
 
-    def estimate(self, timed: TimedIterations, spread: Spread | None) -> Estimate | None:
-        """The step time with its error; None where a single iteration was timed in all.
-
-        Args:
-            timed: of the layout's runs.
-            spread: of the leaderboard.
-        """
-        # An imported measurement may have a step time and no iterations.
-        runs = [timed.get(run.id) or [run.step_time_s] for run in self.runs]
-        return PooledRuns.of(runs).estimate(spread)
+    @property
+    def disturbed(self) -> bool:
+        """Whether others took its devices during every run."""
+        return is_disturbed(self.runs[0].others_share, self.runs[0].throttled)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Leaderboard:
     """The ranked layouts of a campaign."""
 
@@ -103,8 +101,8 @@ class Leaderboard:
     full."""
     num_constrained: int
     """Runs that are not ranked because they break the campaign's constraints."""
-    spread: Spread | None
-    """The spread between runs of one layout; None where no layout was run twice."""
+    run_errors: RunErrors | None = None
+    """What its intervals need (`intervals.py`); None until one of them is asked for."""
 
     @property
     def winner(self) -> MeasuredLayout | None:
@@ -115,37 +113,6 @@ class Leaderboard:
         """The layout with a key; None: it is not ranked."""
         same = (each for each in self.layouts if each.first.layout_key == layout_key)
         return next(same, None)
-
-    def compare(
-        self, layouts: Sequence[MeasuredLayout], timed: TimedIterations
-    ) -> list[tuple[float | None, bool]]:
-        """The confidence of some layouts, and whether each is tied with the first.
-
-        Args:
-            layouts: of this leaderboard.
-            timed: of their runs, and of those of the first layout.
-
-        Returns:
-            For each the 95 % interval as a factor: from the value divided by it to the value times
-            it; None where a single iteration was timed in all. And whether it is the first, or
-            cannot be told apart from it with 95 % confidence.
-        """
-        if not layouts:
-            return []
-        first = self.layouts[0]
-        best = first.estimate(timed, self.spread)
-        found = []
-        for layout in layouts:
-            own = layout.estimate(timed, self.spread)
-            if own is None or best is None:
-                is_tied = layout.value == first.value
-            else:
-                # The difference of the values, as a difference of step times.
-                log_s = best.log_s - math.log(layout.value / first.value)
-                scaled = Estimate(log_s=log_s, error=own.error, dof=own.dof)
-                is_tied = not can_be_told_apart(best, scaled)
-            found.append((None if own is None else own.factor, is_tied))
-        return found
 
 
 def rank_layouts(runs: Sequence[Run], rules: RankingRules) -> Leaderboard:
@@ -170,11 +137,6 @@ def rank_layouts(runs: Sequence[Run], rules: RankingRules) -> Leaderboard:
         layouts=layouts,
         front=_front(layouts, rules),
         num_constrained=num_constrained,
-        spread=spread_of_squares(
-            (squares_of_runs([run.step_time_s for run in each.runs]), len(each.runs))
-            for each in layouts
-            if len(each.runs) > 1
-        ),
     )
 
 
@@ -183,6 +145,7 @@ def _pooled(runs: list[Run], objective: str) -> MeasuredLayout:
     step_time_s = first.step_time_s
     if len(runs) > 1:
         runs = [run for run in runs if not run.shortened] or runs
+        runs = [run for run in runs if not is_disturbed(run.others_share, run.throttled)] or runs
         first, step_time_s = runs[0], median(run.step_time_s for run in runs)
     value = measured_objective(objective, first, num_nodes=first.num_nodes)
     assert value is not None  # every measurement has the objectives that rank

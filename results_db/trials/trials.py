@@ -41,6 +41,7 @@ from results_db.records import (
     PredictedTrial,
     ProbeCount,
     RepeatReason,
+    RepeatsOfLayout,
     TrialDetail,
     TrialRecord,
     TrialSize,
@@ -274,10 +275,16 @@ class Trials(StoreSection):
         with self._db.read() as session:
             return trials_in_doubt(session, campaign_id)
 
-    def count_repeats(self, campaign_id: int) -> dict[str, int]:
-        """By layout key, the number of repeats that are not cancelled, including open ones."""
+    def count_repeats(self, campaign_id: int) -> dict[str, RepeatsOfLayout]:
+        """The repeats that are not cancelled, including open ones, by layout key."""
         query = (
-            select(Trial.layout_key, func.count())
+            select(
+                Trial.layout_key,
+                func.count(),
+                func.count().filter(Trial.repeat_reason == "disturbed"),
+                func.count().filter(Trial.repeat_reason == "doubted"),
+                func.max(Trial.ended_at),
+            )
             .where(
                 Trial.campaign_id == campaign_id,
                 Trial.repeat_of.is_not(None),
@@ -286,7 +293,8 @@ class Trials(StoreSection):
             .group_by(Trial.layout_key)
         )
         with self._db.read() as session:
-            return {row[0]: row[1] for row in session.execute(query)}
+            rows = session.execute(query)
+            return {row[0]: RepeatsOfLayout(row[1], row[2], row[3], row[4]) for row in rows}
 
     def ended_probes(self, campaign_id: int, *, cheap: bool) -> ProbeCount:
         """The ended trials that ran their layouts in full, or the cheap probes among them.

@@ -1,4 +1,4 @@
-"""Confidence intervals and tests of step times: Student's t, with the standard library alone.
+"""Confidence intervals and tests of step times, with the standard library alone.
 
 The trainer, the store and the search share this definition of a significant difference. Step times
 are compared by their logarithms, because noise is multiplicative and skewed.
@@ -18,13 +18,6 @@ CONFIDENCE: Final = 0.95
 
 MAX_DOF: Final = 400
 """Largest number of degrees of freedom: its quantiles are 0.1 % above the normal ones."""
-
-
-_NEAR: Final = 1.95
-"""A smaller distance in standard errors is never significant: 1.966 is the quantile of
-`MAX_DOF`."""
-_FAR: Final = 12.71
-"""A larger distance is always significant: 12.706 is the quantile of one degree of freedom."""
 
 
 def student_tail(t: float, dof: int) -> float:
@@ -78,47 +71,22 @@ def is_slower(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """A step time and its standard error."""
+    """A figure that varies from run to run, a step time or a rate, with its 95 % interval."""
 
-    log_s: float
-    """Logarithm of the seconds."""
-    error: float
-    """Standard error of the logarithm, which is the relative error of the step time."""
-    dof: int
-    """Degrees of freedom of the error."""
-
-    @property
-    def factor(self) -> float:
-        """The interval is from the step time divided by this factor to the step time times it."""
-        reach = student_quantile(0.5 + CONFIDENCE / 2, self.dof) * self.error
-        return math.exp(min(reach, 50.0))
+    log: float
+    """Its natural logarithm."""
+    reach: float
+    """Half of the interval of the logarithm."""
 
 
-def ratio_factor(one: Estimate, other: Estimate) -> float:
-    """The 95 % interval of the ratio of two step times, as a factor (Welch 1947).
+def reach_of_ratio(one: Estimate, other: Estimate) -> float:
+    """Half of the 95 % interval of the logarithm of the ratio of two figures.
 
-    It is from the ratio divided by the factor to the ratio times it.
+    Errors of the same distribution add by their squares, and so do their quantiles.
     """
-    error = math.hypot(one.error, other.error)
-    if error == 0:
-        return 1.0
-    return Estimate(log_s=0.0, error=error, dof=_dof_of_difference(one, other)).factor
+    return math.hypot(one.reach, other.reach)
 
 
 def can_be_told_apart(one: Estimate, other: Estimate) -> bool:
-    """Whether two step times differ with 95 % confidence (Welch 1947, two-sided)."""
-    error = math.hypot(one.error, other.error)
-    distance = abs(one.log_s - other.log_s)
-    if error == 0:
-        return distance > 0
-    # A shortcut without degrees of freedom: most layouts of a leaderboard are far from the first.
-    if not _NEAR < distance / error < _FAR:
-        return distance / error >= _FAR
-    tail = student_tail(distance / error, _dof_of_difference(one, other))
-    return 2 * tail <= 1.0 - CONFIDENCE
-
-
-def _dof_of_difference(one: Estimate, other: Estimate) -> int:
-    """Degrees of freedom of a difference, whose errors are not both 0 (Welch 1947)."""
-    parts = one.error**4 / one.dof + other.error**4 / other.dof
-    return max(int(math.hypot(one.error, other.error) ** 4 / parts), 1)
+    """Whether two figures differ with 95 % confidence."""
+    return abs(one.log - other.log) > reach_of_ratio(one, other)

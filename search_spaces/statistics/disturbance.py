@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 DISTURBED_SHARE: Final = 0.05
@@ -17,6 +18,11 @@ MEANING: Final = (
     "its clock down, so that the times say little of the layout"
 )
 
+THROTTLED: Final = math.log(1.2)
+"""How much slower a device may be whose clock is held down. Sinha et al. (SC 2022, arXiv
+2208.11035) found up to 22 % between the GPUs of one system."""
+_LARGEST_SHARE: Final = 0.95
+
 
 def is_disturbed(others_share: float | None, throttled: bool | None) -> bool:
     """Whether a probe was disturbed. What is not known counts as quiet.
@@ -26,6 +32,17 @@ def is_disturbed(others_share: float | None, throttled: bool | None) -> bool:
         throttled: whether heat or power held a device's clock down; None: not known.
     """
     return throttled is True or (others_share is not None and others_share >= DISTURBED_SHARE)
+
+
+def possible_slowdown(others_share: float | None, throttled: bool | None) -> float:
+    """How much slower than a quiet one a disturbed probe may be, as a logarithm; 0: not disturbed.
+
+    Where others had a share of a device, all ranks wait for the one that had only the rest.
+    """
+    if not is_disturbed(others_share, throttled):
+        return 0.0
+    of_others = -math.log1p(-min(others_share or 0.0, _LARGEST_SHARE))
+    return max(of_others, THROTTLED if throttled else 0.0)
 
 
 def disturbance_words(others_share: float | None, throttled: bool | None) -> str:

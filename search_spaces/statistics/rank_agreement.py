@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from statistics import median
 from typing import Any, Final
 
 import numpy as np
@@ -31,11 +32,14 @@ class RankAgreement:
     """Kendall's tau of two orders, from -1 (reversed) to 1 (the same)."""
 
     tau: float | None
-    """None: one of the two does not tell any two layouts apart."""
+    """None: no two layouts are told apart by both."""
     low: float | None
     """Lower end of the 95 % interval of tau; None: it could not be computed."""
     high: float | None
     num_layouts: int
+    times_the_runs: float | None
+    """How many times as many runs of each layout would tell half of the pairs apart in both, if
+    intervals narrow by the square root; None: half of the pairs or more are equal."""
 
 
 def order_of(one: MeasuredValue, other: MeasuredValue) -> int:
@@ -73,20 +77,31 @@ def rank_agreement(
             taus.append(resampled)
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(taus, (tail, 1 - tail)) if taus else (None, None)
+    times_the_runs = median(
+        max(_times_the_runs(side[a], side[b]) for side in (first, second)) for a, b in pairs
+    )
     return RankAgreement(
         tau=tau,
         low=None if low is None else float(low),
         high=None if high is None else float(high),
         num_layouts=len(first),
+        times_the_runs=None if math.isinf(times_the_runs) else times_the_runs,
     )
+
+
+def _times_the_runs(one: MeasuredValue, other: MeasuredValue) -> float:
+    """How many times as many runs would tell two layouts apart; may be less than 1."""
+    distance = abs(math.log(one.value / other.value))
+    reach = (math.log(one.high / one.low) + math.log(other.high / other.low)) / 2
+    return (reach / distance) ** 2 if distance else math.inf
 
 
 def _tau(orders: NDArray[Any], weights: NDArray[Any]) -> float | None:
     """tau-b of pairs with weights: concordant less discordant, over the pairs that are not tied."""
     one, other = orders[:, 0], orders[:, 1]
-    told = float((weights * (one != 0)).sum()) * float((weights * (other != 0)).sum())
-    if told == 0:
+    if not (weights * one * other).any():
         return None
+    told = float((weights * (one != 0)).sum()) * float((weights * (other != 0)).sum())
     return float((weights * one * other).sum()) / math.sqrt(told)
 
 

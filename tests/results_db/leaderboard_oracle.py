@@ -1,18 +1,24 @@
 """The leaderboard, computed from all measurements in another way than the product does.
 
-Tests compare the product with it. It is kept unchanged.
+Tests compare the product with it. It changes only with what a leaderboard promises.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 from statistics import fmean, median, variance
 from typing import Any
 
 import numpy as np
+from scipy.optimize import brentq
+from scipy.special import logsumexp
+from scipy.stats import norm
+from scipy.stats import t as student
 from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.orm import Session
 
@@ -24,8 +30,6 @@ from search_spaces.spec.objectives import (
     OBJECTIVES,
     measured_objective,
 )
-from search_spaces.statistics.confidence import Estimate, can_be_told_apart
-from search_spaces.statistics.pooling import MEDIAN_VARIANCE, Spread
 from search_spaces.units import SECONDS_PER_HOUR
 
 
@@ -37,7 +41,7 @@ def standings(
     if among is not None:
         wanted = set(among)
         page = [each for each in layouts if any(run.trial_id in wanted for run in each.runs)]
-    return _standings(session, layouts, page)
+    return _standings(session, campaign_id, layouts, page)
 
 
 def count_ranked(session: Session, campaign_id: int) -> int:
@@ -113,6 +117,7 @@ class Run:
     value: float
     step_time_s: float
     shortened: bool
+    disturbed: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,7 +156,8 @@ def rank(runs: Iterable[Run]) -> list[OracleLayout]:
 
 def _counting(runs: Sequence[Run]) -> tuple[Run, ...]:
     in_order = sorted(runs, key=lambda run: run.trial_id)
-    return tuple(run for run in in_order if not run.shortened) or tuple(in_order)
+    in_full = [run for run in in_order if not run.shortened] or in_order
+    return tuple(run for run in in_full if not run.disturbed) or tuple(in_full)
 
 
 def _pooled(
@@ -176,102 +182,165 @@ def _runs(session: Session, campaign_id: int, objective: str) -> list[Run]:
             _column(objective),
             MeasurementRow.step_time_s,
             MeasurementRow.shortened,
+            or_(MeasurementRow.throttled, MeasurementRow.others_share >= 0.05),
         )
         .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
         .where(_ranked(campaign_id))
     )
     return [
         Run(
-            trial_id=trial_id, layout_key=key, value=value, step_time_s=seconds, shortened=shortened
+            trial_id=trial_id,
+            layout_key=key,
+            value=value,
+            step_time_s=seconds,
+            shortened=shortened,
+            disturbed=bool(disturbed),
         )
-        for trial_id, key, value, seconds, shortened in session.execute(query)
+        for trial_id, key, value, seconds, shortened, disturbed in session.execute(query)
     ]
 
 
 def _standings(
-    session: Session, layouts: Sequence[OracleLayout], page: Sequence[OracleLayout]
+    session: Session,
+    campaign_id: int,
+    layouts: Sequence[OracleLayout],
+    page: Sequence[OracleLayout],
 ) -> list[RankedLayout]:
     if not page:
         return []
-    spread = _spread_of_runs([run.step_time_s for run in layout.runs] for layout in layouts)
     first = layouts[0]
     timed = _timed_iterations(session, [*page, first])
     trials = _first_trials(session, page)
-
-    def estimate(layout: OracleLayout) -> Estimate | None:
-        runs = [timed.get(run.trial_id) or [run.step_time_s] for run in layout.runs]
-        return _pooled_estimate(runs, spread)
-
-    best = estimate(first)
-    return [
-        _standing(
-            layout,
-            layouts.index(layout) + 1,
-            trials[layout.first.trial_id],
-            estimate(layout),
-            first,
-            best,
-        )
-        for layout in page
-    ]
-
-
-def _standing(
-    layout: OracleLayout,
-    rank: int,
-    trial: TrialRecord,
-    estimate: Estimate | None,
-    first: OracleLayout,
-    best: Estimate | None,
-) -> RankedLayout:
-    value, seconds = layout.value, layout.step_time_s
-    if estimate is None or best is None:
-        is_tied = value == first.value
-    else:
-        apart = replace(estimate, log_s=best.log_s + math.log(value / first.value))
-        is_tied = not can_be_told_apart(best, apart)
-    factor = None if estimate is None else estimate.factor
-    return RankedLayout(
-        trial=trial,
-        rank=rank,
-        value=value,
-        low=None if factor is None else value / factor,
-        high=None if factor is None else value * factor,
-        step_time_s=seconds,
-        step_time_low_s=None if factor is None else seconds / factor,
-        step_time_high_s=None if factor is None else seconds * factor,
-        trial_ids=tuple(run.trial_id for run in layout.runs),
-        shortened=layout.shortened,
-        is_tied=is_tied,
+    hfu = dict(session.execute(select(MeasurementRow.trial_id, MeasurementRow.hfu)).all())
+    weights = _weights_of_spreads(
+        _earlier_runs(session, campaign_id),
+        [[run.step_time_s for run in each.runs] for each in layouts],
     )
+    shrunk = math.log(first.value) - _flattery(layouts, weights)
 
+    between = _reach_between(weights)
 
-def _spread_of_runs(layouts: Iterable[Sequence[float]]) -> Spread | None:
-    squares, dof = 0.0, 0
-    for step_times_s in layouts:
-        logs = [math.log(seconds) for seconds in step_times_s]
-        squares += (len(logs) - 1) * variance(logs) if len(logs) > 1 else 0.0
-        dof += max(len(logs) - 1, 0)
-    return Spread(log_variance=squares / dof, dof=dof) if dof else None
+    @cache
+    def reach(layout: OracleLayout) -> float:
+        runs = [timed.get(run.trial_id) or [run.step_time_s] for run in layout.runs]
+        return _reach(runs, between)
 
-
-def _pooled_estimate(runs: Sequence[Sequence[float]], spread: Spread | None) -> Estimate | None:
-    log_s = math.log(median([median(run) for run in runs]))
-    of_median = MEDIAN_VARIANCE if len(runs) > 2 else 1.0
-    errors = []
-    dof = sum(len(run) - 1 for run in runs)
-    if min(len(run) for run in runs) > 1:
-        within = fmean(
-            MEDIAN_VARIANCE * variance([math.log(seconds) for seconds in run]) / len(run)
-            for run in runs
+    def standing(layout: OracleLayout) -> RankedLayout:
+        middle = shrunk if layout is first else math.log(layout.value)
+        low, high = math.exp(middle - reach(layout)), math.exp(middle + reach(layout))
+        if share := hfu.get(layout.first.trial_id):
+            high = min(high, layout.value * layout.step_time_s / layout.first.step_time_s / share)
+        low, high = min(low, layout.value), max(high, layout.value)
+        apart = abs(middle - shrunk) > math.sqrt(reach(layout) ** 2 + reach(first) ** 2)
+        return RankedLayout(
+            trial=trials[layout.first.trial_id],
+            rank=layouts.index(layout) + 1,
+            value=layout.value,
+            low=low,
+            high=high,
+            step_time_s=layout.step_time_s,
+            step_time_low_s=layout.step_time_s / (high / layout.value),
+            step_time_high_s=layout.step_time_s / (low / layout.value),
+            trial_ids=tuple(run.trial_id for run in layout.runs),
+            shortened=layout.shortened,
+            is_tied=layout is first or not apart,
         )
-        errors.append((of_median * within / len(runs), dof))
-    if spread is not None:
-        errors.append((of_median * spread.log_variance / len(runs), spread.dof))
-    if not errors:
-        return None
-    worse, dof = max(errors)
-    return Estimate(log_s=log_s, error=math.sqrt(worse), dof=dof)
+
+    return [standing(layout) for layout in page]
+
+
+def _earlier_runs(session: Session, campaign_id: int) -> list[list[float]]:
+    """The runs of each layout of earlier campaigns, which are fewer than 20 here."""
+    this = session.get_one(Campaign, campaign_id)
+    found = []
+    for each in session.scalars(select(Campaign).where(Campaign.ended_at <= this.created_at)):
+        is_alike = (each.cluster_name, each.trainer) == (this.cluster_name, this.trainer)
+        if is_alike and each.id != campaign_id:
+            query = (
+                select(Trial.layout_key, MeasurementRow.step_time_s)
+                .join(MeasurementRow, MeasurementRow.trial_id == Trial.id)
+                .where(
+                    Trial.campaign_id == each.id,
+                    Trial.state == "COMPLETED",
+                    Trial.num_layers.is_(None),
+                    ~MeasurementRow.oversubscribed,
+                    ~MeasurementRow.shortened,
+                )
+            )
+            runs = defaultdict(list)
+            for key, seconds in session.execute(query):
+                runs[key].append(seconds)
+            found += [of_layout for of_layout in runs.values() if len(of_layout) > 1]
+    return found
+
+
+def _weights_of_spreads(*parts: Sequence[Sequence[float]]) -> dict[float, float]:
+    """The probability of each standard deviation between runs, one by one."""
+    spreads = [0.002 * 200 ** (place / 23) for place in range(24)]
+    logs = {sd: norm.logpdf(math.log(sd / 0.04) / 0.8) for sd in spreads}
+    repeated = [[np.log(runs) for runs in part if len(runs) > 1][:200] for part in parts]
+    for sd in spreads:
+        for runs in itertools.chain(*repeated):
+            cases = [math.log(0.95) + _log_density(runs, [sd] * len(runs))]
+            for disturbed in range(len(runs)):
+                errors = [math.hypot(sd, 0.3 * (place == disturbed)) for place in range(len(runs))]
+                cases.append(math.log(0.05) + _log_density(runs, errors))
+            logs[sd] += float(logsumexp(cases))
+    largest = max(logs.values())
+    total = math.fsum(math.exp(log - largest) for log in logs.values())
+    return {sd: math.exp(log - largest) / total for sd, log in logs.items()}
+
+
+def _log_density(logs: Sequence[float], errors: Sequence[float]) -> float:
+    """Of normal values around an unknown middle: of their differences from the first one."""
+    apart = np.array(logs[1:]) - logs[0]
+    covariance = np.diag(np.square(errors[1:])) + errors[0] ** 2
+    _, log_determinant = np.linalg.slogdet(covariance)
+    return float(-0.5 * (log_determinant + apart @ np.linalg.solve(covariance, apart)))
+
+
+def _reach_between(weights: Mapping[float, float]) -> float:
+    spreads, shares = (np.array(list(each)) for each in (weights.keys(), weights.values()))
+    return float(brentq(lambda x: shares @ norm.cdf(x / spreads) - 0.975, 0, 4, xtol=1e-15))
+
+
+def _reach(runs: Sequence[Sequence[float]], between: float) -> float:
+    of_median = (math.pi / 2 if len(runs) > 2 else 1.0) / len(runs)
+    found = [between * math.sqrt(of_median)]
+    if min(len(run) for run in runs) > 1:
+        within = fmean(math.pi / 2 * variance(map(math.log, run)) / len(run) for run in runs)
+        dof = sum(len(run) - 1 for run in runs)
+        found.append(student.ppf(0.975, dof) * math.sqrt(of_median * within))
+    if len(runs) == 2:
+        one, other = map(median, runs)
+        found.append(abs(math.log(one / other)) / 2)
+    return min(max(found), 50.0)
+
+
+def _flattery(layouts: Sequence[OracleLayout], weights: Mapping[float, float]) -> float:
+    expected = math.fsum(w * sd**2 for sd, w in weights.items())
+
+    def error(layout: OracleLayout) -> float:
+        num = len(layout.runs)
+        return expected * (math.pi / 2 if num > 2 else 1.0) / num
+
+    first = layouts[0]
+    reach = 3 * math.sqrt(error(first) + expected)
+    near = [
+        each
+        for each in layouts
+        if each is first
+        or (not each.shortened and math.log(first.value / each.value) <= reach + 1e-12)
+    ]
+    if len(near) < 3:
+        return 0.0
+    weight = [1 / error(each) for each in near]
+    values = [math.log(each.value) for each in near]
+    mean = np.average(values, weights=weight)
+    squares = sum(w * (v - mean) ** 2 for w, v in zip(weight, values, strict=True))
+    scale = sum(weight) - sum(w * w for w in weight) / sum(weight)
+    between = max((squares - len(near) + 1) / scale, 0.0)
+    return float(max((values[0] - mean) * error(first) / (between + error(first)), 0.0))
 
 
 def _timed_iterations(

@@ -20,6 +20,7 @@ from results_db.errors import (
     DriverLeaseLostError,
     TrialDuplicateError,
 )
+from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.records import CampaignRecord, CampaignState, RepeatReason, TrialRecord, TrialSize
 from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec
@@ -42,7 +43,13 @@ from tuner.driver.campaign_search import CampaignSearch, full_probe_node_s
 from tuner.driver.convergence import why_converged
 from tuner.driver.open_trial_target import OpenTrialTarget
 from tuner.driver.plan_maker import PlanMaker
-from tuner.driver.remeasuring import NUM_ROUNDS, round_of_repeats
+from tuner.driver.remeasuring import (
+    NUM_ROUNDS,
+    disturbed_layouts,
+    most_doubted,
+    round_of_repeats,
+    wait_until_quieter,
+)
 from tuner.errors import TunerError
 
 POLL_INTERVAL_S: Final = 0.2
@@ -51,6 +58,8 @@ IDLE_INTERVAL_S: Final = 0.5
 MAX_RETRY_INTERVAL_S: Final = 10.0
 MAX_A_ROUND: Final = 16
 """New trials of a campaign in one round; outcomes are read between rounds."""
+_LOOKED_AT: Final = 100
+"""Of the ranked layouts, the best so many may be repeated because they were disturbed."""
 ANALYSIS_INTERVAL_S: Final = 60.0
 """Pause between two analyses of a running campaign; one more is made at its end."""
 ENDINGS_AN_ANALYSIS: Final = 5
@@ -320,41 +329,62 @@ class Driver:
             return 0
         measured = self._store.leaderboard.ranked_layouts(campaign.id, campaign.objective)
         repeats = self._store.trials.count_repeats(campaign.id)
-        done = min((repeats.get(each.trial.layout_key, 0) for each in measured), default=0)
+        counts = [
+            repeats[each.trial.layout_key].total if each.trial.layout_key in repeats else 0
+            for each in measured
+        ]
+        done = min(counts, default=0)
         if done + 1 >= search.spec.runs:
             return 0
-        lacking = [each for each in measured if repeats.get(each.trial.layout_key, 0) == done]
+        lacking = [each for each, count in zip(measured, counts, strict=True) if count == done]
         again = sorted(lacking, key=lambda each: each.trial.id)[:left]
         for each in again:
             self._store.trials.repeat(each.trial.id, reason="request")
         return len(again)
 
-    def _remeasure(self, campaign: CampaignRecord, search: CampaignSearch, left: int | None) -> int:
-        """Adds a round of repeats of the layouts that may be the best; returns how many.
+    def _remeasure(
+        self, campaign: CampaignRecord, search: CampaignSearch, left: int | None
+    ) -> bool:
+        """Adds repeats of the layouts that may be the best; returns whether they are to be awaited.
 
+        Those whose runs were all disturbed come first, and wait until the machine may be quieter.
         The repeats so far are read from the database, so that a restarted driver repeats none
         twice.
         """
         num_layouts = search.spec.stop.remeasure
         if not num_layouts or left == 0:
-            return 0
+            return False
+        repeats = self._store.trials.count_repeats(campaign.id)
+        tied = self._store.leaderboard.tied_layouts(
+            campaign.id, campaign.objective, among=_LOOKED_AT
+        )
+        disturbed = disturbed_layouts(tied, repeats)[:num_layouts][:left]
+        for standing in disturbed:
+            due_at = wait_until_quieter(standing, repeats)
+            if due_at is None or due_at <= self._store.now():
+                self._repeat(campaign, standing, "disturbed")
+        if disturbed:
+            return True
         best = self._store.leaderboard.ranked_layouts(
             campaign.id, campaign.objective, limit=num_layouts
         )
-        repeats = self._store.trials.count_repeats(campaign.id)
         again = round_of_repeats(best, repeats, left=left)
         for standing in again:
             is_repeated = standing.trial.layout_key in repeats
-            reason: RepeatReason = "tie" if is_repeated else "best"
-            trial = self._store.trials.repeat(standing.trial.id, reason=reason)
-            _log.info(
-                "campaign %r: trial %d measures %s again, one of %d that may be the best",
-                campaign.name,
-                trial.number,
-                trial.layout_key,
-                len(again),
-            )
-        return len(again)
+            self._repeat(campaign, standing, "tie" if is_repeated else "best")
+        return bool(again)
+
+    def _repeat(
+        self, campaign: CampaignRecord, standing: RankedLayout, reason: RepeatReason
+    ) -> None:
+        trial = self._store.trials.repeat(standing.trial.id, reason=reason)
+        _log.info(
+            "campaign %r: trial %d measures %s again (%s)",
+            campaign.name,
+            trial.number,
+            trial.layout_key,
+            reason,
+        )
 
     def _search(self, campaign: CampaignRecord) -> CampaignSearch | None:
         """The campaign's search; None while it is being opened."""
@@ -419,12 +449,22 @@ class Driver:
         added = 0
         while added < most and target.is_short:
             is_last = is_bounded and added == most - 1
-            layout = search.ask(left_node_s=left_node_s, is_last=is_last)
+            layout = search.ask(
+                left_node_s=left_node_s,
+                is_last=is_last,
+                may_doubt=self._may_doubt(campaign, search),
+            )
             if layout is None:
                 break
             target.add(_size(self._add_trial(campaign, search, layout)))
             added += 1
         return added > 0
+
+    def _may_doubt(self, campaign: CampaignRecord, search: CampaignSearch) -> bool:
+        """Whether one more repeat may go to a measurement that the strategy doubts."""
+        repeats = self._store.trials.count_repeats(campaign.id).values()
+        most = most_doubted(search.spec.budget, search.spec.stop.remeasure)
+        return sum(each.doubted for each in repeats) < most
 
     def _add_trial(
         self, campaign: CampaignRecord, search: CampaignSearch, layout: Layout

@@ -1,24 +1,75 @@
-"""Which layouts are measured again before the winner is named."""
+"""Which layouts are measured again before the winner is named, and why."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Final
 
 from results_db.leaderboard.leaderboard_records import RankedLayout
+from results_db.records import RepeatsOfLayout
+from search_spaces.campaigns.campaign_settings import Budget
+from tuner.driver.budget_check import LARGEST_RESERVE
 
 NUM_ROUNDS: Final = 2
 """How often each layout is measured again, at most: after each round, layouts that differ
 significantly from the best one are left out."""
+NUM_QUIET_TRIES: Final = 3
+"""How often a layout is measured again, at most, because each of its runs was disturbed."""
+LEAST_WAIT: Final = timedelta(seconds=20)
+"""Before the first such try; the wait doubles with each, since other load often lasts a while."""
 
-ASSUMED_DISTANCE: Final = 0.03
-"""How far below the best a layout may be and still be measured again, while no layout was run
-twice. Runs differ more than the iterations of one run. Where the standard deviation of runs is 1 %,
-as on a quiet machine, two runs of one layout differ by up to 2.8 % in 95 % of all cases."""
+_NO_REPEATS: Final = RepeatsOfLayout()
+
+
+def most_doubted(budget: Budget, num_layouts: int) -> int:
+    """How many repeats a campaign may spend on measurements that its strategy doubts.
+
+    That is half of what the best layouts get, a third of all repeats.
+
+    Args:
+        budget: of the campaign.
+        num_layouts: how many of the best layouts are measured again.
+    """
+    for_the_best = NUM_ROUNDS * num_layouts
+    if budget.trials is not None:
+        for_the_best = min(for_the_best, int(budget.trials * LARGEST_RESERVE))
+    return for_the_best // 2
+
+
+def disturbed_layouts(
+    tied: Sequence[RankedLayout], repeats: Mapping[str, RepeatsOfLayout]
+) -> list[RankedLayout]:
+    """The layouts that may be the best, and of which every run so far was disturbed.
+
+    Those that were tried often enough are left out.
+
+    Args:
+        tied: the layouts that cannot be told apart from the first.
+        repeats: how often each layout was measured again, by its key.
+    """
+    return [
+        each
+        for each in tied
+        if each.num_disturbed == each.num_runs
+        and repeats.get(each.trial.layout_key, _NO_REPEATS).disturbed < NUM_QUIET_TRIES
+    ]
+
+
+def wait_until_quieter(
+    layout: RankedLayout, repeats: Mapping[str, RepeatsOfLayout]
+) -> datetime | None:
+    """When to measure a disturbed layout again; None: at once, as nothing of it has ended."""
+    so_far = repeats.get(layout.trial.layout_key, _NO_REPEATS)
+    last_ended_at = so_far.last_ended_at or layout.trial.ended_at
+    return None if last_ended_at is None else last_ended_at + LEAST_WAIT * 2**so_far.disturbed
 
 
 def round_of_repeats(
-    best: Sequence[RankedLayout], repeats: Mapping[str, int], *, left: int | None
+    best: Sequence[RankedLayout],
+    repeats: Mapping[str, RepeatsOfLayout],
+    *,
+    left: int | None,
 ) -> list[RankedLayout]:
     """The layouts of the next round, in the order in which they were first measured.
 
@@ -31,19 +82,19 @@ def round_of_repeats(
         repeats: how often each layout was measured again, by its key.
         left: trials that the budget has left; None: the budget does not count trials.
     """
-    tied = [standing for standing in best if _may_be_best(standing, best[0])]
+    tied = [each for each in best if each.is_tied or each.value >= best[0].value]
     if left is not None:
         tied = tied[:left]
     if not tied or (len(tied) == 1 and not tied[0].shortened):
         return []
-    done = min(repeats.get(standing.trial.layout_key, 0) for standing in tied)
-    if done >= NUM_ROUNDS:
+    done = {each.trial.id: _num_rounds(each, repeats) for each in tied}
+    least = min(done.values())
+    if least >= NUM_ROUNDS:
         return []
-    lacking = [each for each in tied if repeats.get(each.trial.layout_key, 0) == done]
+    lacking = [each for each in tied if done[each.trial.id] == least]
     return sorted(lacking, key=lambda standing: standing.trial.id)
 
 
-def _may_be_best(standing: RankedLayout, first: RankedLayout) -> bool:
-    if standing.is_tied or standing.value >= first.value:
-        return True
-    return first.num_runs == 1 and standing.value >= first.value * (1.0 - ASSUMED_DISTANCE)
+def _num_rounds(layout: RankedLayout, repeats: Mapping[str, RepeatsOfLayout]) -> int:
+    so_far = repeats.get(layout.trial.layout_key, _NO_REPEATS)
+    return so_far.total - so_far.disturbed - so_far.doubted

@@ -79,6 +79,8 @@ class History:
         """Node-seconds that the budget has left; None: it does not count them."""
         self.is_last = False
         """Whether the budget counts trials, and has one left."""
+        self.may_doubt = True
+        """Whether a layout may be proposed again because its measurement is doubted."""
         self._cheap_runs: dict[int, dict[int, CheapRun]] = {}
         """The cheap probes of each layout by their numbers, also those that failed."""
         self._withdrawn: set[int] = set()
@@ -221,7 +223,9 @@ class LayoutSearch:
         """Whether no layout is left to propose."""
         return self._history.num_free == 0
 
-    def ask(self, *, left_node_s: float | None = None, is_last: bool = False) -> Layout | None:
+    def ask(
+        self, *, left_node_s: float | None = None, is_last: bool = False, may_doubt: bool = True
+    ) -> Layout | None:
         """A layout that is now pending.
 
         None: none is left that was not proposed before; or what is pending has to end first, since
@@ -234,12 +238,14 @@ class LayoutSearch:
         Args:
             left_node_s: node-seconds that the budget has left; None: it does not count them.
             is_last: whether the budget counts trials, and has one left.
+            may_doubt: whether a layout may be proposed again because its measurement is doubted.
         """
         self.is_held_back = False
         if self.exhausted:
             return None
         history = self._history
         history.left_node_s, history.is_last = left_node_s, is_last
+        history.may_doubt = may_doubt
         proposed = self._proposer.propose(history)
         self.is_held_back = proposed is None
         if proposed is None:

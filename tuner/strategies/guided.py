@@ -369,7 +369,7 @@ class GuidedProposer(Proposer):
         predictions = self._predictions
         free = np.flatnonzero(history.is_free)
         pending = np.array(list(history.pending), dtype=np.int64)
-        doubted = predictions.doubted(history, belief)
+        doubted = predictions.doubted(history, belief) if history.may_doubt else {}
         again = np.array(list(doubted), dtype=np.int64)
         predicted = predictions.fitting.predict(history, np.concatenate([free, pending, again]))
         fitting = predicted.rows(np.arange(len(free)))

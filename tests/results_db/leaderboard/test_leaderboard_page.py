@@ -74,10 +74,9 @@ def test_a_page_shows_an_end_of_a_trial_at_once_and_its_own_campaign_alone(
 def test_leaderboards_that_were_not_read_for_longest_are_dropped() -> None:
     memo = LeaderboardMemo()
     large = Leaderboard(
-        layouts=[None] * (MAX_LAYOUTS // 2),
+        layouts=[None] * (MAX_LAYOUTS // 2),  # type: ignore[list-item]
         front={},
         num_constrained=0,
-        spread=None,  # type: ignore[list-item]
     )
     for campaign in (1, 2):
         memo.keep((campaign, "tokens_per_s"), 7, large)

@@ -1,0 +1,63 @@
+"""The spread between runs: a prior, updated by repeats, that one disturbed run does not ruin."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from search_spaces.statistics.run_spread import MOST_LAYOUTS, RunSpread
+
+
+def repeated(spread: float, *, layouts: int, runs: int = 2, seed: int = 0) -> list[list[float]]:
+    """Step times of some layouts, each with a step time of its own."""
+    dice = random.Random(seed)
+    return [
+        [math.exp(0.3 * place + dice.gauss(0.0, spread)) for _ in range(runs)]
+        for place in range(layouts)
+    ]
+
+
+def test_before_any_repeat_a_run_may_be_off_by_about_a_sixth() -> None:
+    prior = RunSpread.prior()
+    assert prior.weights.sum() == pytest.approx(1.0)
+    assert 0.12 < prior.reach < 0.18
+    assert prior.told([[1.0], [2.0]]) is prior, "single runs tell nothing"
+
+
+@pytest.mark.parametrize("spread", [0.005, 0.03, 0.1])
+@pytest.mark.parametrize("runs", [2, 4])
+def test_many_repeats_leave_the_spread_that_they_have(spread: float, runs: int) -> None:
+    told = RunSpread.prior().told(repeated(spread, layouts=100, runs=runs))
+    assert told.reach == pytest.approx(1.96 * spread, rel=0.2)
+    assert math.sqrt(told.variance) == pytest.approx(spread, rel=0.2)
+
+
+def test_two_runs_alone_neither_make_an_interval_absurd_nor_tiny() -> None:
+    prior = RunSpread.prior()
+    apart = prior.told([[21_776.0, 16_450.0]])  # of a layout that ran twice on a busy machine
+    assert prior.reach < apart.reach < 0.5, "not 397 to 577,420 tokens/s around 15,144"
+    alike = prior.told([[1.0, 1.0]])
+    assert 0.02 < alike.reach < prior.reach
+
+
+def test_one_disturbed_run_among_many_widens_little() -> None:
+    layouts = repeated(0.01, layouts=4, runs=3)
+    layouts[0][0] *= 1.3
+    told = RunSpread.prior().told(layouts)
+    assert told.reach < 1.96 * 0.025
+    plain = math.sqrt(np.mean([np.var(np.log(runs), ddof=1) for runs in layouts]))
+    assert plain > 0.07, "the pooled standard deviation is ruined"
+
+
+def test_repeats_told_in_parts_are_told() -> None:
+    layouts = repeated(0.02, layouts=9, runs=3)
+    at_once = RunSpread.prior().told(layouts)
+    in_parts = RunSpread.prior().told(layouts[:4]).told(layouts[4:])
+    np.testing.assert_allclose(in_parts.weights, at_once.weights, rtol=1e-9)
+    many = repeated(0.02, layouts=MOST_LAYOUTS + 50)
+    np.testing.assert_array_equal(
+        RunSpread.prior().told(many).weights, RunSpread.prior().told(many[:MOST_LAYOUTS]).weights
+    )
