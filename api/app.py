@@ -17,6 +17,7 @@ from api.dashboard.problem_pages import ProblemPages
 from api.http import docs_page, problems
 from api.http.body_limits import BoundedBodies, FairQueue
 from api.http.browser_guard import BrowserGuard
+from api.http.head_requests import HeadRequests
 from api.http.query_parameters import FILTER_NAMES, refuse_unknown_query
 from api.http.request_bodies import BODIES_AT_ONCE
 from api.http.route_map import RouteMap
@@ -219,6 +220,7 @@ def _guard(app: FastAPI, settings: Settings) -> None:
     )
     app.add_middleware(ProblemPages)
     app.add_middleware(MeasuredRequests, metrics=app.state.metrics, routes=routes)
+    app.add_middleware(HeadRequests)
     if settings.url_prefix:
         refuse_taken_prefix(settings.url_prefix, app.routes)
         app.add_middleware(UrlPrefix, prefix=settings.url_prefix)

@@ -15,6 +15,7 @@ from search_spaces.spec.objectives import MEMORY_HEADROOM
 from search_spaces.statistics.job_duration import StepInterval
 from search_spaces.terminal.plurals import counted
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
+from search_spaces.units import memory as memory
 
 
 def trainer_words(measured: MeasurementRecord) -> str:
@@ -78,12 +79,17 @@ def cheap_probe_words(probe: CheapProbe) -> str:
     return f"{words}; extrapolated step {step_words(probe.full_step)}{unsaid}"
 
 
+def node_time(seconds: float) -> str:
+    """A cost: in node-hours, and below a hundredth of one in node-seconds."""
+    if 0 < seconds < 36:
+        return f"{figure(seconds)} node-seconds"
+    return f"{figure(seconds / 3600)} node-hours"
+
+
 def cheap_count_words(number: int, node_seconds: float) -> str:
     """The number of cheap probes of a campaign, and what they took."""
-    took = f"{figure(node_seconds / 3600)} node-hours"
-    return (
-        f"{counted(number, 'cheap probe')}, {took}: they run parts of layouts, and are not ranked"
-    )
+    probes = counted(number, "cheap probe")
+    return f"{probes}, {node_time(node_seconds)}: they run parts of layouts, and are not ranked"
 
 
 def state_words(state: str, reason: str | None) -> str:
@@ -170,16 +176,6 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def memory(value_bytes: int | None) -> str:
-    """Bytes in KiB, MiB or GiB."""
-    if value_bytes is None:
-        return "-"
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
-        if value_bytes >= size:
-            return f"{value_bytes / size:.4g} {unit}"
-    return f"{value_bytes / 1024:.4g} KiB"
-
-
 def memory_of(value_bytes: int | None, capacity_bytes: int | None) -> str:
     """Bytes of a capacity, with the share that is free."""
     if value_bytes is None or not capacity_bytes:
@@ -202,7 +198,7 @@ def budget_words(budget: Mapping[str, Any]) -> str:
 
 def moment(at: datetime | None) -> str:
     """A date and time in UTC."""
-    return "-" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    return "-" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def machine(num_nodes: int, devices_per_node: int, device: str | None) -> str:

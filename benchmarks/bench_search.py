@@ -38,6 +38,7 @@ from benchmarks.search.search_figures import (
 )
 from benchmarks.search.search_known import known_cells
 from benchmarks.search.search_large import frontier_175b
+from benchmarks.search.search_plans import plans
 from benchmarks.search.search_plots import draw
 from benchmarks.search.search_recipes import near_top, recipes
 from benchmarks.search.search_record import Part, Promise, SearchRecord, promises_table
@@ -50,6 +51,7 @@ from benchmarks.search.search_runs import (
     search_table,
 )
 from benchmarks.search.search_speed import NUM_TOLD, measure_speed
+from benchmarks.search.search_unknown import unknown_trainer
 from search_spaces.tables import MeasurementTable, read_table
 from tuner.replay.run import by_strategy
 
@@ -134,6 +136,8 @@ class _Bench:
             "slow-probe": partial(slow_probe, tables, effort),
             "slow-node": partial(slow_node, tables, effort),
             "wrong-constants": partial(wrong_constants, tables, effort),
+            "unknown-trainer": partial(unknown_trainer, tables, effort),
+            "plans": partial(plans, tables, folder),
             "near-top": partial(near_top, tables),
             "recipes": partial(recipes, folder),
             "coverage": partial(coverage, tables, effort),

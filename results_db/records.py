@@ -176,7 +176,7 @@ class CampaignRecord:
     cost: Cost
     """The same by use, with its share of idle allocations."""
     wall_time_s: float
-    """Seconds in state RUNNING with an active driver (see `results_db.campaigns.campaigns`)."""
+    """Seconds in state RUNNING with an active driver, and a worker that could serve it."""
     created_by: str = ""
     """Name of the token that submitted it."""
     notes: str = ""
@@ -547,6 +547,10 @@ class WorkerRecord:
     def runs(self, trainer: str) -> bool:
         """Whether it runs probes with a trainer."""
         return trainer == EMBEDDED_TRAINER or trainer in self.trainers
+
+    def holds(self, num_nodes: int, num_devices: int) -> bool:
+        """Whether a trial of so many nodes and devices fits into its allocation."""
+        return num_nodes <= self.num_nodes and num_devices <= num_nodes * self.devices_per_node
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,6 +28,9 @@ from search_spaces.spec.presets.calibration_file import with_measured_constants
 MAX_CLONES: Final = 1000
 """Names that are tried for a clone without a name."""
 
+_SPACE_DEPENDS_ON: Final = frozenset({"model", "cluster", "objective", "constraints"})
+"""Fields of a document that decide on the choices of knobs which its space leaves out."""
+
 MAX_AT_ONCE: Final = 50_000
 """Most legal layouts that are planned while a client waits; the driver plans larger spaces."""
 
@@ -60,9 +63,13 @@ class Submission:
         if made is not None:
             return made, True
         given = read_mapping(changes, CampaignInvalidError, "the body")
-        document = {**original.spec, **given}
+        # A campaign of an older version may lack knobs, which have the defaults of that version.
+        document = {**CampaignSpec.from_mapping(original.spec).to_mapping(), **given}
         if "cluster" in given:
             document["warnings"] = []  # they were about the other cluster
+        if given.keys() & _SPACE_DEPENDS_ON and "space" not in given:
+            auto = document["space"].pop("auto", ())
+            document["space"] = {k: v for k, v in document["space"].items() if k not in auto}
         names = () if given.get("name") is not None else numbered(original.name)
         if names:
             document["name"] = names[0]
@@ -90,7 +97,7 @@ class Submission:
         with problems.collecting():
             described = _with_measured_constants(described, self._data_dir)
         with problems.collecting():
-            spec = CampaignSpec.from_mapping(described)
+            spec = CampaignSpec.from_document(described, self._store.workers.largest_allocation)
             _refuse_names(spec)
         problems.refuse()
         return spec
@@ -152,7 +159,7 @@ class Submission:
         legal = spec.legal_set()
         spec.refuse_if_too_large(legal)
         return self._store.campaigns.create(
-            spec.to_mapping(),
+            spec.warned_of_few(legal).to_mapping(),
             num_legal_layouts=len(legal),
             request=request,
             notes=notes,

@@ -84,13 +84,15 @@ def check_submission(
             too_slow = counted.space.num_combinations
     return SubmissionCheck(
         problems=_parts(problems),
-        warnings=_warnings(spec) if spec else (),
+        warnings=_warnings(spec, counts) if spec else (),
         counts=counts,
         too_slow=too_slow,
     )
 
 
-def _warnings(spec: CampaignSpec) -> tuple[str, ...]:
+def _warnings(spec: CampaignSpec, counts: LayoutCounts | None) -> tuple[str, ...]:
+    if counts is not None and counts.legal:
+        spec = spec.warned_of_few(counts.legal)
     if not spec.baseline_is_outside:
         return spec.warnings
     return (

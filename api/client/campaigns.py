@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 import httpx
 
@@ -29,14 +29,16 @@ from api.schemas.campaigns_and_trials import (
     TrialRead,
     TrialsAdded,
 )
-from api.schemas.plans import PlanRead
 from results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
 from results_db.leaderboard.leaderboard_listing import ListingSortKey
 from results_db.trials.filter import TrialFilter
 from results_db.trials.sort_order import SortKey
-from search_spaces.belief.plan import Plan
 from search_spaces.protocol.worker_messages import TrialState
 from search_spaces.statistics.job_duration import TrainingJob
+
+if TYPE_CHECKING:  # plans import numpy, which other calls do not need
+    from api.schemas.plans import PlanRead
+    from search_spaces.belief.plan import Plan
 
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -79,6 +81,9 @@ class CampaignCalls(Calls):
             probe_start_s: seconds that a probe is taken to last besides its steps; None: 60.
             job: the training job to be predicted with each listed layout.
         """
+        from api.schemas.plans import PlanRead
+        from search_spaces.belief.plan import Plan
+
         query = {"top": top, "probe_start_s": probe_start_s, **_job(job)}
         answer = self._send("POST", "/v1/plans", query=query, json=document)
         if answer.status_code == HTTPStatus.ACCEPTED:
@@ -87,6 +92,8 @@ class CampaignCalls(Calls):
 
     def planned(self, plan_id: int) -> PlanRead:
         """A plan that the driver makes or has made."""
+        from api.schemas.plans import PlanRead
+
         return self._get(f"/plans/{segment(plan_id)}", PlanRead)
 
     def import_table(

@@ -10,7 +10,7 @@ from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
@@ -29,6 +29,7 @@ from api.formatting import (
     figure,
     gain_sentence,
     moment,
+    node_time,
     percent,
     state_words,
     unit,
@@ -44,14 +45,16 @@ from api.schemas.campaigns_and_trials import (
 )
 from results_db.campaigns.filter import CampaignFilter
 from results_db.records import CAMPAIGN_STATES, BaselineRead, Cost, KnobStepRead
-from search_spaces.belief.plan import Plan
-from search_spaces.belief.plan_text import plan_lines
-from search_spaces.campaigns.campaign import STRATEGIES
+from search_spaces.campaigns.campaign_settings import STRATEGIES
+from search_spaces.spec.knobs import auto_words
 from search_spaces.spec.objectives import ALL_OBJECTIVES
 from search_spaces.terminal.console import terminal_width
 from search_spaces.terminal.live_output import work_line
 from search_spaces.terminal.plurals import counted
 from search_spaces.terminal.text_table import print_table
+
+if TYPE_CHECKING:
+    from search_spaces.belief.plan import Plan  # it imports numpy
 
 _POLL_S: Final = 0.5
 
@@ -132,6 +135,8 @@ def submit(file: Path, dry_run: bool, as_json: bool, client: Client) -> None:
         submitted = client.create_campaign(document)
         (print_json if as_json else print_submitted)(submitted)
         return
+    from search_spaces.belief.plan_text import plan_lines
+
     plan = _planned(client, document)
     if as_json:
         click.echo(json.dumps(asdict(plan), indent=2))
@@ -142,6 +147,8 @@ def submit(file: Path, dry_run: bool, as_json: bool, client: Client) -> None:
 
 def _planned(client: Client, document: dict[str, Any]) -> Plan:
     """The service's plan; one that the driver makes is waited for."""
+    from search_spaces.belief.plan import Plan
+
     planned = client.plan(document)
     if isinstance(planned, Plan):
         return planned
@@ -313,10 +320,12 @@ def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:
         ("trials", states or "none yet"),
         (
             "used",
-            f"{duration(campaign.wall_time_s)}, {campaign.node_seconds / 3600:.3g} node-hours",
+            f"{duration(campaign.wall_time_s)}, {node_time(campaign.node_seconds)}",
         ),
         ("cost", _cost(campaign.cost)),
     ]
+    if auto := auto_words(campaign.spec.get("space", {})):
+        facts.append(("auto", auto))
     if campaign.cheap_probes:
         took = campaign.cheap_probe_node_seconds
         facts.append(("cheap probes", cheap_count_words(campaign.cheap_probes, took)))
@@ -361,4 +370,4 @@ def _cost(cost: CostRead) -> str:
         return "none yet"
     uses = [use.name for use in fields(Cost)]
     shares = ", ".join(f"{use} {percent(getattr(cost, use) / cost.total)}" for use in uses)
-    return f"{cost.total / 3600:.3g} node-hours held: {shares}"
+    return f"{node_time(cost.total)} held: {shares}"

@@ -10,12 +10,14 @@ import click
 
 from api.client import Client
 from api.commands.campaign import read_document_file
-from api.commands.connection import service_options
+from api.commands.connection import service_options, service_when_called, without_service
 from api.commands.display import answers, json_option, print_json
 from api.formatting import memory
 from api.http.documents import write_yaml
 from api.schemas.catalogue import CatalogueEntry, ClusterPage, ClusterRead, ModelPage, ModelRead
 from search_spaces.errors import SiteInvalidError
+from search_spaces.spec.presets.clusters import is_cluster_preset
+from search_spaces.spec.presets.models import MODEL_PRESETS
 from search_spaces.spec.site import cluster_part
 from search_spaces.terminal.text_table import print_table
 
@@ -52,10 +54,10 @@ def cluster() -> None:
         page.models, _MODEL_COLUMNS, ">parameters", lambda each: f"{each.num_parameters:,}"
     )
 )
-@service_options
-def list_models(client: Client) -> ModelPage:
-    """List presets, then the models of users."""
-    return client.models()
+@service_when_called
+def list_models(service: Callable[[], Client]) -> ModelPage:
+    """List presets, then the models of users; without a service the presets alone."""
+    return without_service(lambda: service().models(), ModelPage.of_presets)
 
 
 @cluster.command("list")
@@ -67,10 +69,10 @@ def list_models(client: Client) -> ModelPage:
         lambda each: memory(each.description["device_memory_bytes"]),
     )
 )
-@service_options
-def list_clusters(client: Client) -> ClusterPage:
-    """List presets, then the clusters of users."""
-    return client.clusters()
+@service_when_called
+def list_clusters(service: Callable[[], Client]) -> ClusterPage:
+    """List presets, then the clusters of users; without a service the presets alone."""
+    return without_service(lambda: service().clusters(), ClusterPage.of_presets)
 
 
 def _print_list(
@@ -95,19 +97,23 @@ def _print_yaml(entry: CatalogueEntry) -> None:
 @model.command("show")
 @click.argument("name")
 @answers(_print_yaml)
-@service_options
-def show_model(name: str, client: Client) -> ModelRead:
+@service_when_called
+def show_model(name: str, service: Callable[[], Client]) -> ModelRead:
     """Print a model's shape as YAML, as campaign files write it."""
-    return client.model(name)
+    if name not in MODEL_PRESETS:
+        return service().model(name)
+    return without_service(lambda: service().model(name), lambda: ModelRead.of_preset(name))
 
 
 @cluster.command("show")
 @click.argument("name")
 @answers(_print_yaml)
-@service_options
-def show_cluster(name: str, client: Client) -> ClusterRead:
+@service_when_called
+def show_cluster(name: str, service: Callable[[], Client]) -> ClusterRead:
     """Print a cluster as YAML, as campaign files write it and `worker --cluster FILE` reads it."""
-    return client.cluster(name)
+    if not is_cluster_preset(name):
+        return service().cluster(name)
+    return without_service(lambda: service().cluster(name), lambda: ClusterRead.of_preset(name))
 
 
 @model.command("put")

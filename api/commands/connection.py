@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,11 +17,25 @@ from search_spaces.connection.service_address import SERVICE_OPTIONS, locate_ser
 from search_spaces.connection.tls import trusting
 from search_spaces.errors import MAX_PARTS, CertificateUnreadableError, ServiceNotFoundError
 
+Document = TypeVar("Document")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def service_options(function: Function) -> Function:
     """Adds the options of the connection, and passes the command an open `Client`."""
+
+    @functools.wraps(function)
+    def command(*arguments: Any, service: Callable[[], Client], **options: Any) -> Any:
+        return function(*arguments, client=service(), **options)
+
+    return service_when_called(command)  # type: ignore[return-value]
+
+
+def service_when_called(function: Function) -> Function:
+    """Adds the options of the connection, and passes the command `service`.
+
+    `service()` is an open `Client`, and raises ServiceNotFoundError where there is no service.
+    """
 
     @functools.wraps(function)
     def command(
@@ -32,8 +46,12 @@ def service_options(function: Function) -> Function:
         data_dir: Path | None,
         **options: Any,
     ) -> Any:
-        with refusals_as_messages(), connect(url, token_file, data_dir, certificate) as client:
-            return function(*arguments, client=client, **options)
+        with refusals_as_messages(), ExitStack() as stack:
+
+            def service() -> Client:
+                return stack.enter_context(connect(url, token_file, data_dir, certificate))
+
+            return function(*arguments, service=service, **options)
 
     for option, text in reversed(list(SERVICE_OPTIONS.items())):
         kind = None if option == "--url" else click.Path(path_type=Path)
@@ -53,6 +71,15 @@ def connect(
     )
     tls = None if place.certificate is None else trusting(place.certificate)
     return Client(place.url, read_token(place.token_file), tls=tls)
+
+
+def without_service(read: Callable[[], Document], of_presets: Callable[[], Document]) -> Document:
+    """What the service answers; where there is no service, what the presets say, with a note."""
+    try:
+        return read()
+    except ServiceNotFoundError:
+        click.echo("note: no service was found; these are the presets of this version", err=True)
+        return of_presets()
 
 
 @contextmanager

@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 from pydantic import BaseModel
 
-from search_spaces.belief.job import JobEstimate
-from search_spaces.belief.plan_text import job_lines
 from search_spaces.statistics.job_duration import TrainingJob
 from search_spaces.terminal.console import terminal_width
 from search_spaces.terminal.job_options import with_job_options
+
+if TYPE_CHECKING:
+    from search_spaces.belief.job import JobEstimate  # it imports numpy
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -60,5 +61,7 @@ def _refuse(sentence: str) -> NoReturn:
 
 def print_jobs(job: TrainingJob, jobs: Sequence[tuple[str, JobEstimate]]) -> None:
     """Prints the days of a training job with some layouts."""
+    from search_spaces.belief.plan_text import job_lines
+
     for line in job_lines(job, jobs, terminal_width(sys.stdout)):
         click.echo(line)

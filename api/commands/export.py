@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import click
 
 from api.client import Client
-from api.commands.connection import service_options
+from api.commands.connection import service_when_called
 from api.commands.display import json_option, print_json
 from api.exporters import ALIASES, FORMATS
-from api.schemas.campaigns_and_trials import ExportFileRead, ExportRead
+from api.exporters.base import PREDICTED
+from api.schemas.campaigns_and_trials import (
+    ExportFileRead,
+    ExportFormatPage,
+    ExportFormatRead,
+    ExportRead,
+)
 from search_spaces.spec.layout import KNOBS
 from search_spaces.terminal.text_table import print_table
 
@@ -28,6 +36,18 @@ from search_spaces.terminal.text_table import print_table
     help=f"What trains: {', '.join(FORMATS)}; --list shows what each needs.",
 )
 @click.option("--trial", type=click.IntRange(min=1), help="Number of the trial; default: the best.")
+@click.option(
+    "--plan",
+    "plan_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Campaign file: export a layout of its plan instead, predicted and not measured.",
+)
+@click.option(
+    "--rank", type=click.IntRange(1, 1000), help="With --plan: rank of the layout; default: 1."
+)
+@click.option("--model", help="With --layout: a preset, or a file.")
+@click.option("--cluster", help="With --layout: a preset, or a file.")
+@click.option("--layout", "layout_key", metavar="KEY", help="Export any layout by its key instead.")
 @click.option(
     "--nodes",
     type=click.IntRange(min=1),
@@ -49,31 +69,54 @@ from search_spaces.terminal.text_table import print_table
 )
 @click.option("--force", is_flag=True, help="Overwrite files that are there.")
 @json_option
-@service_options
+@service_when_called
 def export(
     campaign: str | None,
     format_name: str | None,
     trial: int | None,
+    plan_file: Path | None,
+    rank: int | None,
+    model: str | None,
+    cluster: str | None,
+    layout_key: str | None,
     nodes: int | None,
     without: tuple[str, ...],
     lists_formats: bool,
     out: Path,
     force: bool,
     as_json: bool,
-    client: Client,
+    service: Callable[[], Client],
 ) -> None:
     """Write a training job's files for a campaign's best trial, or another.
+
+    --plan FILE takes a layout of a plan, and --model, --cluster and --layout take any layout; both
+    need no service, and the files say at their top that the layout was predicted, not measured.
 
     With --json the files are printed in one JSON document, and none is written. --list prints a
     table of the formats, and what each needs to run; it takes no CAMPAIGN.
     """
     if lists_formats:
-        _list_formats(client, as_json)
+        _list_formats(as_json)
         return
-    if campaign is None or format_name is None:
-        missing = "CAMPAIGN" if campaign is None else "--format"
-        raise click.UsageError(f"{missing} is missing; --list shows the formats")
-    bundle = client.export(campaign, format_name, trial=trial, nodes=nodes, without=without)
+    if format_name is None:
+        raise click.UsageError("--format is missing; --list shows the formats")
+    described = (plan_file, rank, model, cluster, layout_key)
+    _refuse_mixed(campaign, (trial, nodes), described)
+    if campaign is not None:
+        bundle = service().export(campaign, format_name, trial=trial, nodes=nodes, without=without)
+        what = f"trial {bundle.trial} of {campaign}"
+    else:
+        from api.commands import predicted_export
+
+        data_dir = click.get_current_context().params["data_dir"]
+        kept: dict[str, Any] = {"data_dir": data_dir, "without": without}
+        if plan_file is not None:
+            bundle = predicted_export.of_plan(plan_file, rank or 1, format_name, **kept)
+            what = f"rank {rank or 1} of the plan of {plan_file}, {PREDICTED}"
+        else:
+            words = (str(model), str(cluster), str(layout_key))
+            bundle = predicted_export.of_layout(*words, format_name, **kept)
+            what = f"{layout_key}, {PREDICTED}"
     if as_json:
         print_json(bundle)
         return
@@ -81,7 +124,7 @@ def export(
         _write(bundle, out, force)
     except OSError as error:
         raise click.ClickException(f"{out} cannot be written to: {error.strerror}") from error
-    click.echo(f"trial {bundle.trial} of {campaign}, as {bundle.format} ({bundle.target_version}):")
+    click.echo(f"{what}, as {bundle.format} ({bundle.target_version}):")
     for file in bundle.files:
         click.echo(f"  {out / file.name}")
     for command in bundle.commands:
@@ -90,8 +133,30 @@ def export(
         click.echo(f"note: {note}")
 
 
-def _list_formats(client: Client, as_json: bool) -> None:
-    page = client.export_formats()
+def _refuse_mixed(
+    campaign: str | None, of_campaign: Sequence[object], described: Sequence[object]
+) -> None:
+    """Refuses anything but one of: a campaign, a plan's file, a layout on a cluster."""
+    plan_file, rank, *of_layout = described
+    if campaign is not None and any(each is not None for each in described):
+        raise click.UsageError("name a CAMPAIGN, or --plan, or --layout: only one of them")
+    if campaign is None and any(each is not None for each in of_campaign):
+        raise click.UsageError("--trial and --nodes are for a CAMPAIGN")
+    if plan_file is not None and any(each is not None for each in of_layout):
+        raise click.UsageError("--plan has model, cluster and layouts of its own")
+    if rank is not None and plan_file is None:
+        raise click.UsageError("--rank is for --plan")
+    if campaign is None and plan_file is None and None in of_layout:
+        missing = (
+            "--layout needs --model and --cluster too" if any(of_layout) else "CAMPAIGN is missing"
+        )
+        raise click.UsageError(f"{missing}; --list shows the formats")
+
+
+def _list_formats(as_json: bool) -> None:
+    page = ExportFormatPage(
+        formats=[ExportFormatRead.of(form.adapter) for form in FORMATS.values()]
+    )
     if as_json:
         print_json(page)
         return

@@ -15,10 +15,9 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from api.client import Client
 from api.errors import ServiceError
-from api.formatting import cheap_probe_words, duration, figure, unit
+from api.formatting import cheap_probe_words, duration, figure, node_time, unit
 from api.schemas.campaigns_and_trials import CampaignDetail, TrialRead
 from results_db.trials.filter import TrialFilter
-from search_spaces.campaigns.fidelity import cheap_iterations
 from search_spaces.protocol.worker_messages import TrialState
 from search_spaces.spec.objectives import measured_objective
 from search_spaces.terminal.console import escaped_line, on_interrupt, terminal_width
@@ -224,6 +223,8 @@ def _value(campaign: CampaignDetail, trial: TrialRead) -> float | None:
 
 def _planned(campaign: CampaignDetail, trial: TrialRead) -> str:
     """The number of iterations; warm-up may take more of them than were asked for."""
+    from search_spaces.campaigns.fidelity import cheap_iterations  # imports numpy
+
     probe = campaign.spec.get("probe", {})
     iterations = probe.get("iterations", 0)
     planned = probe.get("warmup", 0) + (
@@ -236,7 +237,7 @@ def _used(campaign: CampaignDetail) -> str:
     used = campaign.node_seconds / 3600
     budget = campaign.spec.get("budget", {}).get("node_hours")
     if budget is None:
-        return f"{used:.3g} node-hours"
+        return node_time(campaign.node_seconds)
     return f"{used:.3g} of {budget:g} node-hours, {max(budget - used, 0.0):.3g} left"
 
 

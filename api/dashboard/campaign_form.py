@@ -22,13 +22,15 @@ from search_spaces.spec.layout import LAYOUT_FIELDS
 
 REST: Final = "rest"
 _ALWAYS_SHOWN: Final = ("name", "model", "cluster", "space", "objective", "strategy", "budget")
-_STATED: Final = ("global_batch_size", "precision")
-"""Knobs whose default depends on other fields, or that have none."""
 _NAMES: Final = ("name", "model", "cluster", "strategy")
 """Fields whose text is taken as it stands."""
 BUDGET: Final = ("trials", "node_hours", "wall_time")
 SPACE: Final = ("global_batch_size", *LAYOUT_FIELDS, "allow_tp_across_nodes")
-SECTIONS: Final[Mapping[str, Collection[str]]] = {"budget": BUDGET, "space": ("preset", *SPACE)}
+SECTIONS: Final[Mapping[str, Collection[str]]] = {
+    "budget": BUDGET,
+    "space": ("preset", *SPACE),
+    "probe": ("fidelity",),
+}
 _LINES: Final = ("objective", "baseline")
 """Fields whose text is YAML on one line."""
 
@@ -111,7 +113,7 @@ def like_campaign(store: Store, campaign: CampaignRecord, name: str) -> dict[str
     """
     document = campaign.spec
     described = {field: document[field] for field in ("name", "model", "cluster")}
-    space = {"global_batch_size": 1, "precision": document["space"]["precision"]}
+    space = {"global_batch_size": 1}
     budget = {"trials": 1}
     plain = CampaignSpec.from_mapping({**described, "space": space, "budget": budget}).to_mapping()
     document = {
@@ -119,10 +121,12 @@ def like_campaign(store: Store, campaign: CampaignRecord, name: str) -> dict[str
         for field, value in document.items()
         if field in _ALWAYS_SHOWN or value != plain.get(field)
     }
+    # An empty field means auto, so that every knob that was stated is shown.
+    stated = CampaignSpec.from_mapping(campaign.spec).space
     document["space"] = {
         knob: value
-        for knob, value in document["space"].items()
-        if knob in _STATED or value != plain["space"].get(knob)
+        for knob, value in stated.to_mapping().items()
+        if knob not in (*stated.auto, "auto")
     }
     for kind in PRESET_NAMES:
         named = document[kind].get("name")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Annotated, Final, NamedTuple
 
 from fastapi import APIRouter, Query, Request
@@ -12,12 +12,14 @@ from fastapi.responses import HTMLResponse
 
 from api.dependencies import CampaignName, StoreDep, campaign_named
 from api.errors import ComparisonInvalidError
-from api.formatting import budget_words, figure, objective_figure, state_words, unit
+from api.formatting import budget_words, node_time, objective_figure, state_words, unit
 from api.html.rendering import render
 from api.html.result_sentences import CampaignFinding, bounds, finding_of, ratio_interval
 from api.html.trial_facts import TrialFacts, knob_text
 from api.plots.bars import keys, stacked
 from api.schemas.text_types import campaign_reference, id_in
+from results_db.leaderboard.leaderboard_records import RankedLayout
+from results_db.records import CampaignRecord
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import TrialId
 from search_spaces.spec.layout import KNOBS, Layout
@@ -30,6 +32,10 @@ MOST_CAMPAIGNS: Final = 8
 
 _OWN: Final = ("trial", "measured")
 """Figures in which trials always differ."""
+_WORDS: Final = ("95 % interval", "runs", "trainer", "memory is", "cheap probe")
+"""Figures whose difference is no percentage."""
+_FIGURE: Final = re.compile(r"(-?[\d,]*\.?\d+(?:e[+-]\d+)?)( ?[^\s,]*)")
+"""A number and its unit."""
 
 router = APIRouter()
 
@@ -40,18 +46,29 @@ class Row(NamedTuple):
     name: str
     values: Sequence[str]
     """One for each trial or campaign, in their order."""
+    is_figure: bool = False
+    """Whether a difference is given in percent: the values begin with numbers."""
 
     @property
-    def differs(self) -> bool:
-        """Whether they differ in it."""
-        return len(set(self.values)) > 1
+    def difference(self) -> str:
+        """What the others are relative to the first, or that they differ; empty: they do not."""
+        if len(set(self.values)) == 1:
+            return ""
+        found = [_FIGURE.match(value) for value in self.values if self.is_figure]
+        numbers = [float(each[1].replace(",", "")) for each in found if each]
+        same_unit = len({each[2] for each in found if each}) == 1
+        if len(numbers) < len(self.values) or not same_unit or not numbers[0]:
+            return "differs"
+        return ", ".join(f"{number / numbers[0] - 1:+.1%}" for number in numbers[1:])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ComparedWinner:
-    """The winner of a campaign over the winner of the first."""
+class Compared:
+    """A trial, or the winner of a campaign, over the first."""
 
-    campaign: str
+    name: str
+    first: str
+    objective: str = ""
     ratio: float = 0.0
     interval: tuple[float, float] = (0.0, 0.0)
     """The 95 % interval of the ratio."""
@@ -64,29 +81,28 @@ def show_trial_comparison(
     request: Request,
     store: StoreDep,
     trial: Annotated[list[TrialId] | None, Query(max_length=100)] = None,
-    trials: Annotated[str, Query(max_length=200, pattern=r"^[0-9 ,]*$")] = "",
+    trials: Annotated[str, Query(max_length=500)] = "",
 ) -> HTMLResponse:
     """Two to six trials side by side.
 
-    Their ids are in several `trial`, or in one `trials`, which the form sends.
+    Their ids are in several `trial`; `trials`, which the form sends, has their numbers.
+
+    Raises:
+        ComparisonInvalidError: a word of `trials` names no trial, or there are too few or too many.
+        CampaignNotFoundError: it names a campaign that does not exist.
+        TrialNotFoundError: a trial does not exist.
     """
-    typed = [number for word in trials.replace(",", " ").split() if (number := id_in(word))]
-    asked = list(dict.fromkeys((*(trial or ()), *typed)))
-    compared, problem = [], None
-    if FEWEST <= len(asked) <= MOST_TRIALS:
-        compared = [TrialFacts.of(store, trial_id) for trial_id in asked]
-    elif asked:
-        were = "trial was" if len(asked) == 1 else "trials were"
-        problem = f"{len(asked)} {were} named; a comparison has {FEWEST} to {MOST_TRIALS}."
-    whole = max((sum(max(p.size, 0.0) for p in facts.parts) for facts in compared), default=0.0)
-    top = max((facts.most_bytes for facts in compared), default=0)
+    asked = list(dict.fromkeys((*(trial or ()), *_typed(store, trials))))
+    _refuse_number(len(asked), "trial", MOST_TRIALS)
+    compared = [TrialFacts.of(store, trial_id) for trial_id in asked]
+    whole = max(sum(max(p.size, 0.0) for p in facts.parts) for facts in compared)
+    top = max(facts.most_bytes for facts in compared)
     return render(
         request,
         "compare.html",
-        asked=asked,
-        problem=problem,
-        status=HTTPStatus.UNPROCESSABLE_ENTITY if problem else HTTPStatus.OK,
+        asked=trials or " ".join(f"{each.campaign.name}/{each.trial.number}" for each in compared),
         trials=compared,
+        verdicts=_verdicts([(_trial_name(e), e.campaign, e.ranked) for e in compared]),
         knobs=_knobs([facts.trial.layout for facts in compared]),
         figures=_figures(compared),
         bars=[
@@ -96,6 +112,36 @@ def show_trial_comparison(
         ],
         memories=[(facts, drawn) for facts in compared if (drawn := facts.memory(top_bytes=top))],
     )
+
+
+def _refuse_number(number: int, kind: str, most: int) -> None:
+    if not FEWEST <= number <= most:
+        raise ComparisonInvalidError(
+            f"{counted(number, kind)} cannot be compared: tick {FEWEST} to {most} {kind}s in the list"
+        )
+
+
+def _typed(store: Store, words: str) -> Iterator[int]:
+    """The ids of trials that are named as pages show them: `first/3 5` is 3 and 5 of "first"."""
+    campaign = None
+    for word in words.replace(",", " ").split():
+        named, _, digits = word.rpartition("/")
+        if named:
+            campaign = campaign_named(campaign_reference(named), store)
+        number = id_in(digits)
+        if campaign is None or not number:
+            raise ComparisonInvalidError(
+                f"{word!r} names no trial: write the campaign and the number, such as first/3 5"
+            )
+        yield store.trials.by_number(campaign.id, number).id
+
+
+def _trial_name(facts: TrialFacts) -> str:
+    return f"trial {facts.trial.number} of {facts.campaign.name}"
+
+
+def _winner_name(finding: CampaignFinding) -> str:
+    return f"the winner of {finding.campaign.name}"
 
 
 @router.get("/compare-campaigns")
@@ -111,11 +157,7 @@ def show_campaign_comparison(
         CampaignNotFoundError: one of them does not exist.
     """
     names = list(dict.fromkeys(campaign or ()))
-    if not FEWEST <= len(names) <= MOST_CAMPAIGNS:
-        raise ComparisonInvalidError(
-            f"{counted(len(names), 'campaign')} cannot be compared: tick {FEWEST} to "
-            f"{MOST_CAMPAIGNS} campaigns in the list"
-        )
+    _refuse_number(len(names), "campaign", MOST_CAMPAIGNS)
     found = [finding_of(store, campaign_named(campaign_reference(name), store)) for name in names]
     return render(
         request,
@@ -123,7 +165,7 @@ def show_campaign_comparison(
         campaigns=[each.campaign for each in found],
         rows=_properties(store, found),
         knobs=_knobs([each.winner.trial.layout if each.winner else None for each in found]),
-        winners=[_compared(found[0], other) for other in found[1:]],
+        verdicts=_verdicts([(_winner_name(e), e.campaign, e.winner) for e in found]),
     )
 
 
@@ -149,7 +191,10 @@ def _figures(trials: list[TrialFacts]) -> list[Row]:
         Row("campaign", [facts.campaign.name for facts in trials]),
         Row("state", [state_words(facts.trial.state, facts.trial.reason) for facts in trials]),
         Row("rank", ranks),
-        *(Row(name, [each.get(name, "-") for each in told]) for name in names),
+        *(
+            Row(name, [each.get(name, "-") for each in told], is_figure=name not in _WORDS)
+            for name in names
+        ),
     ]
 
 
@@ -169,8 +214,8 @@ def _properties(store: Store, found: list[CampaignFinding]) -> list[Row]:
         Row("legal layouts", [f"{each.num_legal_layouts:,}" for each in campaigns]),
         Row("completed probes", [f"{counts[each.id]['COMPLETED']:,}" for each in campaigns]),
         Row("probes without a result", [f"{number:,}" for number in failed]),
-        Row("node-hours", [figure(each.node_seconds / 3600) for each in campaigns]),
-        Row("best value", [_best(each) for each in found]),
+        Row("node-hours", [node_time(each.node_seconds) for each in campaigns], is_figure=True),
+        Row("best value", [_best(each) for each in found], is_figure=True),
         Row(
             "layouts that tie with it",
             [str(len(each.tied)) if each.winner else "-" for each in found],
@@ -186,21 +231,30 @@ def _best(finding: CampaignFinding) -> str:
     return f"{value}, {bounds(objective, winner)}"
 
 
-def _compared(first: CampaignFinding, other: CampaignFinding) -> ComparedWinner:
-    one, two, name = first.campaign, other.campaign, other.campaign.name
-    if first.winner is None or other.winner is None:
-        missing = (one if first.winner is None else two).name
-        return ComparedWinner(
-            campaign=name, why_not=f"{missing} has measured no layout to the end."
-        )
-    if one.objective != two.objective:
-        ranks = f"{name} ranks by {unit(two.objective)}, and {one.name} by {unit(one.objective)}."
-        return ComparedWinner(campaign=name, why_not=ranks)
-    if one.spec["model"] != two.spec["model"]:
-        trains = f"{name} trains {two.model_name}, and {one.name} {one.model_name}."
-        return ComparedWinner(campaign=name, why_not=trains)
-    return ComparedWinner(
-        campaign=name,
-        ratio=other.winner.value / first.winner.value,
-        interval=ratio_interval(other.winner, first.winner),
+_Named = tuple[str, CampaignRecord, RankedLayout | None]
+"""What a layout is called, its campaign, and the layout as it is ranked there; None: it is not."""
+
+
+def _verdicts(named: Sequence[_Named]) -> list[Compared]:
+    """Each but the first over the first."""
+    return [_compared(named[0], other) for other in named[1:]]
+
+
+def _compared(first: _Named, other: _Named) -> Compared:
+    (one, of_one, one_ranked), (two, of_two, two_ranked) = first, other
+    if one_ranked is None or two_ranked is None:
+        missing = one if one_ranked is None else two
+        return Compared(name=two, first=one, why_not=f"{missing} has no measurement that is ranked")
+    why_not = ""
+    if of_one.objective != of_two.objective:
+        why_not = f"they are ranked by {unit(of_two.objective)} and by {unit(of_one.objective)}"
+    elif of_one.spec["model"] != of_two.spec["model"]:
+        why_not = f"they train {of_two.model_name} and {of_one.model_name}"
+    return Compared(
+        name=two,
+        first=one,
+        why_not=why_not,
+        objective=of_one.objective,
+        ratio=two_ranked.value / one_ranked.value,
+        interval=ratio_interval(two_ranked, one_ranked),
     )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Annotated
+from io import BytesIO
+from typing import Annotated, Final
 from urllib.parse import quote
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, Response
@@ -26,6 +28,9 @@ from search_spaces.documents.reading import MAX_COUNT
 from search_spaces.spec.layout import KNOBS
 
 router = APIRouter()
+
+ARCHIVE: Final = "all.zip"
+"""Stands for all files in one archive, in place of a file's name."""
 
 Text = Annotated[str, Query(max_length=20)]
 Format = Annotated[str, Query(max_length=64)]
@@ -88,20 +93,30 @@ def show_export(
 def show_export_file(
     campaign: CampaignDep, store: StoreDep, file: str, asked: AskedDep
 ) -> Response:
-    """A file of the export, as a download."""
+    """A file of the export, or an archive of all, as a download."""
     bundle = _bundle(store, campaign, asked)
+    if file == ARCHIVE:
+        packed = BytesIO()
+        with ZipFile(packed, "w", ZIP_DEFLATED) as archive:
+            for each in bundle.files:
+                entry = ZipInfo(each.name)
+                entry.external_attr = (0o755 if each.executable else 0o644) << 16
+                archive.writestr(entry, each.content)
+        name = f"{campaign.name}-{bundle.trial}-{bundle.format}.zip"
+        return _download(packed.getvalue(), name, "application/zip")
     for each in bundle.files:
         if each.name == file:
-            return Response(
-                each.content,
-                media_type="text/plain; charset=utf-8",
-                headers={
-                    "Content-Disposition": f"attachment; filename*=UTF-8''{quote(each.name)}",
-                    "Cache-Control": "private, no-cache",
-                },
-            )
+            return _download(each.content, each.name, "text/plain; charset=utf-8")
     names = ", ".join(each.name for each in bundle.files)
     raise ExportUnavailableError(f"the export has no file {file[:80]!r}; it has {names}")
+
+
+def _download(content: bytes | str, name: str, media_type: str) -> Response:
+    headers = {
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name)}",
+        "Cache-Control": "private, no-cache",
+    }
+    return Response(content, media_type=media_type, headers=headers)
 
 
 def _bundle(store: Store, campaign: CampaignRecord, asked: _ExportForm) -> ExportRead:

@@ -105,6 +105,7 @@ def _page(
         status=status,
         target=target,
         refusal=refusal,
+        why=request.query_params.get("why"),
         is_own_step=is_own_step,
     )
     page.headers["Cache-Control"] = "no-store"

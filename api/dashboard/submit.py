@@ -37,7 +37,7 @@ from results_db.errors import ResultsDbError
 from results_db.records import PlanRecord
 from results_db.store import Store
 from search_spaces.belief.plan import Plan
-from search_spaces.campaigns.campaign import STRATEGIES
+from search_spaces.campaigns.campaign_settings import BENCHMARK_STRATEGIES, STRATEGIES
 from search_spaces.errors import CampaignInvalidError, SearchSpaceError
 from search_spaces.spec.layout import KNOBS
 from search_spaces.spec.objectives import ALL_OBJECTIVES
@@ -84,11 +84,16 @@ class SubmitPage:
             self.request,
             "submit.html",
             form=self.form,
+            sent=self.request.method == "POST",
             models=[*PRESET_NAMES["model"], *own["model"]],
             clusters=[*PRESET_NAMES["cluster"], *own["cluster"]],
             spaces=list(SPACE_PRESETS),
             objectives=ALL_OBJECTIVES,
-            strategies=STRATEGIES,
+            strategies=[
+                name
+                for name in STRATEGIES
+                if name not in BENCHMARK_STRATEGIES or name == self.form["strategy"]
+            ],
             knobs=KNOBS.values(),
             plan=plan,
             **self.findings(check),
@@ -185,13 +190,17 @@ class SubmitPage:
 
 async def _page_of(request: Request, store: StoreDep, submission: SubmissionDep) -> SubmitPage:
     """The page that sent a form; of a file its text."""
-    form = dict.fromkeys((*FORM_FIELDS, YAML, "do", "key", "file"), "") | {"view": "form"}
-    for name, value in (await request.form()).items():
+    form = dict.fromkeys((*FORM_FIELDS, YAML, "view", "do", "key", "file"), "")
+    for name, value in (await request.form()).multi_items():
         if isinstance(value, UploadFile):
             file, value = value, (await value.read()).decode("utf-8-sig", "backslashreplace")
             await file.close()
-        if name in form:
-            form[name] = value if name in (YAML, REST, "file") else value.strip()
+        if name in (YAML, REST, "file"):
+            form[name] = value
+        elif name in form and value.strip():
+            # Boxes and lists of one name: several values.
+            form[name] = ", ".join(filter(None, (form[name], value.strip())))
+    form["view"] = form["view"] or "form"
     return SubmitPage(request=request, store=store, submission=submission, form=form)
 
 

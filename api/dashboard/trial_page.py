@@ -42,7 +42,12 @@ def show_trial(
     trial, campaign = facts.trial, facts.campaign
     command = None
     if "model" in campaign.spec:
-        command = probe_command(campaign.spec, trial.layout, num_layers=trial.num_layers)
+        command = probe_command(
+            campaign.spec,
+            trial.layout,
+            num_layers=trial.num_layers,
+            is_limited=trial.reason == "out_of_memory",
+        )
     return render(
         request,
         "trial.html",

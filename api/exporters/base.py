@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from typing import Final
 
 from search_spaces.spec.layout import Layout
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
+
+PREDICTED: Final = "predicted, not measured"
+"""How the files of a layout that no trial measured begin."""
 
 
 class ExportError(ValueError):
@@ -35,9 +39,9 @@ class ExportSource:
     """The input of an exporter: the training job of a trial, and where it comes from."""
 
     campaign: str
-    """Name of the campaign."""
-    trial: int
-    """Number of the trial in its campaign."""
+    """Name of the campaign; for a predicted layout, what predicts it."""
+    trial: int | None
+    """Number of the trial in its campaign; None: the layout was predicted, and not measured."""
     job: TrainerJob
     """What is trained, and in which layout."""
     comments: tuple[str, ...] = ()
@@ -53,6 +57,8 @@ class ExportSource:
         """The lines at the top of every file that can have comments."""
         measured = self.measured or self.job.layout
         first = f"campaign {self.campaign}, trial {self.trial}: {measured.key}"
+        if self.trial is None:
+            first = f"{PREDICTED}: {self.campaign}: {measured.key}"
         return (first, *self.comments, *self.remarks)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from http import HTTPStatus
@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 from fastapi import Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.datastructures import QueryParams
 
 from api.campaigns.progress import node_seconds_left
@@ -23,6 +23,7 @@ from api.formatting import (
     figure,
     memory,
     moment,
+    node_time,
     objective_figure,
     percent,
     state_words,
@@ -35,6 +36,8 @@ from api.plots.svg import visible
 from api.version import version
 from results_db.records import EVENT_KINDS, CampaignRecord
 from search_spaces.belief.plan_text import knowledge_words
+from search_spaces.spec.knobs import auto_words
+from search_spaces.spec.layout import KNOBS
 from search_spaces.statistics.disturbance import MEANING
 
 PAGE_HEADERS: Final[Mapping[str, str]] = {
@@ -131,8 +134,18 @@ def _changed(query: QueryParams, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _FILTERS: Final[tuple[Callable[..., Any], ...]] = (
-    *(campaign_path, node_seconds_left, peak_words, short_layout, knowledge_words),
-    *(duration, figure, memory, objective_figure, percent, state_words, step_words, unit),
+    *(campaign_path, node_seconds_left, peak_words, short_layout, knowledge_words, auto_words),
+    *(
+        duration,
+        figure,
+        memory,
+        objective_figure,
+        node_time,
+        percent,
+        state_words,
+        step_words,
+        unit,
+    ),
 )
 """Functions that are filters of the templates under their own names."""
 
@@ -150,12 +163,21 @@ def _environment() -> Environment:
     own: dict[str, Callable[..., Any]] = {
         "cheap_words": lambda probes: cheap_count_words(probes.number, probes.node_seconds),
         "count": lambda number: f"{number:,}",
-        "node_hours": lambda seconds: figure(seconds / 3600),
+        "labelled": _labelled,
         "timestamp": _timestamp,
     }
     environment.filters |= own | {each.__name__: each for each in _FILTERS}
-    environment.globals |= {"zip": zip, "disturbed_meaning": MEANING}
+    environment.globals |= {"zip": zip, "disturbed_meaning": MEANING, "KNOBS": KNOBS}
     return environment
+
+
+def _labelled(row: Markup, columns: Sequence[str]) -> Markup:
+    """A row of a table, each cell with the heading of its column, which small screens show."""
+    headings = (escape(escape(name.removeprefix(">")).striptags()) for name in columns)
+    labelled = re.sub(
+        "<t[dh](?=[ >])", lambda cell: f'{cell[0]} data-label="{next(headings, "")}"', row
+    )
+    return Markup(labelled)  # noqa: S704 - the row and the headings are escaped
 
 
 def _timestamp(at: datetime | None) -> Markup:

@@ -107,8 +107,8 @@ _FIELDS: Final[dict[str, Any]] = {
     "model": {"description": "A name of a preset or of one's own, or a model's shape."},
     "cluster": {"description": "A name of a preset or of one's own, or a cluster's description."},
     "space": {
-        "description": "A preset's name, or values for each knob. Without `precision` it is bf16 where "
-        "the cluster states a peak for it, else fp16, else fp32 (on CPU cores fp32 first)."
+        "description": "A preset's name, or values for each knob. A knob that is left out, or is `auto`, "
+        "gets every sensible value for the model and the cluster; `global_batch_size` is required."
     },
     "objective": {
         "description": "What ranks; or a list, of which the first ranks and all make the front.",

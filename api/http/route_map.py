@@ -57,7 +57,8 @@ class RouteMap:
 
     def methods(self, path: str) -> list[str]:
         """The methods that a path accepts."""
-        return sorted(method for method in self._by_method if self._find(method, path) is not None)
+        found = {method for method in self._by_method if self._find(method, path) is not None}
+        return sorted(found | ({"HEAD"} if "GET" in found else set()))
 
     def _find(self, method: str, path: str) -> Asked | None:
         for regex, operation in self._by_method.get(method, ()):

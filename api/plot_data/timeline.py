@@ -18,6 +18,7 @@ _LOOKS: Final[Mapping[str, Mapping[str, Any]]] = {
     "failed": {"color": "--part4", "pattern": {"shape": "x"}},
     "cancelled": {"color": "--part6", "pattern": {"shape": "-"}},
     "lost": {"color": "--tint", "line": {"color": "--bad", "width": 1.5}},
+    "waiting": {"color": "--ground", "line": {"color": "--run", "width": 1.5}},
     "running": {"color": "--run-tint", "line": {"color": "--run", "width": 1.5}},
 }
 """The colour of each kind of bar with a pattern or an edge: no kind has a colour alone."""
@@ -68,8 +69,8 @@ def timeline(found: CampaignTimeline, now: datetime, marks: Mapping[int, str]) -
             f"{unit} since {moment(begin)}", length_s / unit_s, names[:MOST_ROWS_DRAWN]
         ),
         says=[
-            "One bar for each attempt, in the row of its worker. Blue edges are attempts that run, "
-            "red edges those that were lost or returned.",
+            "One bar for each attempt, in the row of its worker. Blue edges are attempts that run, or "
+            "wait for devices where the bar is empty; red edges those that were lost or returned.",
             *_left_out_words(found, len(found.attempts) - len(shown)),
         ],
         headings=(">trial", ">attempt", "worker", "state", "started", "ended", ">nodes", "mark"),
@@ -115,7 +116,9 @@ def _rows(
 def _kind(attempt: TimelineAttempt) -> tuple[str, str]:
     """The kind of an attempt's bar, and its state in words."""
     if attempt.ending is None:
-        return "running", "RUNNING"
+        # A worker leases ahead: such a trial holds no devices yet.
+        waits = attempt.phase == "waiting"
+        return ("waiting", "waiting for devices") if waits else ("running", "RUNNING")
     if attempt.ending in ("lost", "returned", "superseded"):
         return "lost", attempt.ending.upper()
     return attempt.state.lower(), state_words(attempt.state, attempt.reason)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from api.campaigns.measured_jobs import RankedStep, measured_jobs
-from api.formatting import duration, effect_words, figure, half_interval, machine, moment
+from api.formatting import duration, effect_words, half_interval, machine, moment, node_time
 from api.html.assets import assets
 from api.html.leaderboard_table import LeaderboardTable, leaderboard_table
 from api.html.rendering import document
@@ -165,14 +165,14 @@ def _cost(
         PlotPart(
             name=use,
             size=seconds,
-            says=f"{_hours(seconds)} ({seconds / spent.total:.1%})",
+            says=f"{node_time(seconds)} ({seconds / spent.total:.1%})",
             kind=f"part{place}",
         )
         for place, use in enumerate(uses, 1)
         if (seconds := getattr(spent, use)) > 0
     ]
     return {
-        "total": f"{_hours(spent.total)} in all; {_hours(campaign.node_seconds)} held by probes.",
+        "total": f"{node_time(spent.total)} in all; {node_time(campaign.node_seconds)} held by probes.",
         "bar": stacked(parts) + keys(parts) if parts else None,
         "budget": [
             *_budget(campaign, sum(counts.values()) - counts["CANCELLED"]),
@@ -193,10 +193,14 @@ def _cost(
 def _budget(campaign: CampaignRecord, num_trials: int) -> list[tuple[str, str]]:
     """What was used of each bound of the budget."""
     budget = campaign.spec["budget"]
-    hours = figure(campaign.node_seconds / 3600)
     bounds = (
         ("trials", f"{num_trials:,}", "{:,}".format, budget.get("trials")),
-        ("node-hours", hours, "{:g}".format, budget.get("node_hours")),
+        (
+            "node-hours",
+            node_time(campaign.node_seconds),
+            "{:g} node-hours".format,
+            budget.get("node_hours"),
+        ),
         ("wall time", duration(campaign.wall_time_s), duration, budget.get("wall_time_s")),
     )
     return [
@@ -217,22 +221,18 @@ def _states(
     for trial in ended:
         seconds[trial.state] += trial.node_seconds  # type: ignore[assignment]  # it is not whole
     states = [
-        (f"{state.lower()} trials", f"{count:,}, {_hours(seconds[state])}")
+        (f"{state.lower()} trials", f"{count:,}, {node_time(seconds[state])}")
         for state, count in counts.items()
         if count
     ]
     if cheap.number:
         states += [
-            ("of these cheap probes", f"{cheap.number:,}, {_hours(cheap.node_seconds)}"),
-            ("of these in full", f"{full.number:,}, {_hours(full.node_seconds)}"),
+            ("of these cheap probes", f"{cheap.number:,}, {node_time(cheap.node_seconds)}"),
+            ("of these in full", f"{full.number:,}, {node_time(full.node_seconds)}"),
         ]
     if num_known:
         states.append(("started from", f"{num_known:,} trials of other campaigns"))
     return states
-
-
-def _hours(seconds: float) -> str:
-    return f"{figure(seconds / 3600)} node-hours"
 
 
 def _steps(analysis: Analysis | None) -> list[tuple[Any, ...]]:

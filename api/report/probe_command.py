@@ -19,6 +19,7 @@ from search_spaces.spec.presets.clusters import LOCAL_CPU
 from search_spaces.spec.presets.models import MODEL_PRESETS
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 from search_spaces.trainers.parameters import ParameterValue
+from search_spaces.units import GIB
 
 MODEL_FILE: Final = "model.yaml"
 
@@ -39,7 +40,11 @@ class ProbeCommand:
 
 
 def probe_command(
-    spec: Mapping[str, Any], layout: Layout, *, num_layers: int | None = None
+    spec: Mapping[str, Any],
+    layout: Layout,
+    *,
+    num_layers: int | None = None,
+    is_limited: bool = False,
 ) -> ProbeCommand | None:
     """The command for a layout of a campaign; None: it takes several nodes, which no probe does.
 
@@ -47,6 +52,7 @@ def probe_command(
         spec: the campaign's description.
         layout: the layout that runs.
         num_layers: of a cheap probe, layers of the model that runs; None: it is none.
+        is_limited: whether the command states the memory limit, at which the trial ran out.
     """
     if layout.num_nodes > 1:
         return None
@@ -71,6 +77,8 @@ def probe_command(
     ):
         if given is not None and given != usual:
             words += [option, str(given)]
+    if is_limited and (limit := spec["cluster"].get("device_memory_bytes")):
+        words += ["--memory-limit-gb", str(limit / GIB)]
     if probe.get("compile"):
         words.append("--compile")
     if (trainer := probe.get("trainer", default.trainer)) != default.trainer:

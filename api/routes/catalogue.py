@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Response
 
 from api.campaigns.catalogue import (
     PRESET_NAMES,
-    preset_description,
     refuse_preset,
     resolved_cluster,
     resolved_model,
@@ -41,13 +40,6 @@ Name = Annotated[
 
 _Read = TypeVar("_Read", ModelRead, ClusterRead)
 
-_OF_PRESETS: Final[dict[str, Any]] = {
-    "preset": True,
-    "created_by": None,
-    "created_at": None,
-    "updated_at": None,
-}
-
 
 def _put_answers(model: type[Document]) -> dict[int | str, dict[str, Any]]:
     description = "It is new; 200 if it replaced an entry of the same name."
@@ -57,16 +49,15 @@ def _put_answers(model: type[Document]) -> dict[int | str, dict[str, Any]]:
 @router.get("/models")
 def list_models(store: StoreDep) -> ModelPage:
     """List the models that campaign files can name."""
-    presets = [_preset_model(name) for name in PRESET_NAMES["model"]]
     own = [_own_model(record) for record in store.catalogue.find("model")]
-    return ModelPage(models=[*presets, *own])
+    return ModelPage(models=[*ModelPage.of_presets().models, *own])
 
 
 @router.get("/models/{name}")
 def read_model(name: Name, store: StoreDep) -> ModelRead:
     """Read a model: all fields of its shape."""
     if name in PRESET_NAMES["model"]:
-        return _preset_model(name)
+        return ModelRead.of_preset(name)
     return _own_model(store.catalogue.get("model", name))
 
 
@@ -100,16 +91,15 @@ def delete_model(name: Name, store: StoreDep) -> None:
 @router.get("/clusters")
 def list_clusters(store: StoreDep) -> ClusterPage:
     """List the clusters that campaign files can name."""
-    presets = [_preset_cluster(name) for name in PRESET_NAMES["cluster"]]
     own = [_own_cluster(record) for record in store.catalogue.find("cluster")]
-    return ClusterPage(clusters=[*presets, *own])
+    return ClusterPage(clusters=[*ClusterPage.of_presets().clusters, *own])
 
 
 @router.get("/clusters/{name}")
 def read_cluster(name: Name, store: StoreDep) -> ClusterRead:
     """Read a cluster: its limits and its constants."""
     if name in PRESET_NAMES["cluster"]:
-        return _preset_cluster(name)
+        return ClusterRead.of_preset(name)
     return _own_cluster(store.catalogue.get("cluster", name))
 
 
@@ -144,25 +134,9 @@ def delete_cluster(name: Name, store: StoreDep) -> None:
     store.catalogue.delete("cluster", name)
 
 
-def _preset_model(name: str) -> ModelRead:
-    description = preset_description("model", name)
-    shape = ModelShape.from_mapping(description)
-    return ModelRead(
-        name=name, description=description, num_parameters=shape.num_parameters, **_OF_PRESETS
-    )
-
-
 def _own_model(record: DescriptionRecord) -> ModelRead:
     shape = ModelShape.from_mapping(record.description)
     return ModelRead.of(record, preset=False, num_parameters=shape.num_parameters)
-
-
-def _preset_cluster(name: str) -> ClusterRead:
-    description = preset_description("cluster", name)
-    num_devices = Cluster.from_mapping(description).num_devices
-    return ClusterRead(
-        name=name, description=description, num_devices=num_devices, warning=None, **_OF_PRESETS
-    )
 
 
 def _own_cluster(record: DescriptionRecord) -> ClusterRead:

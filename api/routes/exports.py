@@ -124,6 +124,9 @@ def _comments(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> Ite
     if campaign.strategy == IMPORTED:
         source = store.imports.source(campaign.id) or "a table that does not say where"
         yield f"the layout was not measured here: it is imported, from {source}"
+        if (model := campaign.spec["model"])["family"] == "llama":
+            base = model["rotary_base"]
+            yield f"tables do not state the base of the rotary positions: rotary_base={base:g} is assumed"
     if gain := _gain(store, campaign, trial):
         yield gain
     if trial.measurement is not None:

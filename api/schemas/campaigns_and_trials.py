@@ -31,7 +31,7 @@ from search_spaces.spec.layout import Layout
 class Document(BaseModel):
     """Base of documents; the strings under the fields are their descriptions in OpenAPI."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(defer_build=True, frozen=True)
 
     @classmethod
     def of(cls, record: object, **others: Any) -> Self:
@@ -48,7 +48,7 @@ class Document(BaseModel):
 class Request(Document):
     """Base of request bodies; unknown fields and values of another type are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid", strict=True)
 
 
 class CostRead(Document):
@@ -376,8 +376,8 @@ class ExportRead(Document):
     """The files of a training job, and notes on what their format cannot express."""
 
     format: str
-    trial: int
-    """Number of the exported trial."""
+    trial: int | None
+    """Number of the exported trial; null: the layout was predicted, and not measured."""
     target_version: str
     """Version of the framework that the files are written for."""
     files: list[ExportFileRead]

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Final, Self
 
 from api.schemas.campaigns_and_trials import Document
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, LOCAL_CPU, resolve_cluster
+from search_spaces.spec.presets.models import MODEL_PRESETS
+
+_OF_PRESETS: Final[dict[str, Any]] = {
+    "preset": True,
+    "created_by": None,
+    "created_at": None,
+    "updated_at": None,
+}
 
 
 class CatalogueEntry(Document):
@@ -28,6 +37,15 @@ class ModelRead(CatalogueEntry):
     num_parameters: int
     """Number of parameters; shared ones count once."""
 
+    @classmethod
+    def of_preset(cls, name: str) -> Self:
+        """A preset."""
+        shape = MODEL_PRESETS[name]
+        description = shape.to_mapping()
+        return cls(
+            name=name, description=description, num_parameters=shape.num_parameters, **_OF_PRESETS
+        )
+
 
 class ClusterRead(CatalogueEntry):
     """A cluster that campaign files can name."""
@@ -37,14 +55,34 @@ class ClusterRead(CatalogueEntry):
     warning: str | None
     """The constants that were assumed; null: none."""
 
+    @classmethod
+    def of_preset(cls, name: str) -> Self:
+        """A preset; those of local-cpu are detected."""
+        cluster, _ = resolve_cluster(name)
+        description, num_devices = cluster.to_mapping(), cluster.num_devices
+        return cls(
+            name=name, description=description, num_devices=num_devices, warning=None, **_OF_PRESETS
+        )
+
 
 class ModelPage(Document):
     """Models: presets, then those of users, both sorted by name."""
 
     models: list[ModelRead]
 
+    @classmethod
+    def of_presets(cls) -> Self:
+        """The presets alone."""
+        return cls(models=[ModelRead.of_preset(name) for name in MODEL_PRESETS])
+
 
 class ClusterPage(Document):
     """Clusters: presets, then those of users, both sorted by name."""
 
     clusters: list[ClusterRead]
+
+    @classmethod
+    def of_presets(cls) -> Self:
+        """The presets alone."""
+        names = (LOCAL_CPU, *CLUSTER_PRESETS)
+        return cls(clusters=[ClusterRead.of_preset(name) for name in names])

@@ -19,6 +19,7 @@ from api.schemas.campaigns_and_trials import Document
 from results_db import records, service_records
 from search_spaces.belief import job, plan
 from search_spaces.belief.extrapolation import CheapProbe
+from search_spaces.belief.trainer_hypotheses import DecidingProperty
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol import measurement, outcome, worker_messages
 from search_spaces.spec.layout import Layout
@@ -42,6 +43,7 @@ _VALUES: Final[tuple[type, ...]] = (
     *_classes_of(job),
     *_classes_of(job_duration),
     CheapProbe,
+    DecidingProperty,
     Exclusion,
     Layout,
     Prediction,

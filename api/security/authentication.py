@@ -132,7 +132,7 @@ class Authentication:
         holder = None if token_hash is None else await self.book.find(token_hash)
         if token_hash is None or holder is None:
             why = "the session has ended, or its token has expired or was revoked"
-            refusal = self._unauthenticated(scope, headers, why)
+            refusal = self._unauthenticated(scope, headers, why, has_ended=True)
             self.cookie.remove(scope, refusal)
             return refusal
         return Credential(
@@ -158,13 +158,16 @@ class Authentication:
             f"(Sec-Fetch-Site: {site!r}); send a token as Authorization instead"
         )
 
-    def _unauthenticated(self, scope: Scope, headers: Headers, why: str) -> Response:
+    def _unauthenticated(
+        self, scope: Scope, headers: Headers, why: str, *, has_ended: bool = False
+    ) -> Response:
         """The answer without a session: to a page the way to the sign-in page, else 401."""
         if is_api(scope) or "text/html" not in headers.get("accept", ""):
             return _unauthorized(why)
         is_reading = scope["method"] in _READING
         target = _target(scope) if is_reading else self._page_of(scope, headers)
         url = f"{scope.get('root_path', '')}/sign-in?next={quote(target, safe='')}"
+        url += "&why=ended" if has_ended else ""
         if is_reading and headers.get("sec-fetch-site") == "cross-site":
             # A link of another site comes without the Strict cookie. The next request comes from
             # this page and has it; the sign-in page sends a browser with a session on.

@@ -125,6 +125,7 @@ def _prepare(path: Path, part: Path) -> RestoreReport:
     revision = refuse_damaged(part)
     migrate.upgrade(_url(part))
     forget_sign_ins(part)
+    _stop_clocks(part)
     _skip_ids(part)
     findings = check_database(_url(part)).findings
     make_one_file(part)
@@ -135,6 +136,12 @@ def _prepare(path: Path, part: Path) -> RestoreReport:
         num_trials=trials,
         findings=findings,
     )
+
+
+def _stop_clocks(part: Path) -> None:
+    """Stops the wall time of campaigns: the time since the backup must not count."""
+    with closing(sqlite3.connect(part)) as connection, connection:
+        connection.execute("UPDATE campaigns SET clock_at = NULL")
 
 
 def _skip_ids(part: Path) -> None:

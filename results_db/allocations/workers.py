@@ -269,6 +269,11 @@ class Workers(StoreSection):
         with self._db.read() as session:
             return [record_of(WorkerRecord, row) for row in session.scalars(query)]
 
+    def largest_allocation(self, cluster: str) -> int | None:
+        """The most nodes that a known worker on a cluster has or had; None: there is none."""
+        query = select(func.max(WorkerRow.num_nodes)).where(WorkerRow.cluster == cluster)
+        return self._scalar(query)
+
     def count_too_large(self, campaign_id: int) -> int:
         """The number of waiting trials of a campaign that fit no live worker."""
         can_run_it = exists().where(

@@ -169,7 +169,6 @@ class Campaigns(StoreSection):
             created_at=now,
             created_by=self._actor.name,
             notes=notes,
-            clock_at=now,
         )
         with self._db.write() as session:
             _hold_sources(session, spec.get("start_from", ()), row.trainer)
@@ -293,7 +292,6 @@ class Campaigns(StoreSection):
             campaign = _open_campaign(session, campaign_id, "resumed")
             if campaign.state == "PAUSED":
                 campaign.state = "RUNNING"
-                campaign.clock_at = now
                 emit(session, campaign.id, "campaign.resumed", now=now, state=campaign.state)
                 self._audit(session, "campaign.resume", "campaign", campaign.name)
             return campaign_record(campaign, now)

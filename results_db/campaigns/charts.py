@@ -91,6 +91,8 @@ class TimelineAttempt(NamedTuple):
     """The trial's state."""
     reason: str | None
     """Why the trial does not count; None unless INFEASIBLE, FAILED or CANCELLED."""
+    phase: str | None = None
+    """The phase that its worker reported last; None: not reported."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,6 +185,7 @@ _TIMELINE: Final = (
     Attempt.ending,
     Trial.state,
     Trial.reason,
+    Attempt.phase,
 )
 """The columns of `TimelineAttempt`."""
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 from sqlalchemy import Select, func, select, update
 from sqlalchemy.orm import Session
 
+from results_db.campaigns.serving_workers import could_be_served, working
 from results_db.database.database import Database
 from results_db.database.locks import lock_campaigns
 from results_db.database.retry import retried
@@ -108,12 +109,17 @@ class DriverLeases(StoreSection):
 
     @retried
     def move_clocks(self) -> None:
-        """Updates the wall time of the running campaigns; called by the active driver."""
+        """Updates the wall time of the running campaigns; called by the active driver.
+
+        The wall time of a campaign stands while no worker could serve it.
+        """
         now = self._clock()
         with self._db.write() as session:
+            workers = working(session, now)
             for campaign in lock_campaigns(session, Campaign.state == "RUNNING"):
-                campaign.wall_time_s += clock_seconds(campaign, now)
-                campaign.clock_at = now
+                is_served = could_be_served(session, campaign, workers)
+                campaign.wall_time_s += clock_seconds(campaign, now) if is_served else 0.0
+                campaign.clock_at = now if is_served else None
 
     def _change_lease(self, fence: int, **changes: Any) -> None:
         with self._db.write() as session:

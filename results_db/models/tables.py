@@ -120,9 +120,9 @@ class Campaign(Base):
     notes: Mapped[str] = mapped_column(Text, server_default="")
     """Notes of its users."""
     wall_time_s: Mapped[float] = mapped_column(default=0.0)
-    """Seconds in state RUNNING up to clock_at."""
+    """Seconds in state RUNNING, while a worker could serve it, up to clock_at."""
     clock_at: Mapped[datetime | None]
-    """Time of the last update of wall_time_s; None unless RUNNING."""
+    """Time of the last update of wall_time_s; None while it stands."""
 
 
 class Trial(Base):

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from search_spaces.belief.job import predicted_step
-from search_spaces.campaigns.fidelity import Fidelity, fidelity_of
-from search_spaces.estimates.time import step_time_s
-from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
-from search_spaces.spec.model_shape import ModelShape
 from search_spaces.statistics.job_duration import StepInterval
+
+if TYPE_CHECKING:  # clients read `CheapProbe`, and need none of these, which import numpy
+    from search_spaces.campaigns.fidelity import Fidelity
+    from search_spaces.spec.cluster import Cluster
+    from search_spaces.spec.model_shape import ModelShape
 
 MICROBATCHES_LOG_SD: Final = 0.02
 REPLICAS_LOG_SD: Final = 0.01
@@ -67,6 +67,8 @@ class CheapProbe:
             cluster: the cluster.
             measured_s: seconds of a step of the part; None: not measured.
         """
+        from search_spaces.campaigns.fidelity import fidelity_of
+
         part = fidelity_of(layout, probed, num_layers)
         return cls(
             full_layout=layout,
@@ -110,6 +112,9 @@ def extrapolated_step(
         model: the whole model.
         cluster: the cluster, on which both run.
     """
+    from search_spaces.belief.job import predicted_step
+    from search_spaces.estimates.time import step_time_s
+
     ran = fidelity.reduced(layout), fidelity.reduced_model(model)
     here, there = (float(step_time_s(*each, cluster)[0]) for each in (ran, (layout, model)))
     log_sd = math.hypot(extrapolation_log_sd(fidelity, layout, model), COMMON_LOG_SD)

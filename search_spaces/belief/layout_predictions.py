@@ -9,14 +9,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.belief.best_chances import MAX_COMPARED, BestChances, LayoutDraws
 from search_spaces.belief.factor_regression import term_factors
 from search_spaces.belief.job import predicted_step
 from search_spaces.belief.known_measurements import Knowledge
-from search_spaces.belief.memory import MemoryBelief
 from search_spaces.belief.memory_evidence import usable_bytes
 from search_spaces.belief.time import TimeCalibration
+from search_spaces.belief.trainer_hypotheses import DecidingProperty, TrainerMemory
 from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.estimates.storage import TrainerStorage
+from search_spaces.estimates.storage import TrainerStorage, score_traffic_of
 from search_spaces.estimates.time import TimePart, step_time_parts, step_time_s
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
@@ -62,9 +63,9 @@ class LayoutPredictions:
         return TimeCalibration.fit(self.knowledge)
 
     @cached_property
-    def memory(self) -> MemoryBelief:
+    def memory(self) -> TrainerMemory:
         """The belief about peaks."""
-        prior = MemoryBelief.prior(self.spec.cluster, software=self.software)
+        prior = TrainerMemory.prior(self.spec.cluster, software=self.software)
         return prior.told_elsewhere(self.knowledge)
 
     def rank(self, legal: LegalSet) -> RankedLayouts:
@@ -91,13 +92,37 @@ class LayoutPredictions:
         for count in np.unique(devices):
             rows = devices == count
             best, here = self._deviations(int(count)), columns.rows(rows)
-            step_s = step_time_s(here, self.spec.model, self.spec.cluster, term_factors(best))
+            step_s = step_time_s(
+                here, self.spec.model, self.spec.cluster, term_factors(best), self._score_traffic
+            )
             log_s[rows] = np.log(step_s) + best[-1]
         return log_s
 
     def fits(self, columns: LayoutColumns) -> Floats:
         """Probability that each layout fits into a device and keeps the campaign's headroom."""
         return self.memory.fits(columns, self.spec.model, self._capacity_bytes)
+
+    def chances(self, legal: LegalSet, ranked: RankedLayouts) -> BestChances:
+        """The chances of the best layouts; of a large set only `MAX_COMPARED` are compared."""
+        columns = self._best_columns(legal, ranked, MAX_COMPARED)
+        spec = self.spec
+        draws = LayoutDraws(
+            model=spec.model,
+            cluster=spec.cluster,
+            software=self.software,
+            time=self.time,
+            memory=self.memory,
+        )
+        factors = objective_factors(spec.objective, columns, spec.model)
+        return draws.chances(columns, np.log(factors), self._capacity_bytes)
+
+    def deciding(self, legal: LegalSet, ranked: RankedLayouts, top: int) -> DecidingProperty | None:
+        """On what about the trainer it depends most whether the best layouts fit."""
+        columns = self._best_columns(legal, ranked, top)
+        return self.memory.deciding(columns, self.spec.model, self._capacity_bytes)
+
+    def _best_columns(self, legal: LegalSet, ranked: RankedLayouts, top: int) -> LayoutColumns:
+        return LayoutColumns.of_each(legal.layout(int(row)) for row in ranked.order[:top])
 
     def step(self, layout: Layout) -> StepInterval:
         """The predicted step time of one layout: its median and 95 % interval."""
@@ -109,7 +134,9 @@ class LayoutPredictions:
     def parts(self, layout: Layout) -> list[TimePart]:
         """The parts of one layout's predicted step, which add up to it but for a common factor."""
         factors = term_factors(self._deviations(layout.num_devices))
-        return step_time_parts(layout, self.spec.model, self.spec.cluster, factors)
+        return step_time_parts(
+            layout, self.spec.model, self.spec.cluster, factors, self._score_traffic
+        )
 
     def _deviations(self, num_devices: int) -> Floats:
         """The best deviations of the factors on so many devices."""
@@ -123,6 +150,10 @@ class LayoutPredictions:
     @cached_property
     def _known_deviations(self) -> dict[int, Floats]:
         return {}
+
+    @cached_property
+    def _score_traffic(self) -> float:
+        return score_traffic_of(self.software, self.spec.cluster)
 
     @cached_property
     def _capacity_bytes(self) -> float:

@@ -64,24 +64,37 @@ class MemoryBelief:
     """The measurements and outcomes so far."""
 
     @classmethod
-    def prior(cls, cluster: Cluster, *, software: str = "", campaign: str = "") -> Self:
+    def prior(
+        cls,
+        cluster: Cluster,
+        *,
+        software: str = "",
+        campaign: str = "",
+        storage: TrainerStorage | None = None,
+    ) -> Self:
         """The belief without any measurement.
 
         Args:
             cluster: where the layouts run.
             software: what runs them: a table's source; empty for this project's own trainer.
             campaign: name of the campaign whose samples will follow.
+            storage: what the software is taken to store; None: see `storage_of`.
         """
-        storage = storage_of(software, cluster)
+        storage = storage or storage_of(software, cluster)
         return cls(cluster=cluster.name, software=software, storage=storage, campaign=campaign)
 
     def told(self, samples: Iterable[PeakSample]) -> Self:
         """The belief after more samples of its own campaign."""
-        return self._with(evidence_of(samples, self.campaign))
+        return self._with(evidence_of(samples, self.campaign, {self.software: self.storage}))
 
     def told_elsewhere(self, samples: Iterable[PeakSample]) -> Self:
         """The belief after samples of other campaigns, or of tables."""
-        return self._with(evidence_of(samples, ELSEWHERE))
+        return self._with(evidence_of(samples, ELSEWHERE, {self.software: self.storage}))
+
+    @property
+    def log_evidence(self) -> float:
+        """How well the storage explains all samples, up to a constant (see `Posterior`)."""
+        return self._posterior.log_evidence
 
     def terms(self, columns: LayoutColumns, model: ModelShape) -> MemoryTerms:
         """The terms of the peaks, to be computed once for layouts that are used often.

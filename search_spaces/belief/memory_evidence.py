@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final, Self
 
 import numpy as np
@@ -113,11 +114,22 @@ class Evidence:
         )
 
 
-def evidence_of(samples: Iterable[PeakSample], campaign: str) -> Evidence:
-    """The rows of a campaign's samples, without those that have no information about memory."""
+def evidence_of(
+    samples: Iterable[PeakSample],
+    campaign: str,
+    storages: Mapping[str, TrainerStorage] = MappingProxyType({}),
+) -> Evidence:
+    """The rows of a campaign's samples, without those that have no information about memory.
+
+    Args:
+        samples: measured peaks and outcomes.
+        campaign: the campaign that they are from.
+        storages: by software, what it is taken to store, where that differs from `storage_of`.
+    """
     by_trainer: dict[tuple[ModelShape, TrainerStorage], list[PeakSample]] = {}
     for sample in samples:
-        storage = storage_of(sample.software, sample.cluster)
+        software = sample.software
+        storage = storages.get(software) or storage_of(software, sample.cluster)
         if not (sample.state == "failed" and storage.tells_out_of_memory):
             by_trainer.setdefault((sample.model, storage), []).append(sample)
     evidence = Evidence()

@@ -56,6 +56,9 @@ class Posterior:
     """Shape [groups * factors, groups * factors]."""
     noise: float
     """How far measured ratios are from the sum: the factor on their prior standard deviation."""
+    log_evidence: float
+    """Logarithm of the probability of all samples, averaged over the factors by Laplace's
+    approximation (MacKay 1992) and up to a constant: it compares storages of one trainer."""
 
     def factors(self, groups: tuple[SampleGroup, ...]) -> Factors:
         """The sum of the groups' deviations; groups without samples keep their prior."""
@@ -82,7 +85,7 @@ def fit(evidence: Evidence) -> Posterior:
     prior_precision = np.repeat(1.0 / shares, NUM_MEMORY_FACTORS) if groups else np.empty(0)
     mean = np.zeros(prior_precision.size)
     covariance = np.diag(1.0 / prior_precision)
-    noise = 1.0
+    noise, log_evidence = 1.0, 0.0
     design = _design(evidence, groups, alike)
     for _ in range(_ITERATIONS if len(evidence) else 0):
         rows, expected, noises = _fullest(evidence, design, mean)
@@ -93,7 +96,28 @@ def fit(evidence: Evidence) -> Posterior:
         normal = rows.T @ weighed + np.diag(prior_precision)
         covariance = np.asarray(np.linalg.inv(normal), dtype=np.float64)
         mean = covariance @ (weighed.T @ (target - expected))
-    return Posterior(groups=groups, mean=mean, covariance=covariance, noise=noise)
+    if len(evidence):
+        rows, expected, noises = _fullest(evidence, design, mean)
+        log_evidence = _log_likelihood(evidence.kinds, expected + rows @ mean, noises, noise)
+        shrunk = np.linalg.slogdet(covariance)[1] + np.log(prior_precision).sum()
+        log_evidence += 0.5 * float(shrunk - prior_precision @ np.square(mean))
+    return Posterior(
+        groups=groups, mean=mean, covariance=covariance, noise=noise, log_evidence=log_evidence
+    )
+
+
+def _log_likelihood(kinds: NDArray[np.int64], ratio: Floats, noises: Floats, noise: float) -> float:
+    """Logarithm of the probability of all outcomes at some factors, as in `_pseudo_targets`."""
+    measured = kinds == MEASURED
+    scales = noises[measured] * noise
+    tails = np.log1p(np.square((ratio[measured] - 1.0) / scales) / _DEGREES_OF_FREEDOM)
+    total = -0.5 * (_DEGREES_OF_FREEDOM + 1.0) * tails.sum() - np.log(scales).sum()
+    # The prior of the noise counts as so many samples that were as far off as expected.
+    total -= _NOISE_PRIOR_SAMPLES * (np.log(noise) + 0.5 / noise**2)
+    over = logistic(LOGISTIC_PER_NORMAL * (ratio - 1.0) / np.hypot(noises * noise, _BOUNDARY_NOISE))
+    ran, failed = 1.0 - over, over + _CRASHES * (1.0 - over)
+    chances = np.select([kinds == RAN, kinds == FAILED], [ran, failed], over)[~measured]
+    return float(total + np.log(np.maximum(chances, np.finfo(float).tiny)).sum())
 
 
 def _alike(evidence: Evidence) -> dict[int, list[int]]:

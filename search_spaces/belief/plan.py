@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
+from search_spaces.belief.best_chances import BestChances
 from search_spaces.belief.job import JobEstimate, estimate_job
 from search_spaces.belief.known_measurements import Knowledge
 from search_spaces.belief.layout_predictions import LayoutPredictions, RankedLayouts
+from search_spaces.belief.trainer_hypotheses import DecidingProperty
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.campaigns.fidelity import PROBE_START_S, ProbeCosts, fidelities
 from search_spaces.estimates.time import step_time_s
 from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.knobs import auto_choices
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.objectives import Objective, objective_factors
@@ -113,6 +116,9 @@ class PlannedLayout:
     """The part with the largest share of the step."""
     shares: tuple[StepShare, ...]
     """All parts of the step, the largest first; they sum to 1."""
+    best_chance: float | None = None
+    """Probability that it is the best of the plan; None: it ranks behind those that are
+    compared (`search_spaces.belief.best_chances`)."""
     job: JobEstimate | None = None
     """The training job with it; None: no job was described."""
 
@@ -184,11 +190,18 @@ class Plan:
     """Legal layouts that are expected to fit into memory: the sum of their probabilities."""
     layouts: tuple[PlannedLayout, ...]
     """The best layouts."""
+    probes_needed: int | None = None
+    """How many of the layouts with the largest `best_chance` to probe for a 90 % chance of one
+    within 5 % of the best; None: more than are compared."""
+    fits_depend_on: DecidingProperty | None = None
+    """What about the trainer decides most whether the listed layouts fit; None: it is known."""
     budget: BoughtProbes
     knowledge: KnowledgeUsed
     job: TrainingJob | None
     """The training job that was described."""
     warnings: tuple[str, ...]
+    auto: Mapping[str, Any] = field(default_factory=dict)
+    """Choices of the knobs that the document left out, by knob."""
 
 
 def make_plan(
@@ -219,11 +232,14 @@ def make_plan(
     """
     legal = legal or spec.legal_set()
     spec.refuse_if_too_large(legal)
+    spec = spec.warned_of_few(legal)
     predictions = LayoutPredictions(
         spec=spec, software=software, knowledge=knowledge or Knowledge()
     )
     ranked = predictions.rank(legal)
     best = [legal.layout(int(position)) for position in ranked.order[:top]]
+    chances = predictions.chances(legal, ranked)
+    needed = chances.probes_needed
     return Plan(
         campaign=spec.name,
         model=spec.model.name,
@@ -234,8 +250,11 @@ def make_plan(
         illegal=legal.exclusions,
         expected_fitting=float(ranked.fits.sum()),
         layouts=tuple(
-            _planned(rank, layout, predictions, job) for rank, layout in enumerate(best, start=1)
+            _planned(rank, layout, predictions, chances, job)
+            for rank, layout in enumerate(best, start=1)
         ),
+        probes_needed=needed if needed <= len(chances.best) else None,
+        fits_depend_on=predictions.deciding(legal, ranked, top),
         budget=_bought(spec, legal, ranked, probe_start_s),
         knowledge=_used(predictions.knowledge, spec.cluster),
         job=job,
@@ -244,11 +263,16 @@ def make_plan(
             *_deadline_warning(spec, float(ranked.step_time_s[0]), probe_start_s),
             *_warnings(predictions, best),
         ),
+        auto=auto_choices(spec.space.to_mapping()),
     )
 
 
 def _planned(
-    rank: int, layout: Layout, predictions: LayoutPredictions, job: TrainingJob | None
+    rank: int,
+    layout: Layout,
+    predictions: LayoutPredictions,
+    chances: BestChances,
+    job: TrainingJob | None,
 ) -> PlannedLayout:
     spec = predictions.spec
     figures = _figures(layout, predictions)
@@ -262,6 +286,7 @@ def _planned(
         objective_value=float(factor) / figures.step_time_s,
         limited_by=shares[0].part,
         shares=shares,
+        best_chance=float(chances.best[rank - 1]) if rank <= len(chances.best) else None,
         job=None
         if job is None
         else estimate_job(

@@ -8,6 +8,8 @@ from typing import Final
 
 from search_spaces.belief.job import JobEstimate
 from search_spaces.belief.plan import BoughtProbes, KnowledgeUsed, Plan, PlannedLayout
+from search_spaces.belief.trainer_hypotheses import DecidingProperty
+from search_spaces.spec.knobs import choices_words
 from search_spaces.statistics.job_duration import TrainingJob
 from search_spaces.terminal.plurals import counted, figure
 from search_spaces.terminal.text_table import table_lines
@@ -27,6 +29,7 @@ _COLUMNS: Final = (
     ">TFLOP/s",
     ">GiB",
     ">P(fits)",
+    ">P(best)",
     "limited by",
 )
 _JOB_COLUMNS: Final = (
@@ -66,6 +69,9 @@ def plan_lines(plan: Plan, width: int | None) -> Iterator[str]:
     rows = [_row(each, same) for each in plan.layouts]
     yield from table_lines(_COLUMNS, rows, title, width=width)
     yield ""
+    yield from _wrapped(_chances_words(plan), width)
+    if plan.fits_depend_on is not None:
+        yield from _wrapped(_deciding_words(plan.fits_depend_on), width)
     yield from _wrapped(_budget_words(plan.budget), width)
     yield from _wrapped(f"predicted from {knowledge_words(plan.knowledge)}", width)
     for warning in plan.warnings:
@@ -108,6 +114,10 @@ def _space_lines(plan: Plan, width: int | None) -> Iterator[str]:
         f"{plan.expected_fitting:,.0f} of these expected to fit into memory",
         width,
     )
+    if plan.auto:
+        yield from _wrapped(
+            f"  auto, since left out: {choices_words(plan.auto)}", width, indent="    "
+        )
     for each in plan.illegal:
         yield from _wrapped(
             f"  {each.count:,} illegal by {each.rule}, as: {each.example}", width, indent="    "
@@ -136,6 +146,7 @@ def _row(planned: PlannedLayout, same: Sequence[str]) -> tuple[str, ...]:
         f"{figures.model_tflops_per_device:.4g}",
         f"{figures.peak_memory_bytes / GIB:.3g}",
         f"{figures.fits:.2f}",
+        "-" if planned.best_chance is None else f"{planned.best_chance:.2f}",
         ", ".join(f"{each.part} {each.share:.0%}" for each in planned.shares[:2]),
     )
 
@@ -152,6 +163,21 @@ def _job_row(name: str, estimate: JobEstimate) -> tuple[str, ...]:
         _time(duration.checkpoint_interval_s),
         f"{duration.lost_share:.1%}",
         estimate.layout_key.replace("-", " "),
+    )
+
+
+def _chances_words(plan: Plan) -> str:
+    if plan.probes_needed is None:
+        return "no number of probes gives a 90 % chance of a layout within 5 % of the best"
+    many = counted(plan.probes_needed, "layout")
+    return f"probing the {many} with the largest P(best) has a 90 % chance of one within 5 % of the best"
+
+
+def _deciding_words(deciding: DecidingProperty) -> str:
+    return (
+        "the trainer's memory is not known. Whether these layouts fit depends most on "
+        f"{deciding.name}: P(fits) is {deciding.fits:.2f} on average with it (probability "
+        f"{deciding.share:.2f}), {deciding.fits_without:.2f} without"
     )
 
 

@@ -220,7 +220,7 @@ class StepBelief:
         its share of the draws.
         """
         asked = self._model.rows(rows)
-        deviations_SF = self._factors.mean + _normal(self._factors.covariance, num_draws, rng)
+        deviations_SF = self._factors.mean + normal_draws(self._factors.covariance, num_draws, rng)
         physics_SN = np.array([asked.log_s(deviations_F) for deviations_F in deviations_SF])
         left_SM = self._log_s_M - np.array(
             [self._measured.log_s(deviations_F) for deviations_F in deviations_SF]
@@ -232,11 +232,11 @@ class StepBelief:
             gains_NM = across_NM @ self._inverse(kernel)
             covariance_NN = kernel.between(asked.points, asked.points) - gains_NM @ across_NM.T
             residual_SN[start:end] = left_SM[start:end] @ gains_NM.T
-            residual_SN[start:end] += _normal(covariance_NN, end - start, rng)
+            residual_SN[start:end] += normal_draws(covariance_NN, end - start, rng)
         return np.asarray(physics_SN + residual_SN)
 
 
-def _normal(covariance: Floats, num_draws: int, rng: np.random.Generator) -> Floats:
+def normal_draws(covariance: Floats, num_draws: int, rng: np.random.Generator) -> Floats:
     """Draws of a normal vector of mean 0, also for a singular covariance."""
     jitter = _JITTER * max(float(np.diagonal(covariance).max(initial=0.0)), _JITTER)
     try:

@@ -20,6 +20,7 @@ from search_spaces.belief.time_evidence import (
     nothing,
 )
 from search_spaces.belief.time_fit import TIME_PRIOR, TimePosterior, fit
+from search_spaces.estimates.storage import score_traffic_of
 from search_spaces.estimates.time import TimeTerms, time_terms
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.knobs import Knob
@@ -83,14 +84,23 @@ class TimeCalibration:
         columns = LayoutColumns.of(layouts).flattened()
         devices = columns.num_devices
         mean, deviation = np.empty(devices.size), np.empty(devices.size)
+        traffic = score_traffic_of(software, cluster)
         for count in np.unique(devices):
             rows = np.flatnonzero(devices == count)
             here = columns.rows(rows)
             factors = self.factors(
                 model, cluster, num_devices=int(count), software=software, campaign=campaign
             )
-            mean[rows], deviation[rows] = self._of(time_terms(here, model, cluster), factors)
+            terms = time_terms(here, model, cluster, score_traffic=traffic)
+            mean[rows], deviation[rows] = self._of(terms, factors)
+        if not self._is_measured(cluster, software):
+            deviation *= known_share(software, cluster)
         return mean, deviation
+
+    def _is_measured(self, cluster: Cluster, software: str) -> bool:
+        """Whether measurements of this software on this cluster calibrate it."""
+        here = (cluster.name, software)
+        return any((each.cluster, each.software) == here for each in self.evidence.origins)
 
     def factors(
         self,
@@ -130,6 +140,25 @@ class TimeCalibration:
     def misfit_log_sd(self) -> float:
         """Standard deviation of a measurement about the best factors."""
         return self.posterior.misfit_log_sd if self.posterior else TIME_PRIOR.misfit_log_sd
+
+
+_KNOWN_SHARES: Final = {
+    ("nanotron", "h100"): 0.36,
+    ("megatron", "a100"): 0.43,
+    ("megatron", "mi250x"): 0.43,
+    ("vtrain", "a100"): 0.43,
+}
+"""Errors of cold estimates over what the prior lets expect, by a word in the software and in the
+device, on layouts within 1.5 times the best: docs/explanation/estimates.md, "Intervals"."""
+
+
+def known_share(software: str, cluster: Cluster) -> float:
+    """The share of the prior's spread that a trainer on a device has; 1 where either is unknown."""
+    words, device = software.lower(), cluster.device.lower()
+    shares = (
+        share for (trainer, at), share in _KNOWN_SHARES.items() if trainer in words and at in device
+    )
+    return next(shares, 1.0)
 
 
 _COUNTS: Final = (

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.belief.known_measurements import Sample
+from search_spaces.estimates.storage import score_traffic_of
 from search_spaces.estimates.time import TERM_NAMES, TimeTerms, time_terms
 from search_spaces.spec.layout import LAYOUT_FIELDS
 from search_spaces.spec.layout_columns import LayoutColumns
@@ -82,7 +83,12 @@ def _group_evidence(samples: Sequence[Sample], campaign: str) -> TimeEvidence:
         campaign=campaign,
     )
     return TimeEvidence(
-        terms=time_terms(columns, first.model, first.cluster),
+        terms=time_terms(
+            columns,
+            first.model,
+            first.cluster,
+            score_traffic=score_traffic_of(first.software, first.cluster),
+        ),
         log_s=np.log([sample.step_time_s or 1.0 for sample in samples]),
         origins=(origin,),
         origin_of=np.zeros(len(samples), dtype=np.int64),

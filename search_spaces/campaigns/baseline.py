@@ -55,6 +55,8 @@ def complete_baseline(
     for name in space.knobs:
         if len(choices := space.values(name)) == 1:
             knobs[name] = choices[0]
+    if "num_nodes" in space.auto:
+        knobs["num_nodes"] = max(space.values("num_nodes"))
     knobs |= stated
     if "num_microbatches" not in knobs and not space.global_batch.is_fixed:
         raise CampaignInvalidError(

@@ -5,21 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Final, Literal, Self, cast, get_args
+from typing import Any, Final, Self, cast
 
 from search_spaces.campaigns.baseline import complete_baseline, read_stated_knobs
 from search_spaces.campaigns.campaign_settings import (
     FORECASTING_STRATEGIES,
     KNOWLEDGE_SOURCES,
+    STRATEGIES,
     Budget,
     Constraints,
     KnowledgeSource,
     ProbeSettings,
     StopSettings,
+    StrategyName,
     no_effect_warning,
     read_start_from,
     refuse_unbounded,
 )
+from search_spaces.campaigns.default_space import DefaultSpace
 from search_spaces.campaigns.fidelity import (
     PROBE_START_S,
     ProbeCosts,
@@ -42,7 +45,7 @@ from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.default_precision import default_precision
-from search_spaces.spec.layout import Layout, Precision
+from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.objectives import (
     DEFAULT_OBJECTIVES,
@@ -52,17 +55,10 @@ from search_spaces.spec.objectives import (
 )
 from search_spaces.spec.presets.clusters import resolve_cluster
 from search_spaces.spec.presets.models import resolve_model
-from search_spaces.spec.presets.spaces import resolve_space
+from search_spaces.spec.presets.spaces import resolve_space, space_knobs
 from search_spaces.spec.space import LegalSet, SearchSpace, enumerate_legal
 from search_spaces.statistics.early_stop import LEAST_TIMED
 from search_spaces.units import GIB
-
-StrategyName = Literal[
-    "guided", "deephyper", "deephyper+memory", "model-only", "random", "exhaustive"
-]
-"""How layouts are proposed."""
-
-STRATEGIES: Final[tuple[StrategyName, ...]] = get_args(StrategyName)
 
 MAX_LISTED: Final = 1000
 """Most layouts that a campaign lists one by one."""
@@ -74,6 +70,11 @@ ESTIMATE_MARGIN: Final = 0.2
 """A campaign is refused only if every estimate, less this share, exceeds the memory. Of 454
 published runs none with an estimate below 80 % of the memory ran out of it (arXiv:2411.06465); a
 refusal must be at least as sure in the other direction."""
+
+FEW_LAYOUTS: Final = 5
+"""A campaign with fewer legal layouts has a warning."""
+
+_FEW: Final = "the space has few layouts:"
 
 ROWS_AT_ONCE: Final = 1 << 14
 """Layouts whose memory is estimated together; one column takes 128 KiB."""
@@ -154,16 +155,44 @@ class CampaignSpec:
         return cast("Objective", self.objectives[0])
 
     @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Reads a campaign as users write it, or as `to_mapping` wrote it.
+    def from_document(
+        cls,
+        document: Mapping[str, Any],
+        largest_allocation: Callable[[str], int | None] = lambda _cluster: None,
+    ) -> Self:
+        """Reads a campaign as users write it.
 
         `model`, `cluster` and `space` may be presets' names, or mappings (which may start from a
-        preset).
+        preset). Knobs that the space leaves out get every sensible choice
+        (`search_spaces.campaigns.default_space`).
+
+        Args:
+            document: the campaign's.
+            largest_allocation: the most nodes that a worker on the cluster of a name ever had.
 
         Raises:
             SearchSpaceError: a field is unknown, missing or impossible; the message begins with its
                 name.
         """
+        return cls._read(document, largest_allocation)
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Reads a campaign as `to_mapping` wrote it.
+
+        It differs from `from_document` in one way: a knob that the space leaves out has its
+        default, which it had when the document was stored.
+
+        Raises:
+            SearchSpaceError: a field is unknown, missing or impossible; the message begins with its
+                name.
+        """
+        return cls._read(mapping, None)
+
+    @classmethod
+    def _read(
+        cls, mapping: Mapping[str, Any], largest_allocation: Callable[[str], int | None] | None
+    ) -> Self:
         given = read_mapping(mapping, CampaignInvalidError, "the campaign")
         problems = Problems(CampaignInvalidError)
         problems.add(
@@ -182,22 +211,20 @@ class CampaignSpec:
         if given.get("model") is not None:
             with problems.collecting("model"):
                 values["model"] = resolve_model(given["model"])
-        precision: Precision = "fp32"
         if given.get("cluster") is not None:
             with problems.collecting("cluster"):
                 values["cluster"], warning = resolve_cluster(given["cluster"])
-                precision = default_precision(values["cluster"])
+        for name, read in _SETTINGS.items():
+            with problems.collecting(name):
+                values[name] = read(given.get(name, {}))
         if given.get("space") is not None:
             with problems.collecting("space"):
-                values["space"] = resolve_space(given["space"], precision=precision)
+                values["space"] = _read_space(given, values, largest_allocation)
         if given.get("baseline") is not None:
             with problems.collecting("baseline"):
                 values["baseline"] = _read_baseline(given["baseline"], values)
         with problems.collecting("layouts"):
             values["layouts"] = _read_layouts(given.get("layouts", ()))
-        for name, read in _SETTINGS.items():
-            with problems.collecting(name):
-                values[name] = read(given.get(name, {}))
         with problems.collecting():
             spec = cls(**{**dict.fromkeys(("model", "cluster", "space")), **values})
         problems.refuse()
@@ -254,6 +281,20 @@ class CampaignSpec:
         legal = enumerate_legal(self.space, self.model, self.cluster)
         legal.refuse_if_empty()
         return self.listed(legal)
+
+    def warned_of_few(self, legal: LegalSet) -> Self:
+        """The campaign, with a warning where its space leaves next to nothing to choose from."""
+        warnings = [each for each in self.warnings if not each.startswith(_FEW)]
+        if len(legal) < FEW_LAYOUTS and not self.layouts:
+            why = [
+                f"{each.rule} excludes {each.count}, as: {each.example}"
+                for each in legal.exclusions
+            ]
+            warnings.append(
+                f"{_FEW} {len(legal)} of {legal.num_combinations} combinations legal"
+                f"{f' ({why[0]})' if why else '; give knobs more values'}"
+            )
+        return self if tuple(warnings) == self.warnings else replace(self, warnings=tuple(warnings))
 
     def listed(self, legal: LegalSet) -> LegalSet:
         """The layouts of the legal set that the campaign lists; all of them where it lists none.
@@ -377,6 +418,39 @@ def _read_layouts(described: object) -> tuple[Layout, ...]:
             layouts.append(Layout.from_mapping(each))
     problems.refuse()
     return tuple(layouts)
+
+
+def _read_space(
+    given: Mapping[str, Any],
+    values: Mapping[str, Any],
+    largest_allocation: Callable[[str], int | None] | None,
+) -> SearchSpace:
+    """The space of a document; without a readable model and cluster its knobs have their defaults.
+
+    Args:
+        given: the document.
+        values: the fields that could be read before.
+        largest_allocation: see `CampaignSpec.from_document`; None: the document was stored.
+    """
+    model, cluster = values.get("model"), values.get("cluster")
+    # A field that could not be read is still the plain value of the document.
+    if not isinstance(cluster, Cluster):
+        return resolve_space(given["space"])
+    described = given["space"]
+    if largest_allocation is not None and isinstance(model, ModelShape):
+        constraints = values.get("constraints")
+        headroom = constraints if isinstance(constraints, Constraints) else Constraints()
+        objectives = given.get("objective", list(DEFAULT_OBJECTIVES))
+        described = DefaultSpace(
+            model=model,
+            cluster=cluster,
+            memory_bytes=headroom.allowed_memory_bytes(cluster.device_memory_bytes),
+            states_nodes=isinstance(given["cluster"], Mapping)
+            and given["cluster"].get("num_nodes") is not None,
+            objectives=tuple(objectives) if isinstance(objectives, list) else (objectives,),
+            largest_allocation=largest_allocation,
+        ).filled(space_knobs(described))
+    return resolve_space(described, precision=default_precision(cluster))
 
 
 def _read_baseline(described: Any, values: Mapping[str, Any]) -> Layout | None:

@@ -31,6 +31,16 @@ NODE_HOURS: Final = Range(1e-6, 1e9, "node-hours")
 """A budget in node-hours; its seconds, and sums of them, are far below the limits of floats."""
 
 MAX_REMEASURE: Final = 20
+StrategyName = Literal[
+    "guided", "deephyper", "deephyper+memory", "model-only", "random", "exhaustive"
+]
+"""How layouts are proposed."""
+
+STRATEGIES: Final[tuple[StrategyName, ...]] = get_args(StrategyName)
+
+BENCHMARK_STRATEGIES: Final[tuple[StrategyName, ...]] = ("deephyper+memory", "model-only")
+"""Strategies that benchmarks compare with; the form does not offer them."""
+
 FORECASTING_STRATEGIES: Final = ("guided",)
 """Strategies that predict how much the remaining layouts can improve the best."""
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, TypeGuard, TypeVar
 
+from search_spaces.documents.not_covered import known_word
 from search_spaces.errors import SearchSpaceError, joined
 
 T = TypeVar("T")
@@ -120,6 +121,8 @@ def read_fields_of(
 
 def nearest(name: object, known: Collection[str]) -> str:
     """The end of a message about an unknown name: the nearest known name, and all known names."""
+    if known_as := known_word(name):
+        return f"{known_as}; choose from {', '.join(known)}"
     matches = difflib.get_close_matches(name[:80], known, n=1) if isinstance(name, str) else []
     guess = f" (did you mean {matches[0]!r}?)" if matches else ""
     return f"{guess}; choose from {', '.join(known)}"

@@ -23,7 +23,6 @@ from search_spaces.spec.model_shape import ModelShape
 
 Floats = NDArray[np.float64]
 
-_MASTER_BYTES: Final = 4.0
 _MOMENTS_BYTES: Final = 8.0
 _FP32_BYTES: Final = 4.0
 _HALF_BYTES: Final = 2.0
@@ -237,7 +236,7 @@ def stage_parts(
     parameters = _stage_parameters(columns, model, stage, layers)
     element = np.where(columns.precision == _FP32, _FP32_BYTES, _HALF_BYTES)
     # fp32 training has one copy of the weights; 16-bit training keeps fp32 masters beside them.
-    states = _MOMENTS_BYTES + np.where(columns.precision == _FP32, 0.0, _MASTER_BYTES)
+    states = _MOMENTS_BYTES + np.where(columns.precision == _FP32, 0.0, storage.master_bytes)
     shards = columns.zero_group_size
     gradients = parameters * _gradient_bytes(columns, storage)
     if storage.zero_shards_gradients:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from search_spaces.spec.cluster import Cluster
 from search_spaces.units import GIB
@@ -50,6 +51,8 @@ class TrainerStorage:
     """Bytes of all copies of one gradient."""
     fp16_gradient_bytes: float | None = None
     """The same with precision fp16; None: no difference."""
+    master_bytes: float = 4.0
+    """Bytes of a master weight beside a 16-bit weight; 0: the optimizer updates the 16-bit one."""
     zero_shards_gradients: bool = False
     """Whether ZeRO-1 leaves a replica only its share of the gradients after the reduction."""
     fused_attention: bool = True
@@ -157,16 +160,115 @@ the bf16 gradient of autograd, and the bucket of DistributedDataParallel
 memory depends on how far the host is ahead: half of them, plus or minus half."""
 
 
-def storage_of(software: str, cluster: Cluster) -> TrainerStorage:
-    """The storage of a software on a cluster.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StorageHypothesis:
+    """One way in which a trainer may store things, where its storage is not known."""
+
+    name: str
+    """What it says, in words."""
+    storage: TrainerStorage
+    """The storage."""
+    weight: float
+    """Its probability before any outcome."""
+
+
+_STATES: Final = {
+    "fp32 gradients": (3, {}),
+    "16-bit gradients": (3, {"gradient_bytes": 2.0}),
+    "16-bit gradients that ZeRO shards": (
+        1,
+        {"gradient_bytes": 2.0, "zero_shards_gradients": True},
+    ),
+    "16-bit gradients and no master weights": (0, {"gradient_bytes": 2.0, "master_bytes": 0.0}),
+    "three copies of a gradient": (1, {"gradient_bytes": 8.0}),
+}
+"""Gradients and master weights at the peak, each with the number of trainers with an adapter that
+store so with ZeRO-1: whole fp32 gradients (Megatron-LM, Megatron Bridge, the embedded one); whole
+16-bit ones until the step (Megatron-DeepSpeed, as measured on Frontier; DeepSpeed and Accelerate
+with it); shards (FSDP of torchtitan); `NANOTRON`. A 16-bit model with torch's optimizers has no
+master weights."""
+
+_TENSORS: Final = {
+    "fused attention, two copies of the logits": (4, {}),
+    "fused attention, three copies of the logits": (3, {"fp32_logits": 3}),
+    "attention that is not fused": (1, {"fused_attention": False}),
+}
+"""Attention and logits, with the number of those trainers. Only Megatron-DeepSpeed fuses attention
+on request alone. The losses of Megatron-LM, Megatron Bridge and Nanotron make two copies of the
+logits in fp32 (the embedded trainer one). The loss of plain torch makes three (themselves, their
+log-softmax, its gradient): torchtitan, DeepSpeed, and Accelerate with it."""
+
+
+def _unknown() -> Iterator[StorageHypothesis]:
+    """Each combination; half a trainer is added to each count (Jeffreys' prior)."""
+    for states, (count, changes) in _STATES.items():
+        for tensors, (number, more) in _TENSORS.items():
+            storage = replace(MEGATRON_LIKE, fp16_gradient_bytes=None, **changes, **more)
+            yield StorageHypothesis(
+                name=f"{states}, {tensors}",
+                # More differs between trainers than what the hypotheses list.
+                storage=replace(storage, spread=StorageSpread()),
+                weight=_share(count, _STATES) * _share(number, _TENSORS),
+            )
+
+
+def _share(count: int, choices: Mapping[str, tuple[int, Any]]) -> float:
+    total = sum(number for number, _ in choices.values())
+    return (count + 0.5) / (total + 0.5 * len(choices))
+
+
+_UNKNOWN: Final = tuple(_unknown())
+
+_KNOWN: Final = {
+    "nanotron": NANOTRON,
+    "megatron": MEGATRON_LIKE,
+    "vtrain": MEGATRON_LIKE,
+    "simulated": MEGATRON_LIKE,
+}
+"""Storage by a word in the software. vTrain's published runs are of Megatron-LM
+(arXiv:2312.12391); simulated clusters store like it."""
+
+
+def storage_hypotheses(software: str, cluster: Cluster) -> tuple[StorageHypothesis, ...]:
+    """What a software may keep on a cluster: one hypothesis of a known trainer, else several.
 
     Args:
         software: a table's source, or the software of a campaign's workers. An empty text, a
-            release of torch and the name of this project mean the embedded trainer; an unknown
-            software is taken to be Megatron-like.
+            release of torch and the name of this project mean the embedded trainer.
         cluster: the cluster on which it runs.
     """
     words = software.lower()
     if not words or words.startswith("torch ") or "layout-tuner" in words:
-        return EMBEDDED_TRAINER if "cpu" in cluster.device.lower() else EMBEDDED_ON_GPU
-    return NANOTRON if "nanotron" in words else MEGATRON_LIKE
+        storage = EMBEDDED_TRAINER if "cpu" in cluster.device.lower() else EMBEDDED_ON_GPU
+        return (StorageHypothesis(name="the embedded trainer", storage=storage, weight=1.0),)
+    for word, storage in _KNOWN.items():
+        if word in words:
+            return (StorageHypothesis(name=f"as {word}", storage=storage, weight=1.0),)
+    return _UNKNOWN
+
+
+def storage_of(software: str, cluster: Cluster) -> TrainerStorage:
+    """The storage of a software on a cluster; of one that is not known, the Megatron-like one."""
+    hypotheses = storage_hypotheses(software, cluster)
+    return hypotheses[0].storage if len(hypotheses) == 1 else MEGATRON_LIKE
+
+
+_SCORE_TRAFFIC: Final = {"fused": 0.04, "option": 0.4, "not fused": 1.0}
+"""Traffic of attention scores over that of scores which are stored. Fused attention moves 0.04 of
+it: d^2 / M of the scores (arXiv:2205.14135, theorem 2) with heads of 128 and 192 KiB of shared
+memory, over the passes that `time_terms.SCORE_PASSES` counts. Where fusing is an option: about the
+geometric mean, with some weight on that it is not used."""
+
+
+def score_traffic_of(software: str, cluster: Cluster) -> float:
+    """The `score_traffic` of a software's `time_terms`.
+
+    An option of trainers like Megatron-LM has 1, which the prior of the factor is for. Where the
+    trainer is not known, it is the geometric mean by the weights of its hypotheses.
+    """
+    hypotheses = storage_hypotheses(software, cluster)
+    if hypotheses[0].storage is MEGATRON_LIKE:
+        return 1.0
+    fused = sum(each.weight for each in hypotheses if each.storage.fused_attention)
+    traffic = _SCORE_TRAFFIC["fused"] ** fused * _SCORE_TRAFFIC["not fused"] ** (1.0 - fused)
+    return traffic / _SCORE_TRAFFIC["option"]

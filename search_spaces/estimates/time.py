@@ -56,7 +56,7 @@ _FACTORS: Final = (
     # FlashAttention-2 reaches 50 to 73 % of the peak forward (arXiv:2307.08691), about 60 with the
     # backward pass, and skips half of the products, which the term counts, under a causal mask.
     _factor("attention", "device", 1.0, 0.4, "attention"),
-    # Near 0 where attention is fused, and 1 where it is not.
+    # Of a trainer that may fuse it or not; `score_traffic` multiplies the term for the others.
     _factor("attention_bytes", "device", 0.4, 1.5, "memory traffic of attention that is not fused"),
     _factor("matrix_bytes", "device", 0.7, 0.7, "memory traffic of the matrices"),
     _factor("elementwise", "device", 1.5, 0.5, "norms, activations, residual sums"),
@@ -297,17 +297,19 @@ def time_terms(
     model: ModelShape,
     cluster: Cluster,
     *,
+    score_traffic: float = 1.0,
     dtype: type[np.floating[Any]] = np.float64,
 ) -> TimeTerms:
     """All terms of the steps of all layouts.
 
     Columns are broadcast against each other and flattened. Searches of millions of layouts keep the
-    terms in single precision.
+    terms in single precision. `score_traffic` is that of the trainer
+    (`search_spaces.estimates.storage.score_traffic_of`).
     """
     columns = LayoutColumns.of(layouts).flattened()
     seconds = np.empty((len(TERM_NAMES), columns.tp.size), dtype=dtype)
     backward_share = np.empty(columns.tp.size)
-    for rows, step in _steps(columns, model, cluster):
+    for rows, step in _steps(columns, model, cluster, score_traffic):
         backward_share[rows] = step.backward_share
         for place, (_, term) in enumerate(all_terms(step, _EXPECTED)):
             seconds[place, rows] = term
@@ -319,6 +321,7 @@ def step_time_s(
     model: ModelShape,
     cluster: Cluster,
     factors: Floats = PRIOR,
+    score_traffic: float = 1.0,
 ) -> Floats:
     """Expected seconds of a step of each layout.
 
@@ -327,10 +330,11 @@ def step_time_s(
         model: the model to train.
         cluster: the cluster to train on.
         factors: each term's factor, in the order of `TERM_NAMES`.
+        score_traffic: see `time_terms`.
     """
     columns = LayoutColumns.of(layouts).flattened()
     total = np.empty(columns.tp.size)
-    for rows, step in _steps(columns, model, cluster):
+    for rows, step in _steps(columns, model, cluster, score_traffic):
         sums = {kind: np.zeros(step.tp.shape) for kind in get_args(Kind)}
         for factor, (name, term) in zip(factors, all_terms(step, _EXPECTED), strict=True):
             kind = FACTOR_PRIORS[name].kind
@@ -340,14 +344,18 @@ def step_time_s(
 
 
 def step_time_parts(
-    layout: Layout, model: ModelShape, cluster: Cluster, factors: Floats = PRIOR
+    layout: Layout,
+    model: ModelShape,
+    cluster: Cluster,
+    factors: Floats = PRIOR,
+    score_traffic: float = 1.0,
 ) -> list[TimePart]:
     """The parts of one layout's step; they add up to the step time.
 
     The host counts as far as the devices wait for it, and a reduction as far as no backward pass
     hides it.
     """
-    terms = time_terms(layout, model, cluster)
+    terms = time_terms(layout, model, cluster, score_traffic=score_traffic)
     seconds = (terms.seconds * factors)[0]
     sums = terms._sums(factors)
     seconds[_HOST] *= (sums.busy - sums.device) / sums.host
@@ -361,8 +369,8 @@ def step_time_parts(
 
 
 def _steps(
-    columns: LayoutColumns, model: ModelShape, cluster: Cluster
+    columns: LayoutColumns, model: ModelShape, cluster: Cluster, score_traffic: float
 ) -> Iterator[tuple[slice, StepShape]]:
     for start in range(0, columns.tp.size, _CHUNK):
         rows = slice(start, start + _CHUNK)
-        yield rows, StepShape.of(columns.rows(rows), model, cluster)
+        yield rows, StepShape.of(columns.rows(rows), model, cluster, score_traffic)

@@ -95,11 +95,19 @@ class StepShape:
     """Ranks that share one copy of the optimizer states."""
     is_zero: NDArray[np.bool_]
     """Whether the optimizer states are sharded at all."""
+    score_traffic: float
+    """Traffic of attention scores, over that of a trainer that may fuse attention or not."""
     slots: Floats
     """Stage times in a step on the slowest path: m + (p - 1) / v."""
 
     @classmethod
-    def of(cls, columns: LayoutColumns, model: ModelShape, cluster: Cluster) -> StepShape:
+    def of(
+        cls,
+        columns: LayoutColumns,
+        model: ModelShape,
+        cluster: Cluster,
+        score_traffic: float = 1.0,
+    ) -> StepShape:
         """The shape of a step of each layout."""
         tp, pp, dp = (np.asarray(c, dtype=np.float64) for c in (columns.tp, columns.pp, columns.dp))
         vpp = np.asarray(columns.vpp, dtype=np.float64)
@@ -121,6 +129,7 @@ class StepShape:
             recomputes_attention=np.where(columns.recompute == _SELECTIVE, 1.0, 0.0),
             zero_shards=np.asarray(columns.zero_group_size, dtype=np.float64),
             is_zero=columns.zero_stage == 1,
+            score_traffic=score_traffic,
             slots=microbatches + (pp - 1.0) / vpp,
         )
 
@@ -175,7 +184,7 @@ def layer_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     yield "matrices", slots * _matrix_operations(step) / step.peak_flops_per_s
     yield "attention", slots * attention_passes * attention_flops / step.peak_flops_per_s
     scores = model.num_heads * model.seq_length * step.tokens / step.tp
-    score_bytes = attention_passes * SCORE_PASSES * step.element_bytes * scores
+    score_bytes = step.score_traffic * attention_passes * SCORE_PASSES * step.element_bytes * scores
     yield "attention_bytes", slots * score_bytes / bandwidth
     yield "matrix_bytes", slots * passes * _matrix_bytes(step) / bandwidth
     yield "elementwise", slots * passes * _elementwise_bytes(step) / bandwidth

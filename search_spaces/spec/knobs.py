@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
+from search_spaces.documents.not_covered import known_word
 from search_spaces.documents.reading import (
     MAX_COUNT,
     read_mapping,
@@ -88,7 +89,8 @@ class Knob:
         # True is not accepted for 1.
         if type(value) is type(self.default) and value in self.choices:
             return None
-        return f"{shown(value)} is not one of {', '.join(map(str, self.choices))}"
+        known = known_word(value if isinstance(value, str) else f"{self.name}={shown(value)}")
+        return f"{shown(value)} is not one of {', '.join(map(str, self.choices))}{known}"
 
     def code(self, value: Any) -> int:
         """The number for a value in a column: for a word, its place among the choices.
@@ -181,3 +183,25 @@ def _read_range(name: str, value: Mapping[Any, Any]) -> Sequence[int]:
     while numbers[-1] * given["times"] <= last:
         numbers.append(numbers[-1] * given["times"])
     return numbers
+
+
+def auto_choices(space: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the document of a stored space: the knobs whose choices the service made."""
+    return {name: space[name] for name in space.get("auto", ()) if name in space}
+
+
+def choices_words(choices: Mapping[str, Any]) -> str:
+    """Choices by knob in a line of text, such as "tp 1, 2, 4; precision bf16"."""
+    return "; ".join(
+        f"{name} {', '.join(str(each).lower() for each in _listed_plain(values))}"
+        for name, values in choices.items()
+    )
+
+
+def auto_words(space: Mapping[str, Any]) -> str:
+    """The choices that the service made for a stored space, in a line; empty: it made none."""
+    return choices_words(auto_choices(space))
+
+
+def _listed_plain(values: Any) -> Sequence[Any]:
+    return values if isinstance(values, (list, tuple)) else [values]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, Self, get_args
 
-from search_spaces.documents.reading import read_mapping, refuse_unknown
+from search_spaces.documents.reading import read_mapping, refuse_unknown, shown
 from search_spaces.errors import LayoutInvalidError
 from search_spaces.spec.knobs import knob, knobs_of
 
@@ -81,8 +82,8 @@ class Layout:
     micro_batch_size: int = field(
         default=1,
         metadata=knob(
-            label="micro-batch size",
-            word="micro-batch",
+            label="micro-batch size, mbs",
+            word="mbs",
             help="Sequences at once.",
             heading="mbs",
             table_column="stated",
@@ -92,10 +93,10 @@ class Layout:
     num_microbatches: int = field(
         default=1,
         metadata=knob(
-            label="micro-batches a step",
-            word="micro-batches",
+            label="micro-batches a step, mb",
+            word="mb",
             help="Micro-batches a step, of each replica.",
-            heading="acc",
+            heading="mb",
             table_column="stated",
         ),
     )
@@ -184,6 +185,24 @@ class Layout:
             f"-rc_{self.recompute}-sp{int(self.sequence_parallel)}-{self.precision}"
         )
 
+    @classmethod
+    def of_key(cls, key: str) -> Self:
+        """The layout of a key.
+
+        Raises:
+            LayoutInvalidError: it is not the key of a layout.
+        """
+        found = _KEY.fullmatch(key)
+        if found is None:
+            raise LayoutInvalidError(
+                f"{shown(key)} is not the key of a layout, such as {cls().key}"
+            )
+        words = found.groupdict(default="1")
+        return cls(
+            **{name: int(word) if KNOBS[name].is_number else word for name, word in words.items()}
+            | {"sequence_parallel": words["sequence_parallel"] == "1"}
+        )
+
     def to_mapping(self) -> dict[str, Any]:
         """The fields by name, as plain JSON values."""
         return asdict(self)
@@ -199,6 +218,14 @@ class Layout:
         refuse_unknown(values, LAYOUT_FIELDS, LayoutInvalidError, "layout field")
         return cls(**values)
 
+
+_KEY: Final = re.compile(
+    r"n(?P<num_nodes>\d{1,9})-tp(?P<tp>\d{1,9})-pp(?P<pp>\d{1,9})-dp(?P<dp>\d{1,9})"
+    r"-vpp(?P<vpp>\d{1,9})-mbs(?P<micro_batch_size>\d{1,9})-mb(?P<num_microbatches>\d{1,9})"
+    r"-z(?P<zero_stage>\d)(?:x(?P<zero_replicas>\d{1,9}))?-rc_(?P<recompute>[a-z]+)"
+    r"-sp(?P<sequence_parallel>[01])-(?P<precision>[a-z0-9]+)",
+    re.ASCII,
+)
 
 KNOBS: Final = knobs_of(Layout)
 """The table of knobs: every layout field by name, in the canonical order."""

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from types import MappingProxyType
 from typing import Any, Final, Literal, Self, get_args
 
+from search_spaces.documents.not_covered import known_word
 from search_spaces.documents.reading import (
     MAX_NAME_LENGTH,
     Problems,
@@ -233,7 +234,8 @@ def _wrong_fields(values: Mapping[str, Any]) -> Iterator[ModelShapeInvalidError]
             )
         elif name == "family" and value not in FAMILIES:
             yield ModelShapeInvalidError.of_field(
-                name, f"family={shown(value)} is not one of {', '.join(FAMILIES)}"
+                name,
+                f"family={shown(value)} is not one of {', '.join(FAMILIES)}{known_word(value)}",
             )
         elif name in MODEL_RANGES and (problem := MODEL_RANGES[name].problem(value)):
             yield ModelShapeInvalidError.of_field(name, f"{name}={problem}")

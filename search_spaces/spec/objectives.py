@@ -6,19 +6,21 @@ campaign may have several objectives: the first ranks, and the Pareto front is o
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, Protocol, get_args
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
 
 from search_spaces.documents.reading import nearest, shown
 from search_spaces.errors import ObjectiveInvalidError
 from search_spaces.spec.layout import RECOMPUTE_MODES
-from search_spaces.spec.layout_columns import LayoutColumns
-from search_spaces.spec.model_shape import ModelShape
 from search_spaces.units import SECONDS_PER_HOUR
 
-Floats = NDArray[np.float64]
+if TYPE_CHECKING:  # numpy takes 0.1 s to import, and clients need the names alone
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from search_spaces.spec.layout_columns import LayoutColumns
+    from search_spaces.spec.model_shape import ModelShape
+
+    Floats = NDArray[np.float64]
 
 Objective = Literal[
     "tokens_per_s_per_device",
@@ -75,6 +77,8 @@ def objective_factors(name: str, columns: LayoutColumns, model: ModelShape) -> F
     Raises:
         ObjectiveInvalidError: the objective is unknown, or not a throughput.
     """
+    import numpy as np
+
     tokens = columns.global_batch_size * float(model.seq_length)
     if name == "tokens_per_s":
         return np.asarray(tokens, dtype=np.float64)
@@ -125,6 +129,8 @@ def pareto_front(values: Floats) -> NDArray[np.bool_]:
     Args:
         values: one row per layout, one column per objective, more is better.
     """
+    import numpy as np
+
     values = np.where(np.isnan(values), -np.inf, values)
     is_front = np.zeros(len(values), dtype=np.bool_)
     if not len(values):

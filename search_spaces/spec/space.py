@@ -15,6 +15,7 @@ from search_spaces.documents.reading import (
     Problems,
     read_fields_of,
     read_mapping,
+    shown,
     switch_problem,
 )
 from search_spaces.errors import NoLegalLayoutError, SpaceInvalidError
@@ -38,7 +39,8 @@ class SearchSpace:
     """The choices of every knob of a layout.
 
     A knob is a scalar, a list or a range (see `search_spaces.spec.knobs`). After construction each
-    is a tuple of its choices, in the given order. Missing knobs take the defaults below.
+    is a tuple of its choices, in the given order. Missing knobs have the defaults below;
+    a campaign that is submitted gets others (`search_spaces.campaigns.default_space`).
 
     Raises:
         SpaceInvalidError: at construction; the message begins with the knob.
@@ -72,6 +74,9 @@ class SearchSpace:
     """fp32, bf16, fp16. A campaign that names none takes its cluster's (`default_precision`)."""
     allow_tp_across_nodes: bool = False
     """Whether a tensor-parallel group may span nodes."""
+    auto: tuple[str, ...] = ()
+    """Knobs that the document left out, and whose choices the service made of the model and the
+    cluster (`search_spaces.campaigns.default_space`)."""
 
     def __post_init__(self) -> None:
         problems = Problems(SpaceInvalidError)
@@ -81,6 +86,8 @@ class SearchSpace:
             with problems.collecting():
                 self._read_choices(knob)
         problems.note(switch_problem(self.allow_tp_across_nodes), field="allow_tp_across_nodes")
+        with problems.collecting():
+            object.__setattr__(self, "auto", read_auto(self.auto))
         problems.refuse()
         self._check_accumulation()
         if self.num_combinations > MAX_COMBINATIONS:
@@ -191,11 +198,29 @@ class SearchSpace:
         for knob in self.knobs:
             choices = self.values(knob)
             mapping[knob] = choices[0] if len(choices) == 1 else list(choices)
-        return mapping | {"allow_tp_across_nodes": self.allow_tp_across_nodes}
+        mapping["allow_tp_across_nodes"] = self.allow_tp_across_nodes
+        return mapping | {"auto": list(self.auto)} if self.auto else mapping
 
 
 DERIVABLE: Final = ("dp", "num_microbatches")
 """Knobs that follow from the others where they are left out."""
+
+
+def read_auto(value: object) -> tuple[str, ...]:
+    """The knobs whose choices the service made, as the document of a stored space lists them.
+
+    Raises:
+        SpaceInvalidError: it is not a list of knobs.
+    """
+    if not isinstance(value, (list, tuple)) or not all(
+        isinstance(name, str) and name in KNOBS for name in value
+    ):
+        raise SpaceInvalidError(
+            f"{shown(value)} is not a list of knobs; the service writes it, leave it out",
+            field="auto",
+        )
+    return tuple(dict.fromkeys(value))
+
 
 _OTHER_DEGREES: Final = tuple(name for name in DEGREES if name != "dp")
 

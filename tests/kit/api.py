@@ -13,6 +13,7 @@ from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from search_spaces.spec.layout import Layout
+from tests.kit.campaigns import space_of
 from tests.kit.store import completed
 
 if TYPE_CHECKING:  # importing it warns, which tests/api/conftest.py ignores
@@ -36,7 +37,7 @@ CAMPAIGN: dict[str, Any] = {
     "objective": "tokens_per_s",
     "strategy": "random",
     "budget": {"trials": 5},
-    "space": {"global_batch_size": 8, "tp": [1, 2], "pp": [1, 2], "dp": 1, "micro_batch_size": 1},
+    "space": space_of(global_batch_size=8, tp=[1, 2], pp=[1, 2], dp=1),
 }
 
 INTRODUCTION: dict[str, Any] = {

@@ -5,6 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from search_spaces.campaigns.campaign import CampaignSpec
+from search_spaces.spec.layout import KNOBS
+from search_spaces.spec.space import DERIVABLE
+
+
+def space_of(**knobs: Any) -> dict[str, Any]:
+    """A space with these knobs, and one value for each other one, so that nothing is auto.
+
+    The precision is the cluster's.
+    """
+    left = (*DERIVABLE, "precision")
+    one = {name: knob.default for name, knob in KNOBS.items() if name not in left}
+    return {"global_batch_size": 16} | one | knobs
 
 
 def spec_of(**fields: Any) -> CampaignSpec:

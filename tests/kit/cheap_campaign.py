@@ -9,6 +9,7 @@ from search_spaces.estimates.prediction import Prediction
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
 from tests.kit.api import CAMPAIGN, Api
+from tests.kit.campaigns import space_of
 
 MODEL = model_preset("tiny")
 FULL = Layout(dp=2, num_microbatches=64)
@@ -20,7 +21,7 @@ CHEAP_CAMPAIGN: dict[str, Any] = {
     "name": "large",
     "strategy": "guided",
     "budget": {"node_hours": 40},
-    "space": {"global_batch_size": 128, "tp": [1, 2], "dp": 2, "micro_batch_size": 1},
+    "space": space_of(global_batch_size=128, tp=[1, 2], dp=2),
 }
 PREDICTION = Prediction(
     step_time_s=0.25,

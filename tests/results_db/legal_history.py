@@ -96,8 +96,8 @@ ILLEGAL: Final[dict[str, str]] = {
             - idle_node_seconds - lost_node_seconds) > 1e-6
         OR iterations_node_seconds < 0 OR start_node_seconds < 0 OR idle_node_seconds < 0
         OR lost_node_seconds < 0""",
-    "a campaign that runs has no clock, or another has one": """
-        SELECT id FROM campaigns WHERE (state = 'RUNNING') <> (clock_at IS NOT NULL)""",
+    "a campaign that does not run has a clock": """
+        SELECT id FROM campaigns WHERE state <> 'RUNNING' AND clock_at IS NOT NULL""",
     "a trial ended before it began": """
         SELECT id FROM trials WHERE state = 'RUNNING' AND started_at IS NULL""",
 }

@@ -25,7 +25,7 @@ class Spent:
     node_seconds: float
     """Seconds of nodes that probes held."""
     wall_time_s: float
-    """Seconds that the campaign was RUNNING."""
+    """Seconds that the campaign was RUNNING while a worker could serve it."""
     full_trials: int | None = None
     """Trials that ran their layouts in full, as far as they have ended; None: there are no others.
     Cheap probes cost less, and are never repeated for the ranking."""

@@ -518,7 +518,9 @@ class Driver:
         message = closing_message(ending, ended, full_probe_node_s=full_probe_node_s(spec, trials))
         # The store refuses if the user has raised the budget since this round read it.
         budget = campaign.spec["budget"]
-        self._end(campaign, "COMPLETED", reason, message, budget=budget)
+        ran = any(trial.started_at is not None for trial in trials)
+        state: CampaignState = "COMPLETED" if ran else "FAILED"
+        self._end(campaign, state, reason, message, budget=budget)
 
     def _end(
         self,

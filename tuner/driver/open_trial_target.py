@@ -70,7 +70,5 @@ class OpenTrialTarget:
 
     def _is_too_large(self, trial: TrialSize) -> bool:
         return bool(self._workers) and not any(
-            trial.num_nodes <= worker.num_nodes
-            and trial.num_devices <= trial.num_nodes * worker.devices_per_node
-            for worker in self._workers
+            worker.holds(trial.num_nodes, trial.num_devices) for worker in self._workers
         )

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from search_spaces.belief.factor_regression import term_factors
 from search_spaces.belief.job import JobEstimate, estimate_job, predicted_step
-from search_spaces.belief.known_measurements import ELSEWHERE, Knowledge
-from search_spaces.belief.memory import MemoryBelief
-from search_spaces.belief.memory_evidence import Evidence, evidence_of
+from search_spaces.belief.known_measurements import Knowledge
 from search_spaces.belief.time import TimeCalibration
+from search_spaces.belief.trainer_hypotheses import TrainerMemory
 from search_spaces.estimates.memory import stage_memory
+from search_spaces.estimates.storage import score_traffic_of
 from search_spaces.estimates.time import TimePart, step_time_parts
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
@@ -40,13 +40,9 @@ class Calibration:
         """The calibration of step times."""
         return TimeCalibration.fit(self.knowledge)
 
-    def memory(self, cluster: Cluster, software: str) -> MemoryBelief:
+    def memory(self, cluster: Cluster, software: str) -> TrainerMemory:
         """The calibration of memory for a cluster and a software."""
-        return replace(MemoryBelief.prior(cluster, software=software), evidence=self._peaks)
-
-    @cached_property
-    def _peaks(self) -> Evidence:
-        return evidence_of(self.knowledge, ELSEWHERE)
+        return TrainerMemory.prior(cluster, software=software).told_elsewhere(self.knowledge)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +95,10 @@ class Estimator:
         factors = self.calibration.time.factors(
             self.model, self.cluster, num_devices=layout.num_devices, software=self.software
         )
-        parts = step_time_parts(layout, self.model, self.cluster, term_factors(factors.mean))
+        traffic = score_traffic_of(self.software, self.cluster)
+        parts = step_time_parts(
+            layout, self.model, self.cluster, term_factors(factors.mean), traffic
+        )
         scale = total_s / sum(part.seconds for part in parts)
         for part in parts:
             yield replace(part, seconds=part.seconds * scale)
@@ -130,7 +129,7 @@ class Estimator:
                 yield outside
 
     @cached_property
-    def _memory(self) -> MemoryBelief:
+    def _memory(self) -> TrainerMemory:
         return self.calibration.memory(self.cluster, self.software)
 
 

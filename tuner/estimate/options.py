@@ -13,7 +13,9 @@ from workers.command_line.command_input import described_cluster
 software_option: Final = click.option(
     "--software",
     default="",
-    help="What would run it, as a table's source says it; by default this project's trainer.",
+    help="What would run it: layout-tuner (this project's trainer, the default), nanotron or "
+    "megatron-lm, or what a table's source says; any other software is taken to store what "
+    "Megatron-LM does.",
 )
 calibrate_from_option: Final = click.option(
     "--calibrate-from",

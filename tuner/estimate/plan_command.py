@@ -80,7 +80,7 @@ def plan(
     if as_json and form == "csv":
         refuse("--json and --format csv exclude each other")
     try:
-        spec = CampaignSpec.from_mapping(_document(campaign, cluster, data_dir))
+        spec = CampaignSpec.from_document(_document(campaign, cluster, data_dir))
         cells = [cell for text in calibrate_from for cell in read_calibrating_cells(text)]
         planned = make_plan(
             spec,
@@ -131,6 +131,7 @@ def _cells(each: PlannedLayout) -> Iterator[tuple[str, Any]]:
     yield "layout_key", each.layout_key
     yield from each.layout.to_mapping().items()
     yield from _prefixed("predicted", asdict(each.predicted))
+    yield "predicted_best_chance", each.best_chance
     yield "predicted_limited_by", each.limited_by
     if each.job is not None:
         yield "job_layout_key", each.job.layout_key

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
 from search_spaces.belief.known_measurements import Knowledge
-from search_spaces.belief.memory import MemoryBelief
 from search_spaces.belief.time import TimeCalibration
+from search_spaces.belief.trainer_hypotheses import TrainerMemory
 from search_spaces.tables import TableCell
 from tuner.replay.cell_layouts import CellLayouts
 
@@ -98,7 +98,7 @@ def estimate_cell(cell: TableCell, times: TimeCalibration, knowledge: Knowledge)
     layouts = CellLayouts(cell)
     columns, software = layouts.columns(), cell.key.software
     log_time, _ = times.predict(columns, cell.model, cell.cluster, software=software)
-    belief = MemoryBelief.prior(cell.cluster, software=software).told_elsewhere(knowledge)
+    belief = TrainerMemory.prior(cell.cluster, software=software).told_elsewhere(knowledge)
     peak, _ = belief.peak_bytes(columns, cell.model)
     return EstimatedCell(
         cell=cell,

@@ -12,13 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.belief.known_measurements import Sample
-from search_spaces.belief.memory import MemoryBelief
 from search_spaces.belief.memory_evidence import usable_bytes
 from search_spaces.belief.memory_fit import LOGISTIC_PER_NORMAL, logistic
 from search_spaces.belief.observation import Observation
 from search_spaces.belief.residual import similarity
+from search_spaces.belief.trainer_hypotheses import HypothesesTerms, Peaks, TrainerMemory, mixed
 from search_spaces.campaigns.fidelity import Fidelity
-from search_spaces.estimates.memory import MemoryTerms
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 from tuner.strategies.base import History
@@ -74,17 +73,20 @@ class Fitting:
         return np.asarray(np.maximum(self.peak_mean_bytes + off * self.peak_sd_bytes, 1.0))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Peaks:
-    """Peaks as mean and standard deviation, in bytes."""
+    """Peaks as means and standard deviations in bytes, under each hypothesis about the trainer."""
 
-    mean: Floats
-    deviation: Floats
+    def __init__(self, parts: Sequence[tuple[float, Peaks]]) -> None:
+        self._parts = parts
+        self.mean, self.deviation = mixed(parts)
 
     def below(self, bound_bytes: float) -> Floats:
         """Probability of each peak to be below, with the logistic distribution's tails."""
-        distance = np.log(bound_bytes / self.mean) * self.mean / self.deviation
-        return np.asarray(logistic(LOGISTIC_PER_NORMAL * distance))
+        chances = [
+            weight * logistic(LOGISTIC_PER_NORMAL * np.log(bound_bytes / mean) * mean / deviation)
+            for weight, (mean, deviation) in self._parts
+        ]
+        return np.asarray(sum(chances[1:], start=chances[0]))
 
 
 class FittingBelief:
@@ -93,7 +95,7 @@ class FittingBelief:
     def __init__(self, problem: SearchProblem, columns: LayoutColumns, points: Floats) -> None:
         self._problem = problem
         self._points = points
-        prior = MemoryBelief.prior(problem.cluster, software=problem.software, campaign=_HERE)
+        prior = TrainerMemory.prior(problem.cluster, software=problem.software, campaign=_HERE)
         self._prior = prior.told_elsewhere(problem.knowledge.samples)
         self._terms = prior.terms(columns, problem.model)
 
@@ -111,7 +113,7 @@ class FittingBelief:
             peak_sd_bytes=peaks.deviation,
         )
 
-    def _peaks(self, history: History, belief: MemoryBelief, rows: Ints) -> _Peaks:
+    def _peaks(self, history: History, belief: TrainerMemory, rows: Ints) -> _Peaks:
         """Predicted peaks, shifted and widened by the errors of the prediction so far.
 
         Without this, a prior that is too narrow would treat every measurement as an outlier.
@@ -123,19 +125,22 @@ class FittingBelief:
             if seen.peak_memory_bytes is not None
         }
         if 2 * len(rows) > len(self._points):  # copying the terms of most layouts takes longer
-            mean, deviation = (
-                all_bytes[rows] for all_bytes in belief.peak_bytes(self._terms, model)
-            )
+            parts = [
+                (weight, (mean[rows], deviation[rows]))
+                for weight, (mean, deviation) in belief.each_peak_bytes(self._terms, model)
+            ]
         else:
-            mean, deviation = belief.peak_bytes(_of_rows(self._terms, rows), model)
+            parts = belief.each_peak_bytes(_of_rows(self._terms, rows), model)
         if not measured:
-            return _Peaks(mean=mean, deviation=deviation)
-        expected, _ = belief.peak_bytes(_of_rows(self._terms, list(measured)), model)
-        off = np.log(np.array(list(measured.values()), dtype=np.float64) / expected)
-        shift = float(np.median(off))
-        spread = float(np.median(np.abs(off - shift))) * _SD_PER_MEDIAN
-        mean = mean * np.exp(shift)
-        return _Peaks(mean=mean, deviation=np.hypot(deviation, spread * mean))
+            return _Peaks(parts)
+        expected = belief.each_peak_bytes(_of_rows(self._terms, list(measured)), model)
+        true = np.array(list(measured.values()), dtype=np.float64)
+        return _Peaks(
+            [
+                (weight, _corrected(peaks, true / of))
+                for (weight, peaks), (_, (of, _)) in zip(parts, expected, strict=True)
+            ]
+        )
 
     def peak_bytes(self, row: int) -> float:
         """The prediction of one layout's peak before the search."""
@@ -152,7 +157,7 @@ class FittingBelief:
         (peak,), _ = self._prior.peak_bytes(self._prior.terms(part, model), model)
         return float(peak) / self.peak_bytes(row)
 
-    def _trust(self, history: History, belief: MemoryBelief, rows: Ints, usable: float) -> Floats:
+    def _trust(self, history: History, belief: TrainerMemory, rows: Ints, usable: float) -> Floats:
         """A factor on each probability, below 1 near failures that memory does not explain.
 
         A layout that failed although it should fit has another defect, which similar layouts may
@@ -197,10 +202,24 @@ def samples_of(history: History, problem: SearchProblem) -> Sequence[Sample]:
     ]
 
 
-def _of_rows(terms: MemoryTerms, rows: Ints | list[int]) -> MemoryTerms:
+def _corrected(peaks: Peaks, ratios: Floats) -> Peaks:
+    """Peaks, shifted and widened by the ratios of measured over expected ones."""
+    mean, deviation = peaks
+    off = np.log(ratios)
+    shift = float(np.median(off))
+    spread = float(np.median(np.abs(off - shift))) * _SD_PER_MEDIAN
+    mean = mean * np.exp(shift)
+    return mean, np.hypot(deviation, spread * mean)
+
+
+def _of_rows(terms: HypothesesTerms, rows: Ints | list[int]) -> HypothesesTerms:
     """The terms of some layouts (the last axis of each array)."""
-    arrays = {field.name: getattr(terms, field.name)[..., rows] for field in fields(terms)}
-    return replace(terms, **arrays)
+    return [
+        replace(
+            each, **{field.name: getattr(each, field.name)[..., rows] for field in fields(each)}
+        )
+        for each in terms
+    ]
 
 
 def _seen(history: History, model: ModelShape) -> dict[int, Observation]:

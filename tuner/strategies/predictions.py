@@ -21,6 +21,7 @@ from search_spaces.belief.time_evidence import Origin
 from search_spaces.belief.time_fit import TimePrior
 from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.estimates.prediction import Prediction
+from search_spaces.estimates.storage import score_traffic_of
 from search_spaces.estimates.time import time_terms
 from tuner.strategies.base import CheapRun, History
 from tuner.strategies.fitting import Fitting, FittingBelief
@@ -42,14 +43,21 @@ class Predictions:
     def __init__(self, problem: SearchProblem) -> None:
         columns = problem.layouts.columns()
         points = knob_coordinates(columns)
-        terms = time_terms(columns, problem.model, problem.cluster, dtype=np.float32)
+        self._score_traffic = score_traffic_of(problem.software, problem.cluster)
+        terms = time_terms(
+            columns,
+            problem.model,
+            problem.cluster,
+            score_traffic=self._score_traffic,
+            dtype=np.float32,
+        )
         calibration = TimeCalibration.fit(problem.knowledge.samples)
         residual = known_residual(calibration, _origin(problem), columns)
         self._model = StepModel(terms=terms, points=points, residual=residual)
         self._prior = factors_prior(problem, calibration)
         self.fitting = FittingBelief(problem, columns, points)
         """Predicts which layouts run, and their peaks."""
-        self.stalls = PipelineStalls(columns, problem.cluster)
+        self.stalls = PipelineStalls(columns, problem.cluster, problem.software)
         """Predicts which layouts are far slower than the closed form says."""
         self.objectives = ObjectiveValues(problem, columns)
         """Computes the objectives of layouts."""
@@ -86,6 +94,7 @@ class Predictions:
                 fidelity.reduced(problem.layouts.layout(row)),
                 fidelity.reduced_model(problem.model),
                 problem.cluster,
+                score_traffic=self._score_traffic,
             )
             self._known_parts[row, fidelity] = replace(
                 self._model.rows(np.array([row])), terms=terms

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from search_spaces.protocol.outcome import FailureReason
+from search_spaces.units import memory
 from workers.errors import NodeLostError
 from workers.launchers.base import CAUSE_WITHIN_S, Cancelled, NodeEvent, NodeSet, OnEvent
 from workers.ranks.json_lines import Document
@@ -288,17 +289,16 @@ class RankGroup:
         limit. Otherwise other processes, perhaps those of another group, used the memory.
         """
         limit_bytes = self.memory_limit_bytes
-        free = f"{document['memory_available_bytes']} bytes free at the start"
+        free = f"{memory(document['memory_available_bytes'])} free at the start"
         if limit_bytes is None:
             return "out_of_memory", f"which had {free}"
         taken = {int(rank): taken for rank, taken in document["memory_taken_bytes"].items()}
         most = max(taken, key=lambda rank: taken[rank])
         if taken[most] > limit_bytes:
-            why = f"rank {most} had taken {taken[most]} bytes, over its limit of {limit_bytes}"
+            why = f"rank {most} had taken {memory(taken[most])}, over its limit of {memory(limit_bytes)}"
             return "out_of_memory", f"which had {free}; {why}"
-        why = (
-            f"no rank took more than rank {most}, {taken[most]} of the {limit_bytes} bytes promised"
-        )
+        of = f"{memory(taken[most])} of the {memory(limit_bytes)} promised"
+        why = f"no rank took more than rank {most}, {of}"
         return "node_lost", f"which had {free}; {why}"
 
 

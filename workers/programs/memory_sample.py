@@ -11,6 +11,7 @@ from typing import Final
 
 from search_spaces.machine import available_memory_bytes
 from search_spaces.protocol.outcome import FailureReason
+from search_spaces.units import memory
 from workers.ranks.keeper import memory_of, oom_kills
 from workers.ranks.memory_watch import devices_in_use, visible_names
 from workers.ranks.rank_task import RankTask
@@ -76,14 +77,12 @@ class MemorySample:
             return None
         why = (
             f"the kernel's out-of-memory killer struck {kills - self._oom_kills} times on the node "
-            f"meanwhile, which had {self._available_bytes} bytes free at the start"
+            f"meanwhile, which had {memory(self._available_bytes)} free at the start"
         )
         if self._limit_bytes is None:
             return "out_of_memory", why
-        seen = (
-            f"the program was seen with {self.peak_bytes} of the {self._limit_bytes} bytes promised"
-        )
-        return "node_lost", f"{why}; {seen}"
+        seen = f"{memory(self.peak_bytes)} of the {memory(self._limit_bytes)} promised"
+        return "node_lost", f"{why}; the program was seen with {seen}"
 
 
 def process_tree(pid: int) -> Iterator[int]:

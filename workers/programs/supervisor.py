@@ -29,6 +29,7 @@ from search_spaces.protocol.outcome import FailureReason
 from search_spaces.trainers.failure_texts import OUT_OF_MEMORY, PEER_ENDED, mentions
 from search_spaces.trainers.log_patterns import LogPatterns
 from search_spaces.trainers.placeholders import filled
+from search_spaces.units import memory
 from workers.programs.memory_sample import MemorySample, process_tree
 from workers.programs.program_task import ProgramTask
 from workers.ranks.json_lines import Document, JsonLines
@@ -254,7 +255,7 @@ class _Supervisor:
         if limit_bytes is not None and peak_bytes > limit_bytes:
             raise ProgramFailedError(
                 "out_of_memory",
-                f"{peak_bytes} bytes were in use, over the limit of {limit_bytes} bytes",
+                f"{memory(peak_bytes)} were in use, over the limit of {memory(limit_bytes)}",
             )
 
     def _read_output(self, fd: int) -> bool:

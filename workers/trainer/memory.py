@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from search_spaces.units import memory
 from workers.trainer.errors import MemoryLimitExceededError
 
 _SLACK_BYTES: Final = 128 << 20
@@ -91,8 +92,8 @@ def refuse_over_limit(need_bytes: int, limit_bytes: int, *, rank: int, what: str
     """Raises MemoryLimitExceededError if `need_bytes` is over the limit."""
     if need_bytes > limit_bytes:
         raise MemoryLimitExceededError(
-            f"{what} needs at least {need_bytes} bytes on rank {rank}, "
-            f"over the limit of {limit_bytes} bytes; "
+            f"{what} needs at least {memory(need_bytes)} on rank {rank}, "
+            f"over the limit of {memory(limit_bytes)}; "
             "shard more (tp, pp, zero_stage), recompute, or lower micro_batch_size"
         )
 

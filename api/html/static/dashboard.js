@@ -76,6 +76,7 @@ function replace(page, { quiet }) {
     if (focused) adopted.querySelectorAll(FOCUSABLE)[focused(adopted)]?.focus({ preventScroll: true });
   }
   dates();
+  copyButtons();
   document.dispatchEvent(new CustomEvent("page-swapped"));
 }
 
@@ -141,10 +142,21 @@ function say(words) {
 function dates() {
   for (const time of document.querySelectorAll("time[datetime]:not([title])")) {
     time.title = time.textContent;
-    time.textContent = new Date(time.dateTime).toLocaleString(undefined, {
-      dateStyle: "medium",
-      timeStyle: "short",
-    });
+    time.textContent = new Date(time.dateTime).toLocaleString("sv"); // 2026-01-31 13:05:09
+  }
+}
+
+/** A button for each command and file that copies it; browsers allow that at safe addresses only. */
+function copyButtons() {
+  for (const text of navigator.clipboard ? document.querySelectorAll("pre:not([data-copies])") : []) {
+    text.dataset.copies = "";
+    const button = document.createElement("button");
+    [button.type, button.className, button.textContent] = ["button", "copy", "Copy"];
+    button.onclick = async () => {
+      await navigator.clipboard.writeText(text.textContent);
+      button.textContent = "Copied";
+    };
+    text.before(button);
   }
 }
 
@@ -343,6 +355,16 @@ function follow() {
   });
 }
 
+// A campaign was submitted, or its person signs out: the form starts empty again.
+const forgetDrafts = () =>
+  Object.keys(sessionStorage).forEach((key) => key.startsWith("draft ") && sessionStorage.removeItem(key));
+if (location.pathname.startsWith(`${prefix}/campaigns/`) && document.referrer.split("?")[0].endsWith("/submit")) {
+  if (sessionStorage.getItem("submitted")) forgetDrafts();
+  sessionStorage.removeItem("submitted");
+}
+document.querySelector("form[action$='/sign-out']")?.addEventListener("submit", forgetDrafts);
+
 for (const region of regions(document).values()) asLoaded.set(region, markupOf(region));
 dates();
+copyButtons();
 if (follows.length) follow();

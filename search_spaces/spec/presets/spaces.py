@@ -48,15 +48,24 @@ def resolve_space(
     Raises:
         SpaceInvalidError: the preset or a knob is unknown, or a value impossible.
     """
+    return SearchSpace.from_mapping({"precision": precision, **space_knobs(described)})
+
+
+def space_knobs(described: str | Mapping[str, Any]) -> dict[str, Any]:
+    """The knobs that a description of a space states, those of its preset among them.
+
+    Raises:
+        SpaceInvalidError: the preset is unknown, or the description is not a mapping.
+    """
     if isinstance(described, str):
-        return _space_preset(described)
+        described = {"preset": described}
     values = read_mapping(described, SpaceInvalidError, "the search space")
     if "preset" not in values:
-        return SearchSpace.from_mapping({"precision": precision, **values})
+        return values
     base = _space_preset(values.pop("preset")).to_mapping()
     if isinstance(values.get("global_batch_size"), int) and "num_microbatches" not in values:
         del base["num_microbatches"]  # a batch that is now fixed derives them
-    return SearchSpace.from_mapping(base | values)
+    return base | values
 
 
 def _space_preset(name: object) -> SearchSpace:

@@ -103,7 +103,7 @@ def test_list_and_show_print_the_progress_of_campaigns(run, service, store, name
     assert "precision     fp32\n" in shown
     # Probes of 16 s on one and on two of four devices, of twelve steps of 1.024 s and of 0.512 s.
     shares = "iterations 19.2%, start 18.3%, idle 62.5%, lost 0.0%"
-    assert f"cost          0.00889 node-hours held: {shares}" in shown
+    assert f"cost          32 node-seconds held: {shares}" in shown
     assert json.loads(run("campaign", "show", name, "--json").stdout)["spec"]["name"] == name
 
 

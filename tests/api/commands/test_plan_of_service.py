@@ -14,6 +14,7 @@ import yaml
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.kit.api import CAMPAIGN, Command
+from tests.kit.campaigns import space_of
 from tests.kit.services import ServeProcess
 from tests.kit.store import completed, make_worker, run_trial
 from tuner.driver.driver import Driver
@@ -95,7 +96,7 @@ def test_a_dry_run_waits_for_a_plan_that_the_driver_makes(
         "dp": 1,
     }
     file = tmp_path / "c.yaml"
-    file.write_text(yaml.safe_dump({**CAMPAIGN, "name": "large", "space": space}))
+    file.write_text(yaml.safe_dump({**CAMPAIGN, "name": "large", "space": space_of(**space)}))
     driver, is_over = Driver(store), threading.Event()
 
     def drive() -> None:

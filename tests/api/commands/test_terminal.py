@@ -152,7 +152,7 @@ def test_at_80_columns_a_leaderboard_has_every_knob_that_differs(
     head = next(line for line in printed.splitlines() if "rank" in line and "trial" in line)
     assert {"tp", "pp"} <= set(head.split()), printed
     folded = " ".join(printed.split())
-    for same in ("nodes 1", "dp 1", "mbs 16", "acc 128", "precision fp32", "runs 1"):
+    for same in ("nodes 1", "dp 1", "mbs 16", "mb 128", "precision fp32", "runs 1"):
         assert same in folded
 
 

@@ -92,6 +92,11 @@ def assert_fits(page: Page) -> None:
     """Fails if the page is wider than its window; wide tables scroll by themselves."""
     over = page.evaluate("() => document.documentElement.scrollWidth - innerWidth")
     assert over <= 0, f"the page is {over} px wider than the window"
+    hidden = page.evaluate(
+        "() => innerWidth > 520 ? [] : [...document.querySelectorAll('.stacks')]"
+        ".filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.ariaLabel)"
+    )
+    assert not hidden, f"tables of a small screen scroll sideways: {hidden}"
 
 
 def look_at(page: Page) -> None:

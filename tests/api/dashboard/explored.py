@@ -17,6 +17,7 @@ from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from tests.api.dashboard.browser import Visitor, session_of, visiting
 from tests.kit.api import CAMPAIGN, HEADERS, INTRODUCTION, TOKEN
+from tests.kit.campaigns import space_of
 from tests.kit.live import live_service
 from tests.kit.store import TimelyStore, completed, failed, post_outcome, take_leases
 
@@ -29,13 +30,7 @@ LAYOUTS: Final = [
 SPEEDS: Final = [3000.0, *(3000.0 - 100 * place for place in range(len(LAYOUTS) - 1))]
 """Tokens a second of each layout; the first two are equal."""
 INTRODUCED: Final = {**INTRODUCTION, "cluster": "local-cpu", "devices_per_node": 4}
-SPACE: Final = {
-    "global_batch_size": 8,
-    "tp": [1, 2],
-    "pp": [1, 2],
-    "dp": 1,
-    "micro_batch_size": [1, 2, 4],
-}
+SPACE: Final = space_of(global_batch_size=8, tp=[1, 2], pp=[1, 2], dp=1, micro_batch_size=[1, 2, 4])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from contextlib import closing
+from zipfile import ZipFile
 
 import httpx
 import pytest
@@ -121,6 +122,21 @@ def test_a_layout_is_scaled_to_the_nodes_of_the_form(browser: Browser, interleav
         with page.expect_download() as download:
             page.get_by_role("link", name="Download megatron-lm.sh").click()
         assert "NUM_NODES=2" in download.value.path().read_text()
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.get_by_role("button", name="Copy").last.click()
+        expect(page.get_by_role("button", name="Copied")).to_be_visible()
+        copied = page.evaluate("() => navigator.clipboard.readText()")
+        assert copied.startswith("layout-tuner export first")
+        visitor.open("/campaigns/first/export?format=torchtitan-0.2&without=vpp")
+        with page.expect_download() as download:
+            page.get_by_role("link", name="Download all files as one archive").click()
+        assert download.value.suggested_filename == "first-1-torchtitan-0.2.zip"
+        with ZipFile(download.value.path()) as archive:
+            for each in archive.namelist():
+                shown = page.get_by_role("region", name=each).text_content()
+                assert archive.read(each).decode() == shown
+            assert len(archive.namelist()) > 1
+        visitor.open("/campaigns/first/export?format=megatron-lm&nodes=2")
         nodes.fill("4")
         page.get_by_role("button", name="Show").click()
         expect(page.get_by_text("num_microbatches=1 is not divisible by pp=2")).to_be_visible()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.api.dashboard.browser import Visitor, look_at, visiting
 from tests.kit.api import CAMPAIGN
-from tests.kit.persons import served
+from tests.kit.persons import Signing, served
 from tests.kit.populated import Populated
 from tests.results_db.campaigns.test_imports import varied_rows
 from tests.search_spaces.tables.tables import make_row, make_text
@@ -51,6 +52,7 @@ def test_errors_are_shown_while_typing_and_fixed_step_by_step(
 
     page.get_by_label("Cluster").select_option("local-cpu")
     fill(page, name="steps", global_batch_size="8", tp="1, 2, 3", dp="1", trials="0")
+    fill(page, micro_batch_size="1", zero_stage="0", sequence_parallel="false")
     expect(check).to_contain_text("One thing is wrong")
     expect(page.locator("#e-budget-trials")).to_contain_text(
         "0 is not a whole number of at least 1"
@@ -266,3 +268,54 @@ def test_a_person_who_is_signed_in_submits_a_file(browser: Browser, tmp_path: Pa
         submit(page)
         page.wait_for_url("**/campaigns/mine")
         assert signing.store.campaigns.by_name("mine").spec["seed"] == 1
+        check_that_nothing_typed_is_lost(visitor, signing)
+
+
+def check_that_nothing_typed_is_lost(visitor: Visitor, signing: Signing) -> None:
+    """With the service away, on the way back, after the session has ended, and in the YAML view."""
+    page, check = (
+        visitor.open("/submit?model=tiny&cluster=local-cpu"),
+        visitor.page.locator("#check"),
+    )
+    fill(page, name="kept", global_batch_size="8", trials="5")
+    page.get_by_role("group", name="recomputation").get_by_label("full").check()
+    page.get_by_label("Objective, which ranks").select_option("tokens_per_s")
+    page.get_by_label("Objective 2").select_option("memory_headroom")
+    expect(check).to_contain_text("Nothing is wrong")
+    page.context.set_offline(True)
+    page.get_by_label("Cheap probes").select_option("full")
+    expect(check).to_contain_text("the service does not answer. What you typed is kept")
+    submit(page)
+    page.wait_for_url("chrome-error://**")
+    page.context.set_offline(False)
+    page.go_back()
+    expect(page.locator("#messages")).to_contain_text("What you typed here before is back")
+    expect(page.get_by_label("Name")).to_have_value("kept")
+
+    other = page.context.new_page()
+    other.goto(signing.url)
+    other.get_by_role("button", name="Sign out").click()
+    expect(other.get_by_text("The pages of this service need a sign-in.")).to_be_visible()
+    fill(page, trials="6")
+    expect(check).to_contain_text("Your sign-in has ended. What you typed is kept in this tab")
+    check.get_by_role("link", name="sign in again").click()
+    expect(page.locator("main")).to_contain_text("Your sign-in has ended: it was not used")
+    expect(page.locator("main")).to_contain_text("/submit?model=tiny&cluster=local-cpu")
+    page.get_by_label("One-time code or token").fill(signing.code())
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.locator("#messages")).to_contain_text("What you typed here before is back")
+    page.get_by_role("button", name="Show as YAML").click()
+    text = page.get_by_label("Campaign, as YAML or JSON")
+    text.fill(text.input_value() + "\nseed: 7")
+    visitor.open("/submit")  # the address of what was sent; the YAML is in its own view
+    expect(text).to_have_value(re.compile("name: kept.*seed: 7", re.DOTALL))
+    submit(page)
+    page.wait_for_url("**/campaigns/kept")
+    made = signing.store.campaigns.by_name("kept")
+    assert made.objectives == ("tokens_per_s", "memory_headroom")
+    assert (made.spec["seed"], made.spec["budget"]["trials"]) == (7, 6)
+    assert made.spec["probe"]["fidelity"] == "full"
+    assert made.spec["space"]["recompute"] == "full"
+    visitor.open("/submit")
+    expect(page.get_by_label("Name")).to_have_value("")
+    visitor.faults.clear()  # requests that were refused, or that no service answered

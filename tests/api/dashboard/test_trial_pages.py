@@ -133,21 +133,26 @@ def test_a_running_trial_updates_and_fits_a_phone(browser: Browser, explored: Ex
 
 
 def test_trials_stand_side_by_side_with_what_differs(browser: Browser, explored: Explored) -> None:
-    campaign = explored.store.campaigns.by_name("first").id
-    one, other, lost = (explored.store.trials.by_number(campaign, n).id for n in (1, 4, 5))
     phone = {"width": 380, "height": 800}
     with explored.visitor(browser, "viewer", viewport=phone) as visitor:
-        page = visitor.open("/compare")
-        page.get_by_label("Trial ids").fill(f"{one} {other} {lost}")
+        page = visitor.open("/compare?trials=first/1+2")
+        page.get_by_label("Trials, as campaign/number").fill("first/1 4, first/5")
         page.get_by_role("button", name="Compare").click()
+        expect(
+            page.get_by_text("Trial 4 of first reaches 0.933 times the tokens/s of")
+        ).to_be_visible()
+        expect(page.get_by_text("Trial 5 of first cannot be compared with")).to_be_visible()
         knobs = page.get_by_role("region", name="Knob")
-        row = knobs.get_by_role("row").filter(has_text="pipeline parallel, pp")
-        expect(row.get_by_role("cell")).to_have_text(["yes", "1", "2", "2"])
-        row = knobs.get_by_role("row").filter(has_text="global batch")
-        expect(row.get_by_role("cell")).to_have_text(["", "8", "8", "8"])
+        row = knobs.locator("tbody tr").filter(has_text="pipeline parallel, pp")
+        expect(row.locator("td")).to_have_text(["differs", "1", "2", "2"])
+        row = knobs.locator("tbody tr").filter(has_text="global batch")
+        expect(row.locator("td")).to_have_text(["", "8", "8", "8"])
         figures = page.get_by_role("region", name="Figure")
-        row = figures.get_by_role("row").filter(has_text="state")
+        row = figures.locator("tbody tr").filter(has_text="state")
         expect(row).to_contain_text("FAILED (crashed)")
+        row = figures.locator("tbody tr").filter(has_text="step time")
+        expect(row.locator("td").first).to_have_text("differs")  # the third has none
+        assert figures.evaluate("(e) => e.scrollWidth - e.clientWidth") == 0  # blocks of lines
         bars = page.locator(".stacked")
         expect(bars).to_have_count(2)  # the third was not measured
         first, second = (
@@ -163,9 +168,12 @@ def test_trials_stand_side_by_side_with_what_differs(browser: Browser, explored:
 @pytest.mark.parametrize(
     ("query", "status", "says"),
     [
-        ("", 200, "Compare trials"),
-        ("trial=1", 422, "1 trial was named; a comparison has 2 to 6."),
-        ("&".join(f"trial={number}" for number in range(1, 8)), 422, "7 trials were named"),
+        ("", 422, "0 trials cannot be compared: tick 2 to 6 trials in the list"),
+        ("trial=1", 422, "1 trial cannot be compared"),
+        ("&".join(f"trial={number}" for number in range(1, 8)), 422, "7 trials cannot be compared"),
+        ("trials=first/1+4", 200, "-6.7%"),
+        ("trials=3", 422, "names no trial: write the campaign and the number"),
+        ("trials=none/1", 404, "none"),
         ("trial=1&trial=999999", 404, "999999"),
         ("trials=x", 422, ""),
     ],

@@ -57,6 +57,10 @@ def test_attempts_are_bars_from_their_start_to_their_end_or_until_now() -> None:
     running = kinds(figure)["running"]
     assert (running["base"], running["x"]) == ([20], [80])
     assert figure.rows[1][3] == "RUNNING"
+    figure = draw(make_attempt(1, 0, 20), make_attempt(2, 20, None, phase="waiting"))
+    assert "running" not in kinds(figure)
+    assert kinds(figure)["waiting"]["marker"]["color"] == "--ground"
+    assert figure.rows[1][3] == "waiting for devices"
     attempts = [make_attempt(1, 0, 20, ending="lost"), make_attempt(1, 20, 60, attempt=2)]
     assert named(draw(*attempts, trial_101="baseline").traces, "baseline")["x"] == [10, 40]
 

@@ -19,7 +19,7 @@ def test_an_unknown_path_and_method_are_problems(http: TestClient) -> None:
     answer = http.delete("/v1/campaigns")
     assert answer.status_code == 405
     assert answer.json()["title"] == "method not allowed"
-    assert answer.headers["Allow"] == "GET, POST"
+    assert answer.headers["Allow"] == "GET, HEAD, POST"
 
 
 @pytest.mark.parametrize(("path", "most"), [("/v1/campaigns", 256 << 10), ("/v1/tokens", 16 << 10)])

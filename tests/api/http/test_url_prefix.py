@@ -69,7 +69,7 @@ def test_the_api_and_its_page_answer_below_it_and_no_spelling_leads_around_the_g
         assert http.get(f"{sent}/v1/whoami").json()["role"] == "admin"
         assert http.get(f"{sent}/v1/nothing").status_code == 404
         refused = http.delete(f"{sent}/v1/campaigns")
-        assert (refused.status_code, refused.headers["Allow"]) == (405, "GET, POST")
+        assert (refused.status_code, refused.headers["Allow"]) == (405, "GET, HEAD, POST")
         page = http.get(f"{sent}/docs")
         for path in re.findall(r"""(?:src|href|url)[=:]\s*["']([^"']+)["']""", page.text):
             assert path.startswith(f"{PREFIX}/"), path

@@ -111,7 +111,7 @@ def test_a_report_names_the_winner_with_its_interval_and_ties(store: Store) -> N
     assert best.high is not None
     assert f"2,000 tokens/s, {best.low:,.0f} to {best.high:,.0f} (95 %)" in page.text
     assert "The best of 4 measured layouts" in page.text
-    assert "nodes 1, tp 1, pp 1, dp 1, micro-batch 1, micro-batches 8, ZeRO 0, fp32" in page.text
+    assert "nodes 1, tp 1, pp 1, dp 1, mbs 1, mb 8, ZeRO 0, fp32" in page.text
     assert "1 other cannot be told apart" in page.text
     assert "As good as the winner" in page.text
     assert page.kinds("circle").count("winner") == 1  # its interval
@@ -389,7 +389,9 @@ def test_a_report_says_what_cheap_probes_took_and_that_the_winner_ran_in_full(ap
     page = Page(api.http.get("/v1/campaigns/large/report").text)
     assert "It was measured in full" in page.text
     assert "Besides, there were 2 cheap probes, " in page.text
-    cells = re.findall(r"of these (cheap probes|in full)(\d), [0-9.e-]+ node-hours", page.text)
+    cells = re.findall(
+        r"of these (cheap probes|in full)(\d), [0-9.]+ node-(?:hours|seconds)", page.text
+    )
     assert cells == [("cheap probes", "2"), ("in full", "1")]
     api.submit()
     assert "cheap" not in Page(api.http.get("/v1/campaigns/first/report").text).text

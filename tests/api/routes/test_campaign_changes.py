@@ -8,6 +8,7 @@ from fastapi.testclient import TestClient
 
 from search_spaces.spec.layout import Layout
 from tests.kit.api import CAMPAIGN, Api
+from tests.kit.campaigns import space_of
 
 LAYOUT = Layout(num_microbatches=8)
 
@@ -98,7 +99,7 @@ def test_a_clone_has_the_named_changes_and_a_numbered_name(api: Api) -> None:
     assert api.post("/campaigns/first/clone", {"seed": 3}, status=201)["name"] == "first-3"
     named = api.post(
         "/campaigns/first/clone",
-        {"name": "mine", "strategy": "exhaustive", "space": {"global_batch_size": 8, "dp": 1}},
+        {"name": "mine", "strategy": "exhaustive", "space": space_of(global_batch_size=8, dp=1)},
         status=201,
     )
     assert (named["name"], named["strategy"]) == ("mine", "exhaustive")

@@ -39,8 +39,9 @@ def test_a_campaign_is_submitted_as_json_and_again_as_it_was_resolved(api: Api) 
     assert api.post("/campaigns", ON_GPUS, 201)["spec"]["space"]["precision"] == "bf16"
     assert api.get("/campaigns/large")["spec"]["space"]["precision"] == "bf16"
     guessed = api.submit(name="third", cluster={"name": "mine", "devices_per_node": 4})
-    (warning,) = guessed["warnings"]
-    assert "mine" in warning
+    of_cluster, few = guessed["warnings"]
+    assert "mine" in of_cluster
+    assert few.startswith("the space has few layouts: 4 of 4")
 
 
 def test_a_campaign_is_submitted_as_yaml(http: TestClient) -> None:

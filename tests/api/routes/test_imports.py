@@ -136,14 +136,22 @@ def test_an_import_is_csv_of_a_largest_size(api: Api, monkeypatch: pytest.Monkey
 
 
 def test_a_legal_winner_is_exported_and_an_illegal_one_says_why(api: Api) -> None:
-    legal = make_row(**layouts()[0], recompute="full", precision="bf16")
+    legal = make_row(**layouts()[0], recompute="full", precision="bf16", family="llama")
     across = make_row(
-        tp=8, pp=1, dp=1, micro_batch_size=1, num_microbatches=8, vpp=3, step_time_s=0.3
+        tp=8,
+        pp=1,
+        dp=1,
+        micro_batch_size=1,
+        num_microbatches=8,
+        vpp=3,
+        step_time_s=0.3,
+        family="llama",
     )
     post(api, make_text(legal, across), name="theirs")
     exported = api.get("/campaigns/theirs/exports", format="trainer", trial=1)
     assert exported["trial"] == 1
     assert exported["notes"][0] == "the layout was not measured here: it is imported, from made up"
+    assert "rotary_base=10000 is assumed" in exported["notes"][1]
     problem = api.get("/campaigns/theirs/exports", status=409, format="trainer")
     assert "trial 2 of the imported campaign 'theirs' is not legal here: " in problem["detail"]
     assert "num_layers=8" in problem["detail"]

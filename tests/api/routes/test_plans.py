@@ -18,6 +18,7 @@ from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.spec.layout import Layout
 from search_spaces.statistics.job_duration import TrainingJob
 from tests.kit.api import CAMPAIGN, CLUSTER, Api
+from tests.kit.campaigns import space_of
 from tests.kit.page import Page
 from tests.kit.waiting import wait_until
 from tuner.driver.driver import Driver
@@ -45,7 +46,7 @@ def test_a_plan_is_the_document_that_the_command_prints(api: Api, tmp_path: Path
 def test_the_query_has_the_number_of_layouts_and_the_job(api: Api) -> None:
     planned = api.post("/plans?top=2&probe_start_s=5&tokens=2e6&mtbf_hours=100", CAMPAIGN)
     job = TrainingJob(tokens=2_000_000, mtbf_hours=100.0)
-    expected = make_plan(CampaignSpec.from_mapping(CAMPAIGN), top=2, probe_start_s=5.0, job=job)
+    expected = make_plan(CampaignSpec.from_document(CAMPAIGN), top=2, probe_start_s=5.0, job=job)
     assert planned == as_json(expected)
 
 
@@ -96,7 +97,7 @@ def test_a_plan_uses_and_names_the_measurements_of_the_service(api: Api) -> None
     [
         ({"model": "gpt-0"}, "body.model"),
         ({"start_from": ["nobody"]}, "body.start_from"),
-        ({"space": {"global_batch_size": 7, "dp": 2}}, "global_batch excludes 1"),
+        ({"space": space_of(global_batch_size=7, dp=2)}, "global_batch excludes 1"),
     ],
 )
 def test_a_plan_is_refused_like_a_submission(api: Api, changes: dict[str, Any], says: str) -> None:

@@ -318,7 +318,7 @@ def test_a_form_of_a_session_that_has_ended_leads_to_the_sign_in_and_back(signin
     referer = {"Referer": f"{signing.url}/campaigns/first?a=b"}
     answer = person.send_form("/sign-out", fields, **referer)
     assert answer.status_code == 303
-    assert answer.headers["Location"] == "/sign-in?next=%2Fcampaigns%2Ffirst%3Fa%3Db"
+    assert answer.headers["Location"] == "/sign-in?next=%2Fcampaigns%2Ffirst%3Fa%3Db&why=ended"
     foreign = person.send_form("/sign-out", fields, Referer="http://evil.example/x")
     assert foreign.headers["Location"] == "/sign-in?next=%2F"
 

@@ -25,7 +25,7 @@ from results_db.errors import (
 from results_db.migrations import migrate
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
-from tests.kit.store import TurnableClock, make_campaign, run_trial
+from tests.kit.store import TurnableClock, make_campaign, make_worker, run_trial
 from tests.results_db.first_weeks import write_first_weeks
 from tests.results_db.next_version import NEXT, THIS, become_next_version, become_this_version
 from tests.results_db.sealed import sealed
@@ -129,6 +129,29 @@ def test_what_comes_after_a_restore_has_ids_of_its_own(
             store.events.number()
             seqs = [event.seq for event in store.events.find(after=0, limit=99)]
             assert seqs == sorted(set(seqs))
+
+
+def test_the_wall_time_of_a_restored_campaign_stands_until_a_worker_is_there(
+    store: Store, database_url: str, clock: TurnableClock, tmp_path: Path
+) -> None:
+    campaign = make_campaign(store)
+    make_worker(store)
+    store.driver.move_clocks()
+    clock.forward(5)
+    store.driver.move_clocks()
+    back_up(database_url, tmp_path / "backup.sqlite3")
+    place = DataDir(tmp_path / "restored")
+    restore_into_data_dir(tmp_path / "backup.sqlite3", place)
+    clock.forward(60)
+    with closing(Store(place.database_url, clock=clock)) as restored:
+        for _ in range(10):
+            clock.forward(10)
+            assert restored.campaigns.get(campaign).wall_time_s == 5
+            restored.driver.move_clocks()
+        make_worker(restored)
+        restored.driver.move_clocks()
+        clock.forward(2)
+        assert restored.campaigns.get(campaign).wall_time_s == 7
 
 
 def test_a_backup_in_many_steps_is_of_the_moment_at_which_it_began(

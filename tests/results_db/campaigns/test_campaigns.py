@@ -80,23 +80,39 @@ def test_campaigns_are_listed_by_pages_and_states(store: Store) -> None:
     ("steps", "wall_time_s"),
     [
         # It counts while a driver is at work, and stands while nobody drives.
-        ([(2, "drive")] * 10 + [(1, "look")], 21),
-        ([(2, "drive"), (3600, "drive")], 2 + MAX_CLOCK_GAP_S),
+        ([(2, "drive")] * 10 + [(1, "look")], 19),
+        ([(60, "look")], 0),
+        (
+            [(2, "drive"), (2, "beat"), (2, "drive"), (3600, "beat"), (0, "drive")],
+            4 + MAX_CLOCK_GAP_S,
+        ),
         # It stands while the campaign is paused, and after its end.
-        ([(5, "pause"), (8, "drive")], 5),
-        ([(5, "pause"), (8, "resume"), (3, "end"), (100, "look")], 8),
+        ([(1, "drive"), (5, "pause"), (8, "drive")], 5),
+        ([(1, "drive"), (5, "pause"), (8, "resume"), (1, "drive"), (3, "end"), (100, "look")], 8),
         # A clock that is set back takes none away.
-        ([(5, "drive"), (-3600, "drive")], 5),
+        ([(1, "drive"), (5, "drive"), (-20, "drive")], 5),
+        # It stands while no worker could serve the campaign, and goes on when one can.
+        ([(1, "drive"), (5, "drive"), (1, "lose"), *[(2, "drive")] * 50, (9, "look")], 5),
+        ([(1, "lose"), *[(2, "drive")] * 50, (0, "find"), (2, "drive"), (3, "drive")], 3),
+        ([(1, "lose"), (0, "find on another cluster"), (2, "drive"), (2, "drive")], 0),
+        ([(1, "lose"), (0, "find a small one"), (2, "drive"), (2, "drive")], 0),
     ],
 )
-def test_wall_time_counts_while_the_campaign_runs_and_a_driver_is_at_work(
+def test_wall_time_counts_while_a_driver_is_at_work_and_a_worker_could_serve_the_campaign(
     store: Store,
     clock: TurnableClock,
     campaign: int,
     steps: list[tuple[float, str]],
     wall_time_s: float,
 ) -> None:
+    worker = make_worker(store)
+    store.trials.add(campaign, Layout(tp=2))
     actions: dict[str, Callable[[], object]] = {
+        "beat": lambda: send_beats(store, worker.id, []),
+        "lose": lambda: store.workers.drain(worker.id),
+        "find": lambda: make_worker(store),
+        "find on another cluster": lambda: make_worker(store, cluster="elsewhere"),
+        "find a small one": lambda: make_worker(store, devices_per_node=1),
         "drive": store.driver.move_clocks,
         "pause": lambda: store.campaigns.pause(campaign),
         "resume": lambda: store.campaigns.resume(campaign),

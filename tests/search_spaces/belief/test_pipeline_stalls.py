@@ -46,3 +46,11 @@ def test_each_measured_pipeline_tells_how_real_the_risk_is(stalls: PipelineStall
 def test_layouts_without_risk_do_not_change_it(stalls: PipelineStalls) -> None:
     told = stalls.probability(np.array([MANY]), np.array([INSIDE, REPLICAS]), np.array([1.0, 1.0]))
     np.testing.assert_allclose(told, [0.5])
+
+
+def test_of_an_unknown_trainer_it_is_a_hypothesis_that_pipelines_stall_at_all() -> None:
+    unknown = PipelineStalls(LayoutColumns.of_each(LAYOUTS), CLUSTER, "a new trainer")
+    risks = unknown.probability(np.arange(4), NOTHING, np.zeros(0))
+    np.testing.assert_allclose(risks, [0.0, 0.0, 0.375 * 2 / 34, 0.375 * 0.5])
+    stalled = unknown.probability(np.array([MANY]), np.array([MANY]), np.array([1.0]))
+    np.testing.assert_allclose(stalled, [(0.1875 + 1) / 2])

@@ -18,6 +18,7 @@ from search_spaces.belief.layout_predictions import LayoutPredictions, _capacity
 from search_spaces.belief.memory import MemoryBelief
 from search_spaces.belief.memory_evidence import usable_bytes
 from search_spaces.belief.plan import _PARTS, Plan, make_plan, step_shares
+from search_spaces.belief.plan_text import plan_lines
 from search_spaces.belief.time import TimeCalibration
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.errors import ModelTooLargeError, NoLegalLayoutError
@@ -416,3 +417,20 @@ def test_a_deadline_that_a_full_probe_does_not_meet_is_warned_of() -> None:
         "campaign's probe.deadline of 20 s"
     )
     assert make_plan(campaign(probe={"deadline": "20h"})).warnings == ()
+
+
+def test_a_plan_states_chances_to_be_the_best_and_how_many_to_probe() -> None:
+    plan = make_plan(campaign(), top=1000)
+    chances = [each.best_chance for each in plan.layouts if each.best_chance is not None]
+    assert sum(chances) == pytest.approx(1.0)
+    assert plan.probes_needed is not None
+    assert 1 <= plan.probes_needed <= len(chances)
+    assert plan.fits_depend_on is None
+
+
+def test_a_plan_for_an_unknown_trainer_names_what_decides_whether_layouts_fit() -> None:
+    plan = make_plan(campaign(), software="a new trainer", top=100)
+    assert plan.fits_depend_on is not None
+    text = " ".join(plan_lines(plan, None))
+    assert f"depends most on {plan.fits_depend_on.name}" in " ".join(text.split())
+    assert "with the largest P(best)" in text

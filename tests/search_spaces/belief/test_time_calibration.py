@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from search_spaces.belief.known_measurements import Sample
 from search_spaces.belief.time import TimeCalibration
+from search_spaces.estimates.storage import score_traffic_of
 from search_spaces.estimates.time import PRIOR, TERM_NAMES, step_time_s
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
@@ -86,7 +87,9 @@ def errors(
 
 def test_without_samples_the_estimate_is_the_formula_s() -> None:
     mean, deviation = TimeCalibration.fit().predict(LAYOUTS[0], SMALL, A100)
-    assert np.exp(mean) == pytest.approx(step_time_s(LAYOUTS[0], SMALL, A100))
+    assert np.exp(mean) == pytest.approx(
+        step_time_s(LAYOUTS[0], SMALL, A100, score_traffic=score_traffic_of("", A100))
+    )
     assert 0.1 < deviation[0] < 1.0
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from results_db.database.data_dir import DataDir
 from results_db.store import Store
-from tests.kit.store import TurnableClock, completed, failed, post_outcome, take_leases
+from tests.kit.store import TurnableClock, completed, failed, make_worker, post_outcome, take_leases
 from tests.tuner.factories import (
     DrivenCampaign,
     FakeWorker,
@@ -91,17 +91,24 @@ def test_node_hours_end_a_campaign_once_what_runs_has_finished(store: Store) -> 
     assert store.trials.get(running.trial_id).state == "COMPLETED"
 
 
-def test_wall_time_ends_a_campaign_that_no_worker_serves(
+def test_wall_time_ends_a_campaign_once_a_worker_was_there_for_so_long(
     store: Store, clock: TurnableClock
 ) -> None:
     campaign = submit(store, make_spec(budget={"wall_time_s": 10}))
+    for _ in range(4):
+        Driver(store).step()
+        clock.forward(12.0)
+    assert not ended(store, campaign)
+    assert store.campaigns.get(campaign.id).wall_time_s == 0
+    make_worker(store)
     driver = Driver(store)
     driver.step()
     assert not ended(store, campaign)
     clock.forward(12.0)
     driver.step()
     record = store.campaigns.get(campaign.id)
-    assert (record.state, record.reason) == ("COMPLETED", "budget")
+    # It measured nothing, so it did not complete.
+    assert (record.state, record.reason) == ("FAILED", "budget")
     assert record.message == "12 of 10 s of wall time spent; no trial was run"
 
 

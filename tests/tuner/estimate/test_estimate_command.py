@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from search_spaces.estimates.memory import stage_memory
+from search_spaces.estimates.storage import score_traffic_of
 from search_spaces.estimates.time import step_time_s
 from search_spaces.spec.presets.calibration_file import MeasuredConstants, write_constants
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
@@ -220,7 +221,8 @@ def test_a_table_gets_predicted_columns_that_do_not_depend_on_its_own_measuremen
     first, second = (read_table(path).rows for path in written)
     assert len(first) == 18
     assert [row.aside for row in first] == [row.aside for row in second]
-    expected = step_time_s(first[0].layout, MODEL, CLUSTER).item()
+    traffic = score_traffic_of(SOURCE, CLUSTER)
+    expected = step_time_s(first[0].layout, MODEL, CLUSTER, score_traffic=traffic).item()
     assert float(first[0].aside["predicted_step_time_s"]) == pytest.approx(expected, rel=1e-3)
     assert 0 < float(first[0].aside["predicted_fits"]) <= 1
     assert int(first[0].aside["predicted_peak_memory_bytes"]) > 0

@@ -18,6 +18,7 @@ from search_spaces.estimates.time import step_time_s
 from search_spaces.spec.presets.calibration_file import MeasuredConstants, write_constants
 from search_spaces.statistics.job_duration import TrainingJob
 from search_spaces.tables import MeasurementTable, write_table
+from tests.kit.campaigns import space_of
 from tests.search_spaces.tables.tables import make_measured_cell
 from tuner.estimate.commands import estimate
 from tuner.estimate.plan_command import plan
@@ -26,15 +27,15 @@ DOCUMENT: dict[str, Any] = {
     "name": "planned",
     "model": "gpt-1.3b",
     "cluster": {"preset": "frontier", "num_nodes": 4},
-    "space": {
-        "global_batch_size": 64,
-        "num_nodes": [1, 2],
-        "tp": [1, 2, 4, 8],
-        "pp": [1, 2, 4],
-        "micro_batch_size": [1, 2],
-        "recompute": ["none", "full"],
-        "precision": "bf16",
-    },
+    "space": space_of(
+        global_batch_size=64,
+        num_nodes=[1, 2],
+        tp=[1, 2, 4, 8],
+        pp=[1, 2, 4],
+        micro_batch_size=[1, 2],
+        recompute=["none", "full"],
+        precision="bf16",
+    ),
     "budget": {"trials": 12},
 }
 

@@ -80,5 +80,15 @@ def test_a_model_of_no_preset_is_a_file(tmp_path: Any, monkeypatch: pytest.Monke
     assert resolve_model(described(given["model"])).to_mapping() == own
 
 
+def test_the_command_of_a_trial_that_ran_out_of_memory_has_the_limit_to_the_byte() -> None:
+    limited = spec(cluster={"name": LOCAL_CPU, "device_memory_bytes": 123_456_789_013})
+    command = probe_command(limited, Layout(), is_limited=True)
+    assert command is not None
+    assert options_of(command.line)["memory_limit_gb"] * (1 << 30) == 123_456_789_013
+    without = probe_command(limited, Layout())
+    assert without is not None
+    assert "--memory-limit" not in without.line
+
+
 def test_several_nodes_have_no_command() -> None:
     assert probe_command(spec(), Layout(num_nodes=2, tp=8, dp=2)) is None

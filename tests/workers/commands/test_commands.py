@@ -68,7 +68,7 @@ def test_a_failed_probe_exits_1_and_says_why() -> None:
     assert ended.returncode == 1
     printed = json.loads(ended.stdout)
     assert (printed["status"], printed["reason"]) == ("out_of_memory", "out_of_memory")
-    assert "over the limit of 2147483 bytes" in printed["message"]
+    assert "over the limit of 2.048 MiB" in printed["message"]
     assert "Traceback" in printed["log_tail"]
 
 

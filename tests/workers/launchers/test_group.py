@@ -132,9 +132,19 @@ class OneDeath:
 @pytest.mark.parametrize(
     ("oom_kills", "limit_bytes", "reason", "sentence"),
     [
-        (1, 699, "out_of_memory", "rank 1 had taken 700 bytes, over its limit of 699"),
-        (1, 700, "node_lost", "no rank took more than rank 1, 700 of the 700 bytes promised"),
-        (2, None, "out_of_memory", "killer struck 2 times on the node meanwhile, which had 1000"),
+        (1, 699, "out_of_memory", "rank 1 had taken 0.6836 KiB, over its limit of 0.6826 KiB"),
+        (
+            1,
+            700,
+            "node_lost",
+            "no rank took more than rank 1, 0.6836 KiB of the 0.6836 KiB promised",
+        ),
+        (
+            2,
+            None,
+            "out_of_memory",
+            "killer struck 2 times on the node meanwhile, which had 0.9766 KiB",
+        ),
         (0, 500, "crashed", "killer did not strike on the node meanwhile"),
         (None, 500, "crashed", "can't be known: the kernel keeps no count"),
     ],

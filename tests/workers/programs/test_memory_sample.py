@@ -129,4 +129,4 @@ def test_the_kernels_killer_is_the_cause_only_where_it_struck(
     assert (None if killed is None else killed[0]) == reason
     if reason == "node_lost":
         assert killed is not None
-        assert "was seen with 0 of the 1000 bytes promised" in killed[1]
+        assert "was seen with 0 KiB of the 0.9766 KiB promised" in killed[1]

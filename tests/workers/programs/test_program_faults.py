@@ -211,7 +211,7 @@ DIALECTS = {
 MEMORY = {
     "beyond the limit": Fault(
         "taken = b'x' * (300 << 20)\ntrain(100, sleep_s=0.05, step_time_s=0.05)",
-        "out_of_memory", "bytes were in use, over the limit of 209715200 bytes",
+        "out_of_memory", "MiB were in use, over the limit of 200 MiB",
         {"memory_limit_bytes": 200 << 20},
     ),
     "far beyond the limit at once": Fault(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from search_spaces.units import memory
 from tests.kit.local_ranks import local_nodes
 from tests.kit.side_by_side import SideBySide
 from tests.kit.waiting import wait_until
@@ -81,7 +82,7 @@ def test_a_rank_that_took_more_than_it_was_promised_is_out_of_memory(nodes: Loca
     assert greedy.failure is not None
     assert greedy.failure.reason == "out_of_memory"
     assert "rank 0 had taken " in greedy.failure.message
-    assert f"over its limit of {PROMISED_BYTES}" in greedy.failure.message
+    assert f"over its limit of {memory(PROMISED_BYTES)}" in greedy.failure.message
     assert still.failure is not None
     assert still.failure.reason == "cancelled"
 
@@ -90,7 +91,7 @@ def test_a_rank_struck_for_the_greed_of_another_lost_its_node(nodes: LocalNodes)
     modest, _ = run_both(nodes, "take-a-little", "take-more-and-more")
     assert modest.failure is not None
     assert modest.failure.reason == "node_lost"
-    assert f"of the {PROMISED_BYTES} bytes promised" in modest.failure.message
+    assert f"of the {memory(PROMISED_BYTES)} promised" in modest.failure.message
 
 
 @pytest.fixture

@@ -1,0 +1,113 @@
+"""Exports of layouts that were predicted and not measured; no service is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from api.commands.campaign import read_document_file
+from api.exporters import export
+from api.exporters.base import ExportError, ExportSource
+from api.formatting import figure, memory
+from api.schemas.campaigns_and_trials import ExportRead
+from search_spaces.belief.plan import make_plan
+from search_spaces.campaigns.campaign import CampaignSpec
+from search_spaces.connection.data_home import default_data_dir
+from search_spaces.errors import SearchSpaceError
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.presets.calibration_file import with_measured_constants
+from search_spaces.spec.site import cluster_part
+from search_spaces.trainers.base import TrainerJob
+
+
+def of_plan(
+    file: Path, rank: int, format_name: str, *, data_dir: Path | None, without: Collection[str]
+) -> ExportRead:
+    """The files of a training job with a layout of the plan of a campaign's file."""
+    document = read_document_file(file, "the campaign")
+    return _exported(document, rank, f"rank {rank} of the plan of", format_name, data_dir, without)
+
+
+def of_layout(
+    model: str,
+    cluster: str,
+    key: str,
+    format_name: str,
+    *,
+    data_dir: Path | None,
+    without: Collection[str],
+) -> ExportRead:
+    """The files of a training job with any layout.
+
+    Args:
+        model: a preset, or a file.
+        cluster: a preset, or a file.
+        key: the layout's key.
+        format_name: the format.
+        data_dir: where `calibrate` keeps constants; None: the default.
+        without: knobs that the trainer lacks and that are dropped.
+    """
+    try:
+        layout = Layout.of_key(key)
+    except SearchSpaceError as error:
+        raise click.UsageError(f"--layout: {error}") from error
+    knobs = layout.to_mapping()
+    del knobs["num_microbatches"]  # it follows from the fixed batch
+    space = {**knobs, "global_batch_size": layout.global_batch_size, "allow_tp_across_nodes": True}
+    named = {"model": _described(model, "the model"), "cluster": _described(cluster, "the cluster")}
+    document = {"name": "layout", **named, "space": space, "budget": {"trials": 1}}
+    return _exported(document, 1, "", format_name, data_dir, without)
+
+
+def _described(named: str, what: str) -> Any:
+    """A preset's name, or the content of a file."""
+    path = Path(named)
+    return cluster_part(read_document_file(path, what)) if path.is_file() else named
+
+
+def _exported(
+    document: Mapping[str, Any],
+    rank: int,
+    where: str,
+    format_name: str,
+    data_dir: Path | None,
+    without: Collection[str],
+) -> ExportRead:
+    try:
+        directory = data_dir or default_data_dir()
+        if "cluster" in document:
+            measured = with_measured_constants(document["cluster"], directory)
+            document = {**document, "cluster": measured}
+        spec = CampaignSpec.from_document(document)
+        plan = make_plan(spec, top=rank)
+    except SearchSpaceError as error:
+        raise click.ClickException("\n".join(str(part) for part in error.parts)) from error
+    if rank > len(plan.layouts):
+        raise click.UsageError(f"--rank {rank} is more than the {len(plan.layouts)} legal layouts")
+    planned = plan.layouts[rank - 1]
+    figures = planned.predicted
+    predicted = (
+        f"predicted: a step of {figure(figures.step_time_s)} s (95 %: "
+        f"{figure(figures.step_time_low_s)} to {figure(figures.step_time_high_s)} s), "
+        f"{figure(figures.tokens_per_s)} tokens/s, a peak of {memory(figures.peak_memory_bytes)} that "
+        f"fits with probability {figures.fits:.2f}"
+    )
+    job = TrainerJob(
+        model=spec.model,
+        layout=planned.layout,
+        seed=spec.seed,
+        warmup=spec.probe.warmup,
+        compile=spec.probe.compile,
+    )
+    name = f"{where} {spec.name}" if where else f"{spec.model.name} on {spec.cluster.name}"
+    source = ExportSource(campaign=name, trial=None, job=job, comments=(predicted,))
+    try:
+        bundle = export(format_name, source, without=without)
+    except ExportError as error:
+        raise click.ClickException(str(error)) from error
+    # Not every format has comments: the notes say it of all.
+    notes = [*source.head[:1], *source.comments, *spec.warnings, *bundle.notes]
+    return ExportRead.of(bundle, trial=None, notes=notes)

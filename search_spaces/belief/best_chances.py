@@ -1,0 +1,138 @@
+"""How likely each layout is the best of a plan, and how many of them to probe.
+
+Step times, fitting and stalls of all layouts are drawn together: layouts are alike as far as they
+spend their time on the same terms and differ in few knobs, and all run under one trainer. Nothing
+of the campaign has been measured yet.
+"""
+
+# ruff: noqa: N803, N806 (arrays carry their shape in the name: S draws, N layouts)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search_spaces.belief.factor_regression import log_step_s
+from search_spaces.belief.pipeline_stalls import PipelineStalls
+from search_spaces.belief.residual import ResidualKernel, knob_coordinates
+from search_spaces.belief.slow_runs import MEAN_EXCESS
+from search_spaces.belief.step_belief import normal_draws
+from search_spaces.belief.time import TimeCalibration
+from search_spaces.belief.trainer_hypotheses import TrainerMemory
+from search_spaces.estimates.storage import score_traffic_of
+from search_spaces.estimates.time import time_terms
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.model_shape import ModelShape
+
+Floats = NDArray[np.float64]
+
+NUM_DRAWS: Final = 1000
+MAX_COMPARED: Final = 300
+"""Layouts that are drawn together: the best of a plan."""
+NEAR: Final = 0.05
+"""A layout within this share of the best objective is as good as the best."""
+ENOUGH: Final = 0.9
+"""Chance of such a layout at which no more probes are needed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class BestChances:
+    """The chances of some layouts, in the order of the plan."""
+
+    best: Floats
+    """Probability of each layout that it is the best of them; shape [layouts]."""
+    near: Floats
+    """Probability that the n most likely ones hold one within `NEAR` of the best; [layouts]."""
+
+    @property
+    def probes_needed(self) -> int:
+        """How many of the most likely to probe for a chance of `ENOUGH` to be near the best."""
+        return int(np.searchsorted(self.near, ENOUGH)) + 1
+
+    @classmethod
+    def of(cls, objectives_SN: Floats, runs_SN: NDArray[np.bool_]) -> BestChances:
+        """The chances by joint draws.
+
+        Args:
+            objectives_SN: logarithms of the objective; more is better.
+            runs_SN: whether each layout runs. Draws in which none does say nothing.
+        """
+        found_SN = np.where(runs_SN, objectives_SN, -np.inf)[runs_SN.any(axis=1)]
+        if not len(found_SN):
+            return cls(best=np.zeros(runs_SN.shape[1]), near=np.zeros(runs_SN.shape[1]))
+        winners = np.bincount(found_SN.argmax(axis=1), minlength=runs_SN.shape[1])
+        order = np.argsort(-winners, kind="stable")
+        leading_SN = np.maximum.accumulate(found_SN[:, order], axis=1)
+        close_SN = leading_SN >= leading_SN[:, -1:] + np.log1p(-NEAR)
+        return cls(best=winners / len(found_SN), near=close_SN.mean(axis=0))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LayoutDraws:
+    """What is known of the layouts of one model on one cluster before anything of them ran."""
+
+    model: ModelShape
+    cluster: Cluster
+    software: str
+    time: TimeCalibration
+    memory: TrainerMemory
+
+    def chances(
+        self, columns: LayoutColumns, log_factors: Floats, capacity_bytes: float, *, seed: int = 0
+    ) -> BestChances:
+        """The chances of some layouts.
+
+        Args:
+            columns: the layouts, in the order of the plan.
+            log_factors: logarithm of what each divides by its step time for its objective.
+            capacity_bytes: memory of a device, beside the headroom.
+            seed: of the draws.
+        """
+        rng = np.random.default_rng(seed)
+        log_s_SN = self._step_times(columns, rng)
+        runs_SN = self._runs(columns, capacity_bytes, rng)
+        return BestChances.of(log_factors - log_s_SN, runs_SN)
+
+    def _step_times(self, columns: LayoutColumns, rng: np.random.Generator) -> Floats:
+        """Logarithms of step times: terms at drawn factors, residuals, and stalls."""
+        num_devices = np.asarray(columns.num_devices)
+        log_s_SN = np.empty((NUM_DRAWS, num_devices.size))
+        seed = int(rng.integers(1 << 32))
+        for count in np.unique(num_devices):
+            rows = np.flatnonzero(num_devices == count)
+            factors = self.time.factors(
+                self.model, self.cluster, num_devices=int(count), software=self.software
+            )
+            # The same draws for every number of devices.
+            same = np.random.default_rng(seed)
+            drawn_SF = factors.mean + normal_draws(factors.covariance, NUM_DRAWS, same)
+            terms = time_terms(
+                columns.rows(rows),
+                self.model,
+                self.cluster,
+                score_traffic=score_traffic_of(self.software, self.cluster),
+            )
+            log_s_SN[:, rows] = [log_step_s(terms, drawn_F) for drawn_F in drawn_SF]
+        points = knob_coordinates(columns)
+        kernel = ResidualKernel()
+        log_s_SN += normal_draws(kernel.between(points, points), NUM_DRAWS, rng)
+        log_s_SN += kernel.noise * rng.standard_normal(log_s_SN.shape)
+        risk_N = PipelineStalls(columns, self.cluster, self.software).prior
+        stalls_SN = rng.random(log_s_SN.shape) < risk_N
+        excess_SN = rng.exponential(MEAN_EXCESS, log_s_SN.shape)
+        return np.asarray(log_s_SN + np.where(stalls_SN, excess_SN, 0.0))
+
+    def _runs(
+        self, columns: LayoutColumns, capacity_bytes: float, rng: np.random.Generator
+    ) -> NDArray[np.bool_]:
+        """Which layouts fit: one hypothesis a draw, and one error of the peaks of all layouts."""
+        weights = self.memory.weights
+        fits_HN = np.zeros((len(weights), np.asarray(columns.num_devices).size))
+        for place, belief in self.memory.counting:
+            fits_HN[place] = belief.fits(columns, self.model, capacity_bytes)
+        chosen_S = rng.choice(len(weights), NUM_DRAWS, p=weights)
+        return np.asarray(rng.random((NUM_DRAWS, 1)) < fits_HN[chosen_S])

@@ -1,0 +1,282 @@
+"""The choices of the knobs that a campaign's document leaves out: every sensible layout.
+
+The rules are stated for users in docs/reference/campaign-file.md. A knob that the document states
+is never changed. The result is explicit, so that a stored campaign keeps its meaning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from search_spaces.documents.reading import read_mapping
+from search_spaces.errors import SearchSpaceError, SpaceInvalidError
+from search_spaces.estimates.memory import peak_memory_bytes
+from search_spaces.spec.batch import GlobalBatch
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.default_precision import default_precision
+from search_spaces.spec.knobs import read_choices
+from search_spaces.spec.layout import KNOBS, RECOMPUTE_MODES, ZERO_STAGES, Layout
+from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.space import DERIVABLE, read_auto
+
+AUTO: Final = "auto"
+"""The word for a knob that the document leaves to the service."""
+
+MAX_AUTO_COMBINATIONS: Final = 1_000_000
+"""Most combinations of a space whose knobs were left out."""
+
+MAX_AUTO_MICRO_BATCH: Final = 32
+"""Largest micro-batch that is tried where the document states none."""
+
+MAX_NODES_OF_TP: Final = 4
+"""Most nodes that a tensor-parallel group spans where the document allows more than one."""
+
+OF_WHOLE_JOB: Final = ("tokens_per_s", "memory_headroom")
+"""Objectives that fewer nodes do not serve; the others are per device or cost."""
+
+_GIVEN_UP: Final = (
+    "vpp",
+    "sequence_parallel",
+    "recompute",
+    "zero_stage",
+    "num_nodes",
+    "micro_batch_size",
+    "pp",
+    "tp",
+)
+"""Knobs that keep one value where a space would be too large, the first one first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DefaultSpace:
+    """What the choices of knobs that a document leaves out depend on."""
+
+    model: ModelShape
+    """What is trained."""
+    cluster: Cluster
+    """Where it runs."""
+    memory_bytes: float
+    """Memory of a device that a layout may use."""
+    states_nodes: bool
+    """Whether the document states the nodes of the cluster. A preset's name does not: presets are
+    whole machines."""
+    objectives: tuple[Any, ...]
+    """The campaign's objectives, as the document states them."""
+    largest_allocation: Callable[[str], int | None]
+    """The most nodes that a worker on the cluster of a name ever had; None: no worker is known."""
+
+    def filled(self, described: Mapping[str, Any]) -> dict[str, Any]:
+        """A space's description with choices for the knobs that are left out, or `auto`.
+
+        Its field `auto` lists the knobs that were chosen here. A wrong description is returned with
+        its words `auto` left out: the reader of spaces says what is wrong with it.
+
+        Raises:
+            SpaceInvalidError: the number of nodes is left out and unknown.
+        """
+        given = read_mapping(described, SpaceInvalidError, "the search space")
+        given = {name: value for name, value in given.items() if value != AUTO}
+        batch: Any = given.get("global_batch_size")
+        try:
+            read_batch = GlobalBatch.read(batch)
+            before = read_auto(given.get("auto", ()))
+            stated = {
+                name: read_choices(KNOBS[name], value)
+                for name, value in given.items()
+                if name in KNOBS and not (value is None and name in DERIVABLE)
+            }
+        except SearchSpaceError:
+            return given
+        choices = _Choices(self, stated, read_batch, given.get("allow_tp_across_nodes") is True)
+        chosen = choices.of_absent_knobs()
+        plain = {name: each[0] if len(each) == 1 else list(each) for name, each in chosen.items()}
+        return {**given, **plain, "auto": [*before, *chosen]}
+
+
+class _Choices:
+    """The choices of the absent knobs of one space."""
+
+    def __init__(
+        self,
+        context: DefaultSpace,
+        stated: Mapping[str, tuple[Any, ...]],
+        batch: GlobalBatch,
+        allow_tp_across_nodes: bool,
+    ) -> None:
+        self._context, self._model, self._cluster = context, context.model, context.cluster
+        self._stated, self._batch = stated, batch
+        self._tp_leaves_node = allow_tp_across_nodes
+
+    def of_absent_knobs(self) -> dict[str, tuple[Any, ...]]:
+        """The choices by knob, of at most `MAX_AUTO_COMBINATIONS` together with the stated ones."""
+        derived = set(DERIVABLE) if self._batch.is_fixed else {"dp"}
+        absent = [name for name in KNOBS if name not in self._stated and name not in derived]
+        chosen = {name: getattr(self, name) for name in absent}
+        for name in _GIVEN_UP:
+            lengths = (len(each) for each in {**self._stated, **chosen}.values())
+            if math.prod(lengths) <= MAX_AUTO_COMBINATIONS:
+                break
+            if name in chosen:
+                chosen[name] = (max(chosen[name]) if name == "num_nodes" else chosen[name][0],)
+        return chosen
+
+    def _of(self, knob: str) -> tuple[Any, ...]:
+        found: tuple[Any, ...] = self._stated.get(knob) or getattr(self, knob)
+        return found
+
+    @cached_property
+    def num_nodes(self) -> tuple[int, ...]:
+        """The nodes that are stated or known; a half and a quarter where fewer nodes may win."""
+        nodes = self._most_nodes()
+        if all(objective in OF_WHOLE_JOB for objective in self._context.objectives):
+            return (nodes,)
+        return tuple(nodes // part for part in (4, 2, 1) if nodes % part == 0)
+
+    def _most_nodes(self) -> int:
+        whole = self._cluster.num_nodes
+        if self._context.states_nodes or whole == 1:
+            return whole
+        known = self._context.largest_allocation(self._cluster.name)
+        if known is None:
+            raise SpaceInvalidError(
+                f"it is left out, and nothing says how many of the {whole} nodes of "
+                f"{self._cluster.name} the job gets: state num_nodes in the space, such as 16, or "
+                f"in the cluster, such as {{preset: {self._cluster.name}, num_nodes: 16}}",
+                field="num_nodes",
+            )
+        return min(known, whole)
+
+    @cached_property
+    def _devices(self) -> tuple[int, ...]:
+        per_node = self._cluster.devices_per_node
+        return tuple(nodes * per_node for nodes in self._of("num_nodes"))
+
+    @cached_property
+    def tp(self) -> tuple[int, ...]:
+        node, model = self._cluster.devices_per_node, self._model
+        most = node * min(
+            MAX_NODES_OF_TP if self._tp_leaves_node else 1, max(self._devices) // node
+        )
+        sizes = (model.num_heads, model.num_kv_heads, model.ffn_hidden_size, model.vocab_size)
+        degrees = [
+            tp
+            for tp in _divisors(math.gcd(*sizes))
+            if tp <= most and (node % tp == 0 or tp % node == 0)
+        ]
+        pp = min(self._stated.get("pp", (1,)))
+        return _needed(degrees, lambda tp: self._suffices(tp, pp))
+
+    @cached_property
+    def pp(self) -> tuple[int, ...]:
+        tp = min(self._stated.get("tp", (1,)))
+        degrees = [
+            pp
+            for pp in _divisors(self._model.num_layers)
+            if any(devices % pp == 0 for devices in self._devices)
+        ]
+        return _needed(degrees, lambda pp: self._suffices(tp, pp))
+
+    @cached_property
+    def vpp(self) -> tuple[int, ...]:
+        layers = self._model.num_layers
+        stages = [pp for pp in self._of("pp") if pp > 1]
+        return tuple(
+            vpp for vpp in (1, 2, 4) if vpp == 1 or any(layers % (pp * vpp) == 0 for pp in stages)
+        )
+
+    @cached_property
+    def micro_batch_size(self) -> tuple[int, ...]:
+        most = min(self._batch.maximum, MAX_AUTO_MICRO_BATCH)
+        return tuple(
+            size
+            for size in range(1, most + 1)
+            if _is_round(size) and (not self._batch.is_fixed or self._batch.minimum % size == 0)
+        )
+
+    @cached_property
+    def num_microbatches(self) -> tuple[int, ...]:
+        """Powers of two with which some layout has a batch within the bounds."""
+        at_once = [
+            devices // (min(self._of("tp")) * min(self._of("pp"))) for devices in self._devices
+        ]
+        least = max(max(at_once), 1) * max(self._of("micro_batch_size"))
+        most = self._batch.maximum // min(self._of("micro_batch_size"))
+        powers = (1 << power for power in range(most.bit_length()))
+        return tuple(each for each in powers if each * least >= self._batch.minimum) or (1,)
+
+    @cached_property
+    def zero_stage(self) -> tuple[int, ...]:
+        replica = min(self._of("tp")) * min(self._of("pp"))
+        return ZERO_STAGES if max(self._devices) > replica else (0,)
+
+    @property
+    def zero_replicas(self) -> tuple[int, ...]:
+        return (1,)
+
+    @cached_property
+    def recompute(self) -> tuple[str, ...]:
+        one = (min(self._stated.get("tp", (1,))), min(self._stated.get("pp", (1,))))
+        return ("none",) if self._fits(*one) else RECOMPUTE_MODES
+
+    @cached_property
+    def sequence_parallel(self) -> tuple[bool, ...]:
+        return (False, True) if max(self._of("tp")) > 1 else (False,)
+
+    @property
+    def precision(self) -> tuple[str, ...]:
+        return (default_precision(self._cluster),)
+
+    def _suffices(self, tp: int, pp: int) -> bool:
+        """Whether the model fits with these degrees, and the batch divides over the replicas."""
+        return self._fits(tp, pp) and all(
+            self._may_fill(devices, tp * pp) for devices in self._devices
+        )
+
+    def _may_fill(self, devices: int, replica: int) -> bool:
+        """Whether replicas of so many devices may fill the devices, and divide the batch."""
+        filling = max(devices // replica, 1)
+        on_one_node = self._of("num_nodes") == (1,)
+        for dp in self._stated.get("dp", (filling,)):
+            # With a stated dp, a job on one node may leave devices idle.
+            may_run = dp == filling or (dp < filling and on_one_node)
+            if may_run and self._batch_divides(dp * min(self._of("micro_batch_size"))):
+                return True
+        return False
+
+    def _batch_divides(self, at_once: int) -> bool:
+        batch = self._batch
+        return batch.minimum % at_once == 0 if batch.is_fixed else at_once <= batch.maximum
+
+    def _fits(self, tp: int, pp: int) -> bool:
+        """Whether the estimate fits without ZeRO or recomputation, at the smallest micro-batch."""
+        layout = Layout(
+            tp=tp,
+            pp=pp,
+            micro_batch_size=min(self._of("micro_batch_size")),
+            num_microbatches=pp,
+            precision=self._of("precision")[0],
+        )
+        (peak,) = peak_memory_bytes(LayoutColumns.of_each([layout]), self._model)
+        return float(peak) <= self._context.memory_bytes
+
+
+def _needed(degrees: list[int], suffices: Callable[[int], bool]) -> tuple[int, ...]:
+    """The degrees up to twice the least one that suffices; 1 alone where 1 does; else all."""
+    least = next((degree for degree in degrees if suffices(degree)), None)
+    if least is None:
+        return tuple(degrees)
+    return tuple(degree for degree in degrees if degree <= (1 if least == 1 else 2 * least))
+
+
+def _divisors(number: int) -> Iterable[int]:
+    return (each for each in range(1, number + 1) if number % each == 0)
+
+
+def _is_round(number: int) -> bool:
+    """Whether a number is a power of two, or three times one."""
+    return any(number == unit << power for unit in (1, 3) for power in range(number.bit_length()))

@@ -1,0 +1,125 @@
+"""Exports of predicted layouts, and what commands answer without a service."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from api.cli import main
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, LOCAL_CPU
+from search_spaces.spec.presets.models import MODEL_PRESETS
+
+Run = Callable[..., Result]
+CAMPAIGN = {
+    "name": "big",
+    "model": "llama-8b",
+    "cluster": {"preset": "h100-sxm", "num_nodes": 4},
+    "space": {"global_batch_size": 512},
+    "budget": {"trials": 10},
+}
+LAYOUT = Layout(tp=8, num_microbatches=8, recompute="full", precision="bf16")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a command where there is no service."""
+    monkeypatch.setenv("LAYOUT_TUNER_DATA_DIR", str(tmp_path / "none"))
+    for name in ("LAYOUT_TUNER_URL", "LAYOUT_TUNER_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    return lambda *words: CliRunner().invoke(main, [str(word) for word in words])
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "big.yaml"
+    path.write_text(yaml.safe_dump(CAMPAIGN))
+    return path
+
+
+def test_the_winner_of_a_plan_is_exported_as_predicted_and_not_measured(
+    run: Run, file: Path, tmp_path: Path
+) -> None:
+    planned = json.loads(run("plan", file, "--json").stdout)
+    out = tmp_path / "out"
+    done = run("export", "--plan", file, "--rank", 2, "--format", "megatron-lm", "--out", out)
+    assert done.exit_code == 0, done.output
+    assert "rank 2 of the plan" in done.stdout
+    assert "predicted, not measured" in done.stdout
+    script = (out / "megatron-lm.sh").read_text().splitlines()
+    key = planned["layouts"][1]["layout_key"]
+    assert script[1] == f"# predicted, not measured: rank 2 of the plan of big: {key}"
+    best = json.loads(run("export", "--plan", file, "--format", "embedded", "--json").stdout)
+    assert best["trial"] is None
+    assert json.loads(best["files"][0]["content"])["layout"] == planned["layouts"][0]["layout"]
+    assert best["notes"][0].startswith("predicted, not measured: rank 1 of the plan of big: ")
+
+
+@pytest.mark.parametrize("format_name", ["embedded", "megatron-lm", "torchtitan", "deepspeed"])
+def test_any_layout_is_exported(run: Run, format_name: str) -> None:
+    words = ("--model", "llama-8b", "--cluster", "h100-sxm", "--format", format_name)
+    done = run("export", *words, "--layout", LAYOUT.key, "--json")
+    assert done.exit_code == 0, done.output
+    bundle = json.loads(done.stdout)
+    assert bundle["notes"][0] == f"predicted, not measured: llama-8b on h100-sxm: {LAYOUT.key}"
+    assert any(note.startswith("predicted: a step of") for note in bundle["notes"])
+
+
+def test_a_key_is_read_back_to_its_layout() -> None:
+    other = Layout(num_nodes=2, dp=4, pp=4, zero_stage=1, zero_replicas=2, sequence_parallel=True)
+    for layout in (LAYOUT, other):
+        assert Layout.of_key(layout.key) == layout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--layout", "tp2"), "'tp2' is not the key of a layout, such as n1-tp1-"),
+        (("--layout", LAYOUT.key.replace("z0", "z7")), "zero_stage=7 is not one of 0, 1"),
+        (("--layout", LAYOUT.key.replace("tp8", "tp5")), "num_heads=32 is not divisible by tp=5"),
+        ((), "--layout needs --model and --cluster too"),
+        (("--layout", LAYOUT.key, "--rank", "1"), "--rank is for --plan"),
+        (("first", "--layout", LAYOUT.key), "only one of them"),
+        (("--layout", LAYOUT.key, "--trial", "1"), "--trial and --nodes are for a CAMPAIGN"),
+    ],
+)
+def test_wrong_words_are_refused_in_one_sentence(
+    run: Run, words: tuple[str, ...], says: str
+) -> None:
+    named = ("--model", "llama-8b", "--cluster", "h100-sxm", "--format", "embedded")
+    refused = run("export", *named, *words)
+    assert refused.exit_code in (1, 2)
+    assert says in refused.stderr
+
+
+def test_formats_models_and_clusters_are_listed_without_a_service(run: Run) -> None:
+    formats = run("export", "--list")
+    assert formats.exit_code == 0
+    assert "megatron-lm" in formats.stdout
+    models = run("model", "list")
+    assert all(name in models.stdout for name in MODEL_PRESETS)
+    assert "no service was found; these are the presets" in models.stderr
+    clusters = json.loads(run("cluster", "list", "--json").stdout)
+    assert {each["name"] for each in clusters["clusters"]} == {LOCAL_CPU, *CLUSTER_PRESETS}
+    shape = yaml.safe_load(run("model", "show", "llama-8b").stdout)
+    assert shape == MODEL_PRESETS["llama-8b"].to_mapping()
+    machine = yaml.safe_load(run("cluster", "show", "frontier").stdout)
+    assert machine["num_nodes"] == 9856
+    own = run("model", "show", "ours")
+    assert own.exit_code == 1
+    assert "no service runs on the data directory" in own.stderr
+
+
+def test_a_named_service_that_does_not_answer_is_not_replaced_by_presets(
+    run: Run, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("lt_token\n")
+    refused = run("model", "list", "--url", "http://127.0.0.1:9", "--token-file", token)
+    assert refused.exit_code == 1
+    assert refused.stdout == ""

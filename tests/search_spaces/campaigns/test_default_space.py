@@ -1,0 +1,189 @@
+"""What a space gets for the knobs that its document leaves out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from search_spaces.campaigns.campaign import CampaignSpec
+from search_spaces.campaigns.default_space import MAX_AUTO_COMBINATIONS
+from search_spaces.errors import SearchSpaceError
+from search_spaces.estimates.fitting import count_fitting
+from search_spaces.spec.default_precision import default_precision
+from search_spaces.spec.layout import KNOBS
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
+from search_spaces.spec.presets.spaces import SPACE_PRESETS
+
+
+def document(**fields: Any) -> dict[str, Any]:
+    least = {
+        "name": "first",
+        "model": "llama-8b",
+        "cluster": {"preset": "h100-sxm", "num_nodes": 64},
+        "space": {"global_batch_size": 1024},
+        "budget": {"trials": 3},
+    }
+    return least | fields
+
+
+def spec_of(**fields: Any) -> CampaignSpec:
+    return CampaignSpec.from_document(document(**fields))
+
+
+@pytest.mark.parametrize("cluster", CLUSTER_PRESETS)
+@pytest.mark.parametrize(
+    ("num_nodes", "models"),
+    [
+        (4, ("llama-1b", "llama-8b", "gpt-22b")),
+        (32, ("llama-8b", "gpt-22b", "llama-70b")),
+        (256, ("llama-8b", "llama-70b", "gpt-175b")),
+    ],
+)
+def test_every_preset_has_layouts_that_fit(
+    cluster: str, num_nodes: int, models: tuple[str, ...]
+) -> None:
+    for model in models:
+        spec = spec_of(model=model, cluster={"preset": cluster, "num_nodes": num_nodes})
+        legal = spec.legal_set()
+        spec.refuse_if_too_large(legal)
+        assert len(legal) >= 5, (model, cluster)
+        assert count_fitting(legal, spec.model, spec.allowed_memory_bytes).num_fitting >= 5
+        assert spec.space.num_combinations <= MAX_AUTO_COMBINATIONS
+        assert num_nodes in spec.space.values("num_nodes")
+        assert spec.space.values("precision") == (default_precision(spec.cluster),)
+        assert spec.warned_of_few(legal).warnings == spec.warnings
+
+
+def test_a_large_model_has_every_axis_and_a_small_one_keeps_degrees_of_one() -> None:
+    large = spec_of(model="llama-70b").space
+    for knob in ("tp", "pp", "vpp", "recompute", "sequence_parallel", "zero_stage"):
+        assert len(large.values(knob)) > 1, knob
+    assert large.values("zero_replicas") == (1,)
+    small = spec_of(model="llama-1b", cluster={"preset": "mi300x", "num_nodes": 4}).space
+    for knob in ("tp", "pp", "vpp"):
+        assert small.values(knob) == (1,), knob
+    assert small.values("recompute") == ("none",)
+
+
+def test_a_batch_with_fewer_sequences_than_devices_opens_the_degrees() -> None:
+    spec = spec_of(
+        model="llama-1b",
+        cluster={"preset": "mi300x", "num_nodes": 64},
+        space={"global_batch_size": 64},
+        objective="tokens_per_s",
+    )
+    assert max(spec.space.values("tp")) * max(spec.space.values("pp")) >= 8
+    assert len(spec.legal_set()) >= 5
+
+
+def test_a_small_model_on_the_cores_of_this_machine_has_a_small_space() -> None:
+    space = spec_of(model="tiny", cluster="local-cpu", space={"global_batch_size": 8}).space
+    assert space.num_combinations <= 64
+
+
+@pytest.mark.parametrize(
+    ("objective", "nodes"),
+    [
+        ("tokens_per_s", (64,)),
+        (["tokens_per_s", "memory_headroom"], (64,)),
+        ("tokens_per_s_per_device", (16, 32, 64)),
+        (["tokens_per_s", "tokens_per_node_hour"], (16, 32, 64)),
+    ],
+)
+def test_fewer_nodes_are_tried_where_the_objective_is_per_device_or_cost(
+    objective: Any, nodes: tuple[int, ...]
+) -> None:
+    assert spec_of(objective=objective).space.values("num_nodes") == nodes
+
+
+def test_the_nodes_are_those_of_the_cluster_else_of_the_largest_allocation_else_asked_for() -> None:
+    whole = document(cluster="frontier", objective="tokens_per_s")
+    asked: list[str] = []
+
+    def known(cluster: str) -> int:
+        asked.append(cluster)
+        return 12
+
+    assert CampaignSpec.from_document(whole, known).space.values("num_nodes") == (12,)
+    assert asked == ["frontier"]
+    with pytest.raises(SearchSpaceError, match=r"space\.num_nodes: .* 9856 nodes of frontier"):
+        CampaignSpec.from_document(whole)
+    stated = {**whole, "space": {"global_batch_size": 1024, "num_nodes": 8}}
+    assert CampaignSpec.from_document(stated).space.values("num_nodes") == (8,)
+
+
+@pytest.mark.parametrize("knob", [*KNOBS])
+def test_a_stated_knob_is_left_as_it_is_and_the_word_auto_is_like_leaving_it_out(knob: str) -> None:
+    # A batch between bounds, so that num_microbatches is a knob.
+    space = {"global_batch_size": {"min": 256, "max": 512}}
+    absent = spec_of(space=space)
+    assert spec_of(space={**space, knob: "auto"}) == absent
+    value = {"precision": "fp16", "recompute": "full", "sequence_parallel": True, "zero_stage": 1}
+    stated = spec_of(space={**space, knob: value.get(knob, 2)}).space
+    assert stated.values(knob) == (value.get(knob, 2),)
+    assert knob not in stated.auto
+    assert (knob in absent.space.auto) == (knob != "dp")
+
+
+def test_a_space_with_large_stated_knobs_stays_below_the_limit() -> None:
+    space = {
+        "global_batch_size": {"min": 1, "max": 1 << 16},
+        "micro_batch_size": {"from": 1, "to": 100},
+        "num_microbatches": {"from": 1, "to": 500},
+    }
+    spec = spec_of(model="llama-70b", space=space)
+    assert spec.space.num_combinations <= MAX_AUTO_COMBINATIONS
+    assert len(spec.space.values("tp")) > 1, "the axes that matter least are given up first"
+    assert spec.space.values("num_microbatches") == tuple(range(1, 501))
+
+
+def test_what_is_stored_keeps_its_choices_and_older_documents_their_single_values() -> None:
+    resolved = spec_of()
+    stored = json.loads(json.dumps(resolved.to_mapping()))
+    assert CampaignSpec.from_mapping(stored) == resolved
+    assert CampaignSpec.from_document(stored) == resolved
+    older = CampaignSpec.from_mapping(document())
+    assert older.space.num_combinations == 1
+    assert older.space.auto == ()
+
+
+def test_a_preset_of_a_space_states_all_of_its_knobs() -> None:
+    preset = spec_of(model="gpt-175b", cluster="frontier", space="paper-table-v")
+    assert preset.space == SPACE_PRESETS["paper-table-v"]
+    tp = spec_of(
+        model="gpt-175b", cluster="frontier", space={"preset": "paper-table-v", "tp": "auto"}
+    )
+    assert tp.space.auto == ("tp",)
+
+
+def test_a_wrong_knob_is_refused_as_ever_beside_words_auto() -> None:
+    for wrong, says in (
+        ({"tp": 0}, r"space\.tp: 0 is not a whole number"),
+        ({"tp": None}, r"space\.tp: the value is null"),
+        ({"tp": ["auto"]}, r"space\.tp: 'auto' is not a whole number"),
+        ({"tpp": 2}, r"space: unknown knob 'tpp'"),
+        ({"auto": ["tpp"]}, r"space\.auto: .* is not a list of knobs"),
+    ):
+        with pytest.raises(SearchSpaceError, match=says):
+            spec_of(space={"global_batch_size": 1024, "pp": "auto", **wrong})
+
+
+def test_few_legal_layouts_are_a_warning_once() -> None:
+    spec = spec_of(
+        space={"global_batch_size": 1024, "tp": 8, "pp": 1, "zero_stage": 1, "recompute": "full"}
+        | {"micro_batch_size": 1, "num_nodes": 64}
+    )
+    legal = spec.legal_set()
+    assert len(legal) == 2
+    warned = spec.warned_of_few(legal)
+    (warning,) = warned.warnings
+    assert warning.startswith("the space has few layouts: 2 of 2 combinations legal")
+    assert warned.warned_of_few(legal) == warned
+
+
+def test_the_baseline_runs_on_the_stated_nodes() -> None:
+    spec = spec_of(baseline={"tp": 8, "zero_stage": 1})
+    assert spec.baseline is not None
+    assert spec.baseline.num_nodes == 64
