@@ -51,9 +51,3 @@ def disturbance_words(others_share: float | None, throttled: bool | None) -> str
     held = "heat or power held a clock down" if throttled else ""
     mark = "disturbed" if is_disturbed(others_share, throttled) else ""
     return ", ".join(filter(None, (taken, held, mark)))
-
-
-def disturbed_mark(num_disturbed: int, num_runs: int) -> str:
-    """The mark of a layout; empty: none of its runs was disturbed."""
-    some = f"{num_disturbed} of {num_runs} runs disturbed" if num_disturbed else ""
-    return "disturbed" if num_disturbed == num_runs else some
