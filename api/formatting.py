@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from results_db.records import BaselineRead, GainRead, MeasurementRecord, RepeatReason
+from results_db.leaderboard.baseline_records import BaselineRead, GainRead
+from results_db.records import MeasurementRecord, RepeatReason
 from search_spaces.belief.extrapolation import CheapProbe
 from search_spaces.protocol.measurement import IMPORTED_TRAINER, Environment
 from search_spaces.spec.layout import KNOBS, Layout

@@ -57,7 +57,7 @@ class Kind:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class SimulatedRun:
     """What ranking reads of a run."""
 
     id: int
@@ -72,7 +72,7 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class LeaderboardRow:
     """A row of a leaderboard, beside the truth."""
 
     holds: bool
@@ -82,14 +82,16 @@ class Row:
     is_disturbed: bool
 
 
-def rows(kind: Kind, dice: Random) -> Iterator[Row]:
+def rows(kind: Kind, dice: Random) -> Iterator[LeaderboardRow]:
     """One leaderboard."""
     truth = {str(place): 1.0 / (1.0 - APART * place) for place in range(NUM_LAYOUTS)}
     ids = count(1)
 
-    def run(key: str) -> Run:
+    def run(key: str) -> SimulatedRun:
         seconds = truth[key] * math.exp(dice.gauss(0.0, kind.spread))
-        return Run(id=next(ids), layout_key=key, step_time_s=seconds, tokens_per_s=1 / seconds)
+        return SimulatedRun(
+            id=next(ids), layout_key=key, step_time_s=seconds, tokens_per_s=1 / seconds
+        )
 
     runs = [run(key) for key in dice.sample(list(truth), NUM_LAYOUTS)]
     best = sorted(runs, key=lambda each: each.step_time_s)[:BEST]
@@ -105,7 +107,7 @@ def rows(kind: Kind, dice: Random) -> Iterator[Row]:
     for layout in board.layouts:
         low, high = intervals.ends(layout)
         key = layout.first.layout_key
-        yield Row(
+        yield LeaderboardRow(
             holds=low <= 1.0 / truth[key] <= high,
             half_width=math.sqrt(high / low) - 1.0,
             is_first=layout.rank == 1,
@@ -113,7 +115,9 @@ def rows(kind: Kind, dice: Random) -> Iterator[Row]:
         )
 
 
-def intervals_of(board: Leaderboard, runs: Sequence[Run], kind: Kind, dice: Random) -> Intervals:
+def intervals_of(
+    board: Leaderboard, runs: Sequence[SimulatedRun], kind: Kind, dice: Random
+) -> Intervals:
     """Its intervals; ten equal iterations a run, so that only the spread of runs counts."""
     prior = RunSpread.prior()
     if kind.has_earlier:
@@ -125,7 +129,7 @@ def intervals_of(board: Leaderboard, runs: Sequence[Run], kind: Kind, dice: Rand
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judged:
+class JudgedKind:
     """What leaderboards of one kind show; rows that were disturbed do not count."""
 
     kind: Kind
@@ -138,12 +142,12 @@ class Judged:
     num_rows: int
 
 
-def judged(kind: Kind, boards: int) -> Judged:
+def judged(kind: Kind, boards: int) -> JudgedKind:
     """Leaderboards of one kind."""
     dice = Random(f"{kind}")
     found = [row for _ in range(boards) for row in rows(kind, dice) if not row.is_disturbed]
     first = [row for row in found if row.is_first]
-    return Judged(
+    return JudgedKind(
         kind=kind,
         holds=sum(row.holds for row in found) / len(found),
         first_holds=sum(row.holds for row in first) / len(first),

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from search_spaces.belief.memory import MemoryBelief, StagePeak
+from search_spaces.belief.peaks.memory import MemoryBelief, StagePeak
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import PRECISIONS, RECOMPUTE_MODES, Layout
 from search_spaces.spec.model_shape import ModelShape

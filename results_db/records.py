@@ -405,65 +405,6 @@ class PredictedTrial:
     """Measured peak of the fullest rank; None: not measured."""
 
 
-@dataclass(frozen=True, slots=True)
-class RepeatsOfLayout:
-    """How often a layout was measured again, cancelled trials apart."""
-
-    total: int = 0
-    disturbed: int = 0
-    """Repeats because others took its devices during every earlier run."""
-    doubted: int = 0
-    """Repeats because its measurement was doubted."""
-    last_ended_at: datetime | None = None
-    """When the last repeat ended; None: none has."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GainRead:
-    """The value of a layout over the value of the campaign's baseline; over 1 is better."""
-
-    ratio: float
-    ratio_low: float | None
-    """Lower end of the 95 % interval of the ratio; null: the interval of one of the values is
-    unknown."""
-    ratio_high: float | None
-    """Upper end of the interval."""
-    trial_number: int
-    """Number of the first trial of the layout that is compared with the baseline."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BaselineRead:
-    """The baseline of a campaign: the layout that its users run today, and its measurement."""
-
-    layout: Layout
-    layout_key: str
-    """The canonical key of the layout."""
-    outside_space: bool
-    """Whether the layout is none of the space's: then the search learns nothing from it."""
-    trial_id: int | None
-    """The first of its trials that is ranked, else its newest; null: not proposed yet."""
-    trial_number: int | None
-    """Number of that trial in the campaign."""
-    state: TrialState | None
-    """State of that trial."""
-    reason: str | None
-    """Why the trial does not count; null unless INFEASIBLE, FAILED or CANCELLED."""
-    message: str
-    """The problem, in a sentence."""
-    is_ranked: bool
-    """Whether it is on the leaderboard; a measurement that is oversubscribed or breaks a constraint
-    is not."""
-    value: float | None
-    """The campaign's objective, at the median step time of all runs; null: not measured."""
-    value_low: float | None
-    """Lower end of the 95 % interval of the value; null: unknown."""
-    value_high: float | None
-    """Upper end of the interval."""
-    gain: GainRead | None
-    """The winner's value over the baseline's; null while one of them is unknown."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnobStepRead:
     """The effect on the objective of one step in a knob, away from the winner."""

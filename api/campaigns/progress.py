@@ -8,8 +8,9 @@ from typing import Any, Final, NamedTuple
 
 from api.leases.waiting import why_nowhere
 from api.schemas.campaigns_and_trials import Progress
+from results_db.leaderboard.baseline_records import BaselineRead
 from results_db.leaderboard.leaderboard_records import Winner
-from results_db.records import BaselineRead, CampaignRecord, TrialRecord, WorkerRecord
+from results_db.records import CampaignRecord, TrialRecord, WorkerRecord
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import TrialState
 from search_spaces.terminal.plurals import counted

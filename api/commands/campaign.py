@@ -44,7 +44,8 @@ from api.schemas.campaigns_and_trials import (
     ImportRead,
 )
 from results_db.campaigns.filter import CampaignFilter
-from results_db.records import CAMPAIGN_STATES, BaselineRead, Cost, KnobStepRead
+from results_db.leaderboard.baseline_records import BaselineRead
+from results_db.records import CAMPAIGN_STATES, Cost, KnobStepRead
 from search_spaces.campaigns.campaign_settings import STRATEGIES
 from search_spaces.spec.knobs import auto_words
 from search_spaces.spec.objectives import ALL_OBJECTIVES

@@ -15,8 +15,8 @@ from benchmarks.search.search_recipes import RECIPES, read_recipes
 from benchmarks.search.search_record import Part, Promise
 from benchmarks.search.search_runs import SIMULATED, simulated_cells
 from search_spaces.belief.best_chances import MAX_COMPARED, BestChances, LayoutDraws
+from search_spaces.belief.peaks.trainer_hypotheses import TrainerMemory
 from search_spaces.belief.time import TimeCalibration, known_share
-from search_spaces.belief.trainer_hypotheses import TrainerMemory
 from search_spaces.spec.cluster import Cluster
 from search_spaces.tables import MeasurementTable, TableCell
 from search_spaces.units import NORMAL_95
@@ -33,7 +33,7 @@ LANDSCAPES: Final = 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Intervals:
+class PlanIntervals:
     """Errors of some predicted steps beside what was stated."""
 
     off: Floats
@@ -56,7 +56,7 @@ class Intervals:
 
 def plans(tables: Mapping[str, MeasurementTable], folder: Path | None) -> Part:
     """The intervals by trainer, and the chances in tenths."""
-    groups: dict[str, list[Intervals]] = {}
+    groups: dict[str, list[PlanIntervals]] = {}
     statements: list[tuple[Floats, NDArray[np.bool_]]] = []
     found: list[tuple[bool, int]] = []
     simulated = [cell for name in SIMULATED.values() for cell in simulated_cells(name, LANDSCAPES)]
@@ -86,28 +86,28 @@ def plans(tables: Mapping[str, MeasurementTable], folder: Path | None) -> Part:
     return Part(title="plans", text=text, promises=(*_held_promises(groups), _worst(tenths)))
 
 
-def _intervals(cell: TableCell, layouts: CellLayouts) -> Intervals:
+def _intervals(cell: TableCell, layouts: CellLayouts) -> PlanIntervals:
     columns, software = layouts.columns(), cell.key.software
     mean, deviation = TimeCalibration().predict(
         columns, cell.model, cell.cluster, software=software
     )
     step_s = _step_s(layouts)
     near = step_s <= NEAR_BEST * step_s.min()
-    return Intervals(
+    return PlanIntervals(
         off=np.log(step_s[near]) - mean[near],
         log_sd=deviation[near],
         known=_is_known(software, cell.cluster),
     )
 
 
-def _of_recipes(path: Path) -> Iterator[Intervals]:
+def _of_recipes(path: Path) -> Iterator[PlanIntervals]:
     for recipe in read_recipes(path):
         mean, deviation = TimeCalibration().predict(
             recipe.layout, recipe.model, recipe.cluster, software=MEGATRON
         )
         off = np.log(recipe.step_time_s) - mean
         known = _is_known(MEGATRON, recipe.cluster)
-        yield Intervals(off=off, log_sd=deviation, known=known)
+        yield PlanIntervals(off=off, log_sd=deviation, known=known)
 
 
 def _is_known(software: str, cluster: Cluster) -> bool:
@@ -168,7 +168,7 @@ def _tenths(stated: Floats, best: NDArray[np.bool_]) -> Iterator[Tenth]:
         yield Tenth(place=place, stated=stated[rows], best=best[rows])
 
 
-def _groups_table(groups: Mapping[str, Sequence[Intervals]]) -> str:
+def _groups_table(groups: Mapping[str, Sequence[PlanIntervals]]) -> str:
     rows = []
     for trainer, parts in groups.items():
         whole = _joined(parts)
@@ -184,15 +184,15 @@ def _groups_table(groups: Mapping[str, Sequence[Intervals]]) -> str:
     return table(("trainer", "errors known", "layouts", "held", "median width"), rows)
 
 
-def _joined(parts: Sequence[Intervals]) -> Intervals:
-    return Intervals(
+def _joined(parts: Sequence[PlanIntervals]) -> PlanIntervals:
+    return PlanIntervals(
         off=np.concatenate([part.off for part in parts]),
         log_sd=np.concatenate([part.log_sd for part in parts]),
         known=all(part.known for part in parts),
     )
 
 
-def _held_promises(groups: Mapping[str, Sequence[Intervals]]) -> Iterator[Promise]:
+def _held_promises(groups: Mapping[str, Sequence[PlanIntervals]]) -> Iterator[Promise]:
     whole = {trainer: _joined(parts) for trainer, parts in groups.items()}
     small = {name: each for name, each in whole.items() if each.off.size < LARGE_GROUP}
     for trainer, each in whole.items():
@@ -212,7 +212,7 @@ def _held_promises(groups: Mapping[str, Sequence[Intervals]]) -> Iterator[Promis
         )
 
 
-def _held(what: str, each: Intervals, least: float, most: float) -> Promise:
+def _held(what: str, each: PlanIntervals, least: float, most: float) -> Promise:
     return Promise(
         what=f"plans: 95 % intervals that hold the measurement, {what}",
         asked=f"{least:.0%} to {most:.0%}",

@@ -19,7 +19,7 @@ from benchmarks.search.search_cells import probes_needed
 from benchmarks.search.search_record import Part, Promise
 from benchmarks.search.search_runs import Effort, tasks_of
 from search_spaces.belief.known_measurements import knowledge_of
-from search_spaces.belief.trainer_hypotheses import TrainerMemory
+from search_spaces.belief.peaks.trainer_hypotheses import TrainerMemory
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.tables import CellKey, MeasurementTable, TableCell, TableRow
 from tuner.replay.run import ReplayRun, replay_all

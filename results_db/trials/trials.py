@@ -41,7 +41,6 @@ from results_db.records import (
     PredictedTrial,
     ProbeCount,
     RepeatReason,
-    RepeatsOfLayout,
     TrialDetail,
     TrialRecord,
     TrialSize,
@@ -59,6 +58,7 @@ from results_db.rows import (
 )
 from results_db.trials.lifecycle import cancel_trial
 from results_db.trials.loss_check import trials_in_doubt
+from results_db.trials.repeat_counts import RepeatsOfLayout
 from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol.outcome import Environment, Iteration

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.belief.factor_regression import log_step_s
+from search_spaces.belief.peaks.trainer_hypotheses import TrainerMemory
 from search_spaces.belief.pipeline_stalls import PipelineStalls
 from search_spaces.belief.residual import ResidualKernel, knob_coordinates
 from search_spaces.belief.slow_runs import MEAN_EXCESS
 from search_spaces.belief.step_belief import normal_draws
 from search_spaces.belief.time import TimeCalibration
-from search_spaces.belief.trainer_hypotheses import TrainerMemory
 from search_spaces.estimates.storage import score_traffic_of
 from search_spaces.estimates.time import time_terms
 from search_spaces.spec.cluster import Cluster

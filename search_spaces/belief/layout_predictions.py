@@ -13,9 +13,9 @@ from search_spaces.belief.best_chances import MAX_COMPARED, BestChances, LayoutD
 from search_spaces.belief.factor_regression import term_factors
 from search_spaces.belief.job import predicted_step
 from search_spaces.belief.known_measurements import Knowledge
-from search_spaces.belief.memory_evidence import usable_bytes
+from search_spaces.belief.peaks.memory_evidence import usable_bytes
+from search_spaces.belief.peaks.trainer_hypotheses import DecidingProperty, TrainerMemory
 from search_spaces.belief.time import TimeCalibration
-from search_spaces.belief.trainer_hypotheses import DecidingProperty, TrainerMemory
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.estimates.storage import TrainerStorage, score_traffic_of
 from search_spaces.estimates.time import TimePart, step_time_parts, step_time_s

@@ -14,7 +14,7 @@ from search_spaces.belief.best_chances import BestChances
 from search_spaces.belief.job import JobEstimate, estimate_job
 from search_spaces.belief.known_measurements import Knowledge
 from search_spaces.belief.layout_predictions import LayoutPredictions, RankedLayouts
-from search_spaces.belief.trainer_hypotheses import DecidingProperty
+from search_spaces.belief.peaks.trainer_hypotheses import DecidingProperty
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.campaigns.fidelity import PROBE_START_S, ProbeCosts, fidelities
 from search_spaces.estimates.time import step_time_s

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from search_spaces.belief.job import JobEstimate
+from search_spaces.belief.peaks.trainer_hypotheses import DecidingProperty
 from search_spaces.belief.plan import BoughtProbes, KnowledgeUsed, Plan, PlannedLayout
-from search_spaces.belief.trainer_hypotheses import DecidingProperty
 from search_spaces.spec.knobs import choices_words
 from search_spaces.statistics.job_duration import TrainingJob
 from search_spaces.terminal.plurals import counted, figure

@@ -4,7 +4,7 @@ Counted are: weights, gradients and optimizer states of the stage; activations o
 in flight under 1F1B, plain or interleaved; the tensors of one layer's backward pass; the logits on
 the last stage. Not counted are: statistics of norms and attention, and the allocator's
 fragmentation; workspaces are a constant. The embedded trainer's logical peak on the CPU is 0 to 4 %
-higher than these sums. `storage` describes other trainers, and `search_spaces.belief.memory`
+higher than these sums. `storage` describes other trainers, and `search_spaces.belief.peaks.memory`
 corrects the sums by measurements.
 """
 

@@ -172,7 +172,7 @@ class StorageHypothesis:
     """Its probability before any outcome."""
 
 
-_STATES: Final = {
+_STATES: Final[Mapping[str, tuple[int, Mapping[str, Any]]]] = {
     "fp32 gradients": (3, {}),
     "16-bit gradients": (3, {"gradient_bytes": 2.0}),
     "16-bit gradients that ZeRO shards": (
@@ -188,7 +188,7 @@ store so with ZeRO-1: whole fp32 gradients (Megatron-LM, Megatron Bridge, the em
 with it); shards (FSDP of torchtitan); `NANOTRON`. A 16-bit model with torch's optimizers has no
 master weights."""
 
-_TENSORS: Final = {
+_TENSORS: Final[Mapping[str, tuple[int, Mapping[str, Any]]]] = {
     "fused attention, two copies of the logits": (4, {}),
     "fused attention, three copies of the logits": (3, {"fp32_logits": 3}),
     "attention that is not fused": (1, {"fused_attention": False}),
@@ -271,4 +271,4 @@ def score_traffic_of(software: str, cluster: Cluster) -> float:
         return 1.0
     fused = sum(each.weight for each in hypotheses if each.storage.fused_attention)
     traffic = _SCORE_TRAFFIC["fused"] ** fused * _SCORE_TRAFFIC["not fused"] ** (1.0 - fused)
-    return traffic / _SCORE_TRAFFIC["option"]
+    return float(traffic / _SCORE_TRAFFIC["option"])

@@ -198,10 +198,10 @@ class Layout:
                 f"{shown(key)} is not the key of a layout, such as {cls().key}"
             )
         words = found.groupdict(default="1")
-        return cls(
-            **{name: int(word) if KNOBS[name].is_number else word for name, word in words.items()}
-            | {"sequence_parallel": words["sequence_parallel"] == "1"}
-        )
+        values: dict[str, Any] = {
+            name: int(word) if KNOBS[name].is_number else word for name, word in words.items()
+        }
+        return cls(**values | {"sequence_parallel": words["sequence_parallel"] == "1"})
 
     def to_mapping(self) -> dict[str, Any]:
         """The fields by name, as plain JSON values."""

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from search_spaces.belief.factor_regression import term_factors
 from search_spaces.belief.job import JobEstimate, estimate_job, predicted_step
 from search_spaces.belief.known_measurements import Knowledge
+from search_spaces.belief.peaks.trainer_hypotheses import TrainerMemory
 from search_spaces.belief.time import TimeCalibration
-from search_spaces.belief.trainer_hypotheses import TrainerMemory
 from search_spaces.estimates.memory import stage_memory
 from search_spaces.estimates.storage import score_traffic_of
 from search_spaces.estimates.time import TimePart, step_time_parts

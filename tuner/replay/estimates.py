@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
 from search_spaces.belief.known_measurements import Knowledge
+from search_spaces.belief.peaks.trainer_hypotheses import TrainerMemory
 from search_spaces.belief.time import TimeCalibration
-from search_spaces.belief.trainer_hypotheses import TrainerMemory
 from search_spaces.tables import TableCell
 from tuner.replay.cell_layouts import CellLayouts
 

@@ -12,11 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.belief.known_measurements import Sample
-from search_spaces.belief.memory_evidence import usable_bytes
-from search_spaces.belief.memory_fit import LOGISTIC_PER_NORMAL, logistic
 from search_spaces.belief.observation import Observation
+from search_spaces.belief.peaks.memory_evidence import usable_bytes
+from search_spaces.belief.peaks.memory_fit import LOGISTIC_PER_NORMAL, logistic
+from search_spaces.belief.peaks.trainer_hypotheses import (
+    HypothesesTerms,
+    Peaks,
+    TrainerMemory,
+    mixed,
+)
 from search_spaces.belief.residual import similarity
-from search_spaces.belief.trainer_hypotheses import HypothesesTerms, Peaks, TrainerMemory, mixed
 from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from search_spaces.belief.best_chances import BestChances, LayoutDraws
+from search_spaces.belief.peaks.trainer_hypotheses import TrainerMemory
 from search_spaces.belief.time import TimeCalibration, known_share
-from search_spaces.belief.trainer_hypotheses import TrainerMemory
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS

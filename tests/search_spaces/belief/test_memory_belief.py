@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from search_spaces.belief.known_measurements import Sample
-from search_spaces.belief.memory import MemoryBelief, StagePeak
+from search_spaces.belief.peaks.memory import MemoryBelief, StagePeak
 from search_spaces.estimates.memory import memory_terms, peak_memory_bytes, stage_memory
 from search_spaces.estimates.storage import MEGATRON_LIKE
 from search_spaces.spec.cluster import Cluster

@@ -15,8 +15,8 @@ from search_spaces.belief import layout_predictions as predictions_module
 from search_spaces.belief.job import JobEstimate, estimate_job, extrapolated
 from search_spaces.belief.known_measurements import Knowledge, Sample
 from search_spaces.belief.layout_predictions import LayoutPredictions, _capacity_for
-from search_spaces.belief.memory import MemoryBelief
-from search_spaces.belief.memory_evidence import usable_bytes
+from search_spaces.belief.peaks.memory import MemoryBelief
+from search_spaces.belief.peaks.memory_evidence import usable_bytes
 from search_spaces.belief.plan import _PARTS, Plan, make_plan, step_shares
 from search_spaces.belief.plan_text import plan_lines
 from search_spaces.belief.time import TimeCalibration

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from search_spaces.belief.known_measurements import Sample
-from search_spaces.belief.memory import MemoryBelief
-from search_spaces.belief.trainer_hypotheses import TrainerMemory, mixed
+from search_spaces.belief.peaks.memory import MemoryBelief
+from search_spaces.belief.peaks.trainer_hypotheses import TrainerMemory, mixed
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.estimates.storage import (
     MEGATRON_LIKE,

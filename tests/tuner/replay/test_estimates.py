@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from search_spaces.belief.known_measurements import Knowledge, knowledge_of
-from search_spaces.belief.memory import MemoryBelief
+from search_spaces.belief.peaks.memory import MemoryBelief
 from search_spaces.estimates.time import step_time_s
 from search_spaces.tables import MeasurementTable, TableCell, read_table, write_table
 from tests.search_spaces.tables.tables import make_measured_cell, make_row, make_text

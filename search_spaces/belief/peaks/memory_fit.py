@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.belief.memory_evidence import (
+from search_spaces.belief.peaks.memory_evidence import (
     FAILED,
     LEVEL_SHARES,
     MEASURED,

@@ -2,7 +2,7 @@
 
 A peak is a sum of terms (`search_spaces.estimates.memory.MEMORY_TERMS`), each with a factor whose
 prior is 1, as far as the trainer's storage is known. Measured peaks, completed runs and runs out
-of memory move the factors, by Bayesian regression on ratios (`search_spaces.belief.memory_fit`).
+of memory move the factors, by Bayesian regression on ratios (`memory_fit.py` beside this module).
 A run out of memory is a censored observation: the true peak is at least the memory of the device.
 So is a completed run without a measured peak. The variance of a factor is divided over levels: all
 samples, this software on this cluster, this model there, this campaign. So samples from elsewhere
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.belief.known_measurements import ELSEWHERE
-from search_spaces.belief.memory_evidence import (
+from search_spaces.belief.peaks.memory_evidence import (
     Evidence,
     PeakSample,
     StagePeak,
@@ -28,7 +28,7 @@ from search_spaces.belief.memory_evidence import (
     groups_of,
     usable_bytes,
 )
-from search_spaces.belief.memory_fit import LOGISTIC_PER_NORMAL, Posterior, fit, logistic
+from search_spaces.belief.peaks.memory_fit import LOGISTIC_PER_NORMAL, Posterior, fit, logistic
 from search_spaces.estimates.memory import MemoryTerms, memory_terms, stage_terms
 from search_spaces.estimates.storage import TrainerStorage, storage_of
 from search_spaces.spec.cluster import Cluster

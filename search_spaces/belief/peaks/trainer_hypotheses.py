@@ -18,7 +18,7 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.belief.memory import MemoryBelief, PeakSample
+from search_spaces.belief.peaks.memory import MemoryBelief, PeakSample
 from search_spaces.estimates.memory import MemoryTerms
 from search_spaces.estimates.storage import TrainerStorage, storage_hypotheses
 from search_spaces.spec.cluster import Cluster

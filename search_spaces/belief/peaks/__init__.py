@@ -1,0 +1,1 @@
+"""Peak memory of layouts: the estimate, corrected by measurements."""
