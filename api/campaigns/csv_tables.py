@@ -21,7 +21,7 @@ INTERVAL_COLUMNS: Final = (
     "shortened",
     "tied_with_first",
     "rank",
-    "num_disturbed",
+    "disturbed",
 )
 """Columns that the format does not define; its readers keep them unread."""
 DISTURBANCE_COLUMNS: Final = ("others_share", "throttled")
@@ -100,7 +100,7 @@ def _row(ranked: RankedLayout) -> dict[str, Any]:
     return row | {
         "rank": ranked.rank,
         "num_runs": ranked.num_runs,
-        "num_disturbed": ranked.num_disturbed,
+        "disturbed": ranked.disturbed,
         "step_time_low_s": ranked.step_time_low_s,
         "step_time_high_s": ranked.step_time_high_s,
         "shortened": ranked.shortened,

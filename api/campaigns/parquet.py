@@ -18,7 +18,9 @@ _TEXTS: Final = frozenset({"source", "cluster", "model", "status", "family"}) | 
 _FLOATS: Final = frozenset(
     {"device_memory_gb", "tokens_per_s", "step_time_s", "step_time_low_s", "step_time_high_s"}
 )
-_FLAGS: Final = frozenset({"tied_embeddings", "shortened", "tied_with_first"}) | _SWITCHES
+_FLAGS: Final = (
+    frozenset({"tied_embeddings", "shortened", "tied_with_first", "disturbed"}) | _SWITCHES
+)
 
 
 def parquet(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> bytes:

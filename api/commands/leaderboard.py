@@ -33,7 +33,7 @@ from api.formatting import (
 from api.schemas.campaigns_and_trials import CampaignDetail, LeaderboardPage, RankedTrial
 from search_spaces.belief.job import JobEstimate
 from search_spaces.spec.objectives import OBJECTIVES
-from search_spaces.statistics.disturbance import MEANING, disturbed_mark
+from search_spaces.statistics.disturbance import MEANING
 from search_spaces.statistics.job_duration import TrainingJob
 from search_spaces.terminal.console import write_bytes
 from search_spaces.terminal.plurals import counted
@@ -176,7 +176,7 @@ def _print_remarks(page: LeaderboardPage) -> None:
     if short := [str(trial.number) for trial in page.trials if trial.shortened]:
         listed = ", ".join(short)
         click.echo(f"stopped early, slower than the best of their time: trial {listed}")
-    if any(trial.num_disturbed for trial in page.trials):
+    if any(trial.disturbed for trial in page.trials):
         click.echo(MEANING)
     if page.constrained:
         click.echo(
@@ -259,7 +259,6 @@ def _row(trial: RankedTrial, objectives: tuple[str, ...], *, has_baseline: bool)
     measured = trial.measurement
     assert measured is not None  # it is ranked
     speedup = measured.step_time_s / trial.step_time_s
-    mark = disturbed_mark(trial.num_disturbed, trial.num_runs)
     return (
         str(trial.rank),
         str(trial.number),
@@ -270,7 +269,7 @@ def _row(trial: RankedTrial, objectives: tuple[str, ...], *, has_baseline: bool)
         *(("*" if trial.is_baseline else "",) if has_baseline else ()),
         f"{trial.step_time_s:.4g} s",
         half_interval(trial.value, trial.value_low, trial.value_high),
-        ", ".join(filter(None, (str(trial.num_runs), mark))),
+        f"{trial.num_runs}{', disturbed' if trial.disturbed else ''}",
         percent(measured.mfu, speedup),
         memory(measured.peak_memory_bytes),
     )

@@ -92,7 +92,12 @@ def _summary(facts: TrialFacts) -> Iterator[str]:
         if ranked.shortened:
             yield "Its probe was stopped early, since it was slower than the best of its time. "
         if trial.measurement and trial.measurement.is_disturbed:
-            yield "It is disturbed: measure it again when the machine is quieter. "
+            remedy = (
+                "measure it again when the machine is quieter"
+                if ranked.disturbed
+                else "its layout stands with the runs that are not"
+            )
+            yield f"It is disturbed: {remedy}. "
     elif facts.cheap is not None:
         yield from _cheap(facts.cheap, facts.in_full)
     elif trial.state == "COMPLETED":

@@ -255,7 +255,7 @@ def _marks(ranked: RankedLayout, *, on_front: bool) -> list[str]:
         "stopped early": ranked.shortened,
         "front": on_front,
         "baseline": ranked.trial.is_baseline,
-        ranked.disturbed_mark: ranked.num_disturbed,
+        "disturbed": ranked.disturbed,
     }
     return [word for word, holds in found.items() if holds]
 

@@ -102,8 +102,8 @@ def lead(finding: CampaignFinding) -> Iterator[Phrase]:
         )
     elif finding.summary.num_ranked > 1:
         yield "All others are slower with 95 % confidence. ", False
-    if winner.num_disturbed:
-        yield f"Others took its devices while it was measured ({winner.disturbed_mark}). ", False
+    if winner.disturbed:
+        yield "Others took its devices while it was measured: it is disturbed. ", False
     yield gain_over_median(finding), False
     measured = winner.trial.measurement
     if measured is not None and (words := trainer_words(measured)):

@@ -206,7 +206,7 @@ def figure_pairs(
         within = f" ({ranked.step_time_low_s:.4g} to {ranked.step_time_high_s:.4g})"
     yield "step time", f"{step_time_s:.4g} s{within}"
     if ranked is not None:
-        yield "runs", ", ".join(filter(None, (str(ranked.num_runs), ranked.disturbed_mark)))
+        yield "runs", f"{ranked.num_runs}{', disturbed' if ranked.disturbed else ''}"
     if objective != "tokens_per_s":
         yield "tokens/s", figure(measured.tokens_per_s * speedup)
     yield "MFU, HFU", f"{percent(measured.mfu, speedup)}, {percent(measured.hfu, speedup)}"

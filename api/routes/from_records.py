@@ -156,7 +156,7 @@ def _ranked_trial(
         value_high=ranked.high,
         step_time_s=ranked.step_time_s,
         num_runs=ranked.num_runs,
-        num_disturbed=ranked.num_disturbed,
+        disturbed=ranked.disturbed,
         shortened=ranked.shortened,
         tied_with_first=ranked.is_tied,
     )

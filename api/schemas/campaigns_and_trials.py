@@ -301,8 +301,9 @@ class RankedTrial(TrialOfLayout):
     """Median of the step times of all runs of the layout."""
     num_runs: int
     """Number of measurements of the layout; all count."""
-    num_disturbed: int
-    """Those of them during which others took its devices."""
+    disturbed: bool
+    """Whether others took its devices during all of them; beside quiet runs, disturbed ones do not
+    count."""
     shortened: bool
     """Whether it was stopped early because it was slower than the best; it never wins."""
     tied_with_first: bool

@@ -212,7 +212,7 @@ def _ranked_layouts(
                 step_time_high_s=each.step_time_s * each.value / low,
                 trial_ids=tuple(run.id for run in each.runs),
                 shortened=each.shortened,
-                num_disturbed=sum(is_disturbed(r.others_share, r.throttled) for r in each.runs),
+                disturbed=all(is_disturbed(r.others_share, r.throttled) for r in each.runs),
                 is_tied=intervals.is_tied(each),
             )
         )

@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from results_db.records import TrialRecord
-from search_spaces.statistics.disturbance import disturbed_mark
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,18 +33,14 @@ class RankedLayout:
     """Whether every run was stopped early because it was slower than the best."""
     is_tied: bool
     """Whether it is the first, or does not differ from the first with 95 % confidence."""
-    num_disturbed: int = 0
-    """Those of its runs during which others took its devices."""
+    disturbed: bool = False
+    """Whether others took its devices during every run that counts. Disturbed runs count only where
+    the layout has no others."""
 
     @property
     def num_runs(self) -> int:
         """Number of runs that count."""
         return len(self.trial_ids)
-
-    @property
-    def disturbed_mark(self) -> str:
-        """The word that marks it where others disturbed its runs; empty: they disturbed none."""
-        return disturbed_mark(self.num_disturbed, self.num_runs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,9 +8,9 @@ from typing import Final
 DISTURBED_SHARE: Final = 0.05
 """Share of a device's time from which a probe counts as disturbed.
 
-Where others take a share s, steps take about 1 / (1 - s) times as long (measured,
-docs/explanation/measurement.md): from here on more than 5 % longer, while two quiet runs differ by
-up to 2.8 % in 95 % of all cases. An idle service takes 0.02 of one core (benchmarks/RESULTS.md).
+Where others take a share s, steps take at least about 1 / (1 - s) times as long (measured,
+docs/explanation/measurement.md): 5 % at this share, while two quiet runs differ by up to 2.8 % in
+95 % of all cases. Quiet probes had shares up to 0.015; an idle service takes 0.02 of one core.
 """
 
 MEANING: Final = (
@@ -51,9 +51,3 @@ def disturbance_words(others_share: float | None, throttled: bool | None) -> str
     held = "heat or power held a clock down" if throttled else ""
     mark = "disturbed" if is_disturbed(others_share, throttled) else ""
     return ", ".join(filter(None, (taken, held, mark)))
-
-
-def disturbed_mark(num_disturbed: int, num_runs: int) -> str:
-    """The mark of a layout; empty: none of its runs was disturbed."""
-    some = f"{num_disturbed} of {num_runs} runs disturbed" if num_disturbed else ""
-    return "disturbed" if num_disturbed == num_runs else some

@@ -51,7 +51,7 @@ def disturbed_layouts(
     return [
         each
         for each in tied
-        if each.num_disturbed == each.num_runs
+        if each.disturbed
         and repeats.get(each.trial.layout_key, _NO_REPEATS).disturbed < NUM_QUIET_TRIES
     ]
 
