@@ -25,7 +25,7 @@ from api.schemas.campaigns_and_trials import CampaignChange, CampaignDetail, Cam
 from api.schemas.text_types import IdempotencyKeyText, Moment, QueryText
 from results_db.campaigns.filter import CampaignFilter
 from results_db.records import CampaignRecord, CampaignState
-from search_spaces.campaigns.campaign import StrategyName
+from search_spaces.campaigns.campaign_settings import StrategyName
 from search_spaces.spec.objectives import AnyObjective
 
 router = APIRouter(route_class=BodyRoute, prefix="/v1/campaigns", tags=["campaigns"])
