@@ -98,10 +98,10 @@ def export(
     if lists_formats:
         _list_formats(as_json)
         return
-    if format_name is None:
-        raise click.UsageError("--format is missing; --list shows the formats")
     described = (plan_file, rank, model, cluster, layout_key)
     _refuse_mixed(campaign, (trial, nodes), described)
+    if format_name is None:
+        raise click.UsageError("--format is missing; --list shows the formats")
     if campaign is not None:
         bundle = service().export(campaign, format_name, trial=trial, nodes=nodes, without=without)
         what = f"trial {bundle.trial} of {campaign}"

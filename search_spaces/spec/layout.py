@@ -197,11 +197,9 @@ class Layout:
             raise LayoutInvalidError(
                 f"{shown(key)} is not the key of a layout, such as {cls().key}"
             )
-        words = found.groupdict(default="1")
-        values: dict[str, Any] = {
-            name: int(word) if KNOBS[name].is_number else word for name, word in words.items()
-        }
-        return cls(**values | {"sequence_parallel": words["sequence_parallel"] == "1"})
+        words: dict[str, Any] = found.groupdict(default="1")
+        words |= {name: int(word) for name, word in words.items() if KNOBS[name].is_number}
+        return cls(**words | {"sequence_parallel": words["sequence_parallel"] == "1"})
 
     def to_mapping(self) -> dict[str, Any]:
         """The fields by name, as plain JSON values."""

@@ -12,7 +12,9 @@ from pydantic import BaseModel
 
 import layout_tuner
 from api.client import Client
+from api.schemas.plans import PlanRead
 from api.version import version
+from search_spaces.belief.plan import Plan
 from tests.api.client.samples import described
 
 THIRD_PARTY = {"click", "httpx", "httpx_sse", "numpy", "pydantic", "tenacity", "yaml"}
@@ -54,10 +56,14 @@ def test_an_unknown_name_is_an_error_that_names_it() -> None:
         layout_tuner.Clint  # noqa: B018
 
 
+IMPORTED_LATE = {"Plan": Plan, "PlanRead": PlanRead}
+"""Names in the client's annotations that it imports when a plan is asked for."""
+
+
 def documents_of_calls() -> Iterator[type[BaseModel]]:
     """The documents that the client's methods return."""
     for name in described():
-        returned = typing.get_type_hints(getattr(Client, name))["return"]
+        returned = typing.get_type_hints(getattr(Client, name), localns=IMPORTED_LATE)["return"]
         for answer in (returned, *typing.get_args(returned)):
             if inspect.isclass(answer) and issubclass(answer, BaseModel):
                 yield answer

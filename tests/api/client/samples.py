@@ -10,8 +10,10 @@ from typing import Any, Literal, Union, Unpack, get_args, get_origin, get_type_h
 
 from api.client import Client
 from api.schemas.access import TokenCreate
+from api.schemas.plans import PlanRead
 from results_db.campaigns.filter import CampaignFilter
 from results_db.trials.filter import CHOICES, LISTED_FIELDS, TEXTS, TrialFilter
+from search_spaces.belief.plan import Plan
 from search_spaces.protocol.metrics import METRICS
 from search_spaces.statistics.job_duration import TrainingJob
 
@@ -66,7 +68,7 @@ def described() -> list[str]:
 def arguments(name: str) -> dict[str, Any]:
     """Something for each parameter of a method."""
     method = getattr(Client, name)
-    hints = get_type_hints(method)
+    hints = get_type_hints(method, localns={"Plan": Plan, "PlanRead": PlanRead})  # imported late
     kinds = {
         parameter: hints[parameter]
         for parameter in inspect.signature(method).parameters
