@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 PIP_FLAGS ?=
 
 INSTALLED := $(VENV)/.installed
-.PHONY: install demo pictures check lint types layers structure test test-slow test-nightly test-faults test-slurm test-exports slurm-packages browser-packages openapi reference test-gpu bench-enumerate bench-plan bench-estimates bench-memory bench-trainer bench-search bench-stopping bench-packing bench-workers bench-service bench-programs bench-revisions bench-dashboard bench-gpu clean
+.PHONY: install demo pictures check lint types layers structure test test-slow test-nightly test-faults test-slurm test-exports slurm-packages browser-packages openapi reference test-gpu bench-enumerate bench-plan bench-estimates bench-memory bench-trainer bench-search bench-intervals bench-stopping bench-packing bench-workers bench-service bench-programs bench-revisions bench-dashboard bench-gpu clean
 
 install: $(INSTALLED)
 
@@ -149,6 +149,9 @@ bench-trainer: $(INSTALLED)
 # TABLES: a folder of measurement tables (docs/reference/measurement-tables.md).
 bench-search: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_search $(if $(TABLES),--tables $(TABLES)) $(if $(ONLY),--only $(ONLY)) --record
+
+bench-intervals: $(INSTALLED)
+	$(BIN)/python -m benchmarks.bench_intervals --record
 
 bench-stopping: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_stopping $(if $(TABLES),--tables $(TABLES)) --record

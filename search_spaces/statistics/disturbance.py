@@ -22,6 +22,9 @@ THROTTLED: Final = math.log(1.2)
 """How much slower a device may be whose clock is held down. Sinha et al. (SC 2022, arXiv
 2208.11035) found up to 22 % between the GPUs of one system."""
 _LARGEST_SHARE: Final = 0.95
+_POWER: Final = 1.5
+"""Steps take (1 / (1 - share)) to this power times as long: 1.4 times at a share of a quarter, three
+times at a half, since a rank that waits is waited for (measured, docs/explanation/measurement.md)."""
 
 
 def is_disturbed(others_share: float | None, throttled: bool | None) -> bool:
@@ -41,7 +44,7 @@ def possible_slowdown(others_share: float | None, throttled: bool | None) -> flo
     """
     if not is_disturbed(others_share, throttled):
         return 0.0
-    of_others = -math.log1p(-min(others_share or 0.0, _LARGEST_SHARE))
+    of_others = -_POWER * math.log1p(-min(others_share or 0.0, _LARGEST_SHARE))
     return max(of_others, THROTTLED if throttled else 0.0)
 
 

@@ -98,7 +98,7 @@ def test_an_order_that_cannot_be_judged_is_not_called_a_disagreement(
     measured_by_us(service, store, "alike")
     speeds = dict(zip(LAYOUTS, (2000.0, 2010.0, 1990.0, 2005.0), strict=True))
     OtherTrainer(store, "alike-theirs", speeds).start()
-    done = run("verify", "alike", "--trainer", "theirs", "--runs", "1")
+    done = run("verify", "alike", "--trainer", "theirs", "--runs", "2")
     assert done.exit_code == 0, done.output
     assert "the order cannot be judged: no two layouts are told apart by both" in done.stdout
     assert re.search(r"about \d+ runs of each layout in both would tell half", done.stdout)

@@ -1,6 +1,8 @@
+import math
+
 import pytest
 
-from search_spaces.statistics.disturbance import DISTURBED_SHARE, is_disturbed
+from search_spaces.statistics.disturbance import DISTURBED_SHARE, is_disturbed, possible_slowdown
 
 
 @pytest.mark.parametrize(
@@ -19,3 +21,10 @@ def test_a_probe_is_disturbed_by_others_on_its_devices_or_by_held_clocks(
     others_share: float | None, throttled: bool | None, expected: bool
 ) -> None:
     assert is_disturbed(others_share, throttled) is expected
+
+
+def test_a_disturbed_probe_may_be_slower_by_more_than_what_others_took() -> None:
+    assert possible_slowdown(None, None) == possible_slowdown(0.04, False) == 0.0
+    assert possible_slowdown(0.5, None) == pytest.approx(1.5 * math.log(2))
+    assert possible_slowdown(None, True) == pytest.approx(math.log(1.2))
+    assert possible_slowdown(1.0, True) < 5.0, "an interval has an end"

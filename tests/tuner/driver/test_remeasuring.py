@@ -12,12 +12,14 @@ import pytest
 
 from results_db.records import RepeatReason, TrialRecord
 from results_db.store import Store
+from search_spaces.campaigns.campaign_settings import Budget
 from search_spaces.estimates.time import step_time_s
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from tests.kit.store import TimelyStore, TurnableClock, completed, make_measurement
 from tests.tuner.factories import DrivenCampaign, make_spec
 from tuner.driver.budget_check import Spent, is_reserved
+from tuner.driver.remeasuring import most_doubted
 from tuner.strategies import registry
 from tuner.strategies.base import History, Proposer
 from tuner.strategies.registry import FixedOrderProposer
@@ -126,7 +128,9 @@ def test_layouts_that_were_disturbed_are_repeated_before_a_winner_is_named(
 
     clock = TurnableClock()
     with closing(TimelyStore(sqlite_url, clock=clock)) as timely:
-        campaign = DrivenCampaign(timely, make_spec(budget={"trials": 16}), judge)
+        campaign = DrivenCampaign(
+            timely, make_spec(budget={"trials": 16}, stop={"remeasure": 3}), judge
+        )
 
         def has_ended() -> bool:
             clock.forward(5)
@@ -138,7 +142,7 @@ def test_layouts_that_were_disturbed_are_repeated_before_a_winner_is_named(
         winner = timely.leaderboard.winner(campaign.record.id, campaign.record.objective)
         assert winner is not None
         assert winner.trial.layout == seen[0]
-        assert winner.num_disturbed == 0, "the disturbed run no longer counts"
+        assert not winner.disturbed, "the disturbed run no longer counts"
 
 
 def test_a_driver_that_dies_between_two_repeats_of_a_round_makes_the_other_one(
@@ -174,6 +178,16 @@ def test_what_was_stopped_early_is_measured_in_full_where_nothing_else_is_left(
     winner = store.leaderboard.winner(record.id, record.objective)
     assert winner is not None
     assert not winner.shortened
+
+
+@pytest.mark.parametrize(
+    ("limits", "layouts", "most"),
+    [({"trials": 16}, 3, 2), ({"trials": 60}, 3, 3), ({"node_hours": 2.0}, 3, 3), ({}, 0, 0)],
+)
+def test_doubt_gets_at_most_a_third_of_the_repeats(
+    limits: dict[str, Any], layouts: int, most: int
+) -> None:
+    assert most_doubted(Budget.from_mapping(limits), layouts) == most
 
 
 @pytest.mark.parametrize(
