@@ -23,8 +23,9 @@ THROTTLED: Final = math.log(1.2)
 2208.11035) found up to 22 % between the GPUs of one system."""
 _LARGEST_SHARE: Final = 0.95
 _POWER: Final = 1.5
-"""Steps take (1 / (1 - share)) to this power times as long: 1.4 times at a share of a quarter, three
-times at a half, since a rank that waits is waited for (measured, docs/explanation/measurement.md)."""
+"""Steps take (1 / (1 - share)) to this power times as long, since a rank that waits is waited for:
+1.5 times at a quarter, three times at a half (measured, docs/explanation/measurement.md).
+"""
 
 
 def is_disturbed(others_share: float | None, throttled: bool | None) -> bool:

@@ -92,7 +92,7 @@ def test_times_are_printed_in_utc_and_say_so(run: Command) -> None:
         run("token", "create", "dated", "--role", "viewer", "--expires-in", "7d", "--json").stdout
     )
     until, since = (
-        f"{datetime.fromisoformat(made[name]):%Y-%m-%d %H:%M} UTC"
+        f"{datetime.fromisoformat(made[name]):%Y-%m-%d %H:%M:%S} UTC"
         for name in ("expires_at", "created_at")
     )
     (row,) = [line for line in run("token", "list").stdout.splitlines() if " dated " in line]
