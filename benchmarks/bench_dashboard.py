@@ -239,6 +239,9 @@ def _many_layouts() -> dict[str, Any]:
         "num_microbatches": 1,
         "micro_batch_size": sizes,
         "dp": 1,
+        "tp": 1,
+        "pp": 1,
+        "zero_stage": 0,
     }
 
 

@@ -44,6 +44,7 @@ SPACE: Final = {
     "zero_stage": [0, 1],
     "recompute": ["none", "selective", "full"],
     "sequence_parallel": [False, True],
+    "vpp": 1,
     "precision": ["bf16", "fp16", "fp32"],
 }
 CELLS: Final = {

@@ -58,6 +58,9 @@ BIG_SPACE: Final = {
     "micro_batch_size": [1, 2, 4],
     "recompute": ["none", "selective", "full"],
     "global_batch_size": 256,
+    "vpp": 1,
+    "zero_stage": 0,
+    "sequence_parallel": False,
 }
 SMALL: Final[dict[str, Any]] = {
     "name": "small",

@@ -269,7 +269,14 @@ class LiveService:
             "objective": "tokens_per_s",
             "budget": {"trials": 100},
             "probe": {"warmup": 2, "iterations": 2, "deadline": "60s"},
-            "space": {"dp": [1, 2], "global_batch_size": 8},
+            "space": {
+                "dp": [1, 2],
+                "global_batch_size": 8,
+                "tp": 1,
+                "pp": 1,
+                "micro_batch_size": 1,
+                "zero_stage": 0,
+            },
         }
         created: dict[str, Any] = self.post("/campaigns", {**document, **changes})
         return created

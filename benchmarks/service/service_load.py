@@ -56,6 +56,8 @@ CAMPAIGN: Final[dict[str, Any]] = {
         "micro_batch_size": [1, 2, 4],
         "zero_stage": [0, 1],
         "recompute": ["none", "selective", "full"],
+        "vpp": 1,
+        "sequence_parallel": False,
     },
 }
 

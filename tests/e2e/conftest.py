@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.kit.campaigns import space_of
 from tests.kit.waiting import wait_until
 from tests.workers.process_checks import MARK, command_line, kill, living_children, marked
 
@@ -28,14 +29,14 @@ CAMPAIGN: dict[str, Any] = {
     "strategy": "random",
     "budget": {"trials": 10},
     "probe": {"warmup": 2, "iterations": 4, "deadline": "60s"},
-    "space": {
-        "global_batch_size": 8,
-        "tp": [1, 2],
-        "pp": [1, 2],
-        "dp": [1, 2],
-        "micro_batch_size": [1, 2, 4],
-        "zero_stage": [0, 1],
-    },
+    "space": space_of(
+        global_batch_size=8,
+        tp=[1, 2],
+        pp=[1, 2],
+        dp=[1, 2],
+        micro_batch_size=[1, 2, 4],
+        zero_stage=[0, 1],
+    ),
 }
 
 

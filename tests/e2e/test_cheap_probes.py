@@ -8,13 +8,14 @@ import pytest
 
 from benchmarks.service.live_service import LiveService, wait_until
 from results_db.records import TrialRecord
+from tests.kit.campaigns import space_of
 from tests.tuner.driver.test_cheap_probes import NUM_CHEAP, PartFirst
 from tests.tuner.driver.test_cheap_probes import proposers as proposers
 from tuner.driver.driver import Driver
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(200)]
 
-SPACE = {"global_batch_size": 64, "tp": 1, "pp": 1, "dp": [1, 2], "micro_batch_size": [1, 2]}
+SPACE = space_of(global_batch_size=64, dp=[1, 2], micro_batch_size=[1, 2])
 
 
 def test_outcomes_of_parts_are_those_of_what_ran_and_a_whole_layout_is_ranked(

@@ -18,6 +18,8 @@ SPACE = {
     "micro_batch_size": [1, 2, 4, 8],
     "zero_stage": [0, 1],
     "recompute": ["none", "full"],
+    "vpp": 1,
+    "sequence_parallel": False,
     "global_batch_size": 16,
 }
 TIME_LEFT_S = 90

@@ -26,6 +26,7 @@ from benchmarks.service.live_service import LiveProcess, LiveService, wait_until
 from results_db.records import ENDED_CAMPAIGN_STATES
 from results_db.store import Store
 from tests.e2e.fake_probe_worker import read_journal
+from tests.kit.campaigns import space_of
 from tests.results_db.legal_history import violations, wrong_leaderboards
 
 _LOG = logging.getLogger(__name__)
@@ -47,13 +48,9 @@ PATIENCE_S = 240.0
 
 CAMPAIGN: dict[str, Any] = {
     "budget": {"trials": NUM_TRIALS},
-    "space": {
-        "global_batch_size": 8,
-        "tp": [1, 2],
-        "pp": [1, 2],
-        "dp": [1, 2],
-        "micro_batch_size": [1, 2],
-    },
+    "space": space_of(
+        global_batch_size=8, tp=[1, 2], pp=[1, 2], dp=[1, 2], micro_batch_size=[1, 2]
+    ),
 }
 
 

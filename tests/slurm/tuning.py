@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from click.testing import CliRunner
 
+from tests.kit.campaigns import space_of
 from tests.kit.services import ServeProcess
 from tests.kit.waiting import wait_until
 from tests.slurm.site import SlurmSite
@@ -57,14 +58,9 @@ class Tuning:
             "stop": {"remeasure": 0},
             "budget": {"trials": 4},
             "probe": {"warmup": 2, "iterations": 3, "deadline": "90s"},
-            "space": {
-                "global_batch_size": 8,
-                "tp": 1,
-                "pp": 1,
-                "num_nodes": [1, 2],
-                "dp": [2, 4],
-                "micro_batch_size": [1, 2],
-            },
+            "space": space_of(
+                global_batch_size=8, num_nodes=[1, 2], dp=[2, 4], micro_batch_size=[1, 2]
+            ),
         }
         return str(self._serve.post("/campaigns", document | changes)["name"])
 
