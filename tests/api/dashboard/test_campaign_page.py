@@ -27,7 +27,7 @@ def test_the_page_begins_with_the_winner_in_sentences(visitor: Visitor) -> None:
     page = visitor.open("/campaigns/first")
     lead = page.locator("#finding .lead").first
     expect(lead).to_contain_text("The best of 10 measured layouts runs at 3,000 tokens/s")
-    expect(lead).to_contain_text("1 other cannot be told apart from it")
+    expect(lead).to_contain_text("5 others cannot be told apart from it")
     expect(lead).to_contain_text("times the median of the 9 layouts that were measured")
     expect(lead).to_contain_text("1 more layout was stopped early")
     expect(page.get_by_role("link", name="export it for a training job")).to_be_visible()
