@@ -67,11 +67,11 @@ SEARCH_SPACES: Final = (
         what="The time estimate lets ZeRO replicas all-reduce all gradients instead of one shard.",
     ),
     Fault(
-        name="degrees-of-freedom-are-pooled",
-        function="_dof_of_difference",
-        before="max(int(math.hypot(one.error, other.error) ** 4 / parts), 1)",
-        after="max(one.dof + other.dof, 1)",
-        what="The comparison of two step times pools degrees of freedom although variances differ.",
+        name="a-median-is-as-sure-as-a-mean",
+        function="variance_factor",
+        before="MEDIAN_VARIANCE if num_runs > 2 else 1.0",
+        after="1.0",
+        what="The median of many runs counts as sure as their mean.",
     ),
     Fault(
         name="loss-tolerance-grows-late",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.spec.layout import Layout
+from search_spaces.statistics.run_spread import RunSpread
 from tests.kit.api import Api, Command
 from tests.kit.store import failed
 
@@ -37,8 +40,9 @@ def test_a_campaign_its_trials_and_its_leaderboard_show_the_baseline(measured: A
     assert (baseline["value"], baseline["outside_space"]) == (pytest.approx(800.0), False)
     assert baseline["gain"] == {
         "ratio": pytest.approx(1.25),
-        "ratio_low": pytest.approx(1.25),
-        "ratio_high": pytest.approx(1.25),
+        # Nothing was repeated: both have the assumed spread of runs.
+        "ratio_low": pytest.approx(1.25 / math.exp(math.sqrt(2) * RunSpread.prior().reach)),
+        "ratio_high": pytest.approx(1.25 * math.exp(math.sqrt(2) * RunSpread.prior().reach)),
         "trial_number": 2,
     }
 
@@ -81,7 +85,7 @@ def test_the_probe_of_the_baseline_is_never_stopped_early(api: Api) -> None:
 
 
 def test_exports_say_what_the_layout_gains(measured: Api) -> None:
-    said = "trial 2 gives 1.25 times (95 %: 1.25 to 1.25) the tokens/s of the baseline, trial 1"
+    said = "trial 2 gives 1.25 times (95 %: 1.014 to 1.541) the tokens/s of the baseline, trial 1"
     bundle = measured.get("/campaigns/first/exports", format="megatron-lm")
     assert said in bundle["notes"]
     script = bundle["files"][0]["content"]
@@ -94,9 +98,9 @@ def test_exports_say_what_the_layout_gains(measured: Api) -> None:
 
 @pytest.mark.usefixtures("measured")
 def test_commands_say_what_the_winner_gains_and_mark_the_baseline(command: Command) -> None:
-    said = "trial 2 gives 1.25 times (95 %: 1.25 to 1.25) the tokens/s of the baseline, trial 1\n"
+    said = "trial 2 gives 1.25 times (95 %: 1.014 to 1.541) the tokens/s of the baseline, trial 1\n"
     shown = command("campaign", "show", "first").output
-    assert f"baseline      trial 1, COMPLETED, 800 tokens/s ±0.0%\n{'':14}{SLOW.key}\n" in shown
+    assert f"baseline      trial 1, COMPLETED, 800 tokens/s ±16.0%\n{'':14}{SLOW.key}\n" in shown
     assert f"gain          {said}" in shown
     ranked = command("leaderboard", "first").output
     assert ranked.endswith(said)
