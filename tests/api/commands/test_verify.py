@@ -96,7 +96,8 @@ def test_an_order_that_cannot_be_judged_is_not_called_a_disagreement(
     run: Command, service: ServeProcess, store: Store
 ) -> None:
     measured_by_us(service, store, "alike")
-    speeds = dict(zip(LAYOUTS, (2000.0, 2010.0, 1990.0, 2005.0), strict=True))
+    # Runs that agree to the digit have narrow intervals: 0.3 % each way.
+    speeds = dict(zip(LAYOUTS, (2000.0, 2001.0, 1999.0, 2000.5), strict=True))
     OtherTrainer(store, "alike-theirs", speeds).start()
     done = run("verify", "alike", "--trainer", "theirs", "--runs", "2")
     assert done.exit_code == 0, done.output

@@ -188,7 +188,5 @@ for _ in range({steps}):
     with busy(os.sched_getaffinity(0), 2):
         disturbed = run(nodes, python_trainer(program), layout=layout, deadline_s=60.0)
     assert disturbed.measurement is not None, disturbed.message
-    others_share = disturbed.measurement.others_share
-    assert others_share is not None
-    assert others_share > 0.3
-    assert is_disturbed(others_share, disturbed.measurement.throttled)
+    # How much the two get beside the program is the scheduler's choice.
+    assert is_disturbed(disturbed.measurement.others_share, disturbed.measurement.throttled)
