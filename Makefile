@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 PIP_FLAGS ?=
 
 INSTALLED := $(VENV)/.installed
-.PHONY: install demo pictures check lint types layers structure test test-slow test-nightly test-faults test-slurm test-exports slurm-packages browser-packages openapi reference test-gpu bench-enumerate bench-plan bench-estimates bench-memory bench-trainer bench-search bench-intervals bench-stopping bench-packing bench-workers bench-service bench-programs bench-revisions bench-dashboard bench-gpu clean
+.PHONY: install demo pictures check lint types layers structure test test-slow test-nightly test-faults test-slurm test-exports slurm-packages browser-packages openapi reference test-gpu bench-enumerate bench-plan bench-estimates bench-memory bench-trainer bench-search bench-intervals bench-stopping bench-packing bench-busy bench-workers bench-service bench-programs bench-revisions bench-dashboard bench-gpu clean
 
 install: $(INSTALLED)
 
@@ -159,10 +159,18 @@ bench-stopping: $(INSTALLED)
 bench-packing: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_packing --record
 
+# Half an hour, with nothing else on the machine.
+bench-busy: $(INSTALLED)
+	$(BIN)/python -m benchmarks.bench_busy --record
+
 # Ten minutes, with nothing else on the machine.
 bench-workers: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_workers --record
 	$(BIN)/python -m benchmarks.bench_packing --record
+
+# Half an hour, with nothing else on the machine.
+bench-busy: $(INSTALLED)
+	$(BIN)/python -m benchmarks.bench_busy --record
 
 # Two minutes, with nothing else on the machine.
 bench-programs: $(INSTALLED)
