@@ -99,25 +99,21 @@ class StopRequest:
     """
 
     def __init__(self) -> None:
-        self._requested = False
-        self._reader, self._writer = os.pipe()
-
-    @property
-    def is_requested(self) -> bool:
+        self.is_requested = False
         """Whether a signal came."""
-        return self._requested
+        self._reader, self._writer = os.pipe()
 
     def note(self, _number: int, _frame: FrameType | None) -> None:
         """The signal handler."""
-        if not self._requested:
-            self._requested = True
+        if not self.is_requested:
+            self.is_requested = True
             os.write(self._writer, b"!")
 
     def wait(self, pause_s: float) -> bool:
         """Pauses, at most until a signal comes; returns whether one came."""
-        if not self._requested and pause_s > 0:
+        if not self.is_requested and pause_s > 0:
             select.select([self._reader], [], [], pause_s)
-        return self._requested
+        return self.is_requested
 
     def sleep(self, pause_s: float) -> None:
         """Pauses.
