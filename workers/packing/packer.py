@@ -103,13 +103,7 @@ class Packer:
         return node
 
     def set_usable(self, node: int, usable: bool, reason: str = "") -> None:
-        """Sets whether probes may start on a node; probes that run there keep their devices.
-
-        Args:
-            node: its position.
-            usable: whether they may start.
-            reason: why not, for messages: "quarantined", "lost", "being checked".
-        """
+        """Sets whether probes may start on a node, and why not; running ones keep their devices."""
         self._table.usable[node] = usable
         self._unusable.pop(node, None)
         if not usable:
