@@ -92,15 +92,8 @@ class TokenFileSettings:
 class TokenFile:
     """Samples of a token file in a seeded order, which differs in every epoch.
 
-    The samples of a step depend on the file, the seed, and the number of samples before it.
-
-    Args:
-        settings: the file, and how to read it.
-        shape: the model to train; its seq_length and vocab_size are used.
-        seed: seed of the order of samples.
-        global_batch_size: samples per step.
-        first_step: the step at which the job starts or resumes.
-        first_sample: samples that were used before that step.
+    The samples of a step depend on the file, the seed, and the number of samples before it:
+    `first_sample` of them were used before `first_step`, at which the job starts or resumes.
 
     Raises:
         TrainingTokensInvalidError: the file can't be read, or holds less than one sample.
