@@ -107,12 +107,6 @@ def closing_message(
 
     Where no trial completed, the sentence names the most common reason. Where only cheap probes
     did, it names that of the full ones; if none of these ran, it says what one takes.
-
-    Args:
-        ending: how the campaign ended.
-        trials: its trials.
-        full_probe_node_s: node-seconds that a full probe of the best layout is expected to take;
-            None: unknown.
     """
     states = Counter(trial.state for trial in trials)
     whole = [trial for trial in trials if not trial.is_cheap]

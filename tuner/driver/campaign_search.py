@@ -62,10 +62,7 @@ class CampaignSearch:
     ) -> CampaignSearch:
         """Builds the strategy and tells it the ended trials in order, then the open ones.
 
-        Args:
-            campaign: the campaign's record.
-            trials: all of its trials.
-            known_trials: trials of other campaigns that it starts from.
+        It starts from the known trials, which are of other campaigns.
 
         Raises:
             CampaignBrokenError: the description or the strategy cannot be used.

@@ -91,10 +91,8 @@ class Driver:
     def run(self, wait: Callable[[float], bool]) -> None:
         """Repeats `step` until it must stop; after a failed round it pauses, longer each time.
 
-        It also stops when another driver has taken over, because its state is then out of date.
-
-        Args:
-            wait: pauses for a number of seconds; returns whether to stop.
+        `wait` pauses and returns whether to stop. The driver also stops when another one has taken
+        over, because its state is then out of date.
         """
         _log.info("driver started")
         outage = OutageLog(_log, "the driver's round")

@@ -42,9 +42,7 @@ _log: Final = logging.getLogger("tuner.driver.process")
 def drive(data_dir: Path | None, database: str | None = None) -> None:
     """Drives the campaigns of a database until SIGTERM or SIGINT, while no other driver does.
 
-    Args:
-        data_dir: the folder of a SQLite database; None: the default folder.
-        database: URL of a PostgreSQL to use instead.
+    The database is that of a data directory, the default one for None, or a PostgreSQL.
 
     Raises:
         results_db.errors.ResultsDbError: it cannot be used, or a newer version wrote it.

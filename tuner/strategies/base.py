@@ -292,10 +292,6 @@ class LayoutSearch:
     def resume(self, layout: Layout, *, fidelity: Fidelity | None = None) -> None:
         """Marks a layout as pending that was proposed before a restart.
 
-        Args:
-            layout: what was proposed.
-            fidelity: the part of it that runs; None: all of it.
-
         Raises:
             LayoutUnknownError: the layout is not in the set.
         """
@@ -305,10 +301,6 @@ class LayoutSearch:
         """Learns that a run will have no outcome; its layout is not proposed again.
 
         A layout that another cheap probe measured may still be proposed to be measured in full.
-
-        Args:
-            layout: what was proposed.
-            fidelity: the part of it that ran; None: all of it.
 
         Raises:
             LayoutUnknownError: the layout is not in the set.

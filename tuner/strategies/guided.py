@@ -360,11 +360,7 @@ class GuidedProposer(Proposer):
     ) -> _Candidates:
         """Selects the candidates in three steps; each computes more for fewer layouts.
 
-        Args:
-            history: the measurements.
-            belief: the prediction of step times after them.
-            rng: draws the weights of several objectives.
-            turn: every third selection considers the first objective alone.
+        Every third turn considers the first objective alone.
         """
         predictions = self._predictions
         free = np.flatnonzero(history.is_free)
