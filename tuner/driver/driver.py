@@ -50,6 +50,7 @@ from tuner.driver.remeasuring import (
     wait_until_quieter,
 )
 from tuner.errors import TunerError
+from tuner.strategies.base import AskLimits
 
 POLL_INTERVAL_S: Final = 0.2
 IDLE_INTERVAL_S: Final = 0.5
@@ -432,12 +433,12 @@ class Driver:
         is_bounded = left is not None and left <= MAX_A_ROUND
         added = 0
         while added < most and target.is_short:
-            is_last = is_bounded and added == most - 1
-            layout = search.ask(
+            limits = AskLimits(
                 left_node_s=left_node_s,
-                is_last=is_last,
+                is_last=is_bounded and added == most - 1,
                 may_doubt=self._may_doubt(campaign, search),
             )
+            layout = search.ask(limits)
             if layout is None:
                 break
             target.add(_size(self._add_trial(campaign, search, layout)))

@@ -38,8 +38,11 @@ class PartFirst(Proposer):
         self.left_node_s: list[float | None] = []
 
     def propose(self, history: History) -> int | None:
-        self.left_node_s.append(history.left_node_s)
-        if history.left_node_s is not None and history.left_node_s < self.least_node_s:
+        self.left_node_s.append(history.limits.left_node_s)
+        if (
+            history.limits.left_node_s is not None
+            and history.limits.left_node_s < self.least_node_s
+        ):
             return None
         waiting = [index for index in range(len(history.layouts)) if history.is_free[index]]
         probed = [index for index in waiting if index in history.cheap]
