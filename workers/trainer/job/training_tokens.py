@@ -12,10 +12,9 @@ domains", CT-RSA 2002).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,6 @@ from numpy.typing import NDArray
 from search_spaces.documents.reading import shown, whole_number_problem, why_unreadable
 from search_spaces.spec.model_shape import ModelShape
 from workers.trainer.errors import TrainingTokensInvalidError
-from workers.trainer.job.fields import refuse_unknown_fields
 
 DTYPES: Final = ("uint16", "uint32", "int32", "int64")
 """Types of token ids, little-endian."""
@@ -75,18 +73,6 @@ class TokenFileSettings:
     @property
     def is_npy(self) -> bool:
         return self.tokens.endswith(".npy")
-
-    @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Reads the settings from their fields by name.
-
-        Raises:
-            TrainingTokensInvalidError: a field is missing, unknown, or out of range.
-        """
-        refuse_unknown_fields(mapping, cls, TrainingTokensInvalidError, "field")
-        if "tokens" not in mapping:
-            raise TrainingTokensInvalidError("tokens, the path of the file, is missing")
-        return cls(**mapping)
 
 
 class TokenFile:
