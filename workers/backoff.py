@@ -4,12 +4,7 @@ from __future__ import annotations
 
 
 class Backoff:
-    """Pauses of which each is twice as long as the one before, up to a limit.
-
-    Args:
-        first_s: the first pause, in seconds.
-        longest_s: the limit.
-    """
+    """Pauses of which each is twice as long as the one before, up to a limit."""
 
     def __init__(self, first_s: float, longest_s: float) -> None:
         self._first_s = first_s

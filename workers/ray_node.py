@@ -35,13 +35,7 @@ _HEALTHY_AFTER_S: Final = 60.0
 
 
 class RayNode:
-    """Keeps one Ray node running.
-
-    Args:
-        head: "address:port" of the cluster's head.
-        address: of this node.
-        name: of this node; it is the same after a restart.
-    """
+    """Keeps one Ray node running, under a name that it keeps after a restart."""
 
     def __init__(self, head: str, address: str, name: str) -> None:
         self._head = head

@@ -64,13 +64,18 @@ def probes(dice: Random, *, powers_of_two: bool, at_most_s: Callable[[float], fl
     return draw
 
 
+def _packer() -> Packer:
+    packer = Packer(share_nodes=True)
+    for _ in range(NUM_NODES):
+        packer.add_node(DEVICES_PER_NODE)
+    return packer
+
+
 @dataclass(kw_only=True)
 class Simulation:
     """What happened so far."""
 
-    packer: Packer = field(
-        default_factory=lambda: Packer([DEVICES_PER_NODE] * NUM_NODES, share_nodes=True)
-    )
+    packer: Packer = field(default_factory=_packer)
     now_s: float = 0.0
     packing_s: float = 0.0
     """Seconds of this machine that the packer took."""

@@ -40,12 +40,6 @@ def complete_baseline(
     its default. `dp` fills the nodes, and `num_microbatches` follows from a fixed global batch. The
     baseline may lie outside of the space.
 
-    Args:
-        stated: knobs by name (`read_stated_knobs`).
-        space: the campaign's space.
-        model: what is trained.
-        cluster: where it runs.
-
     Raises:
         CampaignInvalidError: the layout is illegal, with the sentence of each rule that it breaks;
             or the number of micro-batches is missing, and follows from nothing.

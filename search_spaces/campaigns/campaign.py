@@ -425,12 +425,10 @@ def _read_space(
     values: Mapping[str, Any],
     largest_allocation: Callable[[str], int | None] | None,
 ) -> SearchSpace:
-    """The space of a document; without a readable model and cluster its knobs have their defaults.
+    """The space of a document.
 
-    Args:
-        given: the document.
-        values: the fields that could be read before.
-        largest_allocation: see `CampaignSpec.from_document`; None: the document was stored.
+    Knobs that it leaves out have their defaults where it was stored (no `largest_allocation`), or
+    model and cluster are not readable.
     """
     model, cluster = values.get("model"), values.get("cluster")
     # A field that could not be read is still the plain value of the document.
@@ -454,12 +452,7 @@ def _read_space(
 
 
 def _read_baseline(described: Any, values: Mapping[str, Any]) -> Layout | None:
-    """The baseline; None where a wrong field keeps it from being checked.
-
-    Args:
-        described: the field of the document.
-        values: the other fields that could be read.
-    """
+    """The baseline; None where a wrong field keeps it from being checked."""
     stated = read_stated_knobs(described)
     # A field that could not be read is still the plain value of the document.
     space, model, cluster = (values.get(name) for name in ("space", "model", "cluster"))

@@ -291,12 +291,7 @@ def _read_section(
 ) -> T:
     """Reads a section from its fields by name; all that is wrong with it is raised together.
 
-    Args:
-        cls: the dataclass of the section.
-        mapping: the fields by name.
-        section: what messages call the section.
-        what: what messages call one of its fields.
-        duration: a field in seconds that may also be written without the unit in its name.
+    `duration` is a field in seconds that may also be written without the unit in its name.
     """
     values = read_mapping(mapping, CampaignInvalidError, section)
     problems = Problems(CampaignInvalidError)

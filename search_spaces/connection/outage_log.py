@@ -31,14 +31,10 @@ class OutageLog:
         settled_after_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Starts without an outage.
+        """Starts without an outage of `what`, the subject of a sentence.
 
-        Args:
-            log: where the lines are written.
-            what: the resource or the action, as the subject of a sentence.
-            most_reasons: how many different causes of one outage are logged.
-            settled_after_s: seconds without a failure after which a success ends the outage.
-            clock: monotonic seconds.
+        Of an outage, at most `most_reasons` causes are logged; a success ends it when there was no
+        failure for `settled_after_s`.
         """
         self._log, self._what, self._most_reasons, self._clock = log, what, most_reasons, clock
         self._settled_after_s = settled_after_s

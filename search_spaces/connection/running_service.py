@@ -37,14 +37,10 @@ class LocalService:
 
 
 def find_service(data_dir: Path, *, pid: int | None = None) -> LocalService | None:
-    """A service that runs on a data directory; None when there is none.
+    """A service that runs on a data directory, perhaps with a certain pid; None: there is none.
 
     The file of a killed service is ignored: another program may listen on its port, and would get
     the token.
-
-    Args:
-        data_dir: the data directory.
-        pid: process id of the service to find; None: any.
     """
     if not data_dir.is_dir() or not is_locked(data_dir, SERVE_LOCK):
         return None

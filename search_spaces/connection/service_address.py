@@ -65,18 +65,10 @@ def locate_service(
     is_worker: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> ServicePlace:
-    """The service that a command line names.
+    """The service that a command line names, with the token of a worker or of an admin.
 
     An option takes precedence over the environment. If --data-dir is given, the address, token and
     certificate of the environment are ignored: they belong to another service.
-
-    Args:
-        url: --url.
-        token_file: --token-file.
-        certificate: --certificate.
-        data_dir: --data-dir.
-        is_worker: whether to use the data directory's token for workers, and not the admin token.
-        environ: the environment.
 
     Raises:
         ServiceNotFoundError: no service runs on the data directory, or a service on another machine

@@ -73,11 +73,6 @@ def speaks_no_tls(error: BaseException) -> bool:
 def why_unanswered(url: str, error: BaseException, *, is_pinned: bool) -> str | None:
     """What to change where the service runs and a request failed because of TLS.
 
-    Args:
-        url: of the service.
-        error: with which the request failed.
-        is_pinned: whether the user named the service's certificate.
-
     Returns:
         None where TLS is not the cause: the service may be away.
     """

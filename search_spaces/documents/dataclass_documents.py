@@ -81,10 +81,7 @@ _FLOATS: Final = ("float", "float | None")
 def refuse_unusable_texts(document: Any, *, logs: Collection[str] = (), **longest: int) -> None:
     """Refuses text that cannot be stored, is too long, or is not one visible line.
 
-    Args:
-        document: a dataclass.
-        logs: the text fields that may have several lines.
-        longest: the largest length of each text field.
+    Texts among the `logs` may have several lines.
     """
     for name, most in longest.items():
         value = getattr(document, name)

@@ -66,12 +66,7 @@ def name_problem(name: object, most: int = MAX_NAME_LENGTH) -> str | None:
 
 
 def acceptable_log(text: str, most: int) -> str:
-    """The end of a program's output as a text that can be stored: unusable characters are replaced.
-
-    Args:
-        text: the output.
-        most: characters that are kept.
-    """
+    """The end of a program's output, as text that can be stored: other characters are replaced."""
     return text[-most:].replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 

@@ -102,14 +102,9 @@ def read_fields_of(
     error: type[SearchSpaceError],
     what: str,
 ) -> T:
-    """Builds a value object from its fields; unknown names and wrong values are raised together.
+    """Builds a value object; unknown names and wrong values are raised together.
 
-    Args:
-        cls: the class to build.
-        values: its fields by name.
-        known: the names of its fields.
-        error: the class of the error for an unknown name.
-        what: what messages call a field, such as "knob".
+    `what` is what messages call a field, such as "knob".
     """
     problems = Problems()
     problems.add(*unknown_names(values, known, error, what))

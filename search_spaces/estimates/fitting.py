@@ -30,14 +30,7 @@ class FittingCount:
 def count_fitting(
     legal: LegalSet, model: ModelShape, memory_bytes: float, *, most: int = MOST_ESTIMATED
 ) -> FittingCount:
-    """Counts the layouts of a legal set whose estimated peak memory fits.
-
-    Args:
-        legal: the set.
-        model: what is trained.
-        memory_bytes: the memory of a device that may be used.
-        most: the largest number of layouts to estimate.
-    """
+    """Counts the layouts of a legal set whose estimated peak memory fits."""
     length = len(legal)
     if not length:
         return FittingCount(num_fitting=0, num_estimated=0, half_interval=0)

@@ -30,13 +30,11 @@ class LinkFit:
 def fit_link(sizes_bytes: Sequence[float], seconds: Sequence[float]) -> LinkFit:
     """Least squares on the logarithm of the time: small messages count as much as large ones.
 
+    At least two of the sizes must differ.
+
     The method is Levenberg-Marquardt over the logarithms of both constants, which keeps them
     positive. For timings that do not grow with the size, the bandwidth is meaningless and very
     large.
-
-    Args:
-        sizes_bytes: sizes of the messages, at least two different ones.
-        seconds: the time of each message.
 
     Raises:
         ValueError: fewer than two sizes, or a time that is not positive.

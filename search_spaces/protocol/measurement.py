@@ -412,11 +412,7 @@ class Measurement:
 
 
 def refuse_unequal(measured: Measurement, **expected: tuple[float, str]) -> None:
-    """Refuses figures of a measurement that differ from what they follow from.
-
-    Args:
-        measured: the measurement.
-        expected: by field, the value that it must have, and in words what that is.
+    """Refuses figures that differ from what they follow from: a value, and its description.
 
     Raises:
         OutcomeInvalidError: one differs by more than `FIGURE_TOLERANCE`.

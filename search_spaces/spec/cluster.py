@@ -231,10 +231,6 @@ def detect_local_cpu(devices_per_node: int | None = None, *, root: Path = ROOT) 
     A quarter of the memory is left to the service, Ray and the operating system. Cores and memory
     are those that this process may use, within the limits of a container.
 
-    Args:
-        devices_per_node: cores to use; None: all that this process may use.
-        root: root of the kernel's files.
-
     Raises:
         ClusterInvalidError: more devices than there are cores.
     """

@@ -156,11 +156,9 @@ class SearchSpace:
         return math.prod(self.shape)
 
     def layout_of(self, chosen: Mapping[str, Any], devices_per_node: int) -> Layout:
-        """The layout with some knobs; `dp` and `num_microbatches` follow from them where missing.
+        """The layout with some knobs, from which `dp` and `num_microbatches` follow where missing.
 
-        Args:
-            chosen: knobs by name. `num_microbatches` may be missing with a fixed batch only.
-            devices_per_node: devices that a missing `dp` fills.
+        With a bounded batch `num_microbatches` must not be missing.
         """
         knobs = dict(chosen)
         if "dp" not in knobs:

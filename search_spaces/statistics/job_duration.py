@@ -121,11 +121,6 @@ class TrainingJob:
     def duration(self, step: StepInterval, *, tokens_per_step: int, num_nodes: int) -> JobDuration:
         """How long it takes on so many nodes.
 
-        Args:
-            step: the step time on these nodes.
-            tokens_per_step: tokens of the global batch.
-            num_nodes: nodes that it holds.
-
         Raises:
             TrainingJobInvalidError: failures come faster than it can restart.
         """
@@ -210,10 +205,6 @@ def checkpoint_interval_s(mtbf_s: float, checkpoint_s: float) -> float:
 
     Young's sqrt(2 checkpoint MTBF) is its first term. Where writing a checkpoint takes longer than
     twice the time between failures, the interval is that time.
-
-    Args:
-        mtbf_s: mean time between failures of the job.
-        checkpoint_s: time to write a checkpoint.
     """
     if checkpoint_s >= 2.0 * mtbf_s:
         return mtbf_s

@@ -34,10 +34,6 @@ def pooled_reach(runs: Sequence[Sequence[float]], spread: RunSpread) -> float:
     The largest of up to three: from the spread between runs; from the iterations within runs, by
     Student's t; and of two runs half of their distance, since either may be the disturbed one and
     nothing tells which.
-
-    Args:
-        runs: the timed iterations of each run, in seconds; a run may have a single one.
-        spread: the spread between runs.
     """
     reaches = [math.sqrt(variance_factor(len(runs))) * spread.reach, reach_within(runs)]
     if len(runs) == 2:
@@ -47,11 +43,7 @@ def pooled_reach(runs: Sequence[Sequence[float]], spread: RunSpread) -> float:
 
 
 def reach_within(runs: Sequence[Sequence[float]]) -> float:
-    """Half of the 95 % interval of the logarithm by the iterations alone; 0 where a run has one.
-
-    Args:
-        runs: the timed iterations of each run, in seconds.
-    """
+    """Half of the 95 % interval of the logarithm by the iterations alone; 0 where a run has one."""
     if min(len(run) for run in runs) < 2:
         return 0.0
     of_run = fmean(MEDIAN_VARIANCE * _log_variance(run) / len(run) for run in runs)

@@ -52,15 +52,11 @@ def order_of(one: MeasuredValue, other: MeasuredValue) -> int:
 def rank_agreement(
     first: Sequence[MeasuredValue], second: Sequence[MeasuredValue]
 ) -> RankAgreement:
-    """Kendall's tau-b (Kendall 1945) of the same layouts in two trainers.
+    """Kendall's tau-b (Kendall 1945) of the same layouts, in the same order, in two trainers.
 
     Layouts whose intervals overlap are tied. The interval is that of a bootstrap over the layouts
     (percentiles of 10,000 samples with replacement): another sample of the leaderboard could have
     given another tau.
-
-    Args:
-        first: the layouts in one trainer.
-        second: the same, in the same order, in the other.
     """
     pairs = list(combinations(range(len(first)), 2))
     orders = np.array(

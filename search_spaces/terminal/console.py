@@ -151,11 +151,7 @@ def clipped(text: str, width: int) -> str:
 
 
 class LiveLine:
-    """A line of progress that is updated in place in a terminal, and not written to a file.
-
-    Args:
-        stream: where it is shown.
-    """
+    """A line of progress that is updated in place in a terminal, and not written to a file."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -15,13 +15,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def with_job_options(
     function: Function, *, option: Callable[..., Any], refuse: Callable[[str], NoReturn]
 ) -> Function:
-    """Adds the options about a training job; passes on a `TrainingJob`, or None.
-
-    Args:
-        function: the command.
-        option: click's decorator of that name.
-        refuse: ends the command with a sentence about wrong options.
-    """
+    """Adds the options about a training job; passes on a `TrainingJob`, or None."""
 
     @functools.wraps(function)
     def command(*arguments: Any, **options: Any) -> Any:

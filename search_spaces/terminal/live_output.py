@@ -39,11 +39,7 @@ _ERASE_BELOW: Final = "\x1b[J"
 
 
 class LiveBlock:
-    """Lines that are redrawn in place at the end of a terminal's output.
-
-    Args:
-        stream: where they are shown.
-    """
+    """Lines that are redrawn in place at the end of a terminal's output."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -199,13 +199,7 @@ def _in_blocks(
 
 
 def _lines_of(told: Sequence[str], width: int, *, broken: bool = False) -> list[str]:
-    """Several values in lines of at most a width, broken between two of them.
-
-    Args:
-        told: the values.
-        width: columns of a line.
-        broken: whether a value that is longer than a line is broken at its spaces.
-    """
+    """Several values in lines of at most a width, broken between two of them."""
     ended = [*(f"{each}," for each in told[:-1]), *told[-1:]]
     room = width - len(_CONTINUED)
     pieces: list[str] = []

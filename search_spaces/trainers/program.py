@@ -236,11 +236,7 @@ class ProgramTrainer:
 
 
 def read_trainers(document: object, directory: str = "") -> dict[str, ProgramTrainer]:
-    """The trainers of a file, by name.
-
-    Args:
-        document: what the file holds.
-        directory: of the file, as an absolute path.
+    """The trainers of a file in a directory (an absolute path), by name.
 
     Raises:
         TrainersFileInvalidError: the message names the trainer and the field.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from results_db.records import CampaignRecord, LeaseRecord, TrialRecord
 from results_db.store import Store
@@ -53,6 +54,11 @@ def submit(store: Store, spec: CampaignSpec) -> CampaignRecord:
 def measured(layout: Layout) -> Outcome:
     """Every layout runs; the more tensor parallel, the slower."""
     return completed(layout, tokens_per_s=1000.0 * layout.num_devices / (layout.tp + layout.pp))
+
+
+def ended_trial(state: str, reason: str | None = None, *, is_cheap: bool = False) -> TrialRecord:
+    """As much of a trial's record as tells how it ended."""
+    return cast("TrialRecord", SimpleNamespace(state=state, reason=reason, is_cheap=is_cheap))
 
 
 def out_of_memory(_layout: Layout) -> Outcome:

@@ -54,12 +54,9 @@ class Tried:
 def analyse(
     campaign: CampaignRecord, standings: Sequence[RankedLayout], trials: Sequence[TrialRecord]
 ) -> Analysis | None:
-    """The analysis of a campaign; None while its winner was not measured in full.
+    """The analysis of a campaign by its ranked layouts, the winner first, and all of its trials.
 
-    Args:
-        campaign: the campaign.
-        standings: all of its ranked layouts, the winner first.
-        trials: all of its trials.
+    None while the winner was not measured in full.
     """
     if not standings or standings[0].shortened:
         return None

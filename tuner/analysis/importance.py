@@ -55,11 +55,6 @@ def importances(
 ) -> dict[str, float]:
     """The share of the objective's variance that each knob explains by itself; the shares sum to 1.
 
-    Args:
-        layouts: the legal set.
-        measured: the objective of each layout that completed.
-        seed: of the forest.
-
     Returns:
         Nothing where fewer than `LEAST_LAYOUTS` completed, or all objectives are equal.
     """

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from results_db.records import TrialRecord
 from search_spaces.campaigns.campaign_settings import Budget
 from search_spaces.units import SECONDS_PER_HOUR
 
@@ -38,18 +39,6 @@ class Spent:
             return used / self.trials if self.trials else 0.0
         share = self.full_node_seconds / self.node_seconds if self.node_seconds else 1.0
         return used * share / self.full_trials if self.full_trials else 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EndedTrial:
-    """The end of a trial, as far as the closing message needs it."""
-
-    state: str
-    """COMPLETED, INFEASIBLE, FAILED or CANCELLED."""
-    reason: str | None
-    """Why it is not COMPLETED."""
-    is_cheap: bool = False
-    """Whether it ran a part of its layout."""
 
 
 def trials_left(budget: Budget, spent: Spent) -> int | None:
@@ -112,22 +101,15 @@ def too_little_left(budget: Budget, spent: Spent) -> str:
 
 
 def closing_message(
-    ending: str, trials: Iterable[EndedTrial], *, full_probe_node_s: float | None = None
+    ending: str, trials: Sequence[TrialRecord], *, full_probe_node_s: float | None = None
 ) -> str:
     """How the campaign ended and how its trials ended, in one sentence.
 
     Where no trial completed, the sentence names the most common reason. Where only cheap probes
     did, it names that of the full ones; if none of these ran, it says what one takes.
-
-    Args:
-        ending: how the campaign ended.
-        trials: its trials.
-        full_probe_node_s: node-seconds that a full probe of the best layout is expected to take;
-            None: unknown.
     """
-    ended = list(trials)
-    states = Counter(trial.state for trial in ended)
-    whole = [trial for trial in ended if not trial.is_cheap]
+    states = Counter(trial.state for trial in trials)
+    whole = [trial for trial in trials if not trial.is_cheap]
     if states["COMPLETED"]:
         parts = [f"{count} {state.lower()}" for state, count in sorted(states.items())]
         counted = f"{ending} ({', '.join(parts)})"
@@ -138,13 +120,13 @@ def closing_message(
             return f"{counted}; most common reason: {reason}"
         takes = "" if full_probe_node_s is None else _takes_words(full_probe_node_s)
         return f"{counted}: clone the campaign with a larger budget{takes}"
-    reason = _most_common_reason(ended)
+    reason = _most_common_reason(trials)
     if reason is None:
         return f"{ending}; no trial was run"
     return f"{ending}; no trial completed; most common reason: {reason}"
 
 
-def _most_common_reason(trials: Iterable[EndedTrial]) -> str | None:
+def _most_common_reason(trials: Iterable[TrialRecord]) -> str | None:
     """Why most trials did not complete; None: all were cancelled, or there is none."""
     reasons = Counter(
         trial.reason or trial.state.lower() for trial in trials if trial.state != "CANCELLED"

@@ -25,7 +25,7 @@ from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.objectives import objective_factors
 from tuner.errors import CampaignBrokenError, LayoutUnknownError, TunerError
-from tuner.strategies.base import LayoutSearch
+from tuner.strategies.base import NO_LIMITS, AskLimits, LayoutSearch
 from tuner.strategies.registry import make_strategy
 from tuner.strategies.search_problem import SearchProblem
 
@@ -62,10 +62,7 @@ class CampaignSearch:
     ) -> CampaignSearch:
         """Builds the strategy and tells it the ended trials in order, then the open ones.
 
-        Args:
-            campaign: the campaign's record.
-            trials: all of its trials.
-            known_trials: trials of other campaigns that it starts from.
+        It starts from the known trials, which are of other campaigns.
 
         Raises:
             CampaignBrokenError: the description or the strategy cannot be used.
@@ -112,17 +109,10 @@ class CampaignSearch:
         """Whether the new budget decides otherwise about cheap probes than the search knows."""
         return self.spec.uses_cheap_probes != self._uses_cheap_probes
 
-    def ask(
-        self, *, left_node_s: float | None = None, is_last: bool = False, may_doubt: bool = True
-    ) -> Layout | None:
+    def ask(self, limits: AskLimits = NO_LIMITS) -> Layout | None:
         """The next layout, the baseline before all others.
 
         None: the legal set is exhausted, or the search is held back (`is_held_back`).
-
-        Args:
-            left_node_s: node-seconds that the budget has left; None: it does not count them.
-            is_last: whether the budget counts trials, and has one left.
-            may_doubt: whether a layout may be proposed again because its measurement is doubted.
 
         Raises:
             CampaignBrokenError: the strategy failed.
@@ -130,9 +120,7 @@ class CampaignSearch:
         with _blamed(f"strategy {self.spec.strategy!r} failed to propose a layout"):
             baseline, self._baseline_due = self._baseline_due, None
             if baseline is None:
-                return self._strategy.ask(
-                    left_node_s=left_node_s, is_last=is_last, may_doubt=may_doubt
-                )
+                return self._strategy.ask(limits)
             # Outside of the space the strategy does not know it; inside it must not propose it too.
             with suppress(LayoutUnknownError):
                 self._strategy.resume(baseline)

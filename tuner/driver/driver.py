@@ -29,7 +29,6 @@ from search_spaces.errors import SearchSpaceError
 from search_spaces.spec.layout import Layout
 from tuner.analysis.analysis import analyse
 from tuner.driver.budget_check import (
-    EndedTrial,
     Spent,
     closing_message,
     is_reserved,
@@ -51,6 +50,7 @@ from tuner.driver.remeasuring import (
     wait_until_quieter,
 )
 from tuner.errors import TunerError
+from tuner.strategies.base import AskLimits
 
 POLL_INTERVAL_S: Final = 0.2
 IDLE_INTERVAL_S: Final = 0.5
@@ -72,23 +72,12 @@ class Driver:
     """Drives every RUNNING campaign of a database; only one driver holds the driver lease."""
 
     def __init__(
-        self,
-        store: Store,
-        *,
-        poll_interval_s: float = POLL_INTERVAL_S,
-        opening: ImmediateOpening | BackgroundOpening | None = None,
+        self, store: Store, *, opening: ImmediateOpening | BackgroundOpening | None = None
     ) -> None:
-        """Starts without any search.
-
-        Args:
-            store: the database.
-            poll_interval_s: seconds between two rounds.
-            opening: how searches are opened; None: during the round that asks for them.
-        """
+        """Starts without any search; without an `opening`, rounds open searches at once."""
         self._store = store
         self._opening = opening or ImmediateOpening()
         self._plans = PlanMaker(store)
-        self._poll_interval_s = poll_interval_s
         self._searches: dict[int, CampaignSearch] = {}
         self._beat_at = -HEARTBEAT_INTERVAL_S
         self._mark = store.change_mark()
@@ -103,10 +92,8 @@ class Driver:
     def run(self, wait: Callable[[float], bool]) -> None:
         """Repeats `step` until it must stop; after a failed round it pauses, longer each time.
 
-        It also stops when another driver has taken over, because its state is then out of date.
-
-        Args:
-            wait: pauses for a number of seconds; returns whether to stop.
+        `wait` pauses and returns whether to stop. The driver also stops when another one has taken
+        over, because its state is then out of date.
         """
         _log.info("driver started")
         outage = OutageLog(_log, "the driver's round")
@@ -153,10 +140,8 @@ class Driver:
 
     def _pause_s(self, failures: int) -> float:
         if failures:
-            return float(
-                min(self._poll_interval_s * 2.0 ** min(failures, 10), MAX_RETRY_INTERVAL_S)
-            )
-        return self._poll_interval_s if self._searches else IDLE_INTERVAL_S
+            return float(min(POLL_INTERVAL_S * 2.0 ** min(failures, 10), MAX_RETRY_INTERVAL_S))
+        return POLL_INTERVAL_S if self._searches else IDLE_INTERVAL_S
 
     def _beat(self) -> None:
         now = time.monotonic()
@@ -448,12 +433,12 @@ class Driver:
         is_bounded = left is not None and left <= MAX_A_ROUND
         added = 0
         while added < most and target.is_short:
-            is_last = is_bounded and added == most - 1
-            layout = search.ask(
+            limits = AskLimits(
                 left_node_s=left_node_s,
-                is_last=is_last,
+                is_last=is_bounded and added == most - 1,
                 may_doubt=self._may_doubt(campaign, search),
             )
+            layout = search.ask(limits)
             if layout is None:
                 break
             target.add(_size(self._add_trial(campaign, search, layout)))
@@ -510,12 +495,8 @@ class Driver:
     def _complete(self, campaign: CampaignRecord, reason: str, ending: str) -> None:
         self._analyse(campaign)
         trials = self._store.trials.find(campaign.id)
-        ended = [
-            EndedTrial(state=trial.state, reason=trial.reason, is_cheap=trial.is_cheap)
-            for trial in trials
-        ]
         spec = CampaignSpec.from_mapping(campaign.spec)
-        message = closing_message(ending, ended, full_probe_node_s=full_probe_node_s(spec, trials))
+        message = closing_message(ending, trials, full_probe_node_s=full_probe_node_s(spec, trials))
         # The store refuses if the user has raised the budget since this round read it.
         budget = campaign.spec["budget"]
         ran = any(trial.started_at is not None for trial in trials)

@@ -23,10 +23,6 @@ class OpenTrialTarget:
 
     Both are counted in nodes. A trial smaller than a node takes part of a node where a worker
     shares nodes between trials, and a whole node elsewhere.
-
-    Args:
-        workers: the live workers of the campaign's cluster.
-        open_trials: trials that wait or run.
     """
 
     def __init__(self, workers: Iterable[WorkerRecord], open_trials: Sequence[TrialSize]) -> None:

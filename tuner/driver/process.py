@@ -42,9 +42,7 @@ _log: Final = logging.getLogger("tuner.driver.process")
 def drive(data_dir: Path | None, database: str | None = None) -> None:
     """Drives the campaigns of a database until SIGTERM or SIGINT, while no other driver does.
 
-    Args:
-        data_dir: the folder of a SQLite database; None: the default folder.
-        database: URL of a PostgreSQL to use instead.
+    The database is that of a data directory, the default one for None, or a PostgreSQL.
 
     Raises:
         results_db.errors.ResultsDbError: it cannot be used, or a newer version wrote it.
@@ -99,25 +97,21 @@ class StopRequest:
     """
 
     def __init__(self) -> None:
-        self._requested = False
-        self._reader, self._writer = os.pipe()
-
-    @property
-    def is_requested(self) -> bool:
+        self.is_requested = False
         """Whether a signal came."""
-        return self._requested
+        self._reader, self._writer = os.pipe()
 
     def note(self, _number: int, _frame: FrameType | None) -> None:
         """The signal handler."""
-        if not self._requested:
-            self._requested = True
+        if not self.is_requested:
+            self.is_requested = True
             os.write(self._writer, b"!")
 
     def wait(self, pause_s: float) -> bool:
         """Pauses, at most until a signal comes; returns whether one came."""
-        if not self._requested and pause_s > 0:
+        if not self.is_requested and pause_s > 0:
             select.select([self._reader], [], [], pause_s)
-        return self._requested
+        return self.is_requested
 
     def sleep(self, pause_s: float) -> None:
         """Pauses.

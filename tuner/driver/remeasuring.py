@@ -26,10 +26,6 @@ def most_doubted(budget: Budget, num_layouts: int) -> int:
     """How many repeats a campaign may spend on measurements that its strategy doubts.
 
     That is half of what the best layouts get, a third of all repeats.
-
-    Args:
-        budget: of the campaign.
-        num_layouts: how many of the best layouts are measured again.
     """
     for_the_best = NUM_ROUNDS * num_layouts
     if budget.trials is not None:
@@ -40,13 +36,9 @@ def most_doubted(budget: Budget, num_layouts: int) -> int:
 def disturbed_layouts(
     tied: Sequence[RankedLayout], repeats: Mapping[str, RepeatsOfLayout]
 ) -> list[RankedLayout]:
-    """The layouts that may be the best, and of which every run so far was disturbed.
+    """The tied layouts of which every run so far was disturbed.
 
     Those that were tried often enough are left out.
-
-    Args:
-        tied: the layouts that cannot be told apart from the first.
-        repeats: how often each layout was measured again, by its key.
     """
     return [
         each
@@ -71,16 +63,11 @@ def round_of_repeats(
     *,
     left: int | None,
 ) -> list[RankedLayout]:
-    """The layouts of the next round, in the order in which they were first measured.
+    """The next round's layouts among the best, in the order in which they were first measured.
 
     The order is the same in every round: the layouts alternate, so that a machine that becomes
     slower affects all of them alike. The list is empty where no other layout may be the best,
     unless the best one was stopped early.
-
-    Args:
-        best: the best layouts, as many as may be measured again, the best first.
-        repeats: how often each layout was measured again, by its key.
-        left: trials that the budget has left; None: the budget does not count trials.
     """
     tied = [each for each in best if each.is_tied or each.value >= best[0].value]
     if left is not None:

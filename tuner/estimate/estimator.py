@@ -150,11 +150,6 @@ def with_predictions(
     """The table with `PREDICTED_COLUMNS` added, and the distinct warnings of its cells.
 
     Its own measurements are not used.
-
-    Args:
-        table: the rows to predict.
-        calibration: what is known.
-        say: called with the progress, in words.
     """
     cells: list[TableCell] = []
     warnings: dict[str, None] = {}

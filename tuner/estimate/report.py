@@ -56,12 +56,7 @@ def document(
 
 
 def text(report: dict[str, Any], *, all_terms: bool = False) -> str:
-    """The document as text: the result first, then its parts.
-
-    Args:
-        report: the document.
-        all_terms: whether parts of the step below `SMALL_SHARE` have lines of their own.
-    """
+    """The document as text: the result, then its parts; `all_terms`: also those below 1 %."""
     lines = [
         *_headline(report),
         "",

@@ -33,7 +33,7 @@ from search_spaces.spec.layout import Layout
 from search_spaces.tables import CellKey, TableCell, TableRow
 from tuner.errors import ReplayFailedError, StrategyUnknownError
 from tuner.replay.cell_layouts import CellLayouts
-from tuner.strategies.base import LayoutSearch
+from tuner.strategies.base import AskLimits, LayoutSearch
 from tuner.strategies.registry import STRATEGIES, make_strategy
 from tuner.strategies.search_problem import SearchProblem
 
@@ -282,7 +282,7 @@ class _Search:
                 left_node_s = task.budget_node_s - spent
                 if left_node_s <= 0:
                     return
-            layout = self._strategy.ask(left_node_s=left_node_s)
+            layout = self._strategy.ask(AskLimits(left_node_s=left_node_s))
             self.search_s += time.perf_counter() - started
             if layout is None:
                 return

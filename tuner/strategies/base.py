@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,21 @@ class CheapRun:
     """What was measured of that part; its objective is not comparable with those of layouts."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AskLimits:
+    """What may be proposed next."""
+
+    left_node_s: float | None = None
+    """Node-seconds that the budget has left; None: it does not count them."""
+    is_last: bool = False
+    """Whether the budget counts trials, and has one left."""
+    may_doubt: bool = True
+    """Whether a layout may be proposed again because its measurement is doubted."""
+
+
+NO_LIMITS: Final = AskLimits()
+
+
 class History:
     """The proposals and outcomes of a search, by position in the layout set."""
 
@@ -75,12 +90,8 @@ class History:
         """The runs of each layout by their numbers."""
         self.cheap: dict[int, CheapRun] = {}
         """What cheap probes of layouts measured, by position; such a layout stays free."""
-        self.left_node_s: float | None = None
-        """Node-seconds that the budget has left; None: it does not count them."""
-        self.is_last = False
-        """Whether the budget counts trials, and has one left."""
-        self.may_doubt = True
-        """Whether a layout may be proposed again because its measurement is doubted."""
+        self.limits = NO_LIMITS
+        """Those of the last ask."""
         self._cheap_runs: dict[int, dict[int, CheapRun]] = {}
         """The cheap probes of each layout by their numbers, also those that failed."""
         self._withdrawn: set[int] = set()
@@ -223,9 +234,7 @@ class LayoutSearch:
         """Whether no layout is left to propose."""
         return self._history.num_free == 0
 
-    def ask(
-        self, *, left_node_s: float | None = None, is_last: bool = False, may_doubt: bool = True
-    ) -> Layout | None:
+    def ask(self, limits: AskLimits = NO_LIMITS) -> Layout | None:
         """A layout that is now pending.
 
         None: none is left that was not proposed before; or what is pending has to end first, since
@@ -234,18 +243,12 @@ class LayoutSearch:
 
         A layout that was measured is proposed again where the strategy doubts the measurement, and
         one that a cheap probe measured is proposed again to be measured in full: `fidelity` tells.
-
-        Args:
-            left_node_s: node-seconds that the budget has left; None: it does not count them.
-            is_last: whether the budget counts trials, and has one left.
-            may_doubt: whether a layout may be proposed again because its measurement is doubted.
         """
         self.is_held_back = False
         if self.exhausted:
             return None
         history = self._history
-        history.left_node_s, history.is_last = left_node_s, is_last
-        history.may_doubt = may_doubt
+        history.limits = limits
         proposed = self._proposer.propose(history)
         self.is_held_back = proposed is None
         if proposed is None:
@@ -292,10 +295,6 @@ class LayoutSearch:
     def resume(self, layout: Layout, *, fidelity: Fidelity | None = None) -> None:
         """Marks a layout as pending that was proposed before a restart.
 
-        Args:
-            layout: what was proposed.
-            fidelity: the part of it that runs; None: all of it.
-
         Raises:
             LayoutUnknownError: the layout is not in the set.
         """
@@ -305,10 +304,6 @@ class LayoutSearch:
         """Learns that a run will have no outcome; its layout is not proposed again.
 
         A layout that another cheap probe measured may still be proposed to be measured in full.
-
-        Args:
-            layout: what was proposed.
-            fidelity: the part of it that ran; None: all of it.
 
         Raises:
             LayoutUnknownError: the layout is not in the set.

@@ -65,7 +65,6 @@ class DeepHyperProposer(Proposer):
         layouts: LayoutSet,
         *,
         seed: int,
-        num_initial: int | None = None,
         max_peak_memory_bytes: float = math.inf,
         fits: NDArray[np.bool_] | None = None,
         warm_start: Sequence[int] = (),
@@ -75,8 +74,6 @@ class DeepHyperProposer(Proposer):
         Args:
             layouts: the layouts that may be proposed.
             seed: decides every draw.
-            num_initial: layouts to draw at random before the first fit, failures included; by
-                default one more than there are knobs that vary.
             max_peak_memory_bytes: the largest peak that keeps the memory headroom; a layout with a
                 larger peak counts as a failure.
             fits: by layout, whether its memory is estimated to fit; by default all of them.
@@ -87,7 +84,8 @@ class DeepHyperProposer(Proposer):
         self._max_peak_memory_bytes = max_peak_memory_bytes
         self._ranks = KnobRanks(layouts)
         self._seed = seed
-        self._num_initial = len(self._ranks.names) + 1 if num_initial is None else num_initial
+        self._num_initial = len(self._ranks.names) + 1
+        """Layouts that are drawn at random before the first fit, failures included."""
 
     def propose(self, history: History) -> int:
         """The warm start, then random draws until there is enough to fit, then CBO's proposal."""

@@ -306,7 +306,7 @@ class GuidedProposer(Proposer):
         What is pending decides the last trial, or is expected to use up the budget. Or the budget
         has less left than any full probe takes, without which a layout cannot win any more.
         """
-        if self._cheap is None or history.left_node_s is None:
+        if self._cheap is None or history.limits.left_node_s is None:
             return False
         if history.pending and self._needs_full(history):
             return True
@@ -321,17 +321,17 @@ class GuidedProposer(Proposer):
     def _needs_full(self, history: History) -> bool:
         """Whether the last trial has to run in full, since there is no winner without it."""
         runs_in_full = any(part is None for part in history.pending.values())
-        return history.is_last and not runs_in_full and not self._has_ranked(history)
+        return history.limits.is_last and not runs_in_full and not self._has_ranked(history)
 
     def _left_node_s(self, history: History, belief: StepBelief) -> float:
         """What the budget leaves beside the probes that wait or run."""
-        if self._cheap is None or history.left_node_s is None:
+        if self._cheap is None or history.limits.left_node_s is None:
             return np.inf
         pending = (
             self._cheap.expected_node_s(belief, row, fidelity)
             for row, fidelity in history.pending.items()
         )
-        return history.left_node_s - sum(pending)
+        return history.limits.left_node_s - sum(pending)
 
     def weigh(self, candidates: _Candidates, *, over: int | None = None) -> Floats:
         """The value of each candidate; a failure is not cheaper because others are pending.
@@ -360,16 +360,12 @@ class GuidedProposer(Proposer):
     ) -> _Candidates:
         """Selects the candidates in three steps; each computes more for fewer layouts.
 
-        Args:
-            history: the measurements.
-            belief: the prediction of step times after them.
-            rng: draws the weights of several objectives.
-            turn: every third selection considers the first objective alone.
+        Every third turn considers the first objective alone.
         """
         predictions = self._predictions
         free = np.flatnonzero(history.is_free)
         pending = np.array(list(history.pending), dtype=np.int64)
-        doubted = predictions.doubted(history, belief) if history.may_doubt else {}
+        doubted = predictions.doubted(history, belief) if history.limits.may_doubt else {}
         again = np.array(list(doubted), dtype=np.int64)
         predicted = predictions.fitting.predict(history, np.concatenate([free, pending, again]))
         fitting = predicted.rows(np.arange(len(free)))

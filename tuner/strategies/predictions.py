@@ -129,15 +129,7 @@ class Predictions:
         *,
         fidelity: Fidelity | None = None,
     ) -> Prediction:
-        """The prediction of one layout as a record.
-
-        Args:
-            history: the measurements that the prediction uses.
-            belief: of the step times.
-            fitting: of the layout alone.
-            rows: the position of the layout, in an array of one.
-            fidelity: the part of the layout that the prediction is of; None: all of it.
-        """
+        """The prediction of one layout, or a part of it, as a record; `rows` has one position."""
         peak_bytes = float(fitting.peak_mean_bytes[0])
         if fidelity is None:
             mean, deviation = belief.marginals(rows)

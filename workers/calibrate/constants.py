@@ -35,12 +35,7 @@ Timings = Sequence[Mapping[str, Any]]
 def calibrate(
     cluster: Cluster, *, seconds: float, on_event: Callable[[Document], None]
 ) -> MeasuredConstants:
-    """Measures this machine, all of its devices at once.
-
-    Args:
-        cluster: the machine's description; there is one rank for each of its devices.
-        seconds: how long to measure, about.
-        on_event: called with every timing.
+    """Measures this machine for about so long, all of its devices at once, a rank on each.
 
     Raises:
         CalibrationFailedError: a rank failed.

@@ -164,12 +164,9 @@ def _option(knob: Knob) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def layout_of(given: Mapping[str, Any], cluster: Cluster, *, num_nodes: int = 1) -> Layout:
-    """The layout that the options describe.
+    """The layout that the options of `layout_options` describe, for a number of nodes.
 
-    Args:
-        given: what `layout_options` passed to the command.
-        cluster: decides the precision where none is given.
-        num_nodes: nodes of the job, for which there is no option.
+    The cluster decides the precision where none is given.
 
     Raises:
         LayoutInvalidError: a value is out of range, or the batch is missing or contradicts itself.

@@ -101,12 +101,7 @@ def _stay_alive(line: JsonLines) -> None:
 
 
 class NodeAgent:
-    """Serves one launcher, until its line closes.
-
-    Args:
-        line: to the launcher.
-        rank_entry: "module:function" that a rank runs.
-    """
+    """Serves one launcher, until its line closes."""
 
     def __init__(self, line: JsonLines, rank_entry: str) -> None:
         self._line = line

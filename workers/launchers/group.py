@@ -313,12 +313,10 @@ def _log_tail(tails: Mapping[int, str], failure: GroupFailure | None) -> str:
 def joined_tails(tails: Mapping[int, str], most: int) -> str:
     """The tails of several ranks under a heading each, cut at their beginnings.
 
+    Together they have `most` characters.
+
     Ranks with little output leave their share to the others. Where there are too many ranks for a
     few lines of each, the first ones are shown.
-
-    Args:
-        tails: by rank; empty ones are left out.
-        most: characters of the result.
     """
     printed = [rank for rank in sorted(tails) if tails[rank]]
     num_shown = min(len(printed), most // _LEAST_OF_A_RANK)

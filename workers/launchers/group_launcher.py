@@ -252,11 +252,7 @@ class GroupLauncher:
 
         It is the number in the cluster's description. Where there is none, it is measured once, on
         all devices of a node at the same time, since they share its clock and its memory.
-
-        Args:
-            precision: of the matmul.
-            cancelled: whether to end.
-            shares: devices that may be used for it; None: those of the first node.
+        Without shares, these are those of the first node.
         """
         described = self._cluster.peak_flops_per_s.get(precision)
         if described is not None:

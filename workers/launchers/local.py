@@ -25,12 +25,7 @@ _POLL_S: Final = 60.0
 
 
 class LocalNodes:
-    """This machine as a set of one node.
-
-    Args:
-        num_devices: devices by its description.
-        rank_entry: "module:function" that a rank runs.
-    """
+    """This machine as a set of one node."""
 
     def __init__(self, *, num_devices: int, rank_entry: str = RANK_ENTRY) -> None:
         self.nodes = (
@@ -104,11 +99,6 @@ class LocalNodes:
 def local_launcher(
     cluster: Cluster, trainers: Mapping[str, ProgramTrainer] = MappingProxyType({})
 ) -> GroupLauncher:
-    """Starts the zygote of this machine; more ranks than devices are allowed.
-
-    Args:
-        cluster: of which this machine is a part.
-        trainers: programs that probes may run, by name.
-    """
+    """Starts the zygote of this machine; more ranks than devices are allowed."""
     nodes = LocalNodes(num_devices=cluster.devices_per_node)
     return GroupLauncher(nodes, cluster, allow_sharing=True, trainers=trainers)

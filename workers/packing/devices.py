@@ -189,12 +189,7 @@ def _grown(old: Floats, shape: tuple[int, int]) -> Floats:
 
 
 class FreeDevices:
-    """The devices that may be assigned at one moment; refuses too large requests quickly.
-
-    Args:
-        table: all devices.
-        free: the devices that may be assigned.
-    """
+    """The devices that may be assigned at one moment; refuses too large requests quickly."""
 
     def __init__(self, table: DeviceTable, free: Bools) -> None:
         self._table = table
@@ -207,12 +202,7 @@ class FreeDevices:
         return FreeDevices(self._table, self._free & ~reserved)
 
     def choose(self, request: PackRequest, *, whole: bool) -> Placement | None:
-        """Chooses devices for a probe; None where it does not fit.
-
-        Args:
-            request: the probe.
-            whole: whether it gets whole nodes.
-        """
+        """Chooses devices for a probe; None where it does not fit."""
         if whole:
             if request.num_nodes > self.num_whole:
                 return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final
 
@@ -81,19 +81,10 @@ class Packer:
     before it where they do not delay it: on other devices, or where they end in time. (EASY
     backfill: Lifka, The ANL/IBM SP scheduling system, 1995.)
 
-    Args:
-        num_devices_by_node: devices of each node.
-        share_nodes: whether probes smaller than a node may run beside others on it.
-        names: of the nodes, for messages; by default their positions.
+    With `share_nodes`, probes smaller than a node may run beside others on it.
     """
 
-    def __init__(
-        self,
-        num_devices_by_node: Sequence[int] = (),
-        *,
-        share_nodes: bool,
-        names: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, *, share_nodes: bool) -> None:
         self._share_nodes = share_nodes
         self._table = DeviceTable()
         self._names: list[str] = []
@@ -102,8 +93,6 @@ class Packer:
         self._running: dict[Hashable, tuple[Share, ...]] = {}
         """Devices that no other probe may use meanwhile: whole nodes where a probe needs them."""
         self._loans: dict[Hashable, int] = {}
-        for node, num_devices in enumerate(num_devices_by_node):
-            self.add_node(num_devices, name=names[node] if names else "")
 
     def add_node(self, num_devices: int, *, name: str = "") -> int:
         """Appends a usable node, and returns its position."""
@@ -114,13 +103,7 @@ class Packer:
         return node
 
     def set_usable(self, node: int, usable: bool, reason: str = "") -> None:
-        """Sets whether probes may start on a node; probes that run there keep their devices.
-
-        Args:
-            node: its position.
-            usable: whether they may start.
-            reason: why not, for messages: "quarantined", "lost", "being checked".
-        """
+        """Sets whether probes may start on a node, and why not; running ones keep their devices."""
         self._table.usable[node] = usable
         self._unusable.pop(node, None)
         if not usable:

@@ -36,12 +36,7 @@ _LEAST_TOLD_S: Final = 0.05
 
 
 class ResultRefusedError(Exception):
-    """The program's reports cannot be a measurement.
-
-    Args:
-        reason: of the outcome.
-        message: why, as one sentence.
-    """
+    """The program's reports cannot be a measurement."""
 
     def __init__(self, reason: FailureReason, message: str) -> None:
         super().__init__(message)
@@ -244,12 +239,6 @@ class ProgramRun:
         device_memory_bytes: int,
     ) -> Measurement:
         """What was measured, once the program has ended or `is_enough`.
-
-        Args:
-            peak_tflops: of one device.
-            peak_source: its source.
-            oversubscribed: whether ranks shared devices.
-            device_memory_bytes: memory of a device.
 
         Raises:
             ResultRefusedError: there are too few steps, or the reports contradict each other, the

@@ -31,11 +31,7 @@ class Readers:
             self._poll.unregister(fd)
 
     def handle(self, within_ms: int | None) -> None:
-        """Waits until a descriptor is readable, and calls the handlers.
-
-        Args:
-            within_ms: how long to wait; None: no limit.
-        """
+        """Waits, perhaps up to a limit, until a descriptor is readable, and calls the handlers."""
         for fd, _ in self._poll.poll(within_ms):
             if fd in self._handlers:  # an earlier handler may have closed it
                 self._handlers[fd]()

@@ -179,14 +179,11 @@ def end_signals() -> int:
 
 
 def last_words(log_fd: int, most: int, *, but_not: str | None = None) -> str:
-    """The last lines that processes wrote to a log, joined to one line; empty: there are none.
+    """The last lines of a log, joined to one line; those with the text `but_not` are left out.
+
+    Empty: there are none.
 
     The processes share the file's offset, so it is left where it is.
-
-    Args:
-        log_fd: the log.
-        most: lines to return.
-        but_not: a text; lines that contain it are left out.
     """
     size = os.fstat(log_fd).st_size
     tail = os.pread(log_fd, _LOG_TAIL_BYTES, max(0, size - _LOG_TAIL_BYTES))
@@ -219,11 +216,6 @@ def end_marked(variable: str, value: str, *, within_s: float) -> None:
     It also finds processes whose parents have ended. Processes that set their title, as Ray's do,
     overwrite their arguments and the start of their environment, so the variable must be the last
     one.
-
-    Args:
-        variable: name of the variable.
-        value: its value, which no other processes have.
-        within_s: seconds after which to give up.
 
     Raises:
         RanksLeftError: some are still running.

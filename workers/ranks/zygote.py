@@ -105,12 +105,7 @@ class _Keeper:
 
 
 class Zygote:
-    """The loop that forks keepers and reaps them.
-
-    Args:
-        agent: connection to the node's agent.
-        entry: what a forked rank runs.
-    """
+    """The loop that forks keepers and reaps them."""
 
     def __init__(self, agent: JsonLines, entry: RankEntry) -> None:
         self._agent = agent

@@ -57,13 +57,7 @@ class ServiceHttp:
     """
 
     def __init__(self, url: str, token: str, *, certificate: Path | None = None) -> None:
-        """Connects at the first request.
-
-        Args:
-            url: of the service.
-            token: a token of the service.
-            certificate: of a service with a self-signed certificate; None: an authority signed it.
-        """
+        """Connects at the first request; a certificate is that of a service that signed its own."""
         tls = None if certificate is None else trusting(certificate)
         self._connection = ServiceConnection(url, token, tls=tls)
         self.url = self._connection.url
@@ -90,13 +84,7 @@ class ServiceHttp:
     def request(
         self, method: str, path: str, body: Any, *, within_s: float = ANSWER_WITHIN_S
     ) -> Any:
-        """Sends a request; returns the document of the answer.
-
-        Args:
-            method: of HTTP.
-            path: of the resource.
-            body: a document, or its bytes; None: there is none.
-            within_s: how long the answer may take.
+        """Sends a request with a document, or its bytes; returns the document of the answer.
 
         Raises:
             ServiceUnreachableError: the service does not answer.

@@ -156,9 +156,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
 def simulated_table(described: Scenario | str, seed: int) -> MeasurementTable:
     """Simulated measurements of every layout of a scenario, on the machine of a seed.
 
-    Args:
-        described: the scenario, or its name.
-        seed: of the machine and of the noise; equal seeds give equal tables.
+    Equal seeds give equal tables.
 
     Raises:
         ScenarioUnknownError: there is no scenario of that name.

@@ -52,12 +52,7 @@ _ENDED: Final = frozenset(
 
 
 def call(*command: str, environ: Mapping[str, str] | None = None, given: str | None = None) -> str:
-    """Runs a program of Slurm; returns what it prints.
-
-    Args:
-        command: the program and its arguments.
-        environ: its environment; None: this process's.
-        given: its standard input; None: nothing.
+    """Runs a program of Slurm with a text as its input; returns what it prints.
 
     Raises:
         SlurmUnavailableError: it is not installed here, or Slurm's controller does not answer.

@@ -62,9 +62,7 @@ def refuse_unusable(request: AllocationRequest, script: str) -> None:
 def warnings(request: AllocationRequest, unchecked: WorkerError | None) -> Iterator[str]:
     """Possible problems that can't be checked on this machine.
 
-    Args:
-        request: the allocation.
-        unchecked: why the role of the token could not be checked; None: it was checked.
+    One is why the role of the token could not be checked, if so.
     """
     is_loopback = is_loopback_host(urlsplit(request.url).hostname or "")
     if is_loopback:

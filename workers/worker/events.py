@@ -127,14 +127,7 @@ T = TypeVar("T")
 def in_background(
     events: SimpleQueue[T], work: Callable[[], T], *, name: str, failed: Callable[[Exception], T]
 ) -> None:
-    """Runs a function on a thread; its end is an event.
-
-    Args:
-        events: where the event is put.
-        work: the function; returns the event.
-        name: of the thread.
-        failed: makes the event where `work` raises an exception.
-    """
+    """Runs a function on a thread; its end is the event that it returns, or `failed` makes."""
 
     def run() -> None:
         try:

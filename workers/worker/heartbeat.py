@@ -78,11 +78,7 @@ class News:
     """When the allocation ends, on the monotonic clock."""
 
     def status(self, known: Mapping[str, HealthReport] | None = None) -> StatusBody:
-        """The status of the allocation at this moment.
-
-        Args:
-            known: reports by node that the service has already; they are not sent again.
-        """
+        """The status of the allocation now; `known` health reports are not sent again."""
         now = time.monotonic()
         return StatusBody(
             state=self.state,

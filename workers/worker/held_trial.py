@@ -101,11 +101,7 @@ class HeldTrial:
         self.placement, self.nodes_held = (), 0.0
 
     def report(self, outcome: Outcome | None = None) -> OutcomeReport:
-        """The report to the service: the last run's outcome, with the duration of all runs.
-
-        Args:
-            outcome: an outcome instead of the last run's.
-        """
+        """The report of the last run's outcome, or another one, with the duration of all runs."""
         duration_s = sum(run.outcome.duration_s for run in self.runs)
         node_s = sum(run.outcome.duration_s * run.nodes_held for run in self.runs)
         iterations_s = sum(run.iterations_s for run in self.runs)

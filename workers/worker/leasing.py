@@ -127,11 +127,7 @@ class Leasing:
         self._orders.put(None)
 
     def close(self, within_s: float) -> None:
-        """Ends the thread; later answers are dropped.
-
-        Args:
-            within_s: how long to wait for a call that is under way.
-        """
+        """Ends the thread after the call that is under way; later answers are dropped."""
         self._closing.set()
         self._orders.put(None)
         self._thread.join(within_s)

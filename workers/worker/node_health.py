@@ -186,13 +186,9 @@ def check_nodes(
 ) -> dict[int, HealthReport]:
     """Measures some idle nodes; `problems` evaluates the reports.
 
-    A suspicious node is measured a second time while the others are idle; that result counts.
+    They are compared with each other and with `known` reports of other nodes.
 
-    Args:
-        launcher: of the nodes.
-        nodes: their positions.
-        cancelled: whether to end.
-        known: reports of other nodes, to compare with.
+    A suspicious node is measured a second time while the others are idle; that result counts.
     """
     check = _Check(launcher, cancelled)
     reports = check.each_alone(nodes)

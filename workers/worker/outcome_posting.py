@@ -152,8 +152,7 @@ def _key(outcome: EncodedOutcome) -> _Key:
 class Posting:
     """Stores outcomes at once, and posts them as soon as the service accepts them.
 
-    Args:
-        outbox: where outcomes wait; those of an earlier process are posted too.
+    Outcomes that an earlier process left in the outbox are posted too.
     """
 
     def __init__(self, outbox: Outbox) -> None:
@@ -184,9 +183,6 @@ class Posting:
         Otherwise a trial whose lease expired in the outage would be leased again before its outcome
         is known.
 
-        Args:
-            within_s: how long to wait.
-
         Raises:
             ServiceUnreachableError: outcomes still wait.
         """
@@ -200,8 +196,7 @@ class Posting:
     def close(self, within_s: float) -> None:
         """Stores the outcomes, tries once more to post them, and ends the threads.
 
-        Args:
-            within_s: how long that may take; the others wait on disk.
+        What is not posted in time waits on disk.
         """
         give_up_at = time.monotonic() + within_s
         self._reports.put(None)

@@ -140,12 +140,10 @@ class Spool:
 def adopt_abandoned(spool: Spool, pattern: str) -> None:
     """Moves outcomes that workers of other names have left beside this spool into it.
 
+    The pattern is that of the names of directories of the same service.
+
     A worker is named after its job, and may have been killed before it posted all outcomes; the
     worker of the next job posts them.
-
-    Args:
-        spool: where the outcomes are moved.
-        pattern: of the names of directories that belong to the same service.
     """
     for directory in spool.directory.parent.glob(pattern):
         if directory == spool.directory:

@@ -6,7 +6,7 @@ One failure may be the fault of the layout or of a node. So the probe is run aga
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -51,33 +51,25 @@ class NodeHistory:
 
     _doubts: dict[Hashable, _Doubt] = field(default_factory=dict)
     _strikes: dict[str, list[Strike]] = field(default_factory=dict)
-    _quarantined: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def quarantined(self) -> Mapping[str, str]:
-        """Nodes with too many strikes, and why."""
-        return dict(self._quarantined)
+    _quarantined: set[str] = field(default_factory=set)
 
     def strikes(self, node: str) -> Sequence[Strike]:
         """The strikes that a node has."""
         return tuple(self._strikes.get(node, ()))
 
-    def failed(self, probe: Hashable, nodes: Sequence[str], outcome: Outcome) -> bool:
-        """Notes a failure; returns whether to run the probe again on other nodes.
+    def failed(self, probe: Hashable, nodes: Sequence[str], outcome: Outcome) -> frozenset[str]:
+        """Notes a failure; returns the suspects among its nodes: the one that it names, or all.
 
-        Args:
-            probe: the trial's id.
-            nodes: the nodes of the probe.
-            outcome: the failure; where it names one of the nodes, the others are not suspects.
+        The probe is to be run again on other nodes; not so where there are no suspects.
         """
         if self._doubts.pop(probe, None) is not None:
-            return False  # it failed on other nodes too: the layout is to blame
+            return frozenset()  # it failed on other nodes too: the layout is to blame
         if outcome.reason not in DOUBTFUL:
-            return False
-        suspects = {outcome.node} if outcome.node in nodes else set(nodes)
+            return frozenset()
+        suspects = frozenset({outcome.node} if outcome.node in nodes else set(nodes))
         why = f"{outcome.reason}: {outcome.message}"
-        self._doubts[probe] = _Doubt(suspects=frozenset(suspects), why=why)
-        return True
+        self._doubts[probe] = _Doubt(suspects=suspects, why=why)
+        return suspects
 
     def completed(self, probe: Hashable, nodes: Sequence[str]) -> dict[str, str]:
         """Notes a completed probe; returns the nodes to quarantine because of it, and why."""
@@ -99,7 +91,7 @@ class NodeHistory:
 
     def release(self, node: str) -> None:
         """Takes a node out of quarantine and removes its strikes."""
-        self._quarantined.pop(node, None)
+        self._quarantined.discard(node)
         self._strikes.pop(node, None)
 
     def _strike_out(self, node: str) -> str | None:
@@ -108,9 +100,8 @@ class NodeHistory:
             return None
         last = strikes[-1]
         trials = ", ".join(str(strike.probe) for strike in strikes)
-        why = f"failed trials {trials} that other nodes completed; last {last.why}"
-        self._quarantined[node] = why
-        return why
+        self._quarantined.add(node)
+        return f"failed trials {trials} that other nodes completed; last {last.why}"
 
 
 @dataclass(kw_only=True)
@@ -131,12 +122,10 @@ class SecondOpinions(NodeHistory):
                 if (index := self.roster.position(name)) is not None:
                     self.roster.quarantine(index, why)
             return frozenset()
-        if not self.failed(trial.key, names, outcome):
-            self.forget(trial.key)
-            return frozenset()
-        held = frozenset(share.node for share in trial.placement)
-        named = self.roster.position(outcome.node)
-        suspects = frozenset({named}) if named in held and named is not None else held
+        suspected = self.failed(trial.key, names, outcome)
+        suspects = frozenset(
+            share.node for share in trial.placement if self.roster.name(share.node) in suspected
+        )
         if not self._has_others(trial, suspects):
             self.forget(trial.key)
             return frozenset()

@@ -124,22 +124,8 @@ def run_worker(
 ) -> None:
     """Works until SIGTERM or SIGINT, or until the allocation's time is over.
 
-    Args:
-        url: of the service.
-        token: a token of the service.
-        certificate: of a service with a self-signed certificate; None: an authority signed it.
-        described_cluster: name of this machine's preset, or its description.
-        name: of the worker; None: the host's.
-        spool_dir: where outcomes wait; None: a directory by the service and the name.
-        patience_s: how long to wait for a service that does not answer at the start.
-        launcher: which launcher starts ranks.
-        ray_address: "host:port" of a Ray cluster to join; None: one is started on this machine.
-        num_nodes: nodes of that cluster; None: those of the Slurm job, or one.
-        time_left_s: seconds until the allocation ends; None: Slurm is asked, else never.
-        end_when_idle_s: seconds without a trial after which the worker ends; None: never.
-        share_nodes: whether small probes run side by side on a node; None: the site's choice.
-        rank_entry: "module:function" that a rank runs.
-        trainers: programs that probes may run besides the embedded trainer, by name.
+    The arguments are the options of the command `worker`, which its help explains; and
+    "module:function" that a rank runs.
 
     Raises:
         WorkerError: the worker can't start, or can't go on.

@@ -111,12 +111,7 @@ class TrialBook:
             _LOG.info("%s is leased", trial.key)
 
     def start(self, now: float, until: float | None) -> None:
-        """Starts the probes for which there are devices.
-
-        Args:
-            now: the time.
-            until: when they must have ended; None: no limit.
-        """
+        """Starts the probes for which there are devices; they must have ended at `until`."""
         for key, placement in self.packer.place(now, until):
             self._start(self._held[str(key)], placement)
 
@@ -144,12 +139,7 @@ class TrialBook:
         )
 
     def _wait_for_devices(self, trial: HeldTrial, avoid: frozenset[int] = frozenset()) -> None:
-        """Puts a trial at the end of the packer's queue.
-
-        Args:
-            trial: it has no devices.
-            avoid: positions of nodes that it must not get.
-        """
+        """Puts a trial without devices at the end of the packer's queue; it avoids some nodes."""
         layout, at_most_s = trial.request.layout, _at_most_s(trial.request)
         self.packer.submit(
             PackRequest(

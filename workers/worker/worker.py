@@ -109,11 +109,6 @@ class AllocationEnd:
     """Looks up the end of the allocation now and then, and sends it to the worker as `EndMoved`.
 
     It has a thread of its own: Slurm's controller may take minutes to answer.
-
-    Args:
-        ends_in_s: looks up the end.
-        events: the worker's queue.
-        look_every_s: seconds between two queries.
     """
 
     def __init__(

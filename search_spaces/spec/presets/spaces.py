@@ -40,10 +40,7 @@ def resolve_space(
 ) -> SearchSpace:
     """The space that a user described: a preset's name, knobs, or a preset with other knobs.
 
-    Args:
-        described: the description.
-        precision: the precision of a space that names none (see
-            `search_spaces.spec.default_precision`).
+    One that names no precision has the given one.
 
     Raises:
         SpaceInvalidError: the preset or a knob is unknown, or a value impossible.

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import pytest
 
+from results_db.records import TrialRecord
 from search_spaces.campaigns.campaign_settings import Budget
-from tuner.driver.budget_check import EndedTrial, Spent, closing_message, time_is_up, trials_left
+from tests.tuner.factories import ended_trial
+from tuner.driver.budget_check import Spent, closing_message, time_is_up, trials_left
 
 
 def make_spent(*, trials: int = 0, node_seconds: float = 0.0, wall_time_s: float = 0.0) -> Spent:
     return Spent(trials=trials, node_seconds=node_seconds, wall_time_s=wall_time_s)
 
 
-def make_trials(**counts: int) -> list[EndedTrial]:
+def make_trials(**counts: int) -> list[TrialRecord]:
     """By state, or by reason of a failed one."""
     states = {"completed": "COMPLETED", "cancelled": "CANCELLED", "out_of_memory": "INFEASIBLE"}
     return [
-        EndedTrial(state=states.get(name, "FAILED"), reason=None if name == "completed" else name)
+        ended_trial(states.get(name, "FAILED"), None if name == "completed" else name)
         for name, count in counts.items()
         for _ in range(count)
     ]

@@ -14,8 +14,8 @@ from search_spaces.campaigns.fidelity import Fidelity, ProbeCosts, fidelities, f
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from tests.kit.store import completed, failed
-from tests.tuner.factories import DrivenCampaign, make_spec, run_campaign, submit
-from tuner.driver.budget_check import EndedTrial, Spent, closing_message, is_reserved
+from tests.tuner.factories import DrivenCampaign, ended_trial, make_spec, run_campaign, submit
+from tuner.driver.budget_check import Spent, closing_message, is_reserved
 from tuner.driver.campaign_search import CampaignSearch, full_probe_node_s
 from tuner.strategies import registry
 from tuner.strategies.base import History, Proposer
@@ -38,8 +38,11 @@ class PartFirst(Proposer):
         self.left_node_s: list[float | None] = []
 
     def propose(self, history: History) -> int | None:
-        self.left_node_s.append(history.left_node_s)
-        if history.left_node_s is not None and history.left_node_s < self.least_node_s:
+        self.left_node_s.append(history.limits.left_node_s)
+        if (
+            history.limits.left_node_s is not None
+            and history.limits.left_node_s < self.least_node_s
+        ):
             return None
         waiting = [index for index in range(len(history.layouts)) if history.is_free[index]]
         probed = [index for index in waiting if index in history.cheap]
@@ -303,9 +306,9 @@ def test_the_reserve_is_that_of_trials_that_ran_in_full() -> None:
     assert some.of_full_trial(140.0) == pytest.approx(20.0), "of any other cost, as much a share"
 
 
-PART = EndedTrial(state="COMPLETED", reason=None, is_cheap=True)
-CRASHED_PART = EndedTrial(state="FAILED", reason="crashed", is_cheap=True)
-LATE = EndedTrial(state="FAILED", reason="timeout")
+PART = ended_trial("COMPLETED", is_cheap=True)
+CRASHED_PART = ended_trial("FAILED", "crashed", is_cheap=True)
+LATE = ended_trial("FAILED", "timeout")
 
 
 @pytest.mark.parametrize(
@@ -317,10 +320,10 @@ LATE = EndedTrial(state="FAILED", reason="timeout")
             "done (1 completed, 1 failed); no layout was measured in full, so there is no winner: "
             "clone the campaign with a larger budget",
         ),
-        ([PART, replace(PART, is_cheap=False)], None, "done (2 completed)"),
+        ([PART, ended_trial("COMPLETED")], None, "done (2 completed)"),
         # Where every full probe failed, a larger budget would not help.
         (
-            [PART, *[CRASHED_PART] * 3, LATE, LATE, EndedTrial(state="CANCELLED", reason=None)],
+            [PART, *[CRASHED_PART] * 3, LATE, LATE, ended_trial("CANCELLED")],
             3600.0,
             "done (1 cancelled, 1 completed, 5 failed); no layout was measured in full, so there "
             "is no winner; most common reason: timeout (2 of 2)",
@@ -328,6 +331,6 @@ LATE = EndedTrial(state="FAILED", reason="timeout")
     ],
 )
 def test_the_closing_message_says_whether_and_why_nothing_was_measured_in_full(
-    trials: list[EndedTrial], takes_s: float | None, message: str
+    trials: list[TrialRecord], takes_s: float | None, message: str
 ) -> None:
     assert closing_message("done", trials, full_probe_node_s=takes_s) == message

@@ -15,7 +15,7 @@ from tuner.errors import ReplayFailedError, StrategyUnknownError
 from tuner.replay import run as run_module
 from tuner.replay.cell_layouts import CellLayouts
 from tuner.replay.run import ITERATIONS, ProbeConditions, ReplayTask
-from tuner.strategies.base import LayoutSearch, Proposer
+from tuner.strategies.base import AskLimits, LayoutSearch, Proposer
 from tuner.strategies.registry import make_strategy
 
 
@@ -188,8 +188,8 @@ def asking_for(monkeypatch: pytest.MonkeyPatch, order: list[int]) -> list[Observ
         def __init__(self, layouts: Any) -> None:
             self._left = [layouts.layout(place) for place in order]
 
-        def ask(self, *, left_node_s: float | None = None) -> Layout | None:
-            assert left_node_s is None
+        def ask(self, limits: AskLimits) -> Layout | None:
+            assert limits.left_node_s is None
             return self._left.pop(0) if self._left else None
 
         def predict(self, layout: Layout) -> None:

@@ -15,7 +15,7 @@ from search_spaces.spec.layout import Layout
 from search_spaces.tables import TableCell, TableRow
 from tuner.replay.cell_layouts import CellLayouts
 from tuner.replay.run import ReplayRun, ReplayTask, observation_of, problem_of
-from tuner.strategies.base import LayoutSearch
+from tuner.strategies.base import AskLimits, LayoutSearch
 from tuner.strategies.registry import make_strategy
 from workers.simulation.scenarios import simulated_part, simulated_table
 
@@ -63,7 +63,7 @@ def outcome(layout: Layout, fidelity: Fidelity | None) -> Observation:
 
 
 def ask(search: LayoutSearch, left_node_s: float | None = None) -> tuple[Layout, Fidelity | None]:
-    layout = search.ask(left_node_s=left_node_s)
+    layout = search.ask(AskLimits(left_node_s=left_node_s))
     assert layout is not None
     return layout, search.fidelity(layout)
 
@@ -144,14 +144,16 @@ def test_a_rest_that_pays_for_no_full_probe_is_left_unless_nothing_ran_in_full()
     assert not search.is_held_back
     search.tell(layout, outcome(layout, fidelity), fidelity=fidelity)
     search.tell(layout, outcome(layout, None))
-    assert search.ask(left_node_s=too_little) is None
+    assert search.ask(AskLimits(left_node_s=too_little)) is None
     assert search.is_held_back
     ask(search, left_node_s=4.0 * too_little)
     assert not search.is_held_back
     full = next(row.layout for row in cell().merged if row.layout != layout)
     search.resume(full)
     left_node_s = COSTS.node_s(16, 240.0) + too_little
-    assert search.ask(left_node_s=left_node_s) is None, "a full probe that runs takes the rest"
+    assert search.ask(AskLimits(left_node_s=left_node_s)) is None, (
+        "a full probe that runs takes the rest"
+    )
 
 
 def test_a_part_that_does_not_fit_ends_its_layout_and_one_that_runs_does_not() -> None:
@@ -297,7 +299,7 @@ def test_several_workers_do_not_all_confirm_at_once() -> None:
     left = 1.5 * COSTS.node_s(16, 240.0)
     full = 0
     for _ in range(4):
-        asked = search.ask(left_node_s=left)
+        asked = search.ask(AskLimits(left_node_s=left))
         full += asked is not None and search.fidelity(asked) is None
     assert full <= 1, "the budget pays for one"
     run = make_task(pending=4, probes=60, budget_node_s=40 * 3600.0).run()

@@ -117,8 +117,9 @@ def test_a_results_file_in_the_working_directory_stays(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results.csv").write_text("mine\n")
     legal = make_legal_set()
-    search = LayoutSearch(legal, counting := CountingProposer(legal, seed=1, num_initial=1))
-    search.tell(legal.layout(0), Observation.completed(5.0))
+    search = LayoutSearch(legal, counting := CountingProposer(legal, seed=1))
+    for position in range(10):
+        search.tell(legal.layout(position), Observation.completed(5.0))
     search.ask()
     assert counting.num_fits == 1
     assert [path.name for path in tmp_path.iterdir()] == ["results.csv"]

@@ -11,8 +11,14 @@ FOREVER = None
 
 
 def make_packer(num_nodes: int = 4, num_devices: int = 8, *, share_nodes: bool = True) -> Packer:
-    names = [f"n{node}" for node in range(num_nodes)]
-    return Packer([num_devices] * num_nodes, share_nodes=share_nodes, names=names)
+    return packer_of(*[num_devices] * num_nodes, share_nodes=share_nodes)
+
+
+def packer_of(*num_devices_by_node: int, share_nodes: bool = True) -> Packer:
+    packer = Packer(share_nodes=share_nodes)
+    for node, num_devices in enumerate(num_devices_by_node):
+        packer.add_node(num_devices, name=f"n{node}")
+    return packer
 
 
 def make_request(
@@ -144,7 +150,7 @@ def test_a_node_may_join_later() -> None:
 
 
 def test_nodes_may_be_of_different_sizes() -> None:
-    packer = Packer([4, 8, 8], share_nodes=True)
+    packer = packer_of(4, 8, 8)
     assert nodes_of(start(packer, make_request(1, nodes=2))[1]) == [1, 2]
     assert start(packer, make_request(2, devices=6)) == {}
     assert "needs 3 whole nodes" in packer_says(packer, make_request(3, nodes=3))

@@ -59,7 +59,9 @@ class Run:
     promised: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.packer = Packer([self.per_node] * self.num_nodes, share_nodes=self.share_nodes)
+        self.packer = Packer(share_nodes=self.share_nodes)
+        for _ in range(self.num_nodes):
+            self.packer.add_node(self.per_node)
 
     def play(self, arrivals: Sequence[Arrival]) -> list[Started]:
         for arrival in arrivals:

@@ -51,14 +51,7 @@ class RayAgent:
     """The Ray actor of one node, around its agent."""
 
     def serve(self, address: str, token: str, rank_entry: str, fields: Document) -> None:
-        """Serves the worker until the connection to it closes.
-
-        Args:
-            address: where the worker listens.
-            token: what the agent greets it with.
-            rank_entry: "module:function" that a rank runs.
-            fields: of the greeting.
-        """
+        """Serves the worker until the connection to it closes."""
         # Without this, an actor outlives a killed raylet by half a minute and more.
         die_with_parent(os.getppid())
         NodeAgent(greet(address, token, fields), rank_entry).run()

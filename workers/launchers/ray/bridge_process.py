@@ -24,10 +24,6 @@ class BridgeProcess:
     Any thread may call it. When this process ends for any reason, the warden ends the bridge and a
     cluster that it has started.
 
-    Args:
-        flags: command-line flags of the bridge.
-        variables: for its environment.
-
     Raises:
         OSError: it can't be started.
         RayClusterFailedError: there is no place for Ray's files.

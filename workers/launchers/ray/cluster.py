@@ -137,10 +137,6 @@ class LocalRay(RayNodeProcesses):
     Its servers listen on 127.0.0.1, and refuse calls without the cluster's token. This process must
     have imported Ray with the variables of `ALONE`.
 
-    Args:
-        command: the command `ray`.
-        directory: for its files, which another process holds too; None: one is created.
-
     Raises:
         RayClusterFailedError: it could not be started or joined.
     """
@@ -179,12 +175,9 @@ class LocalRay(RayNodeProcesses):
 
 
 class HeadWatch:
-    """An idle connection to the head of a cluster; it closes when the head ends.
+    """An idle connection to the head of a cluster, at "address:port"; it closes when the head ends.
 
     Checking it costs the head nothing, with any number of nodes.
-
-    Args:
-        address: "address:port" of the head, which answers now.
     """
 
     def __init__(self, address: str) -> None:
@@ -220,9 +213,7 @@ class HeadWatch:
 class JoinedRay:
     """A Ray cluster that other processes have started, with a node on this machine.
 
-    Args:
-        address: "address:port" of its head.
-        within_s: how long to wait for the head.
+    Its head is at "address:port" and may take some time to answer.
 
     Raises:
         RayClusterFailedError: it does not answer, or could not be joined.

@@ -351,16 +351,7 @@ def ray_launcher(
     rank_entry: str = RANK_ENTRY,
     trainers: Mapping[str, ProgramTrainer] = MappingProxyType({}),
 ) -> GroupLauncher:
-    """Joins an allocation's Ray cluster, or starts one of this machine alone.
-
-    Args:
-        cluster: the cluster of the nodes.
-        address: "address:port" of the cluster's head, whose token is in RAY_AUTH_TOKEN; None: one
-            is started.
-        num_nodes: nodes to wait for, up to a limit; further nodes are used too.
-        device_cores: CPU numbers by device; empty: equal contiguous shares.
-        rank_entry: "module:function" that a rank runs.
-        trainers: programs that probes may run, by name.
+    """Joins an allocation's Ray cluster, or starts one of this machine alone; see `RayNodes`.
 
     Raises:
         RayClusterFailedError: the cluster could not be started or joined.

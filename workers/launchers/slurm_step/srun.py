@@ -320,15 +320,7 @@ def srun_launcher(
     environment: Mapping[str, str] | None = None,
     trainers: Mapping[str, ProgramTrainer] = MappingProxyType({}),
 ) -> GroupLauncher:
-    """Starts one Slurm step a group, inside the allocation.
-
-    Args:
-        cluster: the cluster of the nodes.
-        site: options of steps here; None: there are none.
-        allocation: the job that this process runs in.
-        rank_entry: "module:function" that a rank runs.
-        environment: of the ranks; None: this process's.
-        trainers: programs that probes may run, by name.
+    """Starts one Slurm step a group, inside the allocation that this process runs in.
 
     Raises:
         NodeLostError: no node of the allocation answers.

@@ -48,13 +48,7 @@ _OTHERS_WISHES: Final = (
 
 
 class SrunProcess:
-    """A step of a job, and its `srun`.
-
-    Args:
-        job_id: of the allocation.
-        name: of the step; it is unique.
-        options: arguments of `srun`, with the command.
-        environment: the whole environment of the tasks.
+    """A step of a job, with a unique name, and its `srun` with the whole environment of the tasks.
 
     Raises:
         OSError: `srun` is not installed here, or no process can be started.

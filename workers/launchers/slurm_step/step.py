@@ -62,13 +62,7 @@ class _Member:
 
 
 class Step:
-    """The nodes of one step and their events. The group's thread polls; another one reads.
-
-    Args:
-        group: the group that the step runs.
-        nodes: names by position.
-        connect_within_s: how long after the launch a node may take to connect.
-    """
+    """The nodes of one step and their events. The group's thread polls; another one reads."""
 
     def __init__(self, *, group: str, nodes: Mapping[int, str], connect_within_s: float) -> None:
         self._group = group

@@ -139,11 +139,7 @@ def _uncounted() -> AbstractContextManager[Any]:
 class Operation(ABC):
     """A collective or a transfer, done piece by piece, in the shared memory of a group.
 
-    Args:
-        host: the rank's operations with the other ranks of its host.
-        region: the group's memory.
-        rank: this rank's index in the group.
-        peers: global ranks that it depends on.
+    `rank` is this rank's index in the group; the peers that it depends on are global ranks.
     """
 
     is_done: bool = False

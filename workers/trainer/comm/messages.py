@@ -47,14 +47,9 @@ def gather_documents(document: Any, device: torch.device) -> list[Any]:
 
 
 def broadcast_document(document: Any, *, source: int, device: torch.device) -> Any:
-    """The document of rank `source`, on every rank.
+    """The document of rank `source`, on every rank; those of the others are ignored.
 
     Communicates: a broadcast of the length over all ranks of the job, then one of the document.
-
-    Args:
-        document: the document to send; ignored on all other ranks.
-        source: the rank that sends.
-        device: the device of the job's process group.
 
     Raises:
         MessageInvalidError: on every rank, where the document is too long or is not JSON.

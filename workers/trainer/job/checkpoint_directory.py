@@ -26,7 +26,7 @@ from search_spaces.errors import SearchSpaceError
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from workers.trainer.errors import CheckpointInvalidError
-from workers.trainer.job.fields import fields_of_version, refuse_unknown_fields
+from workers.trainer.job.fields import fields_of_version
 
 FORMAT: Final = "layout-tuner/checkpoint"
 VERSION: Final = 1
@@ -66,18 +66,6 @@ class CheckpointSettings:
                 continue
             if problem := whole_number_problem(value, low=1, high=MAX_WIDTH):
                 raise CheckpointInvalidError(f"{name}={problem}")
-
-    @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Reads the settings from their fields by name.
-
-        Raises:
-            CheckpointInvalidError: a field is missing, unknown, or out of range.
-        """
-        refuse_unknown_fields(mapping, cls, CheckpointInvalidError, "field")
-        if "directory" not in mapping:
-            raise CheckpointInvalidError("directory, the folder of the checkpoints, is missing")
-        return cls(**mapping)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,8 +33,11 @@ from workers.trainer.job.training_tokens import TokenFile, TokenFileSettings
 FORMAT: Final = "layout-tuner/trainer"
 VERSION: Final = 1
 
-_PATHS: Final = (("data", "tokens"), ("checkpoint", "directory"))
-"""Fields of the document that contain paths."""
+_PARTS: Final[Mapping[str, tuple[type[Any], str, str]]] = {
+    "data": (TokenFileSettings, "tokens", "the path of the file"),
+    "checkpoint": (CheckpointSettings, "directory", "the folder of the checkpoints"),
+}
+"""Parts of the document: their settings, and the path that they must have, with its meaning."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,9 +109,8 @@ class TrainJob:
                 values[name] = kind.from_mapping(values[name])
             except (SearchSpaceError, TypeError) as error:
                 raise TrainJobInvalidError(f"the job's {name} is invalid: {error}") from error
-        for name, part in (("data", TokenFileSettings), ("checkpoint", CheckpointSettings)):
-            values[name] = _read_part(part, name, values.get(name))
-        return cls(**values)
+        parts = {name: _read_part(name, values.get(name)) for name in _PARTS}
+        return cls(**values | parts)
 
     def refuse_unusable(self) -> None:
         """Checks the files that the job names, before any rank is started.
@@ -188,22 +190,24 @@ def read_job(path: Path, *, steps: int | None = None, warmup: int | None = None)
         raise TrainJobInvalidError(f"{path}: {error}") from error
 
 
-def _read_part(
-    kind: type[TokenFileSettings] | type[CheckpointSettings], name: str, value: object
-) -> Any:
+def _read_part(name: str, value: object) -> Any:
+    kind, path, meaning = _PARTS[name]
     if value is None:
         return None
     if not isinstance(value, Mapping):
         raise TrainJobInvalidError(f"the job's {name}={shown(value)} is not an object of fields")
     try:
-        return kind.from_mapping(value)
+        refuse_unknown_fields(value, kind, TrainJobInvalidError, "field")
+        if path not in value:
+            raise TrainJobInvalidError(f"{path}, {meaning}, is missing")
+        return kind(**value)
     except TrainerError as error:
         raise TrainJobInvalidError(f"the job's {name} is invalid: {error}") from error
 
 
 def _make_absolute(mapping: dict[str, Any], folder: Path) -> None:
     """Makes the document's paths relative to its own folder, not to the working directory."""
-    for part, name in _PATHS:
+    for part, (_, name, _) in _PARTS.items():
         fields_of_part = mapping.get(part)
         if isinstance(fields_of_part, dict) and isinstance(fields_of_part.get(name), str):
             path = str(folder / fields_of_part[name])

@@ -167,10 +167,6 @@ class JobCheckpoints:
         """Runs `act` on rank 0 and returns its result on all ranks; a failure is raised on all.
 
         Communicates: a broadcast from rank 0 over all ranks.
-
-        Args:
-            act: runs on rank 0; returns plain JSON values.
-            read: turns these values into the result.
         """
         answer: dict[str, Any] = {}
         if self._is_first:

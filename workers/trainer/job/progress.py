@@ -17,10 +17,6 @@ _BYTE_UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
 class ProgressLog:
     """Prints each event as a line for people, and appends it to a log as a line of JSON.
 
-    Args:
-        stream: stream of the lines for people.
-        log: file to append JSON lines to; None: no log.
-
     Raises:
         TrainJobInvalidError: the log can't be opened.
     """

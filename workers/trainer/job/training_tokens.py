@@ -12,10 +12,9 @@ domains", CT-RSA 2002).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,6 @@ from numpy.typing import NDArray
 from search_spaces.documents.reading import shown, whole_number_problem, why_unreadable
 from search_spaces.spec.model_shape import ModelShape
 from workers.trainer.errors import TrainingTokensInvalidError
-from workers.trainer.job.fields import refuse_unknown_fields
 
 DTYPES: Final = ("uint16", "uint32", "int32", "int64")
 """Types of token ids, little-endian."""
@@ -76,31 +74,12 @@ class TokenFileSettings:
     def is_npy(self) -> bool:
         return self.tokens.endswith(".npy")
 
-    @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Reads the settings from their fields by name.
-
-        Raises:
-            TrainingTokensInvalidError: a field is missing, unknown, or out of range.
-        """
-        refuse_unknown_fields(mapping, cls, TrainingTokensInvalidError, "field")
-        if "tokens" not in mapping:
-            raise TrainingTokensInvalidError("tokens, the path of the file, is missing")
-        return cls(**mapping)
-
 
 class TokenFile:
     """Samples of a token file in a seeded order, which differs in every epoch.
 
-    The samples of a step depend on the file, the seed, and the number of samples before it.
-
-    Args:
-        settings: the file, and how to read it.
-        shape: the model to train; its seq_length and vocab_size are used.
-        seed: seed of the order of samples.
-        global_batch_size: samples per step.
-        first_step: the step at which the job starts or resumes.
-        first_sample: samples that were used before that step.
+    The samples of a step depend on the file, the seed, and the number of samples before it:
+    `first_sample` of them were used before `first_step`, at which the job starts or resumes.
 
     Raises:
         TrainingTokensInvalidError: the file can't be read, or holds less than one sample.

@@ -122,18 +122,10 @@ def summarise(
     oversubscribed: bool,
     disturbance: Disturbance,
 ) -> Measurement:
-    """The measurement of a probe: medians over its timed iterations.
+    """The measurement of a probe, warm-up included: medians over its timed iterations.
 
-    Args:
-        iterations: all iterations in order, warm-up included.
-        iterations_asked: requested timed iterations; if fewer were timed, the probe stopped early.
-        tokens_per_step: tokens of all replicas.
-        speed: the throughput at the median step time of the timed iterations.
-        peak_source: the source of the peak in `speed`.
-        breakdowns: the time breakdown of each timed iteration.
-        memory: the peaks of all ranks.
-        oversubscribed: whether ranks shared devices.
-        disturbance: what others took of the devices during the timed iterations.
+    `speed` is the throughput at their median. If fewer than `iterations_asked` were timed, the
+    probe stopped early.
     """
     timed_s = step_times_s(iterations, "timed")
     q25_s, median_s, q75_s = quartiles(timed_s)
