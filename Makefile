@@ -168,10 +168,6 @@ bench-workers: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_workers --record
 	$(BIN)/python -m benchmarks.bench_packing --record
 
-# Half an hour, with nothing else on the machine.
-bench-busy: $(INSTALLED)
-	$(BIN)/python -m benchmarks.bench_busy --record
-
 # Two minutes, with nothing else on the machine.
 bench-programs: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_programs --record
