@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from api.campaigns.measured_jobs import RankedStep, measured_jobs
 from api.campaigns.parquet import num_rows
 from api.commands.connection import service_options
 from api.commands.display import job_options, json_option, print_jobs, print_json
@@ -152,6 +151,8 @@ def _jobs(
     job: TrainingJob, campaign: CampaignDetail, page: LeaderboardPage
 ) -> list[tuple[str, JobEstimate]]:
     """The training job with each listed layout."""
+    from api.campaigns.measured_jobs import RankedStep, measured_jobs  # they import numpy
+
     ranked = (
         RankedStep(e.rank, e.layout, e.step_time_s, e.value, e.value_low, e.value_high)
         for e in page.trials

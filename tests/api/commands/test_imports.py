@@ -44,7 +44,7 @@ def test_the_help_of_a_group_imports_none_of_its_commands(words: tuple[str, ...]
 
 
 @pytest.mark.parametrize(
-    "words", [("campaign", "show"), ("trial", "list"), ("leaderboard",), ("verify",), ("login",)]
+    "words", [("campaign", "show"), ("trial", "list"), ("leaderboard",), ("report",), ("login",)]
 )
 def test_the_help_of_a_command_imports_nothing_that_talks_to_a_service(
     words: tuple[str, ...],
