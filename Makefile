@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 PIP_FLAGS ?=
 
 INSTALLED := $(VENV)/.installed
-.PHONY: install demo pictures check lint types layers structure test test-slow test-nightly test-faults test-slurm test-exports slurm-packages browser-packages openapi reference test-gpu bench-enumerate bench-plan bench-estimates bench-memory bench-trainer bench-search bench-intervals bench-stopping bench-packing bench-busy bench-workers bench-service bench-programs bench-revisions bench-dashboard bench-gpu clean
+.PHONY: install demo pictures check lint types layers structure test test-slow test-nightly test-faults test-slurm test-exports slurm-packages browser-packages openapi reference test-gpu bench-enumerate bench-plan bench-estimates bench-memory bench-trainer bench-search bench-intervals bench-stopping bench-packing bench-busy bench-commands bench-workers bench-service bench-programs bench-revisions bench-dashboard bench-gpu clean
 
 install: $(INSTALLED)
 
@@ -167,6 +167,10 @@ bench-busy: $(INSTALLED)
 bench-workers: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_workers --record
 	$(BIN)/python -m benchmarks.bench_packing --record
+
+# Half a minute, with nothing else on the machine.
+bench-commands: $(INSTALLED)
+	$(BIN)/python -m benchmarks.bench_commands --record
 
 # Two minutes, with nothing else on the machine.
 bench-programs: $(INSTALLED)

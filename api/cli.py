@@ -1,18 +1,15 @@
-"""The command line: finds the subcommands of all packages, and imports only the one that runs."""
+"""The command line: imports only the subcommand that runs."""
 
 from __future__ import annotations
 
-import ast
 import sys
-from collections.abc import Iterator, Mapping
-from importlib import metadata, util
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, Final
 
 import click
 
-from api.command_packages import missing_packages_of
-from api.version import version
+from api.command_packages import COMMANDS, missing_packages_of
+from api.lazy_group import LazyGroup
 from search_spaces.documents.numbers import read_number, read_whole
 from search_spaces.terminal.console import escape_output
 
@@ -20,15 +17,12 @@ _types: Any = click.types  # they call Python's int and float, which read 1_0 as
 _types.IntParamType._number_class = staticmethod(lambda value: read_whole(str(value)))
 _types.FloatParamType._number_class = staticmethod(lambda value: read_number(str(value)))
 
-COMMANDS_GROUP: Final = "layout_tuner.commands"
-"""Entry points of this group are subcommands."""
-
 INTERRUPTED: Final = 130
 """Exit code of a command that Ctrl-C ended: 128 and the number of the signal, as in shells."""
 
 
-class LazyGroup(click.Group):
-    """A group whose subcommands are imported when they are invoked."""
+class CommandLine(LazyGroup):
+    """The group of all commands."""
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         """Runs a command; all of its output is escaped."""
@@ -44,18 +38,6 @@ class LazyGroup(click.Group):
             said = str(interrupt) or f"{ctx.invoked_subcommand} was interrupted"
             click.echo(f"\n{said}", err=True)
             raise click.exceptions.Exit(INTERRUPTED) from interrupt
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *_entry_points()})
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        entry = _entry_points().get(cmd_name)
-        if entry is None:
-            return super().get_command(ctx, cmd_name)
-        command = entry.load()
-        if not isinstance(command, click.Command):
-            raise click.ClickException(f"the command {cmd_name!r} is not one: {entry.value}")
-        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -77,42 +59,6 @@ class LazyGroup(click.Group):
                 missing or f"the command {name!r} cannot be loaded: {type(error).__name__}: {error}"
             ) from error
 
-    def format_commands(
-        self,
-        ctx: click.Context,  # noqa: ARG002 - the signature is click's
-        formatter: click.HelpFormatter,
-    ) -> None:
-        """Lists the subcommands with their first sentences, read from their sources."""
-        rows = [(name, short_help(entry.value)) for name, entry in sorted(_entry_points().items())]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
-
-
-def _entry_points() -> Mapping[str, metadata.EntryPoint]:
-    return {entry.name: entry for entry in metadata.entry_points(group=COMMANDS_GROUP)}
-
-
-def short_help(entry: str) -> str:
-    """The first line of a command's docstring, read without importing its module.
-
-    Importing all subcommands would take seconds (torch, ray), and a broken one would end the help.
-
-    Args:
-        entry: the value of an entry point, "package.module:function".
-    """
-    module, _, function = entry.partition(":")
-    try:
-        found = util.find_spec(module)
-        if found is None or found.origin is None:
-            return ""
-        tree = ast.parse(Path(found.origin).read_bytes())
-    except (ImportError, OSError, SyntaxError, ValueError):
-        return ""
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == function:
-            return (ast.get_docstring(node) or "").partition("\n")[0]
-    return ""
-
 
 def walk_commands(context: click.Context) -> Iterator[click.Context]:
     """The context of a command, then those of the commands below it, in the order of `--help`."""
@@ -128,8 +74,14 @@ def walk_commands(context: click.Context) -> Iterator[click.Context]:
 
 
 # color: click must not remove escape sequences from output to a file; our streams escape them.
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "color": True})
-@click.version_option(version(), prog_name="layout-tuner", message="%(prog)s %(version)s")
+@click.group(
+    cls=CommandLine,
+    sources=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "color": True},
+)
+@click.version_option(
+    package_name="layout-tuner", prog_name="layout-tuner", message="%(prog)s %(version)s"
+)
 def main(**_: Any) -> None:
     """Find the fastest parallel layout for training a large model, by measuring.
 

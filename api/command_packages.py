@@ -1,4 +1,4 @@
-"""Commands that need more than the base install, and the extra that each needs."""
+"""The commands: where each is defined, and the extra that it needs beyond the base install."""
 
 from __future__ import annotations
 
@@ -6,6 +6,36 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from search_spaces.terminal.missing_packages import missing_packages
+
+COMMANDS: Final[Mapping[str, str]] = {
+    "up": "api.commands.up:up",
+    "serve": "api.commands.serve:serve",
+    "campaign": "api.commands.groups:campaign",
+    "report": "api.commands.report:report",
+    "model": "api.commands.groups:model",
+    "cluster": "api.commands.groups:cluster",
+    "trial": "api.commands.groups:trial",
+    "leaderboard": "api.commands.leaderboard:leaderboard",
+    "verify": "api.commands.verify:verify",
+    "export": "api.commands.export:export",
+    "db": "results_db.admin.commands:db",
+    "token": "api.commands.groups:token",
+    "login": "api.commands.login:login",
+    "whoami": "api.commands.token:whoami",
+    "audit": "api.commands.token:audit",
+    "driver": "tuner.driver.commands:driver",
+    "estimate": "tuner.estimate.commands:estimate",
+    "plan": "tuner.estimate.plan_command:plan",
+    "replay": "tuner.replay.commands:replay",
+    "simulate": "tuner.replay.simulate_command:simulate",
+    "worker": "workers.commands.commands:worker",
+    "probe": "workers.commands.commands:probe",
+    "train": "workers.commands.commands:train",
+    "calibrate": "workers.calibrate.command:calibrate",
+    "allocation": "workers.slurm.commands:allocation",
+}
+"""Module and function of each command. Each package owns its commands, and `api.cli` imports one
+only when it is called."""
 
 
 class CommandNeed(NamedTuple):

@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from results_db.leaderboard.baseline_records import BaselineRead, GainRead
-from results_db.records import MeasurementRecord, RepeatReason
-from search_spaces.belief.extrapolation import CheapProbe
 from search_spaces.protocol.measurement import IMPORTED_TRAINER, Environment
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.objectives import MEMORY_HEADROOM
-from search_spaces.statistics.job_duration import StepInterval
 from search_spaces.terminal.plurals import counted
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 from search_spaces.units import memory as memory
+
+if TYPE_CHECKING:
+    from results_db.leaderboard.baseline_records import BaselineRead, GainRead
+    from results_db.records import MeasurementRecord, RepeatReason
+    from search_spaces.belief.extrapolation import CheapProbe
+    from search_spaces.statistics.job_duration import StepInterval
 
 
 def trainer_words(measured: MeasurementRecord) -> str:

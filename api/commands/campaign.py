@@ -1,25 +1,17 @@
-"""`layout-tuner campaign`: list, submit, import, show, pause, resume, cancel, analysis, watch."""
+"""`layout-tuner campaign list`, `show`, `table`, `pause`, `resume`, `cancel`, `analysis`."""
 
 from __future__ import annotations
 
-import json
-import sys
-import time
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import fields
 from datetime import UTC, datetime
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
-from api.client import Client
-from api.commands.campaign_changes import clone, delete, precision_words, print_submitted, update
 from api.commands.connection import service_options
-from api.commands.display import answers, json_option, print_facts, print_json
-from api.commands.watching import watch_campaign
-from api.errors import DocumentMalformedError
+from api.commands.display import answers, print_facts
 from api.formatting import (
     baseline_words,
     budget_words,
@@ -34,44 +26,29 @@ from api.formatting import (
     state_words,
     unit,
 )
-from api.http.documents import read_json, read_yaml
-from api.schemas.campaigns_and_trials import (
-    AnalysisRead,
-    CampaignDetail,
-    CampaignPage,
-    CampaignRead,
-    CostRead,
-    ImportRead,
-)
+from api.schemas.campaigns_and_trials import CampaignPage
 from results_db.campaigns.filter import CampaignFilter
-from results_db.leaderboard.baseline_records import BaselineRead
 from results_db.records import CAMPAIGN_STATES, Cost, KnobStepRead
 from search_spaces.campaigns.campaign_settings import STRATEGIES
 from search_spaces.spec.knobs import auto_words
 from search_spaces.spec.objectives import ALL_OBJECTIVES
-from search_spaces.terminal.console import terminal_width
-from search_spaces.terminal.live_output import work_line
 from search_spaces.terminal.plurals import counted
 from search_spaces.terminal.text_table import print_table
 
 if TYPE_CHECKING:
-    from search_spaces.belief.plan import Plan  # it imports numpy
-
-_POLL_S: Final = 0.5
+    from api.client import Client
+    from api.schemas.campaigns_and_trials import (
+        AnalysisRead,
+        CampaignDetail,
+        CampaignRead,
+        CostRead,
+    )
+    from results_db.leaderboard.baseline_records import BaselineRead
 
 _LIST_COLUMNS: Final = (
     *("name", "state", "model", "cluster", "by"),
     *(">trials", ">best", "unit", ">time left"),
 )
-
-
-@click.group()
-def campaign() -> None:
-    """Submit, follow and steer campaigns."""
-
-
-for _command in (update, clone, delete):
-    campaign.add_command(_command)
 
 
 def _moment(
@@ -88,7 +65,7 @@ def _moment(
     return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
-@campaign.command("list")
+@click.command("list")
 @click.option(
     "--state",
     "states",
@@ -120,86 +97,7 @@ def list_campaigns(
     return CampaignPage(campaigns=list(islice(client.campaigns(chosen), limit)), next_cursor=None)
 
 
-@campaign.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--dry-run", is_flag=True, help="Print the service's plan of it, and submit nothing.")
-@json_option
-@service_options
-def submit(file: Path, dry_run: bool, as_json: bool, client: Client) -> None:
-    """Submit the campaign in FILE (YAML, or JSON where its name ends in .json).
-
-    A file that is not YAML or JSON is bad usage (exit code 2); a campaign that the service refuses
-    is a failure (exit code 1).
-    """
-    document = read_document_file(file, "the campaign")
-    if not dry_run:
-        submitted = client.create_campaign(document)
-        (print_json if as_json else print_submitted)(submitted)
-        return
-    from search_spaces.belief.plan_text import plan_lines
-
-    plan = _planned(client, document)
-    if as_json:
-        click.echo(json.dumps(asdict(plan), indent=2))
-        return
-    for line in plan_lines(plan, terminal_width(sys.stdout)):
-        click.echo(line)
-
-
-def _planned(client: Client, document: dict[str, Any]) -> Plan:
-    """The service's plan; one that the driver makes is waited for."""
-    from search_spaces.belief.plan import Plan
-
-    planned = client.plan(document)
-    if isinstance(planned, Plan):
-        return planned
-    with work_line(sys.stderr, ticks=True) as line:
-        line.say(f"the driver makes plan {planned.id}")
-        while planned.state == "WAITING":
-            time.sleep(_POLL_S)
-            planned = client.planned(planned.id)
-    if planned.plan is None:
-        raise click.ClickException(planned.problem)
-    return planned.plan
-
-
-@campaign.command("import")
-@click.argument("table", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--name", help="Name of the campaign; several are numbered after it.")
-@click.option(
-    "--cell",
-    "cells",
-    multiple=True,
-    metavar="KEY=VALUE[,...]",
-    help="Only the cells whose key has these values (num_devices=4|8 is either); may be repeated.",
-)
-@answers(lambda imported: _print_imported(imported))
-@service_options
-def import_table(
-    table: Path, name: str | None, cells: tuple[str, ...], client: Client
-) -> ImportRead:
-    """Import the measurement table TABLE (CSV): every cell becomes a campaign that has ended.
-
-    Its trials are ranked and listed like others; `start_from: [NAME]` lets a campaign start from
-    them. If a row is refused, the message names it, and nothing is imported.
-    """
-    try:
-        content = table.read_bytes()
-    except OSError as error:
-        raise click.UsageError(f"{table} cannot be read: {error.strerror}") from error
-    with work_line(sys.stderr, ticks=True) as line:
-        line.say(f"importing {table.name} ({len(content) / 1e6:.1f} MB)")
-        return client.import_table(content, name=name, cells=cells)
-
-
-def _print_imported(imported: ImportRead) -> None:
-    for each in imported.campaigns:
-        click.echo(f"campaign {each.name} imported: {each.message}")
-    for note in imported.notes:
-        click.echo(f"note: {note}", err=True)
-
-
-@campaign.command()
+@click.command()
 @click.argument("name")
 @service_options
 def table(name: str, client: Client) -> None:
@@ -207,61 +105,43 @@ def table(name: str, client: Client) -> None:
     click.echo(client.table(name), nl=False)
 
 
-def read_document_file(file: Path, what: str) -> dict[str, Any]:
-    """The mapping in a YAML file, or a JSON file where its name ends in .json."""
-    read = read_json if file.suffix.lower() == ".json" else read_yaml
-    try:
-        content = file.read_bytes()
-        if not content.strip():
-            raise click.UsageError(f"{file} is empty")
-        document = read(content)
-    except OSError as error:
-        raise click.UsageError(f"{file} cannot be read: {error.strerror}") from error
-    except DocumentMalformedError as error:
-        raise click.UsageError(f"{file}: {error}") from error
-    if not isinstance(document, dict):
-        raise click.UsageError(f"{file}: {what} is not a mapping of fields to values")
-    return document
-
-
-def _add_command(name: str, call: Callable[[Client, str], CampaignDetail], words: str) -> None:
+def _campaign_command(call: Callable[[str, Client], CampaignDetail]) -> click.Command:
     """A command that calls the service about a campaign, and shows the campaign."""
-
-    @campaign.command(name, help=words)
-    @click.argument("name")
-    @answers(lambda campaign: print_facts(_facts(campaign)))
-    @service_options
-    def _command(name: str, client: Client) -> CampaignDetail:
-        return call(client, name)
+    shown = answers(lambda campaign: print_facts(_facts(campaign)))(service_options(call))
+    return click.command()(click.argument("name")(shown))
 
 
-_add_command("show", Client.campaign, "Show one campaign.")
-_add_command("pause", Client.pause_campaign, "Hand out no more trials; those that run finish.")
-_add_command("resume", Client.resume_campaign, "Take a paused campaign up again.")
-_add_command("cancel", Client.cancel_campaign, "End a campaign now; trials that run are stopped.")
+@_campaign_command
+def show(name: str, client: Client) -> CampaignDetail:
+    """Show one campaign."""
+    return client.campaign(name)
 
 
-@campaign.command()
+@_campaign_command
+def pause(name: str, client: Client) -> CampaignDetail:
+    """Hand out no more trials; those that run finish."""
+    return client.pause_campaign(name)
+
+
+@_campaign_command
+def resume(name: str, client: Client) -> CampaignDetail:
+    """Take a paused campaign up again."""
+    return client.resume_campaign(name)
+
+
+@_campaign_command
+def cancel(name: str, client: Client) -> CampaignDetail:
+    """End a campaign now; trials that run are stopped."""
+    return client.cancel_campaign(name)
+
+
+@click.command()
 @click.argument("name")
 @answers(lambda analysis: _print_analysis(analysis))
 @service_options
 def analysis(name: str, client: Client) -> AnalysisRead:
     """Show which knobs matter, and what one step in each does to the winner."""
     return client.analysis(name)
-
-
-@campaign.command()
-@click.argument("name")
-@service_options
-def watch(name: str, client: Client) -> None:
-    """Follow a campaign until it ends: current and best layout, failures, cost, time left.
-
-    Exit code 0 when it completed, 1 when it failed or was cancelled, 130 when watching was
-    interrupted.
-    """
-    ended = watch_campaign(client, name)
-    if ended.state != "COMPLETED":
-        raise click.exceptions.Exit(1)
 
 
 def _list_row(campaign: CampaignRead) -> tuple[str, ...]:
@@ -353,6 +233,12 @@ def _baseline_facts(baseline: BaselineRead, objective: str) -> list[tuple[str, s
     if baseline.gain is not None:
         facts.append(("gain", gain_sentence(baseline.gain, baseline, objective)))
     return facts
+
+
+def precision_words(campaign: CampaignDetail) -> str:
+    """The precisions in a campaign's space."""
+    precision = campaign.spec["space"]["precision"]
+    return precision if isinstance(precision, str) else ", ".join(precision)
 
 
 def _strategy(campaign: CampaignDetail) -> str:

@@ -1,25 +1,33 @@
-"""`layout-tuner campaign update`, `clone`, `delete`."""
+"""`layout-tuner campaign submit`, `import`, `update`, `clone`, `delete`."""
 
 from __future__ import annotations
 
 import copy
+import json
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from api.client import Client
+from api.commands.campaign import precision_words
 from api.commands.connection import service_options
-from api.commands.display import answers
+from api.commands.display import answers, json_option, print_json
 from api.errors import DocumentMalformedError, ServiceError
 from api.formatting import budget_words
-from api.http.documents import read_yaml
-from api.schemas.campaigns_and_trials import CampaignDetail
+from api.http.documents import read_json, read_yaml
 from results_db.records import ENDED_CAMPAIGN_STATES
-from search_spaces.terminal.console import on_interrupt
+from search_spaces.terminal.console import on_interrupt, terminal_width
+from search_spaces.terminal.live_output import work_line
 from search_spaces.terminal.plurals import counted
+
+if TYPE_CHECKING:
+    from api.client import Client
+    from api.schemas.campaigns_and_trials import CampaignDetail, ImportRead
+    from search_spaces.belief.plan import Plan  # it imports numpy
 
 DELETE_PATIENCE_S: Final = 180.0
 """Longest wait for workers to stop a cancelled campaign's trials; leases expire before."""
@@ -44,6 +52,85 @@ def budget_options(function: Function) -> Function:
     for option in reversed(options):
         function = option(function)
     return function
+
+
+@click.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--dry-run", is_flag=True, help="Print the service's plan of it, and submit nothing.")
+@json_option
+@service_options
+def submit(file: Path, dry_run: bool, as_json: bool, client: Client) -> None:
+    """Submit the campaign in FILE (YAML, or JSON where its name ends in .json).
+
+    A file that is not YAML or JSON is bad usage (exit code 2); a campaign that the service refuses
+    is a failure (exit code 1).
+    """
+    document = read_document_file(file, "the campaign")
+    if not dry_run:
+        submitted = client.create_campaign(document)
+        (print_json if as_json else print_submitted)(submitted)
+        return
+    from search_spaces.belief.plan_text import plan_lines
+
+    plan = _planned(client, document)
+    if as_json:
+        click.echo(json.dumps(asdict(plan), indent=2))
+        return
+    for line in plan_lines(plan, terminal_width(sys.stdout)):
+        click.echo(line)
+
+
+def _planned(client: Client, document: dict[str, Any]) -> Plan:
+    """The service's plan; one that the driver makes is waited for."""
+    from search_spaces.belief.plan import Plan
+
+    planned = client.plan(document)
+    if isinstance(planned, Plan):
+        return planned
+    with work_line(sys.stderr, ticks=True) as line:
+        line.say(f"the driver makes plan {planned.id}")
+        while planned.state == "WAITING":
+            time.sleep(POLL_S)
+            planned = client.planned(planned.id)
+    if planned.plan is None:
+        raise click.ClickException(planned.problem)
+    return planned.plan
+
+
+@click.command("import")
+@click.argument("table", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--name", help="Name of the campaign; several are numbered after it.")
+@click.option(
+    "--cell",
+    "cells",
+    multiple=True,
+    metavar="KEY=VALUE[,...]",
+    help="Only the cells whose key has these values (num_devices=4|8 is either); may be repeated.",
+)
+@answers(lambda imported: _print_imported(imported))
+@service_options
+def import_table(
+    table: Path, name: str | None, cells: tuple[str, ...], client: Client
+) -> ImportRead:
+    """Import the measurement table TABLE (CSV): every cell becomes a campaign that has ended.
+
+    Its trials are ranked and listed like others; `start_from: [NAME]` lets a campaign start from
+    them. If a row is refused, the message names it, and nothing is imported.
+    """
+    try:
+        content = table.read_bytes()
+    except OSError as error:
+        raise click.UsageError(f"{table} cannot be read: {error.strerror}") from error
+    with work_line(sys.stderr, ticks=True) as line:
+        line.say(f"importing {table.name} ({len(content) / 1e6:.1f} MB)")
+        return client.import_table(content, name=name, cells=cells)
+
+
+def _print_imported(imported: ImportRead) -> None:
+    for each in imported.campaigns:
+        click.echo(f"campaign {each.name} imported: {each.message}")
+    for note in imported.notes:
+        click.echo(f"note: {note}", err=True)
 
 
 @click.command()
@@ -100,10 +187,21 @@ def _changed_bounds(bounds: Mapping[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def precision_words(campaign: CampaignDetail) -> str:
-    """The precisions in a campaign's space."""
-    precision = campaign.spec["space"]["precision"]
-    return precision if isinstance(precision, str) else ", ".join(precision)
+def read_document_file(file: Path, what: str) -> dict[str, Any]:
+    """The mapping in a YAML file, or a JSON file where its name ends in .json."""
+    read = read_json if file.suffix.lower() == ".json" else read_yaml
+    try:
+        content = file.read_bytes()
+        if not content.strip():
+            raise click.UsageError(f"{file} is empty")
+        document = read(content)
+    except OSError as error:
+        raise click.UsageError(f"{file} cannot be read: {error.strerror}") from error
+    except DocumentMalformedError as error:
+        raise click.UsageError(f"{file}: {error}") from error
+    if not isinstance(document, dict):
+        raise click.UsageError(f"{file}: {what} is not a mapping of fields to values")
+    return document
 
 
 def print_submitted(campaign: CampaignDetail) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from api.client import Client
-from api.commands.campaign import read_document_file
+from api.commands.campaign_changes import read_document_file
 from api.commands.connection import service_options, service_when_called, without_service
 from api.commands.display import answers, json_option, print_json
 from api.formatting import memory
@@ -20,6 +19,9 @@ from search_spaces.spec.presets.clusters import is_cluster_preset
 from search_spaces.spec.presets.models import MODEL_PRESETS
 from search_spaces.spec.site import cluster_part
 from search_spaces.terminal.text_table import print_table
+
+if TYPE_CHECKING:
+    from api.client import Client
 
 _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -38,17 +40,7 @@ _CLUSTER_COLUMNS: Final = {
 """Columns of lists, each with its field of the description."""
 
 
-@click.group()
-def model() -> None:
-    """List, show, put and delete models that campaign files name."""
-
-
-@click.group()
-def cluster() -> None:
-    """List, show, put and delete clusters that campaign files name."""
-
-
-@model.command("list")
+@click.command("list")
 @answers(
     lambda page: _print_list(
         page.models, _MODEL_COLUMNS, ">parameters", lambda each: f"{each.num_parameters:,}"
@@ -60,7 +52,7 @@ def list_models(service: Callable[[], Client]) -> ModelPage:
     return without_service(lambda: service().models(), ModelPage.of_presets)
 
 
-@cluster.command("list")
+@click.command("list")
 @answers(
     lambda page: _print_list(
         page.clusters,
@@ -94,7 +86,7 @@ def _print_yaml(entry: CatalogueEntry) -> None:
     click.echo(write_yaml(entry.description), nl=False)
 
 
-@model.command("show")
+@click.command("show")
 @click.argument("name")
 @answers(_print_yaml)
 @service_when_called
@@ -105,7 +97,7 @@ def show_model(name: str, service: Callable[[], Client]) -> ModelRead:
     return without_service(lambda: service().model(name), lambda: ModelRead.of_preset(name))
 
 
-@cluster.command("show")
+@click.command("show")
 @click.argument("name")
 @answers(_print_yaml)
 @service_when_called
@@ -116,7 +108,7 @@ def show_cluster(name: str, service: Callable[[], Client]) -> ClusterRead:
     return without_service(lambda: service().cluster(name), lambda: ClusterRead.of_preset(name))
 
 
-@model.command("put")
+@click.command("put")
 @click.argument("name")
 @click.argument("file", type=_FILE)
 @answers(lambda made: click.echo(f"model {made.name} is stored; campaign files can name it"))
@@ -126,7 +118,7 @@ def put_model(name: str, file: Path, client: Client) -> ModelRead:
     return client.put_model(name, read_document_file(file, "the model"))
 
 
-@cluster.command("put")
+@click.command("put")
 @click.argument("name")
 @click.argument("file", type=_FILE)
 @json_option
@@ -156,7 +148,7 @@ def put_cluster(name: str, file: Path, as_json: bool, client: Client) -> None:
         click.echo(f"warning: {made.warning}", err=True)
 
 
-@model.command("delete")
+@click.command("delete")
 @click.argument("name")
 @service_options
 def delete_model(name: str, client: Client) -> None:
@@ -165,7 +157,7 @@ def delete_model(name: str, client: Client) -> None:
     click.echo(f"model {name} deleted")
 
 
-@cluster.command("delete")
+@click.command("delete")
 @click.argument("name")
 @service_options
 def delete_cluster(name: str, client: Client) -> None:

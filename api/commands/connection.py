@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from api.client import Client
 from api.errors import ApiError, ServiceError
 from api.security.local_tokens import read_token
 from search_spaces.connection.service_address import SERVICE_OPTIONS, locate_service
 from search_spaces.connection.tls import trusting
 from search_spaces.errors import MAX_PARTS, CertificateUnreadableError, ServiceNotFoundError
+
+if TYPE_CHECKING:
+    from api.client import Client
 
 Document = TypeVar("Document")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -70,7 +73,21 @@ def connect(
         url=url, token_file=token_file, certificate=certificate, data_dir=data_dir
     )
     tls = None if place.certificate is None else trusting(place.certificate)
+    with _without("httpx._main", "tornado"):  # httpx's own command line; tornado's event loop
+        from api.client import Client  # here, so that help imports neither HTTP nor documents
     return Client(place.url, read_token(place.token_file), tls=tls)
+
+
+@contextmanager
+def _without(*modules: str) -> Iterator[None]:
+    """Lets packages that are imported go without optional modules: those take 0.1 s to import."""
+    absent: dict[str, Any] = dict.fromkeys(name for name in modules if name not in sys.modules)
+    sys.modules.update(absent)  # importing a module that is None fails as if it were not installed
+    try:
+        yield
+    finally:
+        for name in absent:
+            del sys.modules[name]
 
 
 def without_service(read: Callable[[], Document], of_presets: Callable[[], Document]) -> Document:

@@ -8,14 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
-from pydantic import BaseModel
 
-from search_spaces.statistics.job_duration import TrainingJob
 from search_spaces.terminal.console import terminal_width
 from search_spaces.terminal.job_options import with_job_options
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from search_spaces.belief.job import JobEstimate  # it imports numpy
+    from search_spaces.statistics.job_duration import TrainingJob
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -7,11 +7,10 @@ import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from api.client import Client
 from api.commands.connection import service_when_called
 from api.commands.display import json_option, print_json
 from api.exporters import ALIASES, FORMATS
@@ -24,6 +23,9 @@ from api.schemas.campaigns_and_trials import (
 )
 from search_spaces.spec.layout import KNOBS
 from search_spaces.terminal.text_table import print_table
+
+if TYPE_CHECKING:
+    from api.client import Client
 
 
 @click.command()

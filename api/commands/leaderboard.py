@@ -7,13 +7,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from api.campaigns.measured_jobs import RankedStep, measured_jobs
 from api.campaigns.parquet import num_rows
-from api.client import Client
 from api.commands.connection import service_options
 from api.commands.display import job_options, json_option, print_jobs, print_json
 from api.commands.trial_conditions import read_conditions, where_option
@@ -30,14 +28,17 @@ from api.formatting import (
     trainer_words,
     unit,
 )
-from api.schemas.campaigns_and_trials import CampaignDetail, LeaderboardPage, RankedTrial
-from search_spaces.belief.job import JobEstimate
 from search_spaces.spec.objectives import OBJECTIVES
 from search_spaces.statistics.disturbance import MEANING
-from search_spaces.statistics.job_duration import TrainingJob
 from search_spaces.terminal.console import write_bytes
 from search_spaces.terminal.plurals import counted
 from search_spaces.terminal.text_table import print_table
+
+if TYPE_CHECKING:
+    from api.client import Client
+    from api.schemas.campaigns_and_trials import CampaignDetail, LeaderboardPage, RankedTrial
+    from search_spaces.belief.job import JobEstimate
+    from search_spaces.statistics.job_duration import TrainingJob
 
 _OUTPUT: Final = Path("-")
 
@@ -150,6 +151,8 @@ def _jobs(
     job: TrainingJob, campaign: CampaignDetail, page: LeaderboardPage
 ) -> list[tuple[str, JobEstimate]]:
     """The training job with each listed layout."""
+    from api.campaigns.measured_jobs import RankedStep, measured_jobs  # they import numpy
+
     ranked = (
         RankedStep(e.rank, e.layout, e.step_time_s, e.value, e.value_low, e.value_high)
         for e in page.trials

@@ -6,14 +6,16 @@ import html
 import os
 import webbrowser
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from api.client import Client
 from api.commands.connection import service_options
 from api.formatting import moment
 from search_spaces.connection.data_home import default_data_dir
+
+if TYPE_CHECKING:
+    from api.client import Client
 
 REDIRECT_FILE: Final = "sign-in.html"
 

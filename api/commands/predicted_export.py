@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from api.commands.campaign import read_document_file
+from api.commands.campaign_changes import read_document_file
 from api.exporters import export
 from api.exporters.base import ExportError, ExportSource
 from api.formatting import figure, memory

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from api.client import Client
 from api.commands.connection import service_options
 from api.commands.display import job_options
-from search_spaces.statistics.job_duration import TrainingJob
+
+if TYPE_CHECKING:
+    from api.client import Client
+    from search_spaces.statistics.job_duration import TrainingJob
 
 
 @click.command()

@@ -6,12 +6,11 @@ import os
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from api.client import Client
 from api.commands.connection import service_options
 from api.commands.display import answers, json_option, print_json
 from api.errors import ServiceError
@@ -23,13 +22,11 @@ from search_spaces.documents.duration import read_duration_s
 from search_spaces.errors import SearchSpaceError
 from search_spaces.terminal.text_table import print_table
 
-
-@click.group()
-def token() -> None:
-    """Make, list and revoke the tokens of people and workers."""
+if TYPE_CHECKING:
+    from api.client import Client
 
 
-@token.command()
+@click.command()
 @click.argument("name")
 @click.option(
     "--role",
@@ -68,7 +65,7 @@ def create(
     click.echo(f"it is in {out}" if out else created.token, err=out is not None)
 
 
-@token.command("list")
+@click.command("list")
 @click.option("--all", "revoked", is_flag=True, help="Also those that were revoked.")
 @answers(lambda page: _print_tokens(page))
 @service_options
@@ -95,7 +92,7 @@ def _print_tokens(page: TokenPage) -> None:
     )
 
 
-@token.command()
+@click.command()
 @click.argument("token_name", metavar="NAME-OR-ID")
 @answers(lambda revoked: click.echo(f"token {revoked.id} of {revoked.name} is revoked"))
 @service_options

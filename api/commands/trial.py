@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import islice
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from api.client import Client
 from api.commands.connection import service_options
 from api.commands.display import answers, json_option, print_facts, print_json
 from api.commands.trial_conditions import read_conditions, where_option
@@ -27,33 +26,30 @@ from api.formatting import (
     step_words,
     trainer_words,
 )
-from api.schemas.campaigns_and_trials import (
-    TrialDetailRead,
-    TrialPage,
-    TrialRead,
-    TrialsAdded,
-)
-from results_db.records import AttemptRecord
 from results_db.trials.filter import TrialFilter
 from results_db.trials.sort_order import SORT_KEYS, SortKey
-from search_spaces.belief.extrapolation import CheapProbe
 from search_spaces.documents.limits import MAX_ID
-from search_spaces.estimates.prediction import Prediction
 from search_spaces.statistics.disturbance import MEANING, disturbance_words
 from search_spaces.terminal.console import write_bytes
 from search_spaces.terminal.text_table import print_table
+
+if TYPE_CHECKING:
+    from api.client import Client
+    from api.schemas.campaigns_and_trials import (
+        TrialDetailRead,
+        TrialRead,
+        TrialsAdded,
+    )
+    from results_db.records import AttemptRecord
+    from search_spaces.belief.extrapolation import CheapProbe
+    from search_spaces.estimates.prediction import Prediction
 
 DEFAULT_LIMIT: Final = 50
 _CHEAP_HEADINGS: Final = ("cheap probe", ">step in full")
 TRIAL_HELP: Final = "TRIAL is an id, or CAMPAIGN/NUMBER as tiny/3."
 
 
-@click.group()
-def trial() -> None:
-    """List, read, repeat and cancel trials."""
-
-
-@trial.command("list", epilog="A list that was cut short says so.")
+@click.command("list", epilog="A list that was cut short says so.")
 @click.argument("campaign")
 @where_option
 @click.option(
@@ -84,6 +80,8 @@ def list_trials(
     found = list(islice(walk, limit + 1))
     shown = found[:limit]
     if as_json:
+        from api.schemas.campaigns_and_trials import TrialPage
+
         page = TrialPage(
             trials=shown,
             next_cursor=None,
@@ -112,7 +110,7 @@ def list_trials(
         )
 
 
-@trial.command()
+@click.command()
 @click.argument("trial")
 @answers(lambda trial: print_facts(_facts(trial)))
 @service_options
@@ -121,7 +119,7 @@ def show(trial: str, client: Client) -> TrialDetailRead:
     return client.trial(_trial_id(client, trial))
 
 
-@trial.command()
+@click.command()
 @click.argument("trial")
 @click.option("--raw", is_flag=True, help="Print the bytes as they are, control characters too.")
 @service_options
@@ -134,7 +132,7 @@ def log(trial: str, raw: bool, client: Client) -> None:
         click.echo(printed, nl=False)
 
 
-@trial.command()
+@click.command()
 @click.argument("trial")
 @click.option("--times", type=click.IntRange(1, 20), default=1, show_default=True)
 @answers(lambda added: _print_added(added.trials))
@@ -144,7 +142,7 @@ def repeat(trial: str, times: int, client: Client) -> TrialsAdded:
     return client.repeat_trial(_trial_id(client, trial), times=times)
 
 
-@trial.command()
+@click.command()
 @click.argument("trial")
 @answers(lambda added: _print_added([added]))
 @service_options
@@ -153,7 +151,7 @@ def requeue(trial: str, client: Client) -> TrialRead:
     return client.requeue_trial(_trial_id(client, trial))
 
 
-@trial.command()
+@click.command()
 @click.argument("trial")
 @json_option
 @service_options

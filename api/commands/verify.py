@@ -8,11 +8,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from api.client import Client
 from api.commands.connection import service_options
 from api.commands.display import json_option
 from api.commands.watching import POLL_S
@@ -25,7 +24,6 @@ from api.formatting import (
     trainer_words,
     unit,
 )
-from api.schemas.campaigns_and_trials import CampaignDetail, RankedTrial
 from search_spaces.statistics.rank_agreement import (
     MeasuredValue,
     RankAgreement,
@@ -36,6 +34,10 @@ from search_spaces.terminal.console import on_interrupt
 from search_spaces.terminal.live_output import work_line
 from search_spaces.terminal.text_table import print_table
 from search_spaces.trainers.parameters import ParameterInvalidError, parameters_of
+
+if TYPE_CHECKING:
+    from api.client import Client
+    from api.schemas.campaigns_and_trials import CampaignDetail, RankedTrial
 
 _MOST: Final = 1000
 """Layouts of a leaderboard of which the sample is taken."""

@@ -8,21 +8,24 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
-from api.client import Client
+from api.commands.connection import service_options
 from api.errors import ServiceError
 from api.formatting import cheap_probe_words, duration, figure, node_time, unit
-from api.schemas.campaigns_and_trials import CampaignDetail, TrialRead
 from results_db.trials.filter import TrialFilter
-from search_spaces.protocol.worker_messages import TrialState
 from search_spaces.spec.objectives import measured_objective
 from search_spaces.terminal.console import escaped_line, on_interrupt, terminal_width
 from search_spaces.terminal.live_output import LiveBlock, sparkline
 from search_spaces.terminal.plurals import counted
+
+if TYPE_CHECKING:
+    from api.client import Client
+    from api.schemas.campaigns_and_trials import CampaignDetail, TrialRead
+    from search_spaces.protocol.worker_messages import TrialState
 
 POLL_S: Final = 0.5
 PATIENCE_S: Final = 60.0
@@ -40,6 +43,20 @@ _MAX_ROWS: Final = 3
 _MOST_BARS: Final = 120
 
 Answer = TypeVar("Answer")
+
+
+@click.command()
+@click.argument("name")
+@service_options
+def watch(name: str, client: Client) -> None:
+    """Follow a campaign until it ends: current and best layout, failures, cost, time left.
+
+    Exit code 0 when it completed, 1 when it failed or was cancelled, 130 when watching was
+    interrupted.
+    """
+    ended = watch_campaign(client, name)
+    if ended.state != "COMPLETED":
+        raise click.exceptions.Exit(1)
 
 
 def watch_campaign(client: Client, name: str) -> CampaignDetail:

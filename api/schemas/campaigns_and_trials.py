@@ -31,7 +31,8 @@ from search_spaces.spec.layout import Layout
 class Document(BaseModel):
     """Base of documents; the strings under the fields are their descriptions in OpenAPI."""
 
-    model_config = ConfigDict(frozen=True)
+    # The command line reads one or two kinds of documents and need not build all.
+    model_config = ConfigDict(defer_build=True, frozen=True)
 
     @classmethod
     def of(cls, record: object, **others: Any) -> Self:
@@ -48,7 +49,7 @@ class Document(BaseModel):
 class Request(Document):
     """Base of request bodies; unknown fields and values of another type are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(defer_build=False, frozen=True, extra="forbid", strict=True)
 
 
 class CostRead(Document):

@@ -137,10 +137,12 @@ class ServiceConnection:
         self.retries = retries
         self._timeout_s = timeout_s
         self._is_pinned = tls is not None
+        is_https = self.url.lower().startswith("https:")
         self._http = httpx.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {token}", "User-Agent": user_agent},
-            verify=True if tls is None else tls,
+            # Plain HTTP needs no certificates; reading those of the system takes time.
+            verify=tls or is_https or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
             # A proxy of the environment would connect to its own loopback, not to ours.
             trust_env=not is_loopback_host(httpx.URL(self.url).host),
             transport=transport,

@@ -26,12 +26,12 @@ from search_spaces.documents.reading import (
     url_name_problem,
 )
 from search_spaces.errors import SearchSpaceError
-from search_spaces.trainers import ADAPTERS
 from search_spaces.trainers.base import TrainerAdapter
 from search_spaces.trainers.embedded import EMBEDDED
 from search_spaces.trainers.log_patterns import LogPatterns
 from search_spaces.trainers.parameters import MAX_PARAMETERS, Parameter
 from search_spaces.trainers.placeholders import PLACEHOLDERS, filled
+from search_spaces.trainers.registry import ADAPTERS
 
 ProcessesPer = Literal["device", "node"]
 

@@ -7,25 +7,25 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import socket
 import tempfile
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from search_spaces.connection.service_address import PRIVATE_VARIABLES
 from workers.errors import NodeLostError, RanksLeftError, WorkerError
+from workers.ranks.held_directory import HeldDirectory, remove_abandoned
 from workers.ranks.json_lines import MOST_FDS, Document, JsonLines
 from workers.ranks.keeper import END_WITHIN_S
 from workers.ranks.memory_watch import MemoryWatch
 from workers.ranks.processes import end_marked, ended_within, last_words
 from workers.ranks.rank_reports import RankReports
 from workers.ranks.rank_task import RANK_ENTRY, RankTask
-from workers.ranks.scratch import SCRATCH_VARIABLE
+from workers.ranks.scratch import SCRATCH_VARIABLE, remove
 from workers.ranks.warden import python_module, start_under_warden
 
 START_WITHIN_S: Final = 90.0
@@ -45,6 +45,7 @@ _MEMORY_IS_KEPT: Final = {
 _MARK_VARIABLE: Final = "LAYOUT_TUNER_NODE_RANKS"
 """A variable of every process below the warden; its value is unique to the warden."""
 
+_SCRATCH_PREFIX: Final = "layout-tuner-ranks-"
 _ONE_THREAD: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -71,27 +72,27 @@ class NodeRanks:
         self._mark = secrets.token_hex(16)
         with ExitStack() as on_failure:
             self._log = on_failure.enter_context(tempfile.TemporaryFile())
-            # The first program makes it; nobody can guess its name.
-            scratch = Path(tempfile.gettempdir(), f"layout-tuner-{self._mark}")
             ours, theirs = socket.socketpair()
             on_failure.enter_context(ours)
-            with theirs:
+            with theirs, closing(_create_scratch()) as directory:
+                self._scratch = directory.path
+                on_failure.callback(self._remove_scratch)
                 flags = [f"--socket={theirs.fileno()}", f"--entry={rank_entry}"]
                 self._warden = start_under_warden(
                     [*python_module("workers.ranks.zygote"), *flags],
                     env={
                         **_zygote_environment(),
                         _MARK_VARIABLE: self._mark,
-                        SCRATCH_VARIABLE: str(scratch),
+                        SCRATCH_VARIABLE: str(self._scratch),
                     },
                     pass_fds=[theirs.fileno()],
                     other_guardians=other_guardians,
-                    remove=scratch,
+                    remove=self._scratch,
+                    held_fds=[directory.lock_fd],
                     stdout=self._log.fileno(),
                     stderr=self._log.fileno(),
                 )
             on_failure.pop_all()  # closed in `close`
-        self._scratch = scratch
         self._line = JsonLines(ours)
         self._changed = threading.Condition()
         self._sending = threading.Lock()
@@ -236,7 +237,11 @@ class NodeRanks:
         # Daemons below a warden that was killed still run if their keeper died too.
         if self._warden.returncode < 0:
             end_marked(_MARK_VARIABLE, self._mark, within_s=_CLOSE_WITHIN_S)
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._remove_scratch()
+
+    def _remove_scratch(self) -> None:
+        with suppress(OSError):  # the next start removes what is left
+            remove(self._scratch)
 
     def _order(self, order: Document, reports: RankReports | None = None) -> None:
         others_ends = () if reports is None else reports.others_ends
@@ -300,6 +305,13 @@ class NodeRanks:
         """What the warden and the zygote printed last."""
         words = last_words(self._log.fileno(), _LAST_WORDS)
         return f"; its last words: {words}" if words else ""
+
+
+def _create_scratch() -> HeldDirectory:
+    """The directory of this node's programs; those of agents and wardens that were killed go."""
+    parent = Path(tempfile.gettempdir())
+    remove_abandoned(parent, _SCRATCH_PREFIX, SCRATCH_VARIABLE)
+    return HeldDirectory.create_below(parent, _SCRATCH_PREFIX)
 
 
 def _zygote_environment() -> dict[str, str]:

@@ -8,24 +8,19 @@ import pytest
 from click.testing import CliRunner
 
 from api import cli
-
-
-def entry_point(name: str, value: str) -> metadata.EntryPoint:
-    return metadata.EntryPoint(name, value, cli.COMMANDS_GROUP)
+from api.command_packages import COMMANDS
+from api.lazy_group import short_help
 
 
 @pytest.fixture
-def entries(monkeypatch: pytest.MonkeyPatch) -> dict[str, metadata.EntryPoint]:
+def sources(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     found = {
-        name: entry_point(name, value)
-        for name, value in {
-            "serve": "api.commands.serve:serve",
-            "broken": "broken_command:broken",
-            "missing": "nowhere.to_be_found:missing",
-            "odd": "api.version:version",
-        }.items()
+        "serve": "api.commands.serve:serve",
+        "broken": "broken_command:broken",
+        "missing": "nowhere.to_be_found:missing",
+        "odd": "api.version:version",
     }
-    monkeypatch.setattr(cli, "_entry_points", lambda: found)
+    monkeypatch.setattr(cli.main, "sources", found)
     return found
 
 
@@ -44,11 +39,10 @@ def test_help_lists_every_command_with_the_first_sentence_that_click_would_show(
         assert len(rows[name]) > 3, f"{name} has no help"
 
     for name in ("campaign", "export", "leaderboard", "serve"):
-        entry = cli._entry_points()[name]
-        command = entry.load()
+        command = cli.main.get_command(click.Context(cli.main), name)
         assert isinstance(command, click.Command)
         first_line = (command.help or "").partition("\n")[0]
-        assert cli.short_help(entry.value) == first_line
+        assert short_help(COMMANDS[name]) == first_line
 
 
 def test_help_imports_no_command() -> None:
@@ -65,7 +59,7 @@ def test_help_imports_no_command() -> None:
 
 
 def test_a_command_that_cannot_be_imported_breaks_only_itself(
-    entries: dict[str, metadata.EntryPoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sources: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "broken_command.py").write_text(
         'import not_there\n\n\ndef broken() -> None:\n    """Break."""\n'
@@ -89,7 +83,7 @@ def test_the_version_is_that_of_the_package() -> None:
 
 
 def test_a_command_that_ctrl_c_ends_says_so_by_its_name(
-    entries: dict[str, metadata.EntryPoint], monkeypatch: pytest.MonkeyPatch
+    sources: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def be_interrupted(**_: object) -> None:
         raise KeyboardInterrupt

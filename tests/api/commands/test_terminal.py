@@ -214,13 +214,13 @@ def test_an_error_and_a_traceback_escape_what_they_quote(monkeypatch: pytest.Mon
     assert spelled_out_or_plain(refused.output), repr(refused.output)
 
     program = (
-        "from api.cli import LazyGroup\n"
+        "from api.cli import CommandLine\n"
         "import click\n"
-        "@click.group(cls=LazyGroup)\n"
+        "@click.group(cls=CommandLine)\n"
         "def group(): pass\n"
         "@click.command()\n"
         "def fall(): raise ValueError('no\\x1b[31m such\\u202e thing')\n"
-        "LazyGroup.get_command = lambda *_: fall\n"
+        "CommandLine.get_command = lambda *_: fall\n"
         "group(['fall'])\n"
     )
     done = subprocess.run(

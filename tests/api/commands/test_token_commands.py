@@ -14,8 +14,8 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
+from api.commands.groups import token
 from api.commands.login import sign_in_url
-from api.commands.token import token
 from tests.kit.api import Command
 from tests.kit.persons import Person
 from tests.kit.services import ServeProcess

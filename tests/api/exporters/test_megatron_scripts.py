@@ -14,8 +14,8 @@ from api.exporters import export
 from api.exporters.base import ExportSource
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
-from search_spaces.trainers import ADAPTERS
 from search_spaces.trainers.base import TrainerJob
+from search_spaces.trainers.registry import ADAPTERS
 
 PLACED = {"num_nodes": 2, "tp": 4, "pp": 2, "dp": 2, "num_microbatches": 8}
 LAYOUT = Layout(**PLACED, zero_stage=1, recompute="full", precision="bf16")

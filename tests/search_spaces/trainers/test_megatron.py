@@ -14,11 +14,11 @@ import pytest
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.models import model_preset
-from search_spaces.trainers import ADAPTERS
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
 from search_spaces.trainers.megatron_bridge import MEGATRON_BRIDGE
 from search_spaces.trainers.megatron_deepspeed import MEGATRON_DEEPSPEED
 from search_spaces.trainers.megatron_lm import MEGATRON_LM
+from search_spaces.trainers.registry import ADAPTERS
 from tests.kit.layouts import EVERY_KNOB
 
 GPT = model_preset("gpt-22b")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import yaml
 
-from search_spaces.trainers import ADAPTERS
 from search_spaces.trainers.program import read_trainers
+from search_spaces.trainers.registry import ADAPTERS
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "trainers"
 

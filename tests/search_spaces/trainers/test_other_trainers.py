@@ -10,8 +10,8 @@ import pytest
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.models import model_preset
-from search_spaces.trainers import ADAPTERS
 from search_spaces.trainers.base import TrainerJob
+from search_spaces.trainers.registry import ADAPTERS
 from tests.kit.layouts import EVERY_KNOB
 
 LLAMA = model_preset("small-llama")

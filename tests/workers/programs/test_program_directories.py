@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from tests.kit.waiting import wait_until
+from tests.workers.process_checks import is_alive
 from tests.workers.programs.test_memory_sample import task
+from workers.launchers.local import LocalNodes
 from workers.ranks.scratch import SCRATCH_VARIABLE, directory_of, remove_directories
 
 NOBODY = 65534
@@ -64,3 +71,61 @@ def test_other_jobs_have_no_directories(scratch: Path) -> None:
     directory_of(rank).mkdir(parents=True)
     remove_directories(rank)
     assert directory_of(rank).exists()
+
+
+AGENT = """
+import os, sys, time
+from tests.workers.programs.programs import python_trainer, run
+from workers.launchers.local import LocalNodes
+nodes = LocalNodes(num_devices=2)
+print(nodes.ranks.pids["warden"], nodes.ranks._scratch, flush=True)
+run(nodes, python_trainer("train(1); time.sleep(1000)"), deadline_s=900.0)
+"""
+"""An agent with a program that runs until it is killed."""
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[Callable[[], tuple[list[int], Path]]]:
+    """Starts agents in processes of their own; returns pids of agent and warden, and directory."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start() -> tuple[list[int], Path]:
+        agent = subprocess.Popen(
+            [sys.executable, "-c", AGENT],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+        )
+        started.append(agent)
+        assert agent.stdout is not None
+        warden, directory = agent.stdout.readline().split()
+        wait_until("the program runs", lambda: list(Path(directory).glob("probe-*/*")))
+        return [agent.pid, int(warden)], Path(directory)
+
+    yield start
+    for agent in started:
+        agent.kill()
+        agent.wait()
+        assert agent.stdout is not None
+        agent.stdout.close()
+
+
+@pytest.mark.ranks
+def test_a_start_removes_the_directory_of_an_agent_and_a_warden_that_were_killed(
+    agents: Callable[[], tuple[list[int], Path]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    killed, left = agents()
+    _, of_living = agents()
+    for pid in reversed(killed):  # the warden first: it would remove the directory
+        os.kill(pid, signal.SIGKILL)
+    wait_until("the warden has ended", lambda: not is_alive(killed[1]))
+    assert list(left.glob("probe-*/*"))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with closing(LocalNodes(num_devices=1)) as nodes:
+        assert not left.exists()
+        assert list(of_living.glob("probe-*/*"))
+        assert nodes.ranks._scratch.exists()
+    assert {each.name for each in tmp_path.iterdir()} == {of_living.name}

@@ -7,29 +7,22 @@ which other users can neither read nor enter.
         lock                       each process that may still use the directory holds a shared lock
         r/                         Ray's own: sockets, logs, packages
 
-The kernel releases the lock with the last process that holds it. So a directory whose lock can be
-taken exclusively is abandoned, and the next start removes it. A process that creates a directory
-may lose it before it holds the lock; it notices that and creates another one.
+`workers/ranks/held_directory.py` has the lock.
 """
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
-import socket
 import stat
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from workers.errors import RanksLeftError, RayClusterFailedError
-from workers.ranks.processes import end_marked
-from workers.ranks.scratch import LOCK, remove
+from workers.errors import RayClusterFailedError
+from workers.ranks import held_directory
+from workers.ranks.held_directory import DirectoryGoneError, HeldDirectory, take_lock
 
 _LOG = logging.getLogger(__name__)
 
@@ -44,23 +37,12 @@ _RANDOM_BYTES: Final = 8
 _LONGEST_SOCKET: Final = "session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 """The longest socket path below Ray's directory: date, microseconds, highest pid."""
 _SOCKET_PATH_BYTES: Final = 107
-_END_WITHIN_S: Final = 5.0
-_OLD_AFTER_S: Final = 60.0
-"""An unlocked directory that has not changed for this time is abandoned."""
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
-class _DirectoryGoneError(Exception):
-    """Another process removes the directory, or has removed it."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RayDirectory:
-    """A directory that this process holds until `close`."""
-
-    path: Path
-    lock_fd: int
-    """Descriptor of the lock: a process that inherits it holds the directory too."""
+class RayDirectory(HeldDirectory):
+    """The directory of one Ray node, which this process holds until `close`."""
 
     @classmethod
     def create(cls) -> Self:
@@ -71,20 +53,12 @@ class RayDirectory:
         """
         parent = _parent()
         remove_abandoned(parent)
-        while True:
-            path: Path | None = None
-            try:
-                path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-                return cls(path=path, lock_fd=_hold(path))
-            except (_DirectoryGoneError, OSError) as error:
-                if path is not None:
-                    with suppress(OSError):
-                        remove(path)
-                if isinstance(error, OSError):
-                    raise RayClusterFailedError(
-                        f"Ray's files can't be put below {parent}: {error}; set TMPDIR to another place"
-                    ) from error
-                # Another start has locked it to check whether it is abandoned.
+        try:
+            return cls.create_below(parent, _PREFIX)
+        except OSError as error:
+            raise RayClusterFailedError(
+                f"Ray's files can't be put below {parent}: {error}; set TMPDIR to another place"
+            ) from error
 
     @classmethod
     def hold(cls, path: Path) -> Self:
@@ -94,8 +68,8 @@ class RayDirectory:
             RayClusterFailedError: it has been removed.
         """
         try:
-            return cls(path=path, lock_fd=_hold(path))
-        except _DirectoryGoneError as error:
+            return cls(path=path, lock_fd=take_lock(path))
+        except DirectoryGoneError as error:
             raise RayClusterFailedError(f"{path}, for Ray's files, has been removed") from error
 
     @property
@@ -108,91 +82,10 @@ class RayDirectory:
         """Variables for the environment of the processes that use it."""
         return {DIRECTORY_VARIABLE: str(self.path)}
 
-    def close(self) -> None:
-        """Releases it; processes that inherited the lock still hold it."""
-        os.close(self.lock_fd)
-
 
 def remove_abandoned(parent: Path) -> None:
-    """Removes this user's directories that no process holds, and ends processes that use them."""
-    for path in parent.glob(f"{_PREFIX}*"):
-        try:
-            status = path.lstat()
-            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
-                _remove_if_abandoned(path)
-        except FileNotFoundError:  # another start removes it
-            continue
-        except (OSError, RanksLeftError) as error:
-            _LOG.warning("%s, left by a worker that has ended, can't be removed: %s", path, error)
-
-
-def _remove_if_abandoned(path: Path) -> None:
-    with _exclusively(path) as is_abandoned:
-        if not is_abandoned:
-            return
-        end_marked(DIRECTORY_VARIABLE, str(path), within_s=_END_WITHIN_S)
-        remove(path)
-        _LOG.info("%s was left by a worker that has ended, and is removed", path)
-
-
-@contextmanager
-def _exclusively(path: Path) -> Iterator[bool]:
-    """Holds the lock of a directory exclusively; yields whether the directory is abandoned."""
-    try:
-        lock_fd = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        # Its owner is creating or removing it, or ended at one of these moments.
-        if _is_old(path) and not any(path.iterdir()):
-            path.rmdir()
-        yield False
-        return
-    try:
-        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        written = os.pread(lock_fd, 1024, 0).decode(errors="replace")
-        yield _is_of_this_machine(written) if written else _is_old(path)
-    except BlockingIOError:
-        yield False
-    finally:
-        os.close(lock_fd)
-
-
-def _hold(path: Path) -> int:
-    """Takes the lock of a directory, shared with others of its processes; returns its descriptor.
-
-    Raises:
-        _DirectoryGoneError: another process removes it, or has removed it.
-    """
-    lock = path / LOCK
-    try:
-        lock_fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except FileNotFoundError as error:
-        raise _DirectoryGoneError from error
-    try:
-        fcntl.flock(lock_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        if not os.fstat(lock_fd).st_nlink:
-            raise _DirectoryGoneError
-        os.pwrite(lock_fd, _this_machine().encode(), 0)
-    except BaseException as error:
-        os.close(lock_fd)
-        if isinstance(error, BlockingIOError):
-            raise _DirectoryGoneError from error
-        raise
-    return lock_fd
-
-
-def _is_old(path: Path) -> bool:
-    return time.time() - path.stat().st_mtime > _OLD_AFTER_S
-
-
-def _this_machine() -> str:
-    """The host's name and the kernel's number of this boot."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{socket.gethostname()} {boot}"
-
-
-def _is_of_this_machine(written: str) -> bool:
-    """Whether a lock was taken on this machine: locks of other hosts may not be visible here."""
-    return bool(set(written.split()) & set(_this_machine().split()))
+    """Removes this user's directories of Ray that no process holds, and ends their processes."""
+    held_directory.remove_abandoned(parent, _PREFIX, DIRECTORY_VARIABLE)
 
 
 def _parent() -> Path:
