@@ -1,6 +1,7 @@
 """Tables of campaigns, trials, measurements, analyses and imports.
 
-Every value that is ranked or filtered has a typed column.
+Every value that is ranked or filtered has a typed column. A column without a description is the
+field of its name in a record of `results_db.records`.
 """
 
 from __future__ import annotations
@@ -92,12 +93,10 @@ class Campaign(Base):
     trainer: Mapped[str] = mapped_column(
         String(64), default=EMBEDDED_TRAINER, server_default=EMBEDDED_TRAINER
     )
-    """What trains its probes; "imported" where a table was measured elsewhere."""
     objective: Mapped[str] = mapped_column(String(40))
     strategy: Mapped[str] = mapped_column(String(40))
     num_legal_layouts: Mapped[int] = mapped_column(BigInteger)
     max_peak_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    """The largest peak of a device that is ranked; None: no limit."""
     probe_deadline_s: Mapped[float | None]
     """Longest duration of a probe; None: its description has none."""
     last_number: Mapped[int] = mapped_column(default=0)
@@ -116,9 +115,7 @@ class Campaign(Base):
     allocation_idle_node_seconds: Mapped[float] = sum_column()
     """Its share of idle allocations of its cluster; not included in node_seconds."""
     created_by: Mapped[str] = mapped_column(String(64), server_default="")
-    """Name of the token that submitted it."""
     notes: Mapped[str] = mapped_column(Text, server_default="")
-    """Notes of its users."""
     wall_time_s: Mapped[float] = mapped_column(default=0.0)
     """Seconds in state RUNNING, while a worker could serve it, up to clock_at."""
     clock_at: Mapped[datetime | None]
@@ -180,7 +177,6 @@ class Trial(Base):
     repeat_reason: Mapped[str | None] = mapped_column(String(16))
     """None: it repeats none, or r001 added it."""
     is_baseline: Mapped[bool] = mapped_column(default=False, server_default=false())
-    """Whether its layout is the campaign's baseline."""
 
     num_nodes: Mapped[int]
     tp: Mapped[int]
@@ -203,7 +199,6 @@ class Trial(Base):
     full_dp: Mapped[int | None]
     full_num_microbatches: Mapped[int | None]
     num_layers: Mapped[int | None]
-    """Layers of the model that it runs."""
 
     state: Mapped[str] = mapped_column(String(16))
     reason: Mapped[str | None] = mapped_column(String(40))
@@ -265,15 +260,10 @@ class Attempt(Base):
     idle_node_seconds: Mapped[float] = sum_column()
     lost_node_seconds: Mapped[float] = sum_column()
     phase: Mapped[str | None] = mapped_column(String(16))
-    """The phase that its worker reported last; None: not reported."""
     held_s: Mapped[float | None]
-    """Seconds that it has held its nodes, as reported last; None: not reported."""
     nodes_held: Mapped[float | None]
-    """Nodes that it holds, may be a fraction; None: those of its layout."""
     iterations_s: Mapped[float | None]
-    """Seconds of its iterations; None: not reported."""
     waiting_because: Mapped[str] = mapped_column(Text, server_default="")
-    """Why it waits for devices, as its worker reports it."""
     outcome_digest: Mapped[str | None] = mapped_column(String(64))
     """SHA-256 of the outcome that it reported: the same one may be posted again."""
 
@@ -322,7 +312,6 @@ class MeasurementRow(Base):
     )
     trainer_version: Mapped[str] = mapped_column(String(64), default="", server_default="")
     tokens: Mapped[str] = mapped_column(String(16), default="counted", server_default="counted")
-    """Whether tokens_per_step was counted, or assumed from the layout."""
     losses_comparable: Mapped[bool] = mapped_column(default=True, server_default=true())
     others_share: Mapped[float | None]
     throttled: Mapped[bool | None]
@@ -417,11 +406,8 @@ class AnalysisRow(Base):
     winner_id: Mapped[int] = mapped_column(ForeignKey("trials.id", ondelete="CASCADE"), index=True)
     objective: Mapped[str] = mapped_column(String(40))
     num_trials: Mapped[int]
-    """Completed trials behind the importances."""
     last_ended_seq: Mapped[int]
-    """`ended_seq` of the last trial that was included."""
     method: Mapped[str] = mapped_column(String(200))
-    """The method for the importances; empty: there are none."""
     computed_at: Mapped[datetime]
 
     importances: Mapped[list[ImportanceRow]] = relationship(
@@ -465,7 +451,6 @@ class StepRow(Base):
     knob: Mapped[str] = mapped_column(String(40), primary_key=True)
     direction: Mapped[str] = mapped_column(String(4), primary_key=True)
     value: Mapped[str] = mapped_column(String(40))
-    """The winner's value of the knob."""
     stepped_value: Mapped[str] = mapped_column(String(40))
     also: Mapped[str] = mapped_column(String(200))
     """Knobs that had to change too, separated by commas."""
@@ -473,9 +458,7 @@ class StepRow(Base):
     source: Mapped[str] = mapped_column(String(10))
     state: Mapped[str] = mapped_column(String(14))
     effect: Mapped[float | None]
-    """Relative change of the objective; under 0 is worse."""
     is_apart: Mapped[bool | None]
-    """Whether it differs from the winner with 95 % confidence."""
     trial_id: Mapped[int | None] = mapped_column(
         ForeignKey("trials.id", ondelete="SET NULL"), index=True
     )
