@@ -33,14 +33,7 @@ def progress_of(
     baselines: Mapping[int, BaselineRead],
     now: datetime,
 ) -> dict[int, Progress]:
-    """The progress of campaigns by their ids, with one query of counts and one of winners.
-
-    Args:
-        store: the database.
-        campaigns: the campaigns.
-        baselines: their baselines, by id.
-        now: the time of the store's clock.
-    """
+    """The progress of campaigns by their ids, with one query of counts and one of winners."""
     ids = [campaign.id for campaign in campaigns]
     counts, winners = store.campaigns.count_trials_of(ids), store.leaderboard.winners(ids)
     service = _Service(store, now, store.driver.seen_at(), store.workers.find())

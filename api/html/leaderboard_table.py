@@ -122,14 +122,8 @@ def leaderboard_table(
 ) -> LeaderboardTable:
     """A page of a campaign's leaderboard.
 
-    Args:
-        store: the store.
-        campaign: the campaign.
-        listing: which layouts are listed, in which order.
-        objective: the objective that ranks.
-        columns: the columns to show; empty: knobs that differ, and some metrics.
-        offset: listed layouts to skip.
-        opened: the knob whose values are counted, however many layouts there are.
+    Without columns it shows the knobs that differ, and some metrics. The values of the knob
+    `opened` are counted, however many layouts there are.
 
     Raises:
         ColumnUnknownError: there is no such column.

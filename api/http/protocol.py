@@ -76,12 +76,7 @@ class LimitedProtocol(HttpToolsProtocol):
     ) -> None:
         """A connection that is not open yet.
 
-        Args:
-            config: uvicorn's configuration.
-            server_state: uvicorn's state of the server.
-            app_state: uvicorn's state of the application.
-            connections: has the limits, and logs refusals.
-            on_lost: called when the connection is closed.
+        The limits are those of `connections`, which logs refusals.
         """
         super().__init__(config, server_state, app_state)
         self._connections, self._limits, self._on_lost = connections, connections.limits, on_lost

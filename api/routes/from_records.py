@@ -108,15 +108,7 @@ def leaderboard_page(
     ranked_by: str,
     offset: int,
 ) -> LeaderboardPage:
-    """A page of a campaign's leaderboard.
-
-    Args:
-        campaign: the campaign.
-        page: the page.
-        listing: the query of the page.
-        ranked_by: the objective that ranks.
-        offset: the number of listed layouts before the page.
-    """
+    """A page of a campaign's leaderboard."""
     end = offset + len(page.layouts)
     # A list of layouts near the best is in the order of this one.
     cheapest = () if listing.within_percent is None else ("tokens_per_node_hour",)

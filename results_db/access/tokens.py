@@ -87,12 +87,8 @@ class Access(StoreSection):
     ) -> tuple[TokenRecord, str]:
         """Creates a token; returns its record and the secret, which cannot be read again.
 
-        An expired token of the same name is revoked.
-
-        Args:
-            name: its holder; 1 to 64 of letters, digits, dot, dash, underscore, @.
-            role: its role.
-            expires_at: when it expires; None: never.
+        An expired token of the same name is revoked. The name has 1 to 64 letters, digits, dots,
+        dashes, underscores and @.
 
         Raises:
             TokenInvalidError: the name is invalid or reserved, or the expiry is past or too far
@@ -118,11 +114,7 @@ class Access(StoreSection):
             return record_of(TokenRecord, row), token
 
     def tokens(self, *, revoked: bool = False) -> list[TokenRecord]:
-        """Tokens, the newest first.
-
-        Args:
-            revoked: whether revoked tokens are included.
-        """
+        """Tokens, the newest first: those that are not revoked, or all."""
         query = select(TokenRow).order_by(TokenRow.id.desc())
         if not revoked:
             query = query.where(TokenRow.revoked_at.is_(None))
@@ -214,15 +206,7 @@ class Access(StoreSection):
     ) -> list[AuditEntryRead]:
         """Entries of the audit log, the newest first.
 
-        Args:
-            actor: only changes by this name.
-            action: only this action, for example "campaign.pause".
-            target_kind: only changes of this kind of target, for example "campaign".
-            target: only changes of the target of this name.
-            since: only changes at or after this time.
-            until: only changes before this time.
-            before_id: only entries older than this one.
-            limit: most entries.
+        Those at `since` are included, and those at `until` are not.
         """
         query = select(AuditRow).order_by(AuditRow.id.desc()).limit(limit)
         for column, value in (

@@ -75,11 +75,8 @@ class Allocations(StoreSection):
     ) -> list[AllocationRecord]:
         """Allocations, the newest first.
 
-        Args:
-            live: only those whose workers sent a heartbeat lately.
-            cluster: only allocations of this cluster.
-            called: only those whose session id, worker name or job id this is.
-            limit: most allocations.
+        Those that are `called` so have this session id, worker name or job id; live ones have sent
+        a heartbeat lately.
         """
         query = (
             select(WorkerRow).order_by(WorkerRow.registered_at.desc(), WorkerRow.id).limit(limit)

@@ -327,12 +327,7 @@ class Campaigns(StoreSection):
     ) -> CampaignRecord:
         """Ends a RUNNING campaign; open trials are cancelled as by `cancel_campaign`.
 
-        Args:
-            campaign_id: of the campaign.
-            state: the final state.
-            reason: why, in one word.
-            message: why, as a sentence.
-            budget: the budget on which the decision to end it rests; None: it rests on none.
+        The decision to end it may rest on a budget, which a user may have changed meanwhile.
 
         Raises:
             CampaignStateError: it is not RUNNING, or its budget was changed meanwhile by a user, or

@@ -84,13 +84,7 @@ class EventLog(StoreSection):
     def newest(
         self, campaign_id: int, *, before: int | None = None, limit: int
     ) -> list[EventRecord]:
-        """Numbered events of a campaign, the newest first.
-
-        Args:
-            campaign_id: the campaign.
-            before: only events with smaller numbers; None: from the newest on.
-            limit: most events.
-        """
+        """Numbered events of a campaign, the newest first."""
         query = (
             select(*_COLUMNS)
             .where(EventRow.campaign_id == campaign_id, EventRow.seq.is_not(None))

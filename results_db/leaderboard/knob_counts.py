@@ -35,10 +35,6 @@ class KnobCounts(LeaderboardSection):
 
         Numbers are ascending; words are in the order of the memory that they save.
 
-        Args:
-            campaign_id: the campaign.
-            knobs: of `KNOB_FIELDS`.
-
         Raises:
             CampaignNotFoundError: there is no such campaign.
         """
@@ -55,10 +51,7 @@ class KnobCounts(LeaderboardSection):
     ) -> Mapping[str, Any]:
         """The knobs that have one value in all listed layouts, with that value.
 
-        Args:
-            campaign_id: the campaign.
-            objective: the objective that ranks; None: the campaign's own.
-            listing: which layouts are listed; of none, no knob is constant.
+        Of no layouts, no knob is constant.
 
         Raises:
             CampaignNotFoundError: there is no such campaign.
@@ -72,10 +65,6 @@ class KnobCounts(LeaderboardSection):
 
     def cells(self, campaign_id: int, *knobs: str) -> list[KnobCell]:
         """All ranked layouts of a campaign by the values of knobs, however many there are.
-
-        Args:
-            campaign_id: the campaign.
-            knobs: names of fields of a layout.
 
         Raises:
             CampaignNotFoundError: there is no such campaign.

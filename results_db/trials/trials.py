@@ -91,11 +91,7 @@ class Trials(StoreSection):
     ) -> TrialRecord:
         """Adds a trial, PENDING, of a layout that the campaign has not tried at this fidelity.
 
-        Args:
-            campaign_id: of the campaign.
-            layout: of the trial.
-            fidelity: the part of the layout that it runs, as a cheap probe; None: all of it.
-            prediction: what the search predicts of what runs; None: nothing.
+        With a fidelity it runs a part of the layout, as a cheap probe.
 
         Raises:
             CampaignNotFoundError: there is no such campaign.
@@ -334,10 +330,6 @@ class Trials(StoreSection):
     def repeat(self, trial_id: int, *, reason: RepeatReason | None = None) -> TrialRecord:
         """Adds a trial of the same layout as one that has ended, for the driver.
 
-        Args:
-            trial_id: of the trial that has ended.
-            reason: why it is repeated; None: not stated.
-
         Raises:
             TrialNotFoundError: there is no such trial.
             TrialStateError: the trial has not ended.
@@ -456,14 +448,6 @@ def add_row(
     repeat_index: int = 0,
 ) -> Trial:
     """Adds a trial, PENDING, to a campaign whose row is locked.
-
-    Args:
-        session: a transaction.
-        campaign: the campaign.
-        columns: `layout_columns` or `cheap_columns`; of a repeat, also its reason.
-        now: the time.
-        repeat_of: the trial that it repeats.
-        repeat_index: its number among the repeats.
 
     Raises:
         CampaignStateError: the campaign has ended.
