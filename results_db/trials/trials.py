@@ -234,13 +234,7 @@ class Trials(StoreSection):
             why = "it comes with the outcome"
         raise TrialLogNotFoundError(f"{what} is {state} and has no log: {why}")
 
-    def find(
-        self,
-        campaign_id: int,
-        *,
-        states: Sequence[TrialState] = (),
-        limit: int | None = None,
-    ) -> list[TrialRecord]:
+    def find(self, campaign_id: int, *, states: Sequence[TrialState] = ()) -> list[TrialRecord]:
         """The campaign's trials in order of their numbers."""
         query = (
             select(Trial)
@@ -250,8 +244,6 @@ class Trials(StoreSection):
         )
         if states:
             query = query.where(Trial.state.in_(states))
-        if limit is not None:
-            query = query.limit(limit)
         with self._db.read() as session:
             return [trial_record(row) for row in session.scalars(query)]
 

@@ -142,7 +142,6 @@ def test_trials_are_listed_by_number_state_and_page(
     for tp in (2, 4, 8):
         store.trials.add(campaign, Layout(tp=tp))
     assert [t.number for t in store.trials.find(campaign)] == [1, 2, 3, 4]
-    assert [t.number for t in store.trials.find(campaign, limit=2)] == [1, 2]
     assert [t.number for t in store.trials.find(campaign, states=("COMPLETED", "RUNNING"))] == [1]
     assert store.trials.by_number(campaign, 3).layout.tp == 4
     none = dict.fromkeys(("RUNNING", "INFEASIBLE", "FAILED", "CANCELLED"), 0)
