@@ -25,11 +25,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
-from results_db.models.base import Base as Base
-from results_db.models.base import UtcDateTime as UtcDateTime
-from results_db.models.base import is_at_least, is_over_zero
-from results_db.models.base import one_of as one_of
-from results_db.models.base import sum_column as sum_column
+from results_db.models.base import Base, is_at_least, is_over_zero, one_of, sum_column
 from results_db.records import (
     ATTEMPT_ENDINGS,
     CAMPAIGN_STATES,

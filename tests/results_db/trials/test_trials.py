@@ -14,7 +14,8 @@ from results_db.errors import (
     TrialNotFoundError,
     TrialStateError,
 )
-from results_db.models.tables import Base, Campaign, Trial
+from results_db.models.base import Base
+from results_db.models.tables import Campaign, Trial
 from results_db.records import REPEAT_REASONS
 from results_db.store import Store
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
