@@ -34,9 +34,6 @@ class KnobCounts(LeaderboardSection):
         """The values of some knobs among all ranked layouts, with the numbers of layouts.
 
         Numbers are ascending; words are in the order of the memory that they save.
-
-        Raises:
-            CampaignNotFoundError: there is no such campaign.
         """
         with self._db.read() as session:
             runs = [each.first for each in self._board(session, campaign_id).layouts]
@@ -52,10 +49,6 @@ class KnobCounts(LeaderboardSection):
         """The knobs that have one value in all listed layouts, with that value.
 
         Of no layouts, no knob is constant.
-
-        Raises:
-            CampaignNotFoundError: there is no such campaign.
-            ObjectiveUnknownError: no layout is ranked by this name.
         """
         with self._db.read() as session:
             layouts = listed_layouts(self._board(session, campaign_id, objective), listing)
@@ -64,11 +57,7 @@ class KnobCounts(LeaderboardSection):
         return {name: found.pop() for name, found in values.items() if len(found) == 1}
 
     def cells(self, campaign_id: int, *knobs: str) -> list[KnobCell]:
-        """All ranked layouts of a campaign by the values of knobs, however many there are.
-
-        Raises:
-            CampaignNotFoundError: there is no such campaign.
-        """
+        """All ranked layouts of a campaign by the values of knobs, however many there are."""
         with self._db.read() as session:
             layouts = self._board(session, campaign_id).layouts
         cells: defaultdict[tuple[Any, ...], list[float]] = defaultdict(list)

@@ -48,9 +48,6 @@ class Leaderboards(LeaderboardSection):
         (their ranks shared devices) or break the campaign's constraints. A layout that was stopped
         early is first only if none was measured in full. A campaign that does not exist has no
         layouts.
-
-        Raises:
-            ObjectiveUnknownError: no layout is ranked by this name.
         """
         try:
             return list(
@@ -70,12 +67,7 @@ class Leaderboards(LeaderboardSection):
         limit: int | None,
         offset: int = 0,
     ) -> PageOfLayouts:
-        """The same layouts as `ranked_layouts`, with what a page shows above them.
-
-        Raises:
-            CampaignNotFoundError: there is no such campaign.
-            ObjectiveUnknownError: no layout is ranked by this name.
-        """
+        """The same layouts as `ranked_layouts`, with what a page shows above them."""
         with self._db.read() as session:
             board = self._board(session, campaign_id, objective)
             listed = listed_layouts(board, listing)
@@ -97,10 +89,6 @@ class Leaderboards(LeaderboardSection):
 
         Returns:
             None: the layout is not ranked, or the campaign has no such trial.
-
-        Raises:
-            CampaignNotFoundError: there is no such campaign.
-            ObjectiveUnknownError: no layout is ranked by this name.
         """
         key = select(Trial.layout_key).where(Trial.id == trial_id, Trial.campaign_id == campaign_id)
         with self._db.read() as session:
@@ -110,12 +98,7 @@ class Leaderboards(LeaderboardSection):
     def tied_layouts(
         self, campaign_id: int, objective: str | None = None, *, among: int
     ) -> list[RankedLayout]:
-        """The first layout, and those of the first `among` that cannot be told apart from it.
-
-        Raises:
-            CampaignNotFoundError: there is no such campaign.
-            ObjectiveUnknownError: no layout is ranked by this name.
-        """
+        """The first layout, and those of the first `among` that cannot be told apart from it."""
         with self._db.read() as session:
             board = self._board(session, campaign_id, objective)
             best = board.layouts[:among]

@@ -73,9 +73,6 @@ class PlotData(LeaderboardSection):
         Pareto front (up to half of the places), the best (a quarter), and others evenly spaced over
         the ranks. Cancelled trials have no result and no point, and cheap probes have no point:
         they ran a part of a layout. The limit is at least 4.
-
-        Raises:
-            CampaignNotFoundError: there is no such campaign.
         """
         with self._db.read() as session:
             board = self._board(session, campaign_id)

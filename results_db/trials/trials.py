@@ -78,7 +78,7 @@ _NOT_MEASURED: Final = frozenset({"FAILED", "INFEASIBLE", "CANCELLED"})
 
 
 class Trials(StoreSection):
-    """The store's methods for trials."""
+    """The store's methods for trials; those of one raise `TrialNotFoundError` if there is none."""
 
     @retried
     def add(
@@ -121,11 +121,7 @@ class Trials(StoreSection):
             ) from error
 
     def get(self, trial_id: int) -> TrialRecord:
-        """One trial.
-
-        Raises:
-            TrialNotFoundError: there is no such trial.
-        """
+        """One trial."""
         with self._db.read() as session:
             return trial_record(by_id(session, trial_id))
 
@@ -143,11 +139,7 @@ class Trials(StoreSection):
             return trial_record(trial)
 
     def detail(self, trial_id: int) -> TrialDetail:
-        """One trial with its iterations, environment, log and attempts.
-
-        Raises:
-            TrialNotFoundError: there is no such trial.
-        """
+        """One trial with its iterations, environment, log and attempts."""
         with self._db.read() as session:
             trial = by_id(session, trial_id)
             environment = session.get(EnvironmentRow, trial_id)
@@ -217,7 +209,6 @@ class Trials(StoreSection):
         """The last lines that a trial's ranks printed.
 
         Raises:
-            TrialNotFoundError: there is no such trial.
             TrialLogNotFoundError: none are stored.
         """
         with self._db.read() as session:
@@ -323,7 +314,6 @@ class Trials(StoreSection):
         """Adds a trial of the same layout as one that has ended, for the driver.
 
         Raises:
-            TrialNotFoundError: there is no such trial.
             TrialStateError: the trial has not ended.
             CampaignStateError: its campaign has ended.
         """
@@ -340,7 +330,6 @@ class Trials(StoreSection):
         """Adds trials that measure the layout of a COMPLETED one again, for a user.
 
         Raises:
-            TrialNotFoundError: there is no such trial.
             TrialStateError: it is not COMPLETED.
             CampaignStateError: its campaign has ended.
         """
@@ -363,7 +352,6 @@ class Trials(StoreSection):
         """Adds a trial of the layout of one that ended without a measurement that counts.
 
         Raises:
-            TrialNotFoundError: there is no such trial.
             TrialStateError: it is COMPLETED, or has not ended, or the layout is waiting or running.
             CampaignStateError: its campaign has ended.
         """
@@ -385,7 +373,6 @@ class Trials(StoreSection):
         """Cancels a trial: at once if it waits, through its worker if it runs; it can be repeated.
 
         Raises:
-            TrialNotFoundError: there is no such trial.
             TrialStateError: it has ended in another way.
         """
         with self._db.write() as session:
@@ -468,11 +455,7 @@ def add_row(
 
 
 def by_id(session: Session, trial_id: int) -> Trial:
-    """A trial's row, with its measurement.
-
-    Raises:
-        TrialNotFoundError: there is no such trial.
-    """
+    """A trial's row, with its measurement."""
     trial = session.get(Trial, trial_id, options=[WITH_MEASUREMENT])
     if trial is None:
         raise TrialNotFoundError(f"there is no trial {trial_id}")
@@ -480,11 +463,7 @@ def by_id(session: Session, trial_id: int) -> Trial:
 
 
 def _locked(session: Session, trial_id: int) -> tuple[Campaign, Trial]:
-    """A trial and its campaign, both locked; the campaign first.
-
-    Raises:
-        TrialNotFoundError: there is no such trial.
-    """
+    """A trial and its campaign, both locked; the campaign first."""
     campaign = lock_campaign_of(session, trial_id)
     trial = lock_trial(session, trial_id, WITH_MEASUREMENT)
     if campaign is None or trial is None:
