@@ -6,6 +6,7 @@ field of its name in a record of `results_db.records`.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from datetime import datetime
 from typing import Any, Final
 
@@ -33,18 +34,13 @@ from results_db.records import (
     STEP_DIRECTIONS,
     STEP_SOURCES,
     STEP_STATES,
+    Cost,
 )
 from search_spaces.protocol.worker_messages import ATTEMPT_PHASES, TRIAL_STATES
 from search_spaces.spec.layout import COUNT_KNOBS, DEGREES, PRECISIONS, RECOMPUTE_MODES, ZERO_STAGES
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
-_COSTS: Final = (
-    "node_seconds",
-    "iterations_node_seconds",
-    "start_node_seconds",
-    "idle_node_seconds",
-    "lost_node_seconds",
-)
+_COSTS: Final = ("node_seconds", *(f"{part.name}_node_seconds" for part in fields(Cost)))
 
 _FIGURES: Final = (
     "step_time_s",
@@ -55,7 +51,18 @@ _FIGURES: Final = (
 )
 
 
-class Campaign(Base):
+class WithCosts:
+    """A table with costs of attempts."""
+
+    node_seconds: Mapped[float] = mapped_column(default=0.0)
+    """Node-seconds of its attempts; the next four are the parts."""
+    iterations_node_seconds: Mapped[float] = sum_column()
+    start_node_seconds: Mapped[float] = sum_column()
+    idle_node_seconds: Mapped[float] = sum_column()
+    lost_node_seconds: Mapped[float] = sum_column()
+
+
+class Campaign(WithCosts, Base):
     __tablename__ = "campaigns"
     __table_args__ = (
         UniqueConstraint("name"),
@@ -102,12 +109,6 @@ class Campaign(Base):
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
-    node_seconds: Mapped[float] = mapped_column(default=0.0)
-    """Node-seconds of its attempts; the next four are the parts."""
-    iterations_node_seconds: Mapped[float] = sum_column()
-    start_node_seconds: Mapped[float] = sum_column()
-    idle_node_seconds: Mapped[float] = sum_column()
-    lost_node_seconds: Mapped[float] = sum_column()
     allocation_idle_node_seconds: Mapped[float] = sum_column()
     """Its share of idle allocations of its cluster; not included in node_seconds."""
     created_by: Mapped[str] = mapped_column(String(64), server_default="")
@@ -118,7 +119,7 @@ class Campaign(Base):
     """Time of the last update of wall_time_s; None while it stands."""
 
 
-class Trial(Base):
+class Trial(WithCosts, Base):
     __tablename__ = "trials"
     __table_args__ = (
         UniqueConstraint("campaign_id", "number"),
@@ -207,11 +208,6 @@ class Trial(Base):
     iterations_done: Mapped[int] = mapped_column(default=0)
     worker_id: Mapped[str | None] = mapped_column(ForeignKey("workers.id"), index=True)
     lease_expires_at: Mapped[datetime | None]
-    node_seconds: Mapped[float] = mapped_column(default=0.0)
-    iterations_node_seconds: Mapped[float] = sum_column()
-    start_node_seconds: Mapped[float] = sum_column()
-    idle_node_seconds: Mapped[float] = sum_column()
-    lost_node_seconds: Mapped[float] = sum_column()
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
@@ -220,7 +216,7 @@ class Trial(Base):
     measurement: Mapped[MeasurementRow | None] = relationship(lazy="raise", viewonly=True)
 
 
-class Attempt(Base):
+class Attempt(WithCosts, Base):
     """One lease of a trial."""
 
     __tablename__ = "attempts"
@@ -250,11 +246,6 @@ class Attempt(Base):
     seen_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]
     ending: Mapped[str | None] = mapped_column(String(16))
-    node_seconds: Mapped[float] = mapped_column(default=0.0)
-    iterations_node_seconds: Mapped[float] = sum_column()
-    start_node_seconds: Mapped[float] = sum_column()
-    idle_node_seconds: Mapped[float] = sum_column()
-    lost_node_seconds: Mapped[float] = sum_column()
     phase: Mapped[str | None] = mapped_column(String(16))
     held_s: Mapped[float | None]
     nodes_held: Mapped[float | None]
