@@ -96,9 +96,6 @@ def short_help(entry: str) -> str:
     """The first line of a command's docstring, read without importing its module.
 
     Importing all subcommands would take seconds (torch, ray), and a broken one would end the help.
-
-    Args:
-        entry: the value of an entry point, "package.module:function".
     """
     module, _, function = entry.partition(":")
     try:

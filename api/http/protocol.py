@@ -107,12 +107,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return self._idle_since if self._is_all_answered or is_unread else None
 
     def check(self, now: float, elapsed_s: float) -> None:
-        """Closes the connection if its client is too slow.
-
-        Args:
-            now: the loop's seconds.
-            elapsed_s: seconds since the previous check.
-        """
+        """Closes the connection if its client is too slow."""
         if self.transport.is_closing():
             self._closing_since = now if self._closing_since is None else self._closing_since
             if now - self._closing_since > self._limits.unread_s:

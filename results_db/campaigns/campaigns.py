@@ -110,7 +110,7 @@ _OPEN: Final = ("RUNNING", "PAUSED")
 
 
 class Campaigns(StoreSection):
-    """The store's methods for campaigns."""
+    """The store's methods for campaigns; `CampaignNotFoundError` says that there is no such one."""
 
     @retried
     def create(
@@ -189,11 +189,7 @@ class Campaigns(StoreSection):
             return campaign_record(row, now)
 
     def get(self, campaign_id: int) -> CampaignRecord:
-        """One campaign.
-
-        Raises:
-            CampaignNotFoundError: there is none with this id.
-        """
+        """One campaign."""
         with self._db.read() as session:
             return campaign_record(by_id(session, campaign_id), self._clock())
 
@@ -208,11 +204,7 @@ class Campaigns(StoreSection):
             return None if row is None else campaign_record(row, self._clock())
 
     def by_name(self, name: str) -> CampaignRecord:
-        """One campaign by its name.
-
-        Raises:
-            CampaignNotFoundError: there is none with this name.
-        """
+        """One campaign by its name."""
         with self._db.read() as session:
             row = session.scalar(select(Campaign).where(Campaign.name == name))
             if row is None:
@@ -376,14 +368,9 @@ class Campaigns(StoreSection):
     ) -> CampaignRecord:
         """Changes a campaign's notes, and its budget while it is open; both or neither.
 
-        Args:
-            campaign_id: of the campaign.
-            budget: bounds by name as in a campaign file; bounds that are not named stay, and None
-                removes one. None: the budget stays.
-            notes: the new notes; None: the notes stay.
+        Bounds that are not named stay, and None removes one; a budget or notes that are None stay.
 
         Raises:
-            CampaignNotFoundError: there is no such campaign.
             CampaignStateError: it has ended, and the budget is to be changed.
             CampaignInvalidError: a bound is unknown or out of range, or none would be left.
         """
@@ -408,7 +395,6 @@ class Campaigns(StoreSection):
         """Deletes a campaign that has ended, with all of its measurements.
 
         Raises:
-            CampaignNotFoundError: there is no such campaign.
             CampaignStateError: it has not ended, a worker still has one of its trials, or an open
                 campaign starts from it.
         """
@@ -456,11 +442,7 @@ def _hold_sources(session: Session, names: Sequence[str], trainer: str) -> None:
 
 
 def by_id(session: Session, campaign_id: int, *, lock: bool = False) -> Campaign:
-    """A campaign's row.
-
-    Raises:
-        CampaignNotFoundError: there is none with this id.
-    """
+    """A campaign's row."""
     campaign = session.get(Campaign, campaign_id, with_for_update=FOR_CHANGE if lock else None)
     if campaign is None:
         raise campaign_not_found(campaign_id)

@@ -68,13 +68,7 @@ class EventLog(StoreSection):
     """The store's methods for events."""
 
     def find(self, *, after: int, campaign_id: int | None = None, limit: int) -> list[EventRecord]:
-        """Numbered events after a number, in order.
-
-        Args:
-            after: the last number that was seen; 0: from the first that is stored.
-            campaign_id: only events of this campaign; None: of all.
-            limit: most events.
-        """
+        """Numbered events after a number, in order; after 0, from the first that is stored."""
         query = select(*_COLUMNS).where(EventRow.seq > after).order_by(EventRow.seq).limit(limit)
         if campaign_id is not None:
             query = query.where(EventRow.campaign_id == campaign_id)
