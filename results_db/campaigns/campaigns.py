@@ -124,14 +124,8 @@ class Campaigns(StoreSection):
     ) -> CampaignRecord:
         """Creates a campaign, RUNNING.
 
-        Args:
-            spec: `CampaignSpec.to_mapping()`, fully resolved.
-            num_legal_layouts: number of its legal layouts.
-            request: the idempotency key of the request; a repeated request creates no second
-                campaign.
-            notes: notes of its users.
-            names: if given, the campaign gets the first free one of these instead of the name in
-                the spec.
+        It has the first free one of `names`, if there are any, instead of the name in its
+        description, which is resolved in full. A repeated request creates no second campaign.
 
         Raises:
             CampaignDuplicateError: the name is taken, or all of the names are.

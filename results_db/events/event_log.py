@@ -162,10 +162,7 @@ class EventLog(StoreSection):
     def page_version(self, campaign_id: int, *, beats: bool = False) -> str:
         """A text that changes whenever a page of the campaign would change.
 
-        Args:
-            campaign_id: the campaign.
-            beats: whether the page also shows values that heartbeats change: finished iterations,
-                cost.
+        With `beats`, also the values that heartbeats change: finished iterations, cost.
         """
         with self._db.read() as session:
             parts = [str(campaign_id)]
