@@ -103,11 +103,8 @@ class LeaderboardTable:
     offset: int
     chosen: frozenset[str]
     """The columns that the reader has chosen; empty: the default ones."""
-
-    @property
-    def width(self) -> float:
-        """Width of the plot of an interval."""
-        return _INTERVAL_WIDTH
+    width: float = _INTERVAL_WIDTH
+    """Width of the plot of an interval."""
 
 
 def leaderboard_table(
