@@ -6,12 +6,12 @@ transactions, so that others do not wait for long.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any, Final, Self
 
-from sqlalchemy import Delete, Select, delete, exists, select
+from sqlalchemy import ColumnElement, Select, delete, exists, select
 
 from results_db.access.sign_ins import SignIns
 from results_db.database.database import rows_deleted
@@ -86,8 +86,9 @@ class Pruning(StoreSection):
         """
         before = self._limits(retention)
         gone: dict[str, int] = {}
-        for kind, query in _old_rows(before).items():
-            gone[kind] = self._delete_all(*query)
+        for kind, (key, is_old) in _OLD_ROWS.items():
+            if kind in before:
+                gone[kind] = self._delete_all(key, is_old(before[kind]))
         if "iterations" in before:
             gone["iterations"] = self._prune_iterations(before["iterations"])
         if "events" in before:
@@ -106,14 +107,14 @@ class Pruning(StoreSection):
         kept = {kind: getattr(retention, kind) for kind in KINDS}
         return {kind: now - timedelta(days=days) for kind, days in kept.items() if days is not None}
 
-    def _delete_all(self, query: Select[Any], delete_them: Delete, key: Any) -> int:
+    def _delete_all(self, key: Any, is_old: ColumnElement[bool]) -> int:
         total = 0
         while True:
             with self._db.write() as session:
-                keys = session.scalars(query.limit(ROWS_AT_ONCE)).all()
+                keys = session.scalars(select(key).where(is_old).limit(ROWS_AT_ONCE)).all()
                 if not keys:
                     return total
-                total += rows_deleted(session, delete_them.where(key.in_(keys)))
+                total += rows_deleted(session, delete(key.class_).where(key.in_(keys), is_old))
 
     def _prune_iterations(self, before: datetime) -> int:
         """Deletes iterations by campaign, since the pages of each change."""
@@ -132,27 +133,15 @@ class Pruning(StoreSection):
         return total
 
 
-def _old_rows(before: Mapping[str, datetime]) -> dict[str, tuple[Select[Any], Delete, Any]]:
-    """By kind: a query for keys of old rows, a statement that deletes rows, and the key."""
-    found: dict[str, tuple[Select[Any], Delete, Any]] = {}
-    if "logs" in before:
-        query = (
-            select(TrialLog.trial_id)
-            .join(Trial, Trial.id == TrialLog.trial_id)
-            .where(Trial.ended_at < before["logs"])
-        )
-        found["logs"] = (query, delete(TrialLog), TrialLog.trial_id)
-    if "audit" in before:
-        old = select(AuditRow.id).where(AuditRow.at < before["audit"])
-        found["audit"] = (old, delete(AuditRow), AuditRow.id)
-    if "requests" in before:
-        too_old = IdempotencyKey.created_at < before["requests"]
-        found["requests"] = (
-            select(IdempotencyKey.campaign_id).where(too_old),
-            delete(IdempotencyKey).where(too_old),
-            IdempotencyKey.campaign_id,
-        )
-    return found
+_OLD_ROWS: Final[Mapping[str, tuple[Any, Callable[[datetime], ColumnElement[bool]]]]] = {
+    "logs": (
+        TrialLog.trial_id,
+        lambda before: TrialLog.trial_id.in_(select(Trial.id).where(Trial.ended_at < before)),
+    ),
+    "audit": (AuditRow.id, lambda before: AuditRow.at < before),
+    "requests": (IdempotencyKey.campaign_id, lambda before: IdempotencyKey.created_at < before),
+}
+"""By kind, the column by which rows are deleted, and which rows are old."""
 
 
 def _campaigns_with_iterations(before: datetime) -> Select[Any]:

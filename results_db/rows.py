@@ -101,10 +101,7 @@ def trainer_of(spec: Mapping[str, Any]) -> str:
 def record_of(kind: Callable[..., R], row: object, **named: Any) -> R:
     """Makes a record of a row: copies the fields that have the same name in both.
 
-    Args:
-        kind: the record's class.
-        row: a row.
-        named: the other fields, or values in place of columns.
+    The others are `named`, or values in place of columns.
     """
     names = (name for name in _names_of(kind) if name not in named)
     return kind(**{name: getattr(row, name) for name in names}, **named)

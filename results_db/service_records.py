@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 
 from results_db.records import QuarantineRead
 from search_spaces.protocol.worker_messages import NodeState
@@ -59,3 +59,14 @@ class AuditEntryRead:
     target_kind: str
     target: str
     details: dict[str, Any]
+
+
+class AuditChoice(TypedDict, total=False):
+    """Which changes of the audit log are listed; None is no condition."""
+
+    actor: str | None
+    action: str | None
+    target_kind: str | None
+    target: str | None
+    since: datetime | None
+    until: datetime | None

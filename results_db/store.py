@@ -115,10 +115,7 @@ class Store:
     ) -> Self:
         """Creates the data directory if needed, upgrades the database, and opens it.
 
-        Args:
-            data_dir: contains the SQLite database, unless `database` is given.
-            database: URL of a PostgreSQL; None: the SQLite of the data directory.
-            clock: None: as in `__init__`.
+        Without the URL of a PostgreSQL, it is the SQLite database of the data directory.
 
         Raises:
             DataDirInvalidError: the directory cannot be created or written to.

@@ -36,13 +36,8 @@ def with_own(store: Store, document: Any, problems: Problems) -> Any:
     """A campaign's document, with the users' models and clusters in place of their names.
 
     A value that is not a mapping, or that names a preset, is returned unchanged: the reader of
-    campaigns checks it.
-
-    Args:
-        store: has the models and clusters of users.
-        document: the campaign's.
-        problems: collects the problems of a model or cluster; a preset then takes its place, so
-            that the rest of the document can be checked.
+    campaigns checks it. A preset takes the place of one that has problems, so that the rest of the
+    document can be checked.
     """
     if not isinstance(document, Mapping):
         return document

@@ -39,11 +39,8 @@ def measurement_table(
 ) -> str:
     """Ranked layouts of a campaign as CSV, each with the median of its runs.
 
-    Args:
-        campaign: of the layouts.
-        layouts: the ranked layouts, in order.
-        source: of the measurements of an imported campaign; None: the campaign ran here.
-        intervals: whether to add ranks, numbers of runs, intervals of step times, and ties.
+    An imported campaign has a source. The columns of `intervals` are ranks, numbers of runs,
+    intervals of step times, and ties.
     """
     rows = measurement_rows(campaign, layouts, source=source)
     return table_text(rows, INTERVAL_COLUMNS if intervals else ())

@@ -29,13 +29,7 @@ class RankedStep(NamedTuple):
 def measured_jobs(
     job: TrainingJob, spec: Mapping[str, Any], ranked: Iterable[RankedStep]
 ) -> list[tuple[str, JobEstimate]]:
-    """The job with each layout, by the name of its rank.
-
-    Args:
-        job: tokens, nodes and failures.
-        spec: the stored description of the campaign.
-        ranked: the layouts.
-    """
+    """The job with each layout, by the name of its rank."""
     model = ModelShape.from_mapping(spec["model"])
     cluster = Cluster.from_mapping(spec["cluster"])
     across = bool(spec["space"].get("allow_tp_across_nodes", False))

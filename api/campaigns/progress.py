@@ -8,9 +8,10 @@ from typing import Any, Final, NamedTuple
 
 from api.leases.waiting import why_nowhere
 from api.schemas.campaigns_and_trials import Progress
+from results_db.allocations.allocations import AllocationRecord, WaitingTrial
 from results_db.leaderboard.baseline_records import BaselineRead
 from results_db.leaderboard.leaderboard_records import Winner
-from results_db.records import CampaignRecord, TrialRecord, WorkerRecord
+from results_db.records import CampaignRecord, WorkerRecord
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import TrialState
 from search_spaces.terminal.plurals import counted
@@ -33,14 +34,7 @@ def progress_of(
     baselines: Mapping[int, BaselineRead],
     now: datetime,
 ) -> dict[int, Progress]:
-    """The progress of campaigns by their ids, with one query of counts and one of winners.
-
-    Args:
-        store: the database.
-        campaigns: the campaigns.
-        baselines: their baselines, by id.
-        now: the time of the store's clock.
-    """
+    """The progress of campaigns by their ids, with one query of counts and one of winners."""
     ids = [campaign.id for campaign in campaigns]
     counts, winners = store.campaigns.count_trials_of(ids), store.leaderboard.winners(ids)
     service = _Service(store, now, store.driver.seen_at(), store.workers.find())
@@ -149,20 +143,21 @@ def _waiting_reason(
             f"no worker of cluster {campaign.cluster_name} lists the trainer {campaign.trainer!r}; "
             "start one with `layout-tuner worker --trainers FILE`, where FILE describes it"
         )
-    if counts["PENDING"] and store.workers.count_too_large(campaign.id) >= counts["PENDING"]:
-        waiting = store.trials.find(campaign.id, states=("PENDING",), limit=TRIALS_LOOKED_AT)
-        return _too_small(waiting, workers) if waiting else None
-    return _nowhere(store, campaign, service.now)
-
-
-def _nowhere(store: Store, campaign: CampaignRecord, now: datetime) -> str | None:
-    """Why no allocation in its current state will lease any of the first waiting trials."""
     waiting = store.allocations.waiting_trials(
         campaign.cluster_name, campaign_id=campaign.id, limit=TRIALS_LOOKED_AT
     )
     if not waiting:
         return None
+    if 0 < counts["PENDING"] <= store.workers.count_too_large(campaign.id):
+        return _too_small(waiting, workers)
     allocations = store.allocations.find(cluster=campaign.cluster_name)
+    return _nowhere(waiting, allocations, service.now)
+
+
+def _nowhere(
+    waiting: Sequence[WaitingTrial], allocations: Sequence[AllocationRecord], now: datetime
+) -> str | None:
+    """Why no allocation in its current state will lease any of the first waiting trials."""
     first = why_nowhere(waiting[0], allocations, now)
     # The check of an allocation of 1,000 nodes is slow: it ends at the first trial that may run.
     if first is None or any(why_nowhere(other, allocations, now) is None for other in waiting[1:]):
@@ -170,8 +165,8 @@ def _nowhere(store: Store, campaign: CampaignRecord, now: datetime) -> str | Non
     return f"trial {waiting[0].number} waits: {first}"
 
 
-def _too_small(waiting: list[TrialRecord], workers: list[WorkerRecord]) -> str:
-    smallest = min((t.layout for t in waiting), key=lambda layout: layout.num_devices)
+def _too_small(waiting: list[WaitingTrial], workers: list[WorkerRecord]) -> str:
+    smallest = min(waiting, key=lambda trial: trial.num_devices)
     largest = max(workers, key=lambda worker: worker.num_nodes * worker.devices_per_node)
     return (
         f"no worker is large enough: the smallest waiting layout needs "

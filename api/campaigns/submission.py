@@ -105,12 +105,8 @@ class Submission:
     def plan(self, document: Any, options: PlanOptions, *, by_driver: bool) -> Plan | PlanRecord:
         """The plan of a document that could be submitted, with the measurements there are.
 
-        It knows the measurements from which the campaign would start if it were submitted now.
-
-        Args:
-            document: the campaign's.
-            options: what the plan lists and assumes.
-            by_driver: whether the plan of a large space is requested of the driver, and stored.
+        It knows the measurements from which the campaign would start if it were submitted now. The
+        plan of a large space is requested of the driver, and stored, if `by_driver`.
 
         Raises:
             SearchSpaceError: the document would be refused, or has too many legal layouts.

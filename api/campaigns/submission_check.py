@@ -60,10 +60,7 @@ def check_submission(
 ) -> SubmissionCheck:
     """Checks a document without storing anything.
 
-    Args:
-        submission: resolves the names of models, clusters and campaigns.
-        document: the campaign's.
-        within_s: seconds for which layouts may be enumerated.
+    Layouts are enumerated for `within_s` seconds.
     """
     problems = Problems()
     spec = None

@@ -54,11 +54,7 @@ class Calls:
     ) -> httpx.Response:
         """The answer to a request that the service accepted.
 
-        Args:
-            method: such as GET.
-            path: from the root of the service.
-            query: parameters of the query.
-            request: the other arguments of `ServiceConnection.request`.
+        The path is from the root of the service; `request` is for `ServiceConnection.request`.
         """
         params = {name: value for name, value in (query or {}).items() if value is not None}
         try:

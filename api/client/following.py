@@ -26,10 +26,7 @@ class Follower(Calls):
     def _follow(self, path: str, after: int | None) -> Iterator[EventRead]:
         """Every event of a stream, each once; waits for the next.
 
-        Args:
-            path: of the stream, below /v1.
-            after: the last event that is known; 0: start with the first that is kept; None: start
-                now.
+        It begins after the event `after`; 0: with the first that is kept; None: now.
 
         Raises:
             ServiceError: the service refuses or does not answer any more.

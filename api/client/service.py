@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 from api.client.calls import PAGE, Calls, segment
 from api.schemas.access import (
@@ -24,18 +24,7 @@ from api.schemas.allocations import (
 )
 from api.schemas.campaigns_and_trials import Health, Readiness
 from api.schemas.catalogue import ClusterPage, ClusterRead, ModelPage, ModelRead
-from results_db.service_records import AuditEntryRead, ClusterNodeRead
-
-
-class AuditChoice(TypedDict, total=False):
-    """Which changes of the audit log are listed; None is no condition."""
-
-    actor: str | None
-    action: str | None
-    target_kind: str | None
-    target: str | None
-    since: datetime | None
-    until: datetime | None
+from results_db.service_records import AuditChoice, AuditEntryRead, ClusterNodeRead
 
 
 class ServiceCalls(Calls):

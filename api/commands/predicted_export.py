@@ -42,13 +42,7 @@ def of_layout(
 ) -> ExportRead:
     """The files of a training job with any layout.
 
-    Args:
-        model: a preset, or a file.
-        cluster: a preset, or a file.
-        key: the layout's key.
-        format_name: the format.
-        data_dir: where `calibrate` keeps constants; None: the default.
-        without: knobs that the trainer lacks and that are dropped.
+    Model and cluster are presets or files.
     """
     try:
         layout = Layout.of_key(key)

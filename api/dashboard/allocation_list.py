@@ -13,7 +13,6 @@ from api.html.rendering import go_to, render
 from api.routes.allocations import AllocationId
 from api.routes.from_records import allocation_reads
 from api.schemas.text_types import Reason
-from results_db.records import Cost
 from search_spaces.units import GIB
 
 router = APIRouter()
@@ -38,7 +37,9 @@ def show_allocations(
         request,
         "allocations.html",
         allocations=reads,
-        idle_shares={each.worker.id: _idle_share(each.cost) for each in found},
+        idle_shares={
+            e.worker.id: e.cost.idle / e.cost.total if e.cost.total else None for e in found
+        },
         nodes=store.allocations.nodes(),
         names={each.id: each.name for each in reads},
         is_all=bool(all),
@@ -75,10 +76,6 @@ def do_release(request: Request, store: StoreDep, cluster: _Cluster, node: _Node
     """Releases a node from quarantine."""
     store.allocations.release_node(cluster, node)
     return go_to(request, "/allocations", done="released")
-
-
-def _idle_share(cost: Cost) -> float | None:
-    return None if not cost.total else cost.idle / cost.total
 
 
 def health_words(health: Mapping[str, Any] | None) -> str:

@@ -84,12 +84,7 @@ def show_campaign(
     offset: Annotated[int, Query(ge=0, le=MAX_ID)] = 0,
     jump: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
 ) -> Response:
-    """The winner in sentences, and 100 rows of the leaderboard.
-
-    Raises:
-        ColumnUnknownError: there is no such column.
-        TrialNotFoundError: the campaign has no trial of the number `jump`.
-    """
+    """The winner in sentences, and 100 rows of the leaderboard."""
     if jump is not None:
         return _to_trial(request, store, campaign, jump, objective)
     table = leaderboard_table(

@@ -102,7 +102,12 @@ def show_trial_comparison(
         "compare.html",
         asked=trials or " ".join(f"{each.campaign.name}/{each.trial.number}" for each in compared),
         trials=compared,
-        verdicts=_verdicts([(_trial_name(e), e.campaign, e.ranked) for e in compared]),
+        verdicts=_verdicts(
+            [
+                (f"trial {e.trial.number} of {e.campaign.name}", e.campaign, e.ranked)
+                for e in compared
+            ]
+        ),
         knobs=_knobs([facts.trial.layout for facts in compared]),
         figures=_figures(compared),
         bars=[
@@ -136,14 +141,6 @@ def _typed(store: Store, words: str) -> Iterator[int]:
         yield store.trials.by_number(campaign.id, number).id
 
 
-def _trial_name(facts: TrialFacts) -> str:
-    return f"trial {facts.trial.number} of {facts.campaign.name}"
-
-
-def _winner_name(finding: CampaignFinding) -> str:
-    return f"the winner of {finding.campaign.name}"
-
-
 @router.get("/compare-campaigns")
 def show_campaign_comparison(
     request: Request,
@@ -165,7 +162,9 @@ def show_campaign_comparison(
         campaigns=[each.campaign for each in found],
         rows=_properties(store, found),
         knobs=_knobs([each.winner.trial.layout if each.winner else None for each in found]),
-        verdicts=_verdicts([(_winner_name(e), e.campaign, e.winner) for e in found]),
+        verdicts=_verdicts(
+            [(f"the winner of {e.campaign.name}", e.campaign, e.winner) for e in found]
+        ),
     )
 
 

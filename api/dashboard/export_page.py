@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Annotated, Final
@@ -80,7 +79,7 @@ def show_export(
         campaign=campaign,
         asked=asked,
         formats=[form.adapter for form in exporters.FORMATS.values()],
-        lacking=_labels(lacking),
+        lacking={name: KNOBS[name].label for name in lacking if name in KNOBS},
         best=best.trial.number if best else None,
         bundle=bundle,
         refusal=refusal,
@@ -133,11 +132,6 @@ def _bundle(store: Store, campaign: CampaignRecord, asked: _ExportForm) -> Expor
     return export_of(
         store, campaign, asked.format, trial or None, nodes=nodes or None, without=asked.without
     )
-
-
-def _labels(knobs: Collection[str]) -> dict[str, str]:
-    """The labels of the knobs that can be dropped, by name; unknown names are left out."""
-    return {name: KNOBS[name].label for name in knobs if name in KNOBS}
 
 
 def _command(campaign: str, asked: _ExportForm, bundle: ExportRead | None) -> str:

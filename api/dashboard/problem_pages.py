@@ -52,7 +52,8 @@ class ProblemPages:
 
         async def turned(message: Message) -> None:
             nonlocal start, body
-            if message["type"] == "http.response.start" and _is_problem(message):
+            kind = Headers(raw=message.get("headers", ())).get("content-type", "")
+            if message["type"] == "http.response.start" and kind.startswith(MEDIA_TYPE):
                 start = message
             elif start is None:
                 await send(message)
@@ -73,10 +74,6 @@ def _without_empty(query: bytes) -> bytes:
 def wants_page(scope: Scope) -> bool:
     """Whether a request is a browser's navigation to a page."""
     return not is_api(scope) and "text/html" in Headers(scope=scope).get("accept", "")
-
-
-def _is_problem(start: Message) -> bool:
-    return Headers(raw=start["headers"]).get("content-type", "").startswith(MEDIA_TYPE)
 
 
 def _page(request: Request, start: Message, problem: Mapping[str, Any]) -> Any:

@@ -56,11 +56,6 @@ def export(
 ) -> ExportBundle:
     """Renders the files of a training job.
 
-    Args:
-        format_name: the name of a format, or a former name.
-        source: the job, and where it comes from.
-        without: knobs that the trainer lacks and that are dropped.
-
     Raises:
         ExportFormatUnknownError: there is no such format.
         KnobsLackingError: the trainer lacks a knob of the layout that is not in `without`.

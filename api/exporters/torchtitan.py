@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 from api.exporters.base import ExportFile, ExportSource, RenderedJob
@@ -122,17 +123,8 @@ def _toml_lines(sections: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             yield f"{key} = {written}"
 
 
-def torchtitan_0_3(source: ExportSource) -> RenderedJob:
-    """A module of Python."""
-    return _python_module(TORCHTITAN_0_3, source, longest="max_seq_len")
-
-
-def torchtitan_main(source: ExportSource) -> RenderedJob:
-    """A module of Python."""
-    return _python_module(TORCHTITAN_MAIN, source, longest="max_context_length")
-
-
 def _python_module(adapter: TrainerAdapter, source: ExportSource, *, longest: str) -> RenderedJob:
+    """A module of Python."""
     job = source.job
     settings = [
         f"    config.{section}.{key} = {value!r}"
@@ -152,6 +144,10 @@ def _python_module(adapter: TrainerAdapter, source: ExportSource, *, longest: st
         '--module torchtitan_layout --config layout --hf_assets_path "$TOKENIZER_DIR"',
         ExportFile(name=_LAYOUT_FILE, content=content),
     )
+
+
+torchtitan_0_3 = partial(_python_module, TORCHTITAN_0_3, longest="max_seq_len")
+torchtitan_main = partial(_python_module, TORCHTITAN_MAIN, longest="max_context_length")
 
 
 def _rendered(

@@ -103,11 +103,8 @@ class LeaderboardTable:
     offset: int
     chosen: frozenset[str]
     """The columns that the reader has chosen; empty: the default ones."""
-
-    @property
-    def width(self) -> float:
-        """Width of the plot of an interval."""
-        return _INTERVAL_WIDTH
+    width: float = _INTERVAL_WIDTH
+    """Width of the plot of an interval."""
 
 
 def leaderboard_table(
@@ -122,14 +119,8 @@ def leaderboard_table(
 ) -> LeaderboardTable:
     """A page of a campaign's leaderboard.
 
-    Args:
-        store: the store.
-        campaign: the campaign.
-        listing: which layouts are listed, in which order.
-        objective: the objective that ranks.
-        columns: the columns to show; empty: knobs that differ, and some metrics.
-        offset: listed layouts to skip.
-        opened: the knob whose values are counted, however many layouts there are.
+    Without columns it shows the knobs that differ, and some metrics. The values of the knob
+    `opened` are counted, however many layouts there are.
 
     Raises:
         ColumnUnknownError: there is no such column.

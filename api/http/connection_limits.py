@@ -125,8 +125,7 @@ class Connections:
 def allow_connections(asked: int | None) -> int:
     """Raises this process's limit of open files for its connections.
 
-    Args:
-        asked: most connections; None: as many as the system allows, up to `MAX_CONNECTIONS`.
+    Without a number: as many as the system allows, up to `MAX_CONNECTIONS`.
 
     Returns:
         The most connections.

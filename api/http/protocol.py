@@ -76,12 +76,7 @@ class LimitedProtocol(HttpToolsProtocol):
     ) -> None:
         """A connection that is not open yet.
 
-        Args:
-            config: uvicorn's configuration.
-            server_state: uvicorn's state of the server.
-            app_state: uvicorn's state of the application.
-            connections: has the limits, and logs refusals.
-            on_lost: called when the connection is closed.
+        The limits are those of `connections`, which logs refusals.
         """
         super().__init__(config, server_state, app_state)
         self._connections, self._limits, self._on_lost = connections, connections.limits, on_lost
@@ -112,12 +107,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return self._idle_since if self._is_all_answered or is_unread else None
 
     def check(self, now: float, elapsed_s: float) -> None:
-        """Closes the connection if its client is too slow.
-
-        Args:
-            now: the loop's seconds.
-            elapsed_s: seconds since the previous check.
-        """
+        """Closes the connection if its client is too slow."""
         if self.transport.is_closing():
             self._closing_since = now if self._closing_since is None else self._closing_since
             if now - self._closing_since > self._limits.unread_s:

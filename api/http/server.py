@@ -59,9 +59,7 @@ class LimitedServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, limits: ConnectionLimits) -> None:
         """A server that is not started yet.
 
-        Args:
-            config: uvicorn's configuration.
-            limits: for clients that have not sent a token yet.
+        The limits are for clients that have not sent a token yet.
         """
         super().__init__(config)
         self._limits = limits

@@ -21,10 +21,7 @@ class DatabaseChanges:
     def __init__(self, mark: ChangeMark | None, *, stopping: Event, look_s: float) -> None:
         """Looks for nothing yet.
 
-        Args:
-            mark: of the database; None: it cannot tell.
-            stopping: set when the service ends; nothing waits any longer then.
-            look_s: seconds between two looks.
+        Without a mark it cannot tell changes. Nothing waits any longer once `stopping` is set.
         """
         self._mark = mark
         self._stopping = stopping
@@ -51,10 +48,7 @@ class DatabaseChanges:
     async def after(self, number: int, *, within_s: float, pause_s: float) -> bool:
         """Waits until there was a change since `number` was read, or the service stops.
 
-        Args:
-            number: `number`, before the database was read.
-            within_s: the longest wait.
-            pause_s: the wait where changes cannot be told.
+        `number` was read before the database. Where changes cannot be told, the wait is `pause_s`.
 
         Returns:
             Whether there may be a change.

@@ -98,14 +98,7 @@ class EventHub:
         settings: Settings,
         authentication: Authentication,
     ) -> None:
-        """A hub that is not running yet.
-
-        Args:
-            store: has the log of events.
-            changes: tells when to read it.
-            settings: intervals and limits, and when the service ends.
-            authentication: checks the tokens of watchers.
-        """
+        """A hub that is not running yet."""
         self.streams = OpenStreams(authentication, settings.max_watchers)
         self._store = store
         self._changes = changes
@@ -150,10 +143,8 @@ class EventHub:
     ) -> Iterator[Subscription]:
         """A subscription from `position` on; nothing may be awaited between the two calls.
 
-        Args:
-            campaign_id: the campaign; None: all campaigns.
-            after: the last event that the watcher has, not before `position`.
-            opened: `live_state` when its stream opened.
+        The watcher has the events up to `after`, and the state `opened` of the beginning of its
+        stream.
         """
         subscription = Subscription(campaign_id, after, self._settings.max_waiting_events)
         self._subscriptions.add(subscription)

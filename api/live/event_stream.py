@@ -49,12 +49,7 @@ class EventStream(Response):
     ) -> None:
         """A stream that has not begun.
 
-        Args:
-            hub: distributes live events.
-            store: has past events.
-            settings: timeouts, and the longest duration of a stream.
-            campaign_id: the campaign; None: all campaigns.
-            after: the last event that the watcher has; None: the stream begins now.
+        Without `campaign_id` it has the events of all campaigns; without `after` it begins now.
         """
         # The second header tells proxies not to buffer events.
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})

@@ -58,11 +58,8 @@ def first_events(
 ) -> list[LiveEvent]:
     """The events with which a watcher begins.
 
-    Args:
-        opened: the state when its stream opened; it has read its pages since.
-        now: the state of the newest events that others got.
-        at: the time.
-        campaign_id: the campaign that it watches; None: all.
+    It has read its pages since its stream opened; `now` is the state of the newest events that
+    others got.
 
     Returns:
         What has changed since, and the progress of every campaign with running trials: a watcher

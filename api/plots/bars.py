@@ -56,9 +56,7 @@ def step_parts(breakdown: Breakdown, step_time_s: float) -> list[PlotPart]:
 def stacked(parts: Sequence[PlotPart], *, whole: float | None = None) -> Markup:
     """The parts of a whole in one bar; parts below 0 are in the legend alone.
 
-    Args:
-        parts: from left to right.
-        whole: the size that fills the width, for several bars on one scale; None: the parts do.
+    Bars on one scale have the same `whole`; by default the parts fill the width.
     """
     whole = whole or sum(max(part.size, 0.0) for part in parts) or 1.0
     left = 0.0

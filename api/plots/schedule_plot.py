@@ -126,10 +126,8 @@ class _Window(NamedTuple):
 def schedule_plot(layout: Layout, *, compute_s: float | None = None) -> Plot | None:
     """The schedule of a layout; None: it has too many stages to be drawn.
 
-    Args:
-        layout: the layout.
-        compute_s: compute time of a step, as measured: it is spread over the passes. None: the
-            axis counts forward passes.
+    The measured compute time of a step is spread over the passes; without it, the axis counts
+    forward passes.
     """
     if layout.pp * layout.vpp > MAX_STAGES:
         return None

@@ -50,13 +50,8 @@ class Sweeper:
         A monotonic clock stands still while the machine is suspended, and leases expire meanwhile.
 
         Where several processes serve one database, each sweeps. The last sweep is the latest of all
-        processes: the service was down only while all of them were.
-
-        Args:
-            store: has the leases.
-            interval_s: seconds between two sweeps.
-            clock: None: the store's.
-            changes: tells whether any trial runs; None: every sweep asks the store.
+        processes: the service was down only while all of them were. Without `changes`, every sweep
+        asks the store whether any trial runs.
         """
         self._changes = changes
         self._store = store

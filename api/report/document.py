@@ -97,15 +97,12 @@ def report(
         machine=machine,
         job=None if job is None else "\n".join(_job_lines(job, campaign, best)),
         version=version(),
-        **_leaderboard(store, campaign, best, plots.ranked_baseline),
+        **_leaderboard(store, campaign, plots.ranked_baseline),
     )
 
 
 def _leaderboard(
-    store: Store,
-    campaign: CampaignRecord,
-    best: Sequence[RankedLayout],
-    baseline: RankedLayout | None,
+    store: Store, campaign: CampaignRecord, baseline: RankedLayout | None
 ) -> dict[str, Any]:
     """The best layouts, and the baseline after them if it is none of these."""
 
@@ -115,14 +112,12 @@ def _leaderboard(
         )
 
     whole = table(WHOLE, ())
-    rows = list(zip(best, whole.lines, strict=False))
+    rows = list(whole.lines[:SHOWN])
     if baseline is not None and baseline.rank > SHOWN:
         knobs = baseline.trial.layout.to_mapping()
         wanted = TrialFilter(**{name: (value,) for name, value in knobs.items()})
         columns = [column.name for column in whole.columns]
-        rows += zip(
-            [baseline], table(LeaderboardListing(wanted=wanted), columns).lines, strict=True
-        )
+        rows += table(LeaderboardListing(wanted=wanted), columns).lines
     return {"leaderboard": whole, "leaders": rows}
 
 
@@ -308,7 +303,7 @@ def failures(store: Store, ended: Sequence[TrialBrief]) -> list[Failure]:
         Failure(
             reason=reason,
             trials=trials,
-            log="\n".join(store.reports.log_tail(trials[-1].trial_id).splitlines()[-LOG_LINES:]),
+            log="\n".join(store.reports.log_tail(trials[-1].id).splitlines()[-LOG_LINES:]),
         )
         for (_state, reason), trials in by_reason.items()
     ]

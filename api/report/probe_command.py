@@ -48,11 +48,7 @@ def probe_command(
 ) -> ProbeCommand | None:
     """The command for a layout of a campaign; None: it takes several nodes, which no probe does.
 
-    Args:
-        spec: the campaign's description.
-        layout: the layout that runs.
-        num_layers: of a cheap probe, layers of the model that runs; None: it is none.
-        is_limited: whether the command states the memory limit, at which the trial ran out.
+    A cheap probe has `num_layers` of the model; a limited one states the memory limit.
     """
     if layout.num_nodes > 1:
         return None

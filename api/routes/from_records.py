@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from api.campaigns.cheap_probes import cheap_probes
 from api.campaigns.progress import progress_of
@@ -14,18 +14,15 @@ from api.schemas.campaigns_and_trials import (
     CampaignDetail,
     CampaignRead,
     LeaderboardPage,
-    Progress,
     RankedTrial,
     TrialDetailRead,
     TrialRead,
 )
 from results_db.allocations.allocations import AllocationRecord, WaitingTrial
-from results_db.leaderboard.baseline_records import BaselineRead
 from results_db.leaderboard.leaderboard_listing import LeaderboardListing
 from results_db.leaderboard.leaderboard_records import PageOfLayouts, RankedLayout
 from results_db.records import CampaignRecord, TrialDetail, TrialRecord
 from results_db.store import Store
-from search_spaces.belief.extrapolation import CheapProbe
 from search_spaces.spec.objectives import OBJECTIVES
 
 NOT_LEASED_SHOWN: Final = 20
@@ -39,7 +36,11 @@ def campaigns_read(store: Store, campaigns: Sequence[CampaignRecord]) -> list[Ca
     return [
         CampaignRead.of(
             campaign,
-            **_campaign_fields(campaign, progress[campaign.id], baselines.get(campaign.id)),
+            model=campaign.model_name,
+            cluster=campaign.cluster_name,
+            progress=progress[campaign.id],
+            baseline=baselines.get(campaign.id),
+            warnings=campaign.spec.get("warnings", ()),
         )
         for campaign in campaigns
     ]
@@ -47,57 +48,42 @@ def campaigns_read(store: Store, campaigns: Sequence[CampaignRecord]) -> list[Ca
 
 def campaign_detail(store: Store, campaign: CampaignRecord) -> CampaignDetail:
     """A campaign with its description."""
-    baselines = store.baselines.of_campaigns([campaign])
-    progress = progress_of(store, [campaign], baselines, store.now())
+    (read,) = campaigns_read(store, [campaign])
     cheap = store.trials.ended_probes(campaign.id, cheap=True)
     return CampaignDetail.of(
-        campaign,
-        **_campaign_fields(campaign, progress[campaign.id], baselines.get(campaign.id)),
+        read,
+        spec=campaign.spec,
         starts_from=store.plans.count_known_trials(campaign),
         cheap_probes=cheap.number,
         cheap_probe_node_seconds=cheap.node_seconds,
     )
 
 
-def _campaign_fields(
-    campaign: CampaignRecord, progress: Progress, baseline: BaselineRead | None
-) -> dict[str, Any]:
-    return {
-        "model": campaign.model_name,
-        "cluster": campaign.cluster_name,
-        "progress": progress,
-        "baseline": baseline,
-        "warnings": campaign.spec.get("warnings", ()),
-    }
-
-
 def trials_read(store: Store, trials: Sequence[TrialRecord]) -> list[TrialRead]:
     """Trials as lists show them."""
     probes = cheap_probes(store, trials)
-    return [TrialRead.of(trial, **_trial_fields(trial, probes)) for trial in trials]
+    return [
+        TrialRead.of(
+            trial,
+            num_devices=trial.layout.num_devices,
+            global_batch_size=trial.layout.global_batch_size,
+            cheap_probe=probes.get(trial.id),
+        )
+        for trial in trials
+    ]
 
 
 def trial_detail_read(store: Store, detail: TrialDetail) -> TrialDetailRead:
     """A trial with everything that is stored about it."""
-    trial = detail.trial
+    (read,) = trials_read(store, [detail.trial])
     return TrialDetailRead.of(
-        trial,
-        **_trial_fields(trial, cheap_probes(store, [trial])),
+        read,
         iterations=detail.iterations,
         environment=detail.environment,
         log_tail=detail.log_tail,
         attempts=detail.attempts,
         prediction=detail.prediction,
     )
-
-
-def _trial_fields(trial: TrialRecord, probes: Mapping[int, CheapProbe]) -> dict[str, Any]:
-    layout = trial.layout
-    return {
-        "num_devices": layout.num_devices,
-        "global_batch_size": layout.global_batch_size,
-        "cheap_probe": probes.get(trial.id),
-    }
 
 
 def leaderboard_page(
@@ -108,15 +94,7 @@ def leaderboard_page(
     ranked_by: str,
     offset: int,
 ) -> LeaderboardPage:
-    """A page of a campaign's leaderboard.
-
-    Args:
-        campaign: the campaign.
-        page: the page.
-        listing: the query of the page.
-        ranked_by: the objective that ranks.
-        offset: the number of listed layouts before the page.
-    """
+    """A page of a campaign's leaderboard."""
     end = offset + len(page.layouts)
     # A list of layouts near the best is in the order of this one.
     cheapest = () if listing.within_percent is None else ("tokens_per_node_hour",)

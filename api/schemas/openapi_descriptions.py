@@ -60,9 +60,6 @@ def describe_fields(schemas: Mapping[str, dict[str, Any]]) -> None:
     """Adds the strings under fields to the schemas of an OpenAPI document.
 
     What a class's docstring says of Python's exceptions is left out: no client sees them.
-
-    Args:
-        schemas: by class name.
     """
     classes: dict[str, type] = {each.__name__: each for each in (*_VALUES, *_below(Document))}
     for name, schema in schemas.items():

@@ -139,8 +139,7 @@ def _note(scope: Scope, credential: Credential) -> None:
 def make_limits(requests_per_s: float) -> Mapping[TokenRole, Throttle]:
     """The rate limits by role.
 
-    Args:
-        requests_per_s: for a viewer's or submitter's token; admins and workers get ten times that.
+    Admins and workers get ten times the requests of a viewer or a submitter.
     """
 
     def limit(times: int) -> Throttle:

@@ -67,12 +67,7 @@ class TokenBook:
     """Finds the holder of a token. Not thread-safe: the event loop uses it."""
 
     def __init__(self, store: Store, local: Mapping[str, Holder]) -> None:
-        """Reads tokens from the store, except those of the data directory.
-
-        Args:
-            store: holds the tokens; its clock decides whether a token has expired.
-            local: the other holders, by the hash of their token.
-        """
+        """Reads tokens from the store, except those of the data directory."""
         self._store, self._local = store, local
         self._used: set[int] = set()
 

@@ -43,14 +43,7 @@ async def begin_session(
 ) -> str:
     """Exchanges a one-time code, or a token, for a session; returns the session's secret.
 
-    Wrong ones are counted by address.
-
-    Args:
-        store: holds codes and sessions.
-        authentication: finds the holder of the token.
-        secret: the code or the token.
-        address: where the request came from.
-        codes_only: whether a token is refused.
+    Wrong ones are counted by address. A token is refused if `codes_only`.
 
     Raises:
         SignInRefusedError: it is neither, or no longer valid.

@@ -15,7 +15,8 @@ from typing import Any, Final
 from sqlalchemy import Connection, Table, func, insert, select, text
 
 from results_db.allocations.leases import LeaseAsk
-from results_db.models.tables import Base, Campaign, Trial
+from results_db.models.base import Base
+from results_db.models.tables import Campaign, Trial
 from results_db.store import Store
 from search_spaces.protocol.outcome import Breakdown, Environment, Iteration, Measurement, Outcome
 from search_spaces.protocol.worker_messages import LeaseRequest, OutcomeReport, WorkerCreate

@@ -34,9 +34,7 @@ SESSION_LIFE: Final = timedelta(days=7)
 
 MAX_OF_TOKEN: Final = 1000
 """Codes, and sessions, that a token has at once; the one that ends first is deleted for a new one.
-
-Without a limit, one token could fill the table.
-"""
+Without a limit, one token could fill the table."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, Unpack
 
 from sqlalchemy import delete, or_, select, update
 from sqlalchemy.exc import IntegrityError
@@ -32,7 +32,7 @@ from results_db.models.service_tables import (
 )
 from results_db.models.tables import Campaign, Trial
 from results_db.rows import record_of
-from results_db.service_records import AuditEntryRead
+from results_db.service_records import AuditChoice, AuditEntryRead
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,12 +87,8 @@ class Access(StoreSection):
     ) -> tuple[TokenRecord, str]:
         """Creates a token; returns its record and the secret, which cannot be read again.
 
-        An expired token of the same name is revoked.
-
-        Args:
-            name: its holder; 1 to 64 of letters, digits, dot, dash, underscore, @.
-            role: its role.
-            expires_at: when it expires; None: never.
+        An expired token of the same name is revoked. The name has 1 to 64 letters, digits, dots,
+        dashes, underscores and @.
 
         Raises:
             TokenInvalidError: the name is invalid or reserved, or the expiry is past or too far
@@ -118,11 +114,7 @@ class Access(StoreSection):
             return record_of(TokenRecord, row), token
 
     def tokens(self, *, revoked: bool = False) -> list[TokenRecord]:
-        """Tokens, the newest first.
-
-        Args:
-            revoked: whether revoked tokens are included.
-        """
+        """Tokens, the newest first: those that are not revoked, or all."""
         query = select(TokenRow).order_by(TokenRow.id.desc())
         if not revoked:
             query = query.where(TokenRow.revoked_at.is_(None))
@@ -201,42 +193,19 @@ class Access(StoreSection):
         return self._scalar(query)
 
     def audit(
-        self,
-        *,
-        actor: str | None = None,
-        action: str | None = None,
-        target_kind: str | None = None,
-        target: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        before_id: int | None = None,
-        limit: int = 100,
+        self, *, before_id: int | None = None, limit: int = 100, **chosen: Unpack[AuditChoice]
     ) -> list[AuditEntryRead]:
         """Entries of the audit log, the newest first.
 
-        Args:
-            actor: only changes by this name.
-            action: only this action, for example "campaign.pause".
-            target_kind: only changes of this kind of target, for example "campaign".
-            target: only changes of the target of this name.
-            since: only changes at or after this time.
-            until: only changes before this time.
-            before_id: only entries older than this one.
-            limit: most entries.
+        Those at `since` are included, and those at `until` are not.
         """
         query = select(AuditRow).order_by(AuditRow.id.desc()).limit(limit)
-        for column, value in (
-            (AuditRow.actor, actor),
-            (AuditRow.action, action),
-            (AuditRow.target_kind, target_kind),
-            (AuditRow.target, target),
-        ):
-            if value is not None:
-                query = query.where(column == value)
-        if since is not None:
+        given = {name: value for name, value in chosen.items() if value is not None}
+        if (since := given.pop("since", None)) is not None:
             query = query.where(AuditRow.at >= since)
-        if until is not None:
+        if (until := given.pop("until", None)) is not None:
             query = query.where(AuditRow.at < until)
+        query = query.where(*(getattr(AuditRow, name) == value for name, value in given.items()))
         if before_id is not None:
             query = query.where(AuditRow.id < before_id)
         with self._db.read() as session:

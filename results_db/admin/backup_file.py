@@ -56,12 +56,6 @@ def back_up(
     The file appears when it is complete. Only its owner can read it, since it contains hashes of
     tokens.
 
-    Args:
-        url: the database.
-        path: the file.
-        replace: whether an existing file is replaced.
-        say: called with each step.
-
     Raises:
         BackupPathError: the file exists, is the database itself, or cannot be written.
         BackupInvalidError: the copy is damaged, and so is the database; no file is left.

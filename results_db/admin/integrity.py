@@ -97,7 +97,9 @@ def _check_rows(database: Database, revision: str) -> tuple[tuple[str, ...], lis
     try:
         with database.read() as session:
             lift_limits(session.connection())
-            findings += [*_references(session), *_rules(session)]
+            findings += _references(session)
+            for name, (broken, keys) in RULES.items():
+                findings += _finding(session, name, broken, keys())
     except DatabaseUnavailableError:
         if not differences:
             raise
@@ -123,11 +125,6 @@ def _orphans(constraint: ForeignKeyConstraint) -> Select[Any]:
     is_there = exists().select_from(referred).where(and_(*(own == other for own, other in pairs)))
     refers = and_(*(own.is_not(None) for own, _ in pairs))
     return select(*table.primary_key.columns).where(refers, ~is_there)
-
-
-def _rules(session: Session) -> Iterator[Finding]:
-    for name, (broken, keys) in RULES.items():
-        yield from _finding(session, name, broken, keys())
 
 
 def _finding(session: Session, check: str, broken: str, keys: Select[Any]) -> Iterator[Finding]:

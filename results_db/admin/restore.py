@@ -65,12 +65,8 @@ class RestoreReport:
 def restore_into_data_dir(path: Path, data_dir: DataDir, *, replace: bool = False) -> RestoreReport:
     """Replaces the database of a data directory by a backup.
 
-    The old database is renamed, never deleted.
-
-    Args:
-        path: the backup.
-        data_dir: the data directory; it is created if it is missing.
-        replace: whether a database that contains data may be renamed.
+    The old database is renamed, never deleted. The directory is created if it is missing. A
+    database that contains data is replaced only if `replace`.
 
     Raises:
         BackupPathError: the backup cannot be read, or the database cannot be written.
@@ -90,10 +86,7 @@ def restore_into_data_dir(path: Path, data_dir: DataDir, *, replace: bool = Fals
 def restore_into_postgresql(path: Path, url: str, *, replace: bool = False) -> RestoreReport:
     """Replaces the tables of a PostgreSQL by a backup, in one transaction.
 
-    Args:
-        path: the backup.
-        url: an existing database, with or without tables of this program.
-        replace: whether tables that contain data may be dropped.
+    Tables that contain data are dropped only if `replace`.
 
     Raises:
         BackupPathError: the backup cannot be read, or there is no space for a copy.

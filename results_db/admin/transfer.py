@@ -43,10 +43,9 @@ _INTO_POSTGRESQL: Final[Mapping[type, Convert]] = {DateTime: "{}+00".format, Boo
 def to_sqlite(source: Connection, target: Connection, *, say: Callable[[str], None]) -> None:
     """Copies rows from PostgreSQL into SQLite.
 
-    Args:
-        source: a transaction with a consistent view.
-        target: a transaction; its tables contain only rows that migrations added.
-        say: called with the name of each table before it is copied.
+    Both connections are in a transaction: the source has a consistent view, and tables of the
+    target contain only rows that migrations added. `say` is called with the name of each table
+    before it is copied.
     """
     for table in _tables(target):
         say(table.name)
@@ -60,9 +59,7 @@ def to_sqlite(source: Connection, target: Connection, *, say: Callable[[str], No
 def to_postgresql(source: Connection, target: Connection) -> None:
     """Copies rows from SQLite into PostgreSQL.
 
-    Args:
-        source: a transaction with a consistent view.
-        target: a transaction; its tables contain only rows that migrations added.
+    The transactions are as those of `to_sqlite`.
     """
     for table in _tables(source):
         _empty(target, table)

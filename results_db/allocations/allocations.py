@@ -75,11 +75,8 @@ class Allocations(StoreSection):
     ) -> list[AllocationRecord]:
         """Allocations, the newest first.
 
-        Args:
-            live: only those whose workers sent a heartbeat lately.
-            cluster: only allocations of this cluster.
-            called: only those whose session id, worker name or job id this is.
-            limit: most allocations.
+        Those that are `called` so have this session id, worker name or job id; live ones have sent
+        a heartbeat lately.
         """
         query = (
             select(WorkerRow).order_by(WorkerRow.registered_at.desc(), WorkerRow.id).limit(limit)
@@ -138,12 +135,21 @@ class Allocations(StoreSection):
         """Trials of a cluster that no worker has leased, the oldest first."""
         query = (
             _waiting(cluster, campaign_id)
-            .with_only_columns(Trial, Campaign)
+            .with_only_columns(
+                Trial.id.label("trial_id"),
+                Campaign.name.label("campaign"),
+                Trial.number,
+                Campaign.cluster_name.label("cluster"),
+                Trial.num_nodes,
+                Trial.num_devices,
+                func.coalesce(Campaign.probe_deadline_s, DEFAULT_DEADLINE_S).label("deadline_s"),
+                (Campaign.state == "PAUSED").label("is_paused"),
+            )
             .order_by(Trial.id)
             .limit(limit)
         )
         with self._db.read() as session:
-            return [_waiting_trial(trial, campaign) for trial, campaign in session.execute(query)]
+            return [record_of(WaitingTrial, row) for row in session.execute(query)]
 
     def count_waiting_trials(self, cluster: str) -> int:
         """The number of trials of a cluster that no worker has leased."""
@@ -277,20 +283,6 @@ def _waiting(cluster: str, campaign_id: int | None) -> Select[Any]:
         )
     )
     return query if campaign_id is None else query.where(Campaign.id == campaign_id)
-
-
-def _waiting_trial(trial: Trial, campaign: Campaign) -> WaitingTrial:
-    deadline_s = campaign.probe_deadline_s
-    return WaitingTrial(
-        trial_id=trial.id,
-        campaign=campaign.name,
-        number=trial.number,
-        cluster=campaign.cluster_name,
-        num_nodes=trial.num_nodes,
-        num_devices=trial.num_devices,
-        deadline_s=DEFAULT_DEADLINE_S if deadline_s is None else deadline_s,
-        is_paused=campaign.state == "PAUSED",
-    )
 
 
 def _nodes(session: Session, ids: Sequence[str]) -> defaultdict[str, list[AllocationNodeRead]]:

@@ -255,12 +255,7 @@ class Workers(StoreSection):
             return active_quarantines(session, cluster)
 
     def find(self, *, live: bool = True, cluster: str | None = None) -> list[WorkerRecord]:
-        """Worker sessions, the newest first.
-
-        Args:
-            live: only live ones, seen within `WORKER_ALIVE_S`.
-            cluster: only sessions on this cluster.
-        """
+        """Worker sessions, the newest first: those seen within `WORKER_ALIVE_S`, or all."""
         query = select(WorkerRow).order_by(WorkerRow.registered_at.desc(), WorkerRow.id)
         if live:
             query = query.where(is_there(self._clock()))

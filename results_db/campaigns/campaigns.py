@@ -110,7 +110,7 @@ _OPEN: Final = ("RUNNING", "PAUSED")
 
 
 class Campaigns(StoreSection):
-    """The store's methods for campaigns."""
+    """The store's methods for campaigns; `CampaignNotFoundError` says that there is no such one."""
 
     @retried
     def create(
@@ -124,14 +124,8 @@ class Campaigns(StoreSection):
     ) -> CampaignRecord:
         """Creates a campaign, RUNNING.
 
-        Args:
-            spec: `CampaignSpec.to_mapping()`, fully resolved.
-            num_legal_layouts: number of its legal layouts.
-            request: the idempotency key of the request; a repeated request creates no second
-                campaign.
-            notes: notes of its users.
-            names: if given, the campaign gets the first free one of these instead of the name in
-                the spec.
+        It has the first free one of `names`, if there are any, instead of the name in its
+        description, which is resolved in full. A repeated request creates no second campaign.
 
         Raises:
             CampaignDuplicateError: the name is taken, or all of the names are.
@@ -189,11 +183,7 @@ class Campaigns(StoreSection):
             return campaign_record(row, now)
 
     def get(self, campaign_id: int) -> CampaignRecord:
-        """One campaign.
-
-        Raises:
-            CampaignNotFoundError: there is none with this id.
-        """
+        """One campaign."""
         with self._db.read() as session:
             return campaign_record(by_id(session, campaign_id), self._clock())
 
@@ -208,11 +198,7 @@ class Campaigns(StoreSection):
             return None if row is None else campaign_record(row, self._clock())
 
     def by_name(self, name: str) -> CampaignRecord:
-        """One campaign by its name.
-
-        Raises:
-            CampaignNotFoundError: there is none with this name.
-        """
+        """One campaign by its name."""
         with self._db.read() as session:
             row = session.scalar(select(Campaign).where(Campaign.name == name))
             if row is None:
@@ -327,12 +313,7 @@ class Campaigns(StoreSection):
     ) -> CampaignRecord:
         """Ends a RUNNING campaign; open trials are cancelled as by `cancel_campaign`.
 
-        Args:
-            campaign_id: of the campaign.
-            state: the final state.
-            reason: why, in one word.
-            message: why, as a sentence.
-            budget: the budget on which the decision to end it rests; None: it rests on none.
+        The decision to end it may rest on a budget, which a user may have changed meanwhile.
 
         Raises:
             CampaignStateError: it is not RUNNING, or its budget was changed meanwhile by a user, or
@@ -381,14 +362,9 @@ class Campaigns(StoreSection):
     ) -> CampaignRecord:
         """Changes a campaign's notes, and its budget while it is open; both or neither.
 
-        Args:
-            campaign_id: of the campaign.
-            budget: bounds by name as in a campaign file; bounds that are not named stay, and None
-                removes one. None: the budget stays.
-            notes: the new notes; None: the notes stay.
+        Bounds that are not named stay, and None removes one; a budget or notes that are None stay.
 
         Raises:
-            CampaignNotFoundError: there is no such campaign.
             CampaignStateError: it has ended, and the budget is to be changed.
             CampaignInvalidError: a bound is unknown or out of range, or none would be left.
         """
@@ -413,7 +389,6 @@ class Campaigns(StoreSection):
         """Deletes a campaign that has ended, with all of its measurements.
 
         Raises:
-            CampaignNotFoundError: there is no such campaign.
             CampaignStateError: it has not ended, a worker still has one of its trials, or an open
                 campaign starts from it.
         """
@@ -461,11 +436,7 @@ def _hold_sources(session: Session, names: Sequence[str], trainer: str) -> None:
 
 
 def by_id(session: Session, campaign_id: int, *, lock: bool = False) -> Campaign:
-    """A campaign's row.
-
-    Raises:
-        CampaignNotFoundError: there is none with this id.
-    """
+    """A campaign's row."""
     campaign = session.get(Campaign, campaign_id, with_for_update=FOR_CHANGE if lock else None)
     if campaign is None:
         raise campaign_not_found(campaign_id)

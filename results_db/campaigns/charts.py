@@ -119,9 +119,6 @@ class CampaignCharts(StoreSection):
         A trial counts for the best if it was measured in full, on devices of its own, and within
         the campaign's constraints. Cheap probes are left out: their figures do not compare. Over
         the limit, trials are thinned evenly; those that set a new best are kept before all others.
-
-        Raises:
-            CampaignNotFoundError: there is no such campaign.
         """
         with self._db.read() as session:
             return _best_so_far(session, by_id(session, campaign_id), limit)

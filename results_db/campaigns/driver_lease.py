@@ -71,10 +71,8 @@ class DriverLeases(StoreSection):
     def acquire(self, *, unchanged: DriverLease | None = None) -> DriverLease | None:
         """Makes this process the active driver; None while another is.
 
-        Args:
-            unchanged: a lease that has not changed for `DRIVER_LEASE_S` by the caller's monotonic
-                clock. It is taken over even if it is not that old by the clock, which may have been
-                set back.
+        A lease that has been `unchanged` for `DRIVER_LEASE_S` by the monotonic clock of the caller
+        is taken over even if it is not that old by the clock, which may have been set back.
         """
         now = self._clock()
         with self._db.write() as session:

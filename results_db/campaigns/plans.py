@@ -58,11 +58,7 @@ class Plans(EarlierTrials):
     ) -> Plan:
         """Makes a plan with the measurements from which the campaign would start.
 
-        Args:
-            spec: the campaign.
-            options: what is listed and assumed.
-            legal: its legal set, if the caller has it already.
-            at: the time of the request; None: now.
+        It was requested `at` this time; `legal` is the legal set, if the caller has it already.
 
         Raises:
             SearchSpaceError: the campaign would be refused.

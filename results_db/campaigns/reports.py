@@ -30,7 +30,7 @@ from search_spaces.protocol.worker_messages import TrialState
 class TrialBrief:
     """A trial that has ended, in brief."""
 
-    trial_id: int
+    id: int
     number: int
     layout_key: str
     state: TrialState
@@ -54,16 +54,7 @@ class Reports(StoreSection):
     def ended_trials(self, campaign_id: int) -> list[TrialBrief]:
         """Every trial of the campaign that has ended, in the order of their ends."""
         query = (
-            select(
-                Trial.id.label("trial_id"),
-                Trial.number,
-                Trial.layout_key,
-                Trial.state,
-                Trial.reason,
-                Trial.message,
-                Trial.node,
-                Trial.node_seconds,
-            )
+            select(*(getattr(Trial, each.name) for each in fields(TrialBrief)))
             .where(Trial.campaign_id == campaign_id, Trial.ended_at.is_not(None))
             .order_by(Trial.ended_seq)
         )

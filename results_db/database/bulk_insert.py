@@ -24,10 +24,7 @@ _FEW: Final = 2
 def insert_many(session: Session, kind: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
     """Inserts rows in their order; pending changes of the session are not flushed first.
 
-    Args:
-        session: the transaction.
-        kind: the table; Python defaults of its columns must be plain values.
-        rows: values by column, all with the same columns; others get their defaults.
+    All rows have the same columns, and defaults of others must be plain values.
     """
     if not rows:
         return

@@ -123,10 +123,7 @@ class DataDir:
     def lock(self, name: str, *, wait_s: float = 0.0, shared: bool = False) -> Iterator[None]:
         """Holds a lock that ends with the process, however it ends.
 
-        Args:
-            name: the name of the lock.
-            wait_s: seconds to wait for other holders.
-            shared: whether others may share the lock.
+        It waits `wait_s` seconds for other holders; others may hold a shared one too.
 
         Raises:
             DataDirLockedError: another process holds it, and has for `wait_s` seconds.

@@ -65,9 +65,7 @@ def one_by_one_if_refused(
 ) -> list[Answer | ResultsDbError]:
     """Runs a batch in one transaction; if a member is refused, each in a transaction of its own.
 
-    Args:
-        work: answers a batch in one transaction, and may refuse members without raising.
-        asks: the batch.
+    The work may refuse members without raising.
 
     Returns:
         The answer of each, or its refusal: one by `work`, or `RowRefusedError`.

@@ -68,13 +68,7 @@ class EventLog(StoreSection):
     """The store's methods for events."""
 
     def find(self, *, after: int, campaign_id: int | None = None, limit: int) -> list[EventRecord]:
-        """Numbered events after a number, in order.
-
-        Args:
-            after: the last number that was seen; 0: from the first that is stored.
-            campaign_id: only events of this campaign; None: of all.
-            limit: most events.
-        """
+        """Numbered events after a number, in order; after 0, from the first that is stored."""
         query = select(*_COLUMNS).where(EventRow.seq > after).order_by(EventRow.seq).limit(limit)
         if campaign_id is not None:
             query = query.where(EventRow.campaign_id == campaign_id)
@@ -84,13 +78,7 @@ class EventLog(StoreSection):
     def newest(
         self, campaign_id: int, *, before: int | None = None, limit: int
     ) -> list[EventRecord]:
-        """Numbered events of a campaign, the newest first.
-
-        Args:
-            campaign_id: the campaign.
-            before: only events with smaller numbers; None: from the newest on.
-            limit: most events.
-        """
+        """Numbered events of a campaign, the newest first."""
         query = (
             select(*_COLUMNS)
             .where(EventRow.campaign_id == campaign_id, EventRow.seq.is_not(None))
@@ -174,10 +162,7 @@ class EventLog(StoreSection):
     def page_version(self, campaign_id: int, *, beats: bool = False) -> str:
         """A text that changes whenever a page of the campaign would change.
 
-        Args:
-            campaign_id: the campaign.
-            beats: whether the page also shows values that heartbeats change: finished iterations,
-                cost.
+        With `beats`, also the values that heartbeats change: finished iterations, cost.
         """
         with self._db.read() as session:
             parts = [str(campaign_id)]

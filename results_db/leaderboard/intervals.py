@@ -47,14 +47,7 @@ class Intervals:
         board: Leaderboard,
         layouts: Sequence[MeasuredLayout],
     ) -> Self:
-        """Reads what the intervals of some layouts need, and of the first.
-
-        Args:
-            session: of the database.
-            campaign_id: the campaign.
-            board: its leaderboard.
-            layouts: of the leaderboard.
-        """
+        """Reads what the intervals of some layouts need, and of the first."""
         if board.run_errors is None:
             prior = RunSpread.prior().told(earlier_repeats(session, campaign_id))
             board.run_errors = run_errors(board, prior)
@@ -95,9 +88,7 @@ class Intervals:
 def run_errors(board: Leaderboard, prior: RunSpread) -> RunErrors:
     """How far the figures of a leaderboard may be off.
 
-    Args:
-        board: the leaderboard.
-        prior: what is known of the spread between runs from earlier campaigns.
+    `prior` is what is known from earlier campaigns.
     """
     spread = prior.told(
         [run.step_time_s for run in each.runs] for each in board.layouts if not each.disturbed

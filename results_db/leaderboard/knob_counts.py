@@ -34,13 +34,6 @@ class KnobCounts(LeaderboardSection):
         """The values of some knobs among all ranked layouts, with the numbers of layouts.
 
         Numbers are ascending; words are in the order of the memory that they save.
-
-        Args:
-            campaign_id: the campaign.
-            knobs: of `KNOB_FIELDS`.
-
-        Raises:
-            CampaignNotFoundError: there is no such campaign.
         """
         with self._db.read() as session:
             runs = [each.first for each in self._board(session, campaign_id).layouts]
@@ -55,14 +48,7 @@ class KnobCounts(LeaderboardSection):
     ) -> Mapping[str, Any]:
         """The knobs that have one value in all listed layouts, with that value.
 
-        Args:
-            campaign_id: the campaign.
-            objective: the objective that ranks; None: the campaign's own.
-            listing: which layouts are listed; of none, no knob is constant.
-
-        Raises:
-            CampaignNotFoundError: there is no such campaign.
-            ObjectiveUnknownError: no layout is ranked by this name.
+        Of no layouts, no knob is constant.
         """
         with self._db.read() as session:
             layouts = listed_layouts(self._board(session, campaign_id, objective), listing)
@@ -71,15 +57,7 @@ class KnobCounts(LeaderboardSection):
         return {name: found.pop() for name, found in values.items() if len(found) == 1}
 
     def cells(self, campaign_id: int, *knobs: str) -> list[KnobCell]:
-        """All ranked layouts of a campaign by the values of knobs, however many there are.
-
-        Args:
-            campaign_id: the campaign.
-            knobs: names of fields of a layout.
-
-        Raises:
-            CampaignNotFoundError: there is no such campaign.
-        """
+        """All ranked layouts of a campaign by the values of knobs, however many there are."""
         with self._db.read() as session:
             layouts = self._board(session, campaign_id).layouts
         cells: defaultdict[tuple[Any, ...], list[float]] = defaultdict(list)

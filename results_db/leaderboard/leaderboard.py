@@ -31,7 +31,7 @@ from search_spaces.statistics.disturbance import is_disturbed
 
 
 class Leaderboards(LeaderboardSection):
-    """The store's methods for leaderboards."""
+    """The store's methods for leaderboards; without an objective, the campaign's own ranks."""
 
     def ranked_layouts(
         self,
@@ -46,17 +46,8 @@ class Leaderboards(LeaderboardSection):
 
         Repeats of a layout are pooled. Measurements are not ranked if they are oversubscribed
         (their ranks shared devices) or break the campaign's constraints. A layout that was stopped
-        early is first only if none was measured in full.
-
-        Args:
-            campaign_id: the campaign; one that does not exist has no layouts.
-            objective: the objective that ranks; None: the campaign's own.
-            listing: which layouts are listed.
-            limit: most layouts to return.
-            offset: number of listed layouts to skip.
-
-        Raises:
-            ObjectiveUnknownError: no layout is ranked by this name.
+        early is first only if none was measured in full. A campaign that does not exist has no
+        layouts.
         """
         try:
             return list(
@@ -76,12 +67,7 @@ class Leaderboards(LeaderboardSection):
         limit: int | None,
         offset: int = 0,
     ) -> PageOfLayouts:
-        """The same layouts as `ranked_layouts`, with what a page shows above them.
-
-        Raises:
-            CampaignNotFoundError: there is no such campaign.
-            ObjectiveUnknownError: no layout is ranked by this name.
-        """
+        """The same layouts as `ranked_layouts`, with what a page shows above them."""
         with self._db.read() as session:
             board = self._board(session, campaign_id, objective)
             listed = listed_layouts(board, listing)
@@ -99,17 +85,10 @@ class Leaderboards(LeaderboardSection):
     def rank_of(self, campaign_id: int, trial_id: int, objective: str | None = None) -> int | None:
         """The rank of a trial's layout on the whole leaderboard, from 1.
 
-        Args:
-            campaign_id: the campaign.
-            trial_id: any trial of the layout, also a repeat.
-            objective: the objective that ranks; None: the campaign's own.
+        The trial may be any of the layout, also a repeat.
 
         Returns:
             None: the layout is not ranked, or the campaign has no such trial.
-
-        Raises:
-            CampaignNotFoundError: there is no such campaign.
-            ObjectiveUnknownError: no layout is ranked by this name.
         """
         key = select(Trial.layout_key).where(Trial.id == trial_id, Trial.campaign_id == campaign_id)
         with self._db.read() as session:
@@ -119,17 +98,7 @@ class Leaderboards(LeaderboardSection):
     def tied_layouts(
         self, campaign_id: int, objective: str | None = None, *, among: int
     ) -> list[RankedLayout]:
-        """The first layout, and those that cannot be told apart from it.
-
-        Args:
-            campaign_id: the campaign.
-            objective: the objective that ranks; None: the campaign's own.
-            among: layouts that are looked at, the best first.
-
-        Raises:
-            CampaignNotFoundError: there is no such campaign.
-            ObjectiveUnknownError: no layout is ranked by this name.
-        """
+        """The first layout, and those of the first `among` that cannot be told apart from it."""
         with self._db.read() as session:
             board = self._board(session, campaign_id, objective)
             best = board.layouts[:among]

@@ -56,7 +56,11 @@ class LeaderboardMemo:
 
 
 class LeaderboardSection(StoreSection):
-    """The base of sections of the store that read leaderboards."""
+    """The base of sections of the store that read leaderboards.
+
+    Their methods raise `CampaignNotFoundError` for a campaign that does not exist, and
+    `ObjectiveUnknownError` for an objective by which no layout is ranked.
+    """
 
     def __init__(self, database: Database, clock: Clock, memo: LeaderboardMemo) -> None:
         super().__init__(database, clock)
@@ -65,12 +69,7 @@ class LeaderboardSection(StoreSection):
     def _board(
         self, session: Session, campaign_id: int, objective: str | None = None
     ) -> Leaderboard:
-        """The leaderboard of a campaign by an objective; None: by its own.
-
-        Raises:
-            CampaignNotFoundError: there is no such campaign.
-            ObjectiveUnknownError: no layout is ranked by this name.
-        """
+        """The leaderboard of a campaign by an objective; None: by its own."""
         if objective is not None and objective not in OBJECTIVES:
             raise ObjectiveUnknownError(
                 f"objective {objective!r} is not one of {', '.join(OBJECTIVES)}"

@@ -72,14 +72,7 @@ class PlotData(LeaderboardSection):
         or against the constraints), evenly spaced over their ids. Of the ranked layouts it has the
         Pareto front (up to half of the places), the best (a quarter), and others evenly spaced over
         the ranks. Cancelled trials have no result and no point, and cheap probes have no point:
-        they ran a part of a layout.
-
-        Args:
-            campaign_id: the campaign.
-            limit: most points, at least 4.
-
-        Raises:
-            CampaignNotFoundError: there is no such campaign.
+        they ran a part of a layout. The limit is at least 4.
         """
         with self._db.read() as session:
             board = self._board(session, campaign_id)

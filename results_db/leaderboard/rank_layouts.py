@@ -118,9 +118,7 @@ class Leaderboard:
 def rank_layouts(runs: Sequence[Run], rules: RankingRules) -> Leaderboard:
     """Ranks the layouts of a campaign.
 
-    Args:
-        runs: all runs that would count without the campaign's constraints, the oldest first.
-        rules: what to rank by.
+    The runs are all that would count without its constraints, the oldest first.
     """
     ranked, limit = runs, rules.max_peak_memory_bytes
     num_constrained = 0

@@ -2,11 +2,11 @@
 
 from alembic import context
 
-from results_db.models.tables import Base
+from results_db.models.all_tables import METADATA
 
 context.configure(
     connection=context.config.attributes["connection"],
-    target_metadata=Base.metadata,
+    target_metadata=METADATA,
     # Every migration runs inside one transaction that the caller commits, on SQLite too.
     transactional_ddl=True,
     render_as_batch=True,

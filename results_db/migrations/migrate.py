@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,14 +36,11 @@ def upgrade(url: str, revision: str = "head") -> None:
         DatabaseUnavailableError: it is not a database, or cannot be opened.
         SchemaNewerError: a version that this one does not know wrote it; nothing was changed.
     """
-    database = Database(url)
-    event.listen(database.engine, "connect", _disable_foreign_keys)
-    try:
+    with closing(Database(url)) as database:
+        event.listen(database.engine, "connect", _disable_foreign_keys)
         if not _is_at_head(database):
             with database.write() as session:
                 upgrade_within(session.connection(), revision)
-    finally:
-        database.close()
 
 
 def upgrade_within(connection: Connection, revision: str = "head") -> None:
@@ -66,16 +64,13 @@ def downgrade(url: str, revision: str) -> None:
     """Downgrades the database to an earlier revision; "base" drops every table."""
     from alembic import command
 
-    database = Database(url)
-    event.listen(database.engine, "connect", _disable_foreign_keys)
-    try:
+    with closing(Database(url)) as database:
+        event.listen(database.engine, "connect", _disable_foreign_keys)
         with database.write() as session:
             connection = session.connection()
             take_migration_lock(connection)
             command.downgrade(_config(connection), revision)
             _refuse_orphans(connection)
-    finally:
-        database.close()
 
 
 def revision(url: str) -> str | None:
@@ -85,12 +80,8 @@ def revision(url: str) -> str | None:
         DatabaseUnavailableError: it is not a database, or cannot be opened.
         SchemaNewerError: a version that this one does not know wrote it.
     """
-    database = Database(url)
-    try:
-        with database.read() as session:
-            return _known_revision(session.connection())
-    finally:
-        database.close()
+    with closing(Database(url)) as database, database.read() as session:
+        return _known_revision(session.connection())
 
 
 def check(url: str) -> str:

@@ -27,7 +27,6 @@ class PlanRow(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     state: Mapped[str] = mapped_column(String(8), default="WAITING")
     created_by: Mapped[str] = mapped_column(String(64))
-    """Name of the token that requested it."""
     created_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]
     spec: Mapped[dict[str, Any]]
@@ -35,6 +34,4 @@ class PlanRow(Base):
     options: Mapped[dict[str, Any]]
     """`PlanOptions` as a mapping."""
     answer: Mapped[dict[str, Any]]
-    """The plan; empty unless DONE."""
     problem: Mapped[str] = mapped_column(Text)
-    """Why it could not be made; empty unless FAILED."""

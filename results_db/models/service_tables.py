@@ -1,4 +1,7 @@
-"""Tables of the service: tokens, audit, users' models and clusters, drivers, workers, events."""
+"""Tables of the service: tokens, audit, users' models and clusters, drivers, workers, events.
+
+A column without a description is the field of its name in a record (see `tables`).
+"""
 
 from __future__ import annotations
 
@@ -50,10 +53,8 @@ class TokenRow(Base):
     created_at: Mapped[datetime]
     created_by: Mapped[str] = mapped_column(String(64))
     expires_at: Mapped[datetime | None]
-    """None: it does not expire."""
     revoked_at: Mapped[datetime | None]
     last_used_at: Mapped[datetime | None]
-    """Accurate to a minute; None: never."""
 
 
 class BrowserSignIn(Base):
@@ -89,9 +90,7 @@ class AuditRow(Base):
     role: Mapped[str] = mapped_column(String(16))
     token_id: Mapped[int | None] = mapped_column(ForeignKey("tokens.id"))
     address: Mapped[str] = mapped_column(String(64), default="")
-    """Where the request came from; empty without a request."""
     action: Mapped[str] = mapped_column(String(40))
-    """For example "campaign.pause"."""
     target_kind: Mapped[str] = mapped_column(String(20))
     target: Mapped[str] = mapped_column(String(255))
     """Its name, or its id if it has no name."""
@@ -195,16 +194,13 @@ class WorkerRow(Base):
     device: Mapped[str] = mapped_column(String(255))
     versions: Mapped[dict[str, Any]]
     trainers: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
-    """Versions of the trainers that it runs besides the embedded one, by name."""
     registered_at: Mapped[datetime]
     seen_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]
     scheduler: Mapped[str] = mapped_column(String(16), server_default="none")
     job_id: Mapped[str | None] = mapped_column(String(64))
     launcher: Mapped[str] = mapped_column(String(40), server_default="")
-    """Empty: not reported."""
     ends_at: Mapped[datetime | None]
-    """When its allocation ends; None: unknown, or never."""
     shares_nodes: Mapped[bool] = mapped_column(server_default=false())
     state: Mapped[str] = mapped_column(String(16), server_default="working")
     idle_node_seconds: Mapped[float] = sum_column()
@@ -212,7 +208,6 @@ class WorkerRow(Base):
     idle_shared_node_seconds: Mapped[float] = sum_column()
     """The part of them that campaigns have been charged with."""
     status_at: Mapped[datetime | None]
-    """Time of its last status; None: there was none."""
     registered_by: Mapped[str] = mapped_column(String(64), server_default="")
     """Name of the token that registered it; only that token acts for it."""
 
@@ -268,7 +263,6 @@ class NodeQuarantine(Base):
     since: Mapped[datetime]
     requested_by_user: Mapped[bool]
     released_at: Mapped[datetime | None]
-    """When a user released it; None: it is in quarantine."""
     release_pending: Mapped[bool] = mapped_column(default=False)
     """Whether it was released, and a worker still reports the quarantine."""
     release_told_at: Mapped[datetime | None]

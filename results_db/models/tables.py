@@ -1,10 +1,12 @@
 """Tables of campaigns, trials, measurements, analyses and imports.
 
-Every value that is ranked or filtered has a typed column.
+Every value that is ranked or filtered has a typed column. A column without a description is the
+field of its name in a record of `results_db.records`.
 """
 
 from __future__ import annotations
 
+from dataclasses import fields
 from datetime import datetime
 from typing import Any, Final
 
@@ -24,11 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
-from results_db.models.base import Base as Base
-from results_db.models.base import UtcDateTime as UtcDateTime
-from results_db.models.base import is_at_least, is_over_zero
-from results_db.models.base import one_of as one_of
-from results_db.models.base import sum_column as sum_column
+from results_db.models.base import Base, is_at_least, is_over_zero, one_of, sum_column
 from results_db.records import (
     ATTEMPT_ENDINGS,
     CAMPAIGN_STATES,
@@ -36,18 +34,13 @@ from results_db.records import (
     STEP_DIRECTIONS,
     STEP_SOURCES,
     STEP_STATES,
+    Cost,
 )
 from search_spaces.protocol.worker_messages import ATTEMPT_PHASES, TRIAL_STATES
 from search_spaces.spec.layout import COUNT_KNOBS, DEGREES, PRECISIONS, RECOMPUTE_MODES, ZERO_STAGES
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
-_COSTS: Final = (
-    "node_seconds",
-    "iterations_node_seconds",
-    "start_node_seconds",
-    "idle_node_seconds",
-    "lost_node_seconds",
-)
+_COSTS: Final = ("node_seconds", *(f"{part.name}_node_seconds" for part in fields(Cost)))
 
 _FIGURES: Final = (
     "step_time_s",
@@ -58,7 +51,18 @@ _FIGURES: Final = (
 )
 
 
-class Campaign(Base):
+class WithCosts:
+    """A table with costs of attempts."""
+
+    node_seconds: Mapped[float] = mapped_column(default=0.0)
+    """Node-seconds of its attempts; the next four are the parts."""
+    iterations_node_seconds: Mapped[float] = sum_column()
+    start_node_seconds: Mapped[float] = sum_column()
+    idle_node_seconds: Mapped[float] = sum_column()
+    lost_node_seconds: Mapped[float] = sum_column()
+
+
+class Campaign(WithCosts, Base):
     __tablename__ = "campaigns"
     __table_args__ = (
         UniqueConstraint("name"),
@@ -92,12 +96,10 @@ class Campaign(Base):
     trainer: Mapped[str] = mapped_column(
         String(64), default=EMBEDDED_TRAINER, server_default=EMBEDDED_TRAINER
     )
-    """What trains its probes; "imported" where a table was measured elsewhere."""
     objective: Mapped[str] = mapped_column(String(40))
     strategy: Mapped[str] = mapped_column(String(40))
     num_legal_layouts: Mapped[int] = mapped_column(BigInteger)
     max_peak_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    """The largest peak of a device that is ranked; None: no limit."""
     probe_deadline_s: Mapped[float | None]
     """Longest duration of a probe; None: its description has none."""
     last_number: Mapped[int] = mapped_column(default=0)
@@ -107,25 +109,17 @@ class Campaign(Base):
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
-    node_seconds: Mapped[float] = mapped_column(default=0.0)
-    """Node-seconds of its attempts; the next four are the parts."""
-    iterations_node_seconds: Mapped[float] = sum_column()
-    start_node_seconds: Mapped[float] = sum_column()
-    idle_node_seconds: Mapped[float] = sum_column()
-    lost_node_seconds: Mapped[float] = sum_column()
     allocation_idle_node_seconds: Mapped[float] = sum_column()
     """Its share of idle allocations of its cluster; not included in node_seconds."""
     created_by: Mapped[str] = mapped_column(String(64), server_default="")
-    """Name of the token that submitted it."""
     notes: Mapped[str] = mapped_column(Text, server_default="")
-    """Notes of its users."""
     wall_time_s: Mapped[float] = mapped_column(default=0.0)
     """Seconds in state RUNNING, while a worker could serve it, up to clock_at."""
     clock_at: Mapped[datetime | None]
     """Time of the last update of wall_time_s; None while it stands."""
 
 
-class Trial(Base):
+class Trial(WithCosts, Base):
     __tablename__ = "trials"
     __table_args__ = (
         UniqueConstraint("campaign_id", "number"),
@@ -180,7 +174,6 @@ class Trial(Base):
     repeat_reason: Mapped[str | None] = mapped_column(String(16))
     """None: it repeats none, or r001 added it."""
     is_baseline: Mapped[bool] = mapped_column(default=False, server_default=false())
-    """Whether its layout is the campaign's baseline."""
 
     num_nodes: Mapped[int]
     tp: Mapped[int]
@@ -203,7 +196,6 @@ class Trial(Base):
     full_dp: Mapped[int | None]
     full_num_microbatches: Mapped[int | None]
     num_layers: Mapped[int | None]
-    """Layers of the model that it runs."""
 
     state: Mapped[str] = mapped_column(String(16))
     reason: Mapped[str | None] = mapped_column(String(40))
@@ -216,11 +208,6 @@ class Trial(Base):
     iterations_done: Mapped[int] = mapped_column(default=0)
     worker_id: Mapped[str | None] = mapped_column(ForeignKey("workers.id"), index=True)
     lease_expires_at: Mapped[datetime | None]
-    node_seconds: Mapped[float] = mapped_column(default=0.0)
-    iterations_node_seconds: Mapped[float] = sum_column()
-    start_node_seconds: Mapped[float] = sum_column()
-    idle_node_seconds: Mapped[float] = sum_column()
-    lost_node_seconds: Mapped[float] = sum_column()
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
@@ -229,7 +216,7 @@ class Trial(Base):
     measurement: Mapped[MeasurementRow | None] = relationship(lazy="raise", viewonly=True)
 
 
-class Attempt(Base):
+class Attempt(WithCosts, Base):
     """One lease of a trial."""
 
     __tablename__ = "attempts"
@@ -259,21 +246,11 @@ class Attempt(Base):
     seen_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]
     ending: Mapped[str | None] = mapped_column(String(16))
-    node_seconds: Mapped[float] = mapped_column(default=0.0)
-    iterations_node_seconds: Mapped[float] = sum_column()
-    start_node_seconds: Mapped[float] = sum_column()
-    idle_node_seconds: Mapped[float] = sum_column()
-    lost_node_seconds: Mapped[float] = sum_column()
     phase: Mapped[str | None] = mapped_column(String(16))
-    """The phase that its worker reported last; None: not reported."""
     held_s: Mapped[float | None]
-    """Seconds that it has held its nodes, as reported last; None: not reported."""
     nodes_held: Mapped[float | None]
-    """Nodes that it holds, may be a fraction; None: those of its layout."""
     iterations_s: Mapped[float | None]
-    """Seconds of its iterations; None: not reported."""
     waiting_because: Mapped[str] = mapped_column(Text, server_default="")
-    """Why it waits for devices, as its worker reports it."""
     outcome_digest: Mapped[str | None] = mapped_column(String(64))
     """SHA-256 of the outcome that it reported: the same one may be posted again."""
 
@@ -322,7 +299,6 @@ class MeasurementRow(Base):
     )
     trainer_version: Mapped[str] = mapped_column(String(64), default="", server_default="")
     tokens: Mapped[str] = mapped_column(String(16), default="counted", server_default="counted")
-    """Whether tokens_per_step was counted, or assumed from the layout."""
     losses_comparable: Mapped[bool] = mapped_column(default=True, server_default=true())
     others_share: Mapped[float | None]
     throttled: Mapped[bool | None]
@@ -417,11 +393,8 @@ class AnalysisRow(Base):
     winner_id: Mapped[int] = mapped_column(ForeignKey("trials.id", ondelete="CASCADE"), index=True)
     objective: Mapped[str] = mapped_column(String(40))
     num_trials: Mapped[int]
-    """Completed trials behind the importances."""
     last_ended_seq: Mapped[int]
-    """`ended_seq` of the last trial that was included."""
     method: Mapped[str] = mapped_column(String(200))
-    """The method for the importances; empty: there are none."""
     computed_at: Mapped[datetime]
 
     importances: Mapped[list[ImportanceRow]] = relationship(
@@ -465,7 +438,6 @@ class StepRow(Base):
     knob: Mapped[str] = mapped_column(String(40), primary_key=True)
     direction: Mapped[str] = mapped_column(String(4), primary_key=True)
     value: Mapped[str] = mapped_column(String(40))
-    """The winner's value of the knob."""
     stepped_value: Mapped[str] = mapped_column(String(40))
     also: Mapped[str] = mapped_column(String(200))
     """Knobs that had to change too, separated by commas."""
@@ -473,9 +445,7 @@ class StepRow(Base):
     source: Mapped[str] = mapped_column(String(10))
     state: Mapped[str] = mapped_column(String(14))
     effect: Mapped[float | None]
-    """Relative change of the objective; under 0 is worse."""
     is_apart: Mapped[bool | None]
-    """Whether it differs from the winner with 95 % confidence."""
     trial_id: Mapped[int | None] = mapped_column(
         ForeignKey("trials.id", ondelete="SET NULL"), index=True
     )

@@ -26,11 +26,7 @@ def metric_column(metric: str) -> ColumnElement[Any]:
 
 
 def has_ranked_tokens(campaign_id: Any) -> ColumnElement[bool]:
-    """Selects measurements with counted tokens, or all where the campaign has none of those.
-
-    Args:
-        campaign_id: the campaign, or a parameter for it.
-    """
+    """Selects measurements with counted tokens, or all where the campaign has none of those."""
     counted = aliased(MeasurementRow)
     is_counted_elsewhere = exists(literal_column("1")).where(
         counted.campaign_id == campaign_id, counted.tokens == "counted"
@@ -39,12 +35,7 @@ def has_ranked_tokens(campaign_id: Any) -> ColumnElement[bool]:
 
 
 def knob_number(name: str, column: ColumnElement[Any]) -> ColumnElement[Any]:
-    """The value of a knob as a number to sort by: databases order words differently.
-
-    Args:
-        name: the knob, or another column of numbers.
-        column: of any table.
-    """
+    """The value of a knob as a number to sort by: databases order words differently."""
     knob = KNOBS.get(name)
     if knob is None or knob.is_number:
         return column

@@ -54,14 +54,8 @@ class TrialPages(StoreSection):
     ) -> TrialPageRecord:
         """A page of the campaign's trials.
 
-        Args:
-            campaign_id: the campaign; one that does not exist has no trials.
-            wanted: the filter.
-            order: the order of the list.
-            after: the end of the page before, in the same order; None: the first page.
-            before: the start of the page after, in the same order, instead of `after`; None: the
-                first page.
-            limit: most trials.
+        It is after the `end` of one page, or before the `start` of another; the first page without
+        both.
         """
         edge = after or before
         with self._db.read() as session:

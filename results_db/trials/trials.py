@@ -78,7 +78,7 @@ _NOT_MEASURED: Final = frozenset({"FAILED", "INFEASIBLE", "CANCELLED"})
 
 
 class Trials(StoreSection):
-    """The store's methods for trials."""
+    """The store's methods for trials; those of one raise `TrialNotFoundError` if there is none."""
 
     @retried
     def add(
@@ -91,11 +91,7 @@ class Trials(StoreSection):
     ) -> TrialRecord:
         """Adds a trial, PENDING, of a layout that the campaign has not tried at this fidelity.
 
-        Args:
-            campaign_id: of the campaign.
-            layout: of the trial.
-            fidelity: the part of the layout that it runs, as a cheap probe; None: all of it.
-            prediction: what the search predicts of what runs; None: nothing.
+        With a fidelity it runs a part of the layout, as a cheap probe.
 
         Raises:
             CampaignNotFoundError: there is no such campaign.
@@ -125,11 +121,7 @@ class Trials(StoreSection):
             ) from error
 
     def get(self, trial_id: int) -> TrialRecord:
-        """One trial.
-
-        Raises:
-            TrialNotFoundError: there is no such trial.
-        """
+        """One trial."""
         with self._db.read() as session:
             return trial_record(by_id(session, trial_id))
 
@@ -147,11 +139,7 @@ class Trials(StoreSection):
             return trial_record(trial)
 
     def detail(self, trial_id: int) -> TrialDetail:
-        """One trial with its iterations, environment, log and attempts.
-
-        Raises:
-            TrialNotFoundError: there is no such trial.
-        """
+        """One trial with its iterations, environment, log and attempts."""
         with self._db.read() as session:
             trial = by_id(session, trial_id)
             environment = session.get(EnvironmentRow, trial_id)
@@ -221,7 +209,6 @@ class Trials(StoreSection):
         """The last lines that a trial's ranks printed.
 
         Raises:
-            TrialNotFoundError: there is no such trial.
             TrialLogNotFoundError: none are stored.
         """
         with self._db.read() as session:
@@ -238,13 +225,7 @@ class Trials(StoreSection):
             why = "it comes with the outcome"
         raise TrialLogNotFoundError(f"{what} is {state} and has no log: {why}")
 
-    def find(
-        self,
-        campaign_id: int,
-        *,
-        states: Sequence[TrialState] = (),
-        limit: int | None = None,
-    ) -> list[TrialRecord]:
+    def find(self, campaign_id: int, *, states: Sequence[TrialState] = ()) -> list[TrialRecord]:
         """The campaign's trials in order of their numbers."""
         query = (
             select(Trial)
@@ -254,8 +235,6 @@ class Trials(StoreSection):
         )
         if states:
             query = query.where(Trial.state.in_(states))
-        if limit is not None:
-            query = query.limit(limit)
         with self._db.read() as session:
             return [trial_record(row) for row in session.scalars(query)]
 
@@ -334,12 +313,7 @@ class Trials(StoreSection):
     def repeat(self, trial_id: int, *, reason: RepeatReason | None = None) -> TrialRecord:
         """Adds a trial of the same layout as one that has ended, for the driver.
 
-        Args:
-            trial_id: of the trial that has ended.
-            reason: why it is repeated; None: not stated.
-
         Raises:
-            TrialNotFoundError: there is no such trial.
             TrialStateError: the trial has not ended.
             CampaignStateError: its campaign has ended.
         """
@@ -356,7 +330,6 @@ class Trials(StoreSection):
         """Adds trials that measure the layout of a COMPLETED one again, for a user.
 
         Raises:
-            TrialNotFoundError: there is no such trial.
             TrialStateError: it is not COMPLETED.
             CampaignStateError: its campaign has ended.
         """
@@ -379,7 +352,6 @@ class Trials(StoreSection):
         """Adds a trial of the layout of one that ended without a measurement that counts.
 
         Raises:
-            TrialNotFoundError: there is no such trial.
             TrialStateError: it is COMPLETED, or has not ended, or the layout is waiting or running.
             CampaignStateError: its campaign has ended.
         """
@@ -401,7 +373,6 @@ class Trials(StoreSection):
         """Cancels a trial: at once if it waits, through its worker if it runs; it can be repeated.
 
         Raises:
-            TrialNotFoundError: there is no such trial.
             TrialStateError: it has ended in another way.
         """
         with self._db.write() as session:
@@ -457,14 +428,6 @@ def add_row(
 ) -> Trial:
     """Adds a trial, PENDING, to a campaign whose row is locked.
 
-    Args:
-        session: a transaction.
-        campaign: the campaign.
-        columns: `layout_columns` or `cheap_columns`; of a repeat, also its reason.
-        now: the time.
-        repeat_of: the trial that it repeats.
-        repeat_index: its number among the repeats.
-
     Raises:
         CampaignStateError: the campaign has ended.
     """
@@ -492,11 +455,7 @@ def add_row(
 
 
 def by_id(session: Session, trial_id: int) -> Trial:
-    """A trial's row, with its measurement.
-
-    Raises:
-        TrialNotFoundError: there is no such trial.
-    """
+    """A trial's row, with its measurement."""
     trial = session.get(Trial, trial_id, options=[WITH_MEASUREMENT])
     if trial is None:
         raise TrialNotFoundError(f"there is no trial {trial_id}")
@@ -504,11 +463,7 @@ def by_id(session: Session, trial_id: int) -> Trial:
 
 
 def _locked(session: Session, trial_id: int) -> tuple[Campaign, Trial]:
-    """A trial and its campaign, both locked; the campaign first.
-
-    Raises:
-        TrialNotFoundError: there is no such trial.
-    """
+    """A trial and its campaign, both locked; the campaign first."""
     campaign = lock_campaign_of(session, trial_id)
     trial = lock_trial(session, trial_id, WITH_MEASUREMENT)
     if campaign is None or trial is None:

@@ -15,7 +15,7 @@ from results_db.admin.integrity import check_database
 from results_db.allocations.leases import LEASE_S
 from results_db.database.store_base import Clock
 from results_db.errors import ResultsDbError
-from results_db.models.tables import Base
+from results_db.models.base import Base
 from results_db.records import LeaseRecord
 from results_db.store import Store
 from results_db.trials.outcome_checks import CLOCK_MARGIN_S

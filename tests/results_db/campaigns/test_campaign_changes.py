@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from results_db.errors import CampaignNotFoundError, CampaignStateError
-from results_db.models.tables import Base
+from results_db.models.base import Base
 from results_db.store import Store
 from search_spaces.errors import CampaignInvalidError
 from search_spaces.spec.layout import Layout

@@ -23,7 +23,7 @@ from results_db.errors import (
     SchemaOutdatedError,
 )
 from results_db.migrations import migrate
-from results_db.models.tables import Base
+from results_db.models.base import Base
 from results_db.store import Store
 from tests.kit.postgres import is_anybody_waiting
 from tests.kit.store import make_campaign, make_worker
