@@ -92,10 +92,15 @@ class LayoutDraws:
             capacity_bytes: memory of a device, beside the headroom.
             seed: of the draws.
         """
-        rng = np.random.default_rng(seed)
-        log_s_SN = self._step_times(columns, rng)
-        runs_SN = self._runs(columns, capacity_bytes, rng)
+        log_s_SN, runs_SN = self.joint(columns, capacity_bytes, seed=seed)
         return BestChances.of(log_factors - log_s_SN, runs_SN)
+
+    def joint(
+        self, columns: LayoutColumns, capacity_bytes: float, *, seed: int = 0
+    ) -> tuple[Floats, NDArray[np.bool_]]:
+        """Logarithms of step times in seconds, and whether each layout runs; [draws, layouts]."""
+        rng = np.random.default_rng(seed)
+        return self._step_times(columns, rng), self._runs(columns, capacity_bytes, rng)
 
     def _step_times(self, columns: LayoutColumns, rng: np.random.Generator) -> Floats:
         """Logarithms of step times: terms at drawn factors, residuals, and stalls."""
