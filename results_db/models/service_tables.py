@@ -196,6 +196,8 @@ class WorkerRow(Base):
     versions: Mapped[dict[str, Any]]
     trainers: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
     """Versions of the trainers that it runs besides the embedded one, by name."""
+    trainer_parameters: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
+    """Declared parameters of trainers, by trainer and name; where one is missing, not reported."""
     registered_at: Mapped[datetime]
     seen_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]
