@@ -18,7 +18,7 @@ from api.client import Client
 from api.commands.campaign_changes import clone, delete, precision_words, print_submitted, update
 from api.commands.connection import service_options
 from api.commands.display import answers, json_option, print_facts, print_json
-from api.commands.watching import watch_campaign
+from api.commands.watching import best_words, watch_campaign
 from api.errors import DocumentMalformedError
 from api.formatting import (
     baseline_words,
@@ -274,7 +274,7 @@ def _list_row(campaign: CampaignRead) -> tuple[str, ...]:
         campaign.cluster,
         campaign.created_by,
         f"{progress.trials_ended}{planned}",
-        figure(progress.best),
+        figure(progress.best) + (", disturbed" if progress.best_disturbed else ""),
         unit(campaign.objective),
         "-" if campaign.ended_at else duration(progress.seconds_left),
     )
@@ -331,8 +331,7 @@ def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:
         took = campaign.cheap_probe_node_seconds
         facts.append(("cheap probes", cheap_count_words(campaign.cheap_probes, took)))
     if progress.best is not None:
-        best = f"{figure(progress.best)} {unit(campaign.objective)}"
-        facts.append(("best", f"{best}, trial {progress.best_trial}"))
+        facts.append(("best", f"{best_words(campaign)}, trial {progress.best_trial}"))
         facts.append(("", str(progress.best_layout)))
     if campaign.baseline is not None:
         facts += _baseline_facts(campaign.baseline, campaign.objective)

@@ -16,7 +16,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 from api.client import Client
 from api.errors import ServiceError
 from api.formatting import cheap_probe_words, duration, figure, node_time, unit
-from api.schemas.campaigns_and_trials import CampaignDetail, TrialRead
+from api.schemas.campaigns_and_trials import CampaignDetail, CampaignRead, TrialRead
 from results_db.trials.filter import TrialFilter
 from search_spaces.protocol.worker_messages import TrialState
 from search_spaces.spec.objectives import measured_objective
@@ -119,7 +119,7 @@ def progress_line(campaign: CampaignDetail, *, with_best: bool = True) -> str:
     if progress.trials["RUNNING"]:
         parts.append(f"{progress.trials['RUNNING']} running")
     if with_best and progress.best is not None:
-        parts.append(f"best {figure(progress.best)} {unit(campaign.objective)}")
+        parts.append(f"best {best_words(campaign)}")
     if campaign.ended_at is not None:
         parts.append(f"ended: {campaign.message or campaign.reason}")
     elif progress.waiting_reason:
@@ -127,6 +127,12 @@ def progress_line(campaign: CampaignDetail, *, with_best: bool = True) -> str:
     elif progress.seconds_left is not None:
         parts.append(f"about {duration(progress.seconds_left)} left")
     return escaped_line(", ".join(parts))
+
+
+def best_words(campaign: CampaignRead) -> str:
+    """The best value so far with its unit, and whether it is disturbed."""
+    words = f"{figure(campaign.progress.best)} {unit(campaign.objective)}"
+    return f"{words}, disturbed" if campaign.progress.best_disturbed else words
 
 
 class CampaignView:
@@ -178,8 +184,8 @@ class CampaignView:
     def _facts(self, campaign: CampaignDetail) -> Iterator[tuple[str, str]]:
         progress = campaign.progress
         if progress.best is not None:
-            value = f"{figure(progress.best)} {unit(campaign.objective)}"
-            yield "best", f"{value}, trial {progress.best_trial}: {progress.best_layout}"
+            trial = f"trial {progress.best_trial}: {progress.best_layout}"
+            yield "best", f"{best_words(campaign)}, {trial}"
         for trial in self._running:
             more = progress.trials["RUNNING"] - 1
             others = f"; {more} more" if more > 0 else ""
