@@ -130,10 +130,12 @@ class Submission:
         if refusals and len(refusals) == len(declared):
             raise refusals[0].within("parameters").within("probe")
         if probe.parameters:
-            why = "reports what it accepts" if declared else "with it has registered yet"
+            why = f"no worker of cluster {cluster} with it has registered yet"
+            if declared:
+                why = f"a worker of cluster {cluster} does not report what it accepts"
             kept += (
-                f"{_UNCHECKED} {probe.trainer} could not be checked: no worker of cluster {cluster} "
-                f"{why}; a wrong one fails each trial",
+                f"{_UNCHECKED} {probe.trainer} could not be checked: {why}; a wrong one fails each "
+                "trial",
             )
         return replace(spec, warnings=kept)
 

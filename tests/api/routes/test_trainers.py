@@ -176,10 +176,11 @@ def test_parameters_that_no_worker_has_described_are_accepted_with_a_warning(
     assert unchecked(clone(api)) == [nobody]
     offer(api, "old", trainer_parameters={})
     (silent,) = unchecked(clone(api))
-    assert "no worker of cluster local-cpu reports what it accepts" in silent
+    assert "a worker of cluster local-cpu does not report what it accepts" in silent
     probe = {"trainer": "theirs", "parameters": {"steps": 3}}
     offer(api, "new")
     assert unchecked(clone(api, probe=probe)) == [], "a worker accepts them"
+    assert unchecked(clone(api)) == [silent], "one refuses them, and the other does not say"
     unset = clone(api, probe={"trainer": "theirs"})
     assert unchecked(unset) == [], "there is nothing that could be wrong"
 
