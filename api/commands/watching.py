@@ -184,8 +184,8 @@ class CampaignView:
     def _facts(self, campaign: CampaignDetail) -> Iterator[tuple[str, str]]:
         progress = campaign.progress
         if progress.best is not None:
-            trial = f"trial {progress.best_trial}: {progress.best_layout}"
-            yield "best", f"{best_words(campaign)}, {trial}"
+            which = f"trial {progress.best_trial}: {progress.best_layout}"
+            yield "best", f"{best_words(campaign)}, {which}"
         for trial in self._running:
             more = progress.trials["RUNNING"] - 1
             others = f"; {more} more" if more > 0 else ""

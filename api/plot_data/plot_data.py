@@ -189,22 +189,15 @@ def marked(name: str, *spots: Spot) -> list[Trace]:
 
 
 def mark_disturbed(data: PlottedData, disturbed: Set[int]) -> PlottedData:
-    """Puts rings around the points of disturbed trials, and a word to their texts and rows.
-
-    Args:
-        data: a plot whose points, bars and rows have the ids of their trials.
-        disturbed: the ids of trials whose measurements are disturbed.
-    """
-    if not disturbed:
-        return data
+    """Rings the points of disturbed trials, given by their ids, and marks their texts and rows."""
     traces: list[Trace] = []
     rings: dict[int, Spot] = {}
     for trace in data.traces:
-        column = {"bar": "hovertext", "scatter": "text"}.get(trace["type"])
+        column = {"bar": "hovertext", "scatter": "text"}.get(trace["type"], "")
         if column in trace:
             ids = trace["customdata"]
             words = [
-                f"{text}<br>its measurement is disturbed" if id_ in disturbed else text
+                text + "<br>its measurement is disturbed" * (id_ in disturbed)
                 for text, id_ in zip(trace[column], ids, strict=True)
             ]
             trace = {**trace, column: words}
