@@ -139,7 +139,8 @@ def measured_sentence(measurement: MeasurementRecord, environment: Environment |
     where = f", on {environment.device} of {environment.host}" if environment else ""
     words = trainer_words(measurement)
     by = f", by the trainer {words}" if words else ""
-    return f"measured: {', '.join(figures)}{where}{by}"
+    mark = "; disturbed" if measurement.is_disturbed else ""
+    return f"measured: {', '.join(figures)}{where}{by}{mark}"
 
 
 def baseline_words(baseline: BaselineRead, objective: str) -> str:
@@ -153,6 +154,7 @@ def baseline_words(baseline: BaselineRead, objective: str) -> str:
         words += f", {figure(baseline.value)} {unit(objective)}"
         words += "" if half == "-" else f" {half}"
         words += "" if baseline.is_ranked else ", not ranked"
+        words += ", disturbed" if baseline.disturbed else ""
     if baseline.outside_space:
         words += " (outside of the space)"
     return f"{words}: {baseline.message}" if baseline.message else words

@@ -12,10 +12,10 @@ NORMAL_95: Final = 1.96
 
 
 def memory(value_bytes: int | None) -> str:
-    """Bytes in KiB, MiB or GiB."""
+    """Bytes in KiB, MiB, GiB or TiB."""
     if value_bytes is None:
         return "-"
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20)):
         if value_bytes >= size:
             return f"{value_bytes / size:.4g} {unit}"
     return f"{value_bytes / 1024:.4g} KiB"

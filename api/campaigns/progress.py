@@ -76,6 +76,7 @@ def _progress(
         best=None if best is None else best.value,
         best_trial=None if best is None else best.trial_number,
         best_layout=None if best is None else best.layout_key,
+        best_disturbed=best is not None and best.disturbed,
         seconds_left=seconds_left(campaign, ended, planned),
         waiting_reason=_waiting_reason(service, campaign, counts),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,12 +25,16 @@ from search_spaces.documents.limits import name_problem
 from search_spaces.documents.reading import MAX_NAME_LENGTH, Problems, read_mapping
 from search_spaces.errors import CampaignInvalidError, SearchSpaceError
 from search_spaces.spec.presets.calibration_file import with_measured_constants
+from search_spaces.trainers.embedded import EMBEDDED_TRAINER
+from search_spaces.trainers.parameters import parameter_texts, read_declarations
 
 MAX_CLONES: Final = 1000
 """Names that are tried for a clone without a name."""
 
 _SPACE_DEPENDS_ON: Final = frozenset({"model", "cluster", "objective", "constraints"})
 """Fields of a document that decide on the choices of knobs which its space leaves out."""
+
+_UNCHECKED: Final = "the parameters of the trainer"
 
 MAX_AT_ONCE: Final = 50_000
 """Most legal layouts that are planned while a client waits; the driver plans larger spaces."""
@@ -99,8 +104,40 @@ class Submission:
         with problems.collecting():
             spec = CampaignSpec.from_document(described, self._store.workers.largest_allocation)
             _refuse_names(spec)
+            spec = self._with_checked_parameters(spec)
         problems.refuse()
         return spec
+
+    def _with_checked_parameters(self, spec: CampaignSpec) -> CampaignSpec:
+        """The campaign, with a warning if no worker has reported what its trainer accepts.
+
+        Raises:
+            ParameterInvalidError: no worker that has the trainer accepts the parameters.
+        """
+        probe, cluster = spec.probe, spec.cluster.name
+        if probe.trainer == EMBEDDED_TRAINER:
+            return spec
+        kept = tuple(each for each in spec.warnings if not each.startswith(_UNCHECKED))
+        declared = self._store.workers.declared_parameters(cluster, probe.trainer)
+        refusals = []
+        for each in declared:
+            try:
+                if each is not None:
+                    parameter_texts(read_declarations(each), probe.parameters)
+                    return replace(spec, warnings=kept)
+            except SearchSpaceError as error:
+                refusals.append(error)
+        if refusals and len(refusals) == len(declared):
+            raise refusals[0].within("parameters").within("probe")
+        if probe.parameters:
+            why = f"no worker of cluster {cluster} with it has registered yet"
+            if declared:
+                why = f"a worker of cluster {cluster} does not report what it accepts"
+            kept += (
+                f"{_UNCHECKED} {probe.trainer} could not be checked: {why}; a wrong one fails each "
+                "trial",
+            )
+        return replace(spec, warnings=kept)
 
     def plan(self, document: Any, options: PlanOptions, *, by_driver: bool) -> Plan | PlanRecord:
         """The plan of a document that could be submitted, with the measurements there are.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import click
 
 from api.commands.connection import service_options
-from api.commands.display import answers, print_facts
+from api.commands.display import answers, best_words, print_facts
 from api.formatting import (
     baseline_words,
     budget_words,
@@ -154,7 +154,7 @@ def _list_row(campaign: CampaignRead) -> tuple[str, ...]:
         campaign.cluster,
         campaign.created_by,
         f"{progress.trials_ended}{planned}",
-        figure(progress.best),
+        figure(progress.best) + (", disturbed" if progress.best_disturbed else ""),
         unit(campaign.objective),
         "-" if campaign.ended_at else duration(progress.seconds_left),
     )
@@ -211,8 +211,7 @@ def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:
         took = campaign.cheap_probe_node_seconds
         facts.append(("cheap probes", cheap_count_words(campaign.cheap_probes, took)))
     if progress.best is not None:
-        best = f"{figure(progress.best)} {unit(campaign.objective)}"
-        facts.append(("best", f"{best}, trial {progress.best_trial}"))
+        facts.append(("best", f"{best_words(campaign)}, trial {progress.best_trial}"))
         facts.append(("", str(progress.best_layout)))
     if campaign.baseline is not None:
         facts += _baseline_facts(campaign.baseline, campaign.objective)

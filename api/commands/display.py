@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
+from api.formatting import figure, unit
 from search_spaces.terminal.console import terminal_width
 from search_spaces.terminal.job_options import with_job_options
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from api.schemas.campaigns_and_trials import CampaignRead
     from search_spaces.belief.job import JobEstimate  # it imports numpy
     from search_spaces.statistics.job_duration import TrainingJob
 
@@ -49,6 +51,12 @@ def print_facts(facts: Sequence[tuple[str, str]]) -> None:
     """Prints labels and values; the further lines of a value are indented like the first."""
     for label, value in facts:
         click.echo(f"{label:<{_LABEL_WIDTH}}{value}".replace("\n", f"\n{'':<{_LABEL_WIDTH}}"))
+
+
+def best_words(campaign: CampaignRead) -> str:
+    """The best value so far with its unit, and whether it is disturbed."""
+    words = f"{figure(campaign.progress.best)} {unit(campaign.objective)}"
+    return f"{words}, disturbed" if campaign.progress.best_disturbed else words
 
 
 def job_options(function: Function) -> Function:

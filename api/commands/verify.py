@@ -24,6 +24,7 @@ from api.formatting import (
     trainer_words,
     unit,
 )
+from search_spaces.statistics.disturbance import MEANING
 from search_spaces.statistics.rank_agreement import (
     MeasuredValue,
     RankAgreement,
@@ -226,6 +227,8 @@ def _document(
                 "layout": each.ours.layout.to_mapping(),
                 "value": asdict(_value(each.ours)),
                 "other": None if each.theirs is None else asdict(_value(each.theirs)),
+                "disturbed": each.ours.disturbed,
+                "other_disturbed": each.theirs is not None and each.theirs.disturbed,
                 "other_runs": 0 if each.theirs is None else each.theirs.num_runs,
                 "ratio": each.ratio,
                 "failure": each.failure if each.theirs is None else "",
@@ -242,11 +245,13 @@ def _print(
     agreement: RankAgreement,
 ) -> None:
     objective = source.objective
-    trainers = (f">{source.trainer}", ">95 %", f">{second.trainer}", ">95 %")
-    columns = (">rank", *LAYOUT_HEADINGS, *trainers, ">runs", ">ratio")
+    ours, theirs = ((f">{each.trainer}", ">95 %", ">runs") for each in (source, second))
+    columns = (">rank", *LAYOUT_HEADINGS, *ours, *theirs, ">ratio")
     rows = [(str(each.ours.rank), *_cells(each, objective)) for each in compared]
     title = f"{source.name}, {unit(objective)} in {source.trainer} and in {second.trainer}"
     print_table(columns, rows, title, keys=1)
+    if any(trial and trial.disturbed for each in compared for trial in (each.ours, each.theirs)):
+        click.echo(MEANING)
     for each in compared:
         if each.theirs is None:
             click.echo(f"rank {each.ours.rank} was not measured: {each.failure}")
@@ -259,21 +264,15 @@ def _print(
 
 
 def _cells(each: _Compared, objective: str) -> tuple[str, ...]:
-    ours, theirs = each.ours, each.theirs
-    cells = ("-", "-", "-", "-")
-    if theirs is not None:
-        cells = (
-            objective_figure(objective, theirs.value),
-            half_interval(theirs.value, theirs.value_low, theirs.value_high),
-            str(theirs.num_runs),
-            f"{each.ratio:.3f}",
-        )
-    return (
-        *layout_cells(ours.layout).values(),
-        objective_figure(objective, ours.value),
-        half_interval(ours.value, ours.value_low, ours.value_high),
-        *cells,
-    )
+    cells = [*layout_cells(each.ours.layout).values()]
+    for trial in (each.ours, each.theirs):
+        if trial is None:
+            cells += ["-", "-", "-"]
+        else:
+            half = half_interval(trial.value, trial.value_low, trial.value_high)
+            runs = f"{trial.num_runs}{', disturbed' if trial.disturbed else ''}"
+            cells += [objective_figure(objective, trial.value), half, runs]
+    return (*cells, "-" if each.ratio is None else f"{each.ratio:.3f}")
 
 
 def _tau_words(agreement: RankAgreement, runs: int) -> str:

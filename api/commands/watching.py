@@ -14,8 +14,9 @@ import click
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from api.commands.connection import service_options
+from api.commands.display import best_words
 from api.errors import ServiceError
-from api.formatting import cheap_probe_words, duration, figure, node_time, unit
+from api.formatting import cheap_probe_words, duration, node_time
 from results_db.trials.filter import TrialFilter
 from search_spaces.spec.objectives import measured_objective
 from search_spaces.terminal.console import escaped_line, on_interrupt, terminal_width
@@ -136,7 +137,7 @@ def progress_line(campaign: CampaignDetail, *, with_best: bool = True) -> str:
     if progress.trials["RUNNING"]:
         parts.append(f"{progress.trials['RUNNING']} running")
     if with_best and progress.best is not None:
-        parts.append(f"best {figure(progress.best)} {unit(campaign.objective)}")
+        parts.append(f"best {best_words(campaign)}")
     if campaign.ended_at is not None:
         parts.append(f"ended: {campaign.message or campaign.reason}")
     elif progress.waiting_reason:
@@ -195,8 +196,8 @@ class CampaignView:
     def _facts(self, campaign: CampaignDetail) -> Iterator[tuple[str, str]]:
         progress = campaign.progress
         if progress.best is not None:
-            value = f"{figure(progress.best)} {unit(campaign.objective)}"
-            yield "best", f"{value}, trial {progress.best_trial}: {progress.best_layout}"
+            which = f"trial {progress.best_trial}: {progress.best_layout}"
+            yield "best", f"{best_words(campaign)}, {which}"
         for trial in self._running:
             more = progress.trials["RUNNING"] - 1
             others = f"; {more} more" if more > 0 else ""

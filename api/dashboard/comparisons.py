@@ -227,7 +227,7 @@ def _best(finding: CampaignFinding) -> str:
     if winner is None:
         return "none yet"
     value = f"{objective_figure(objective, winner.value)} {unit(objective)}"
-    return f"{value}, {bounds(objective, winner)}"
+    return f"{value}, {bounds(objective, winner)}{'; disturbed' if winner.disturbed else ''}"
 
 
 _Named = tuple[str, CampaignRecord, RankedLayout | None]

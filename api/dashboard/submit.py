@@ -42,6 +42,7 @@ from search_spaces.errors import CampaignInvalidError, SearchSpaceError
 from search_spaces.spec.layout import KNOBS
 from search_spaces.spec.objectives import ALL_OBJECTIVES
 from search_spaces.spec.presets.spaces import SPACE_PRESETS
+from search_spaces.units import memory
 
 router = APIRouter(route_class=BodyRoute)
 
@@ -175,9 +176,7 @@ class SubmitPage:
         text, most = self.form[YAML], limits_of("create_campaign").num_bytes
         body = text.encode("utf-8", "backslashreplace")
         if len(body) > most:
-            raise DocumentTooLargeError(
-                f"the document is {len(body)} bytes long; the most is {most}"
-            )
+            raise DocumentTooLargeError(f"the document is longer than the most, {memory(most)}")
         try:
             if text.lstrip().startswith("{"):
                 # JSON with tabs is no YAML.

@@ -35,7 +35,7 @@ from api.html.result_sentences import peak_words, short_layout
 from api.plots.svg import visible
 from api.version import version
 from results_db.records import EVENT_KINDS, CampaignRecord
-from search_spaces.belief.plan_text import knowledge_words
+from search_spaces.belief.plan_text import chances_words, knowledge_words
 from search_spaces.spec.knobs import auto_words
 from search_spaces.spec.layout import KNOBS
 from search_spaces.statistics.disturbance import MEANING
@@ -136,6 +136,7 @@ def _changed(query: QueryParams, changes: Mapping[str, Any]) -> dict[str, Any]:
 _FILTERS: Final[tuple[Callable[..., Any], ...]] = (
     *(campaign_path, node_seconds_left, peak_words, short_layout, knowledge_words, auto_words),
     *(
+        chances_words,
         duration,
         figure,
         memory,

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.http.problems import problem_response, too_many
 from api.http.route_map import RouteMap
 from results_db.actor import Actor
+from search_spaces.units import memory
 
 CHANGES_AT_ONCE: Final = 2
 """Changes and plans that are handled at the same time, each of another token."""
@@ -124,7 +125,7 @@ async def _read(scope: Scope, receive: Receive, send: Send, limits: BodyLimits) 
     if declared > limits.num_bytes:
         refusal = problem_response(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-            f"the request body is larger than {limits.num_bytes} bytes, the most that is accepted here",
+            f"the request body is larger than {memory(limits.num_bytes)}, the most that is accepted here",
             kind="document-too-large" if limits is _DOCUMENT else None,
             headers={"Connection": "close"},
         )

@@ -32,6 +32,7 @@ from uvicorn.server import ServerState
 
 from api.http.connection_limits import Connections
 from api.http.problems import problem_response
+from search_spaces.units import memory
 
 _PARSED_AT_ONCE: Final = 16 << 10
 """Bytes that the parser gets between two checks of its progress."""
@@ -255,11 +256,11 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._num_url_bytes > limit // 2:
             return _RequestRefusedError(
                 HTTPStatus.REQUEST_URI_TOO_LONG,
-                f"the request's address and headers are larger than {limit} bytes",
+                f"the request's address and headers are larger than {memory(limit)}",
             )
         return _RequestRefusedError(
             HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-            f"the request's headers are larger than {limit} bytes",
+            f"the request's headers are larger than {memory(limit)}",
         )
 
     def _client_reads_nothing(self, now: float) -> bool:

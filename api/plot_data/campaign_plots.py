@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from api.plot_data import estimates, knobs, objectives
 from api.plot_data.layout_points import LayoutPoint, PlotFacts
-from api.plot_data.plot_data import PlottedData
+from api.plot_data.plot_data import PlottedData, mark_disturbed
 from api.plot_data.step_times import time_parts
 from api.plot_data.timeline import timeline
 from results_db.campaigns.charts import MAX_TIMELINE
@@ -82,7 +82,15 @@ class CampaignPlots:
     choices: PlotChoices
 
     def data_of(self, name: PlotName, knob: str | None = None) -> PlottedData:
-        """The data of a plot; `knob` is that of a slice."""
+        """The data of a plot, with disturbed trials marked; `knob` is that of a slice."""
+        return mark_disturbed(self._data_of(name, knob), self.disturbed)
+
+    @cached_property
+    def disturbed(self) -> set[int]:
+        """The ids of trials whose measurements are disturbed."""
+        return self.store.plot_data.disturbed_ids(self.campaign.id)
+
+    def _data_of(self, name: PlotName, knob: str | None) -> PlottedData:
         facts, show_all = self.facts, self.choices.show_all
         if name == "history":
             best = self.store.history.best_so_far(self.campaign.id)

@@ -8,9 +8,10 @@ style sheet's variables, such as `--part1`, so that both follow the reader's the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from html import escape
+from itertools import zip_longest
 from statistics import quantiles
 from typing import Any, Final, NamedTuple
 
@@ -185,6 +186,34 @@ def marked(name: str, *spots: Spot) -> list[Trace]:
         color=colour,
         line={"width": 1.5, "color": "--ground"},
     )
+
+
+def mark_disturbed(data: PlottedData, disturbed: Set[int]) -> PlottedData:
+    """Rings the points of disturbed trials, given by their ids, and marks their texts and rows."""
+    traces: list[Trace] = []
+    rings: dict[int, Spot] = {}
+    for trace in data.traces:
+        column = {"bar": "hovertext", "scatter": "text"}.get(trace["type"], "")
+        if column in trace:
+            ids = trace["customdata"]
+            words = [
+                text + "<br>its measurement is disturbed" * (id_ in disturbed)
+                for text, id_ in zip(trace[column], ids, strict=True)
+            ]
+            trace = {**trace, column: words}
+            if trace["type"] == "scatter":
+                found = map(Spot, trace["x"], trace["y"], words, ids)
+                # A measured point comes before the estimate and the mark of the same trial.
+                rings = {s.trial_id: s for s in found if s.trial_id in disturbed} | rings
+        traces.append(trace)
+    drawn = points("disturbed", [*rings.values()], symbol="circle-open", size=13, color="--ink")
+    # The texts are markup already.
+    traces += [{**ring, "text": [spot.text for spot in rings.values()]} for ring in drawn]
+    rows = [
+        (f"{row[0]}, disturbed", *row[1:]) if id_ in disturbed else row
+        for row, id_ in zip_longest(data.rows, data.row_ids)
+    ]
+    return replace(data, traces=traces, rows=rows)
 
 
 class Bar(NamedTuple):

@@ -82,6 +82,8 @@ class Progress(Document):
     """The number of that trial."""
     best_layout: str | None
     """The canonical key of its layout."""
+    best_disturbed: bool
+    """Whether others took its devices during all runs of this layout that count."""
     seconds_left: float | None
     """Estimated seconds to the end; null: unknown."""
     waiting_reason: str | None

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import ColumnElement, SQLColumnExpression, delete, exists, func, select
 from sqlalchemy.exc import IntegrityError
@@ -268,6 +269,24 @@ class Workers(StoreSection):
         """The most nodes that a known worker on a cluster has or had; None: there is none."""
         query = select(func.max(WorkerRow.num_nodes)).where(WorkerRow.cluster == cluster)
         return self._scalar(query)
+
+    def declared_parameters(self, cluster: str, trainer: str) -> Sequence[Mapping[str, Any] | None]:
+        """The parameters that workers of a cluster declare for a trainer, by name.
+
+        Returns:
+            Those of each live worker that has the trainer, the newest first; if none is live, of
+            the last that was. None: the worker did not report them.
+        """
+        query = (
+            select(WorkerRow.trainer_parameters[trainer])
+            .where(
+                WorkerRow.cluster == cluster, WorkerRow.trainers[trainer].as_string().is_not(None)
+            )
+            .order_by(WorkerRow.registered_at.desc(), WorkerRow.id)
+        )
+        with self._db.read() as session:
+            live = session.scalars(query.where(is_there(self._clock()))).all()
+            return live or session.scalars(query.limit(1)).all()
 
     def count_too_large(self, campaign_id: int) -> int:
         """The number of waiting trials of a campaign that fit no live worker."""

@@ -50,5 +50,7 @@ class BaselineRead:
     """Lower end of the 95 % interval of the value; null: unknown."""
     value_high: float | None
     """Upper end of the interval."""
+    disturbed: bool
+    """Whether others took its devices during all runs that count."""
     gain: GainRead | None
     """The winner's value over the baseline's; null while one of them is unknown."""

@@ -158,6 +158,7 @@ def _baseline_read(
         value=value,
         value_low=low,
         value_high=high,
+        disturbed=ranked is not None and ranked.disturbed,
         gain=gain,
     )
 

@@ -120,6 +120,7 @@ class Leaderboards(LeaderboardSection):
                 value=board.winner.value,
                 trial_number=board.winner.first.number,
                 layout_key=board.winner.first.layout_key,
+                disturbed=board.winner.disturbed,
             )
             for id_, board in boards.items()
             if board.winner is not None

@@ -52,6 +52,8 @@ class Winner:
     trial_number: int
     """Of the first of its runs."""
     layout_key: str
+    disturbed: bool
+    """Whether every run that counts was disturbed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ from collections import defaultdict, namedtuple
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, cast
 
-from sqlalchemy import Integer, and_, bindparam, func, or_, select
+from sqlalchemy import Integer, and_, bindparam, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from results_db.database.compiled_statement import DriverStatement
@@ -15,10 +15,9 @@ from results_db.models.tables import Campaign, IterationRow, MeasurementRow, Tri
 from results_db.records import TrialRecord
 from results_db.rows import WITH_MEASUREMENT, trial_record
 from results_db.trials.filter import KNOB_FIELDS
-from results_db.trials.filter_sql import has_ranked_tokens
+from results_db.trials.filter_sql import IS_DISTURBED, has_ranked_tokens
 from search_spaces.protocol.metrics import METRICS
 from search_spaces.spec.objectives import OBJECTIVE_FIGURES
-from search_spaces.statistics.disturbance import DISTURBED_SHARE
 
 _OF_TRIAL: Final = ("id", "number", "layout_key", "node", *KNOB_FIELDS)
 _OF_MEASUREMENT: Final = tuple(
@@ -119,8 +118,7 @@ def earlier_repeats(session: Session, campaign_id: int) -> list[list[float]]:
             Trial.num_layers.is_(None),
             MeasurementRow.oversubscribed.is_(False),
             MeasurementRow.shortened.is_(False),
-            MeasurementRow.throttled.is_not(True),
-            func.coalesce(MeasurementRow.others_share, 0.0) < DISTURBED_SHARE,
+            ~IS_DISTURBED,
         )
         .order_by(Trial.id.desc())
     )

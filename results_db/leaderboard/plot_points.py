@@ -16,6 +16,7 @@ from results_db.leaderboard.measured_runs import in_parts
 from results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout
 from results_db.models.tables import MeasurementRow, Trial
 from results_db.trials.filter import KNOB_FIELDS
+from results_db.trials.filter_sql import IS_DISTURBED
 
 MAX_POINTS: Final = 2000
 """Most points of one plot: a browser draws so many in a tenth of a second."""
@@ -63,7 +64,15 @@ class PlotPoints:
 
 
 class PlotData(LeaderboardSection):
-    """The store's method for points of plots."""
+    """The store's methods for points of plots."""
+
+    def disturbed_ids(self, campaign_id: int) -> set[int]:
+        """The ids of the trials of a campaign whose measurements are disturbed."""
+        query = select(MeasurementRow.trial_id).where(
+            MeasurementRow.campaign_id == campaign_id, IS_DISTURBED
+        )
+        with self._db.read() as session:
+            return set(session.scalars(query))
 
     def points(self, campaign_id: int, *, limit: int = MAX_POINTS) -> PlotPoints:
         """Layouts for plots: all of a campaign, or a sample that has the front and the best.

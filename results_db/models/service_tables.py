@@ -194,6 +194,8 @@ class WorkerRow(Base):
     device: Mapped[str] = mapped_column(String(255))
     versions: Mapped[dict[str, Any]]
     trainers: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
+    trainer_parameters: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
+    """By trainer and parameter; those of a trainer that is not here were not reported."""
     registered_at: Mapped[datetime]
     seen_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Integer, case, cast, exists, literal_column, or_
+from sqlalchemy import ColumnElement, Integer, case, cast, exists, func, literal_column, or_
 from sqlalchemy.orm import aliased
 
 from results_db.models.tables import MeasurementRow, Trial
 from results_db.trials.filter import LISTED_FIELDS, TrialFilter
 from search_spaces.protocol.metrics import METRICS
 from search_spaces.spec.layout import KNOBS
+from search_spaces.statistics.disturbance import DISTURBED_SHARE
 from search_spaces.units import SECONDS_PER_HOUR
 
 _COLUMNS: Final = {"numbers": "number", "states": "state", "reasons": "reason", "nodes": "node"}
 """Columns of trials that are not called as the filter's fields are."""
+
+IS_DISTURBED: Final = or_(
+    MeasurementRow.throttled.is_(True),
+    func.coalesce(MeasurementRow.others_share, 0.0) >= DISTURBED_SHARE,
+)
+"""Selects disturbed measurements (`search_spaces.statistics.disturbance.is_disturbed`)."""
 
 
 def metric_column(metric: str) -> ColumnElement[Any]:

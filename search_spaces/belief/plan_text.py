@@ -69,7 +69,7 @@ def plan_lines(plan: Plan, width: int | None) -> Iterator[str]:
     rows = [_row(each, same) for each in plan.layouts]
     yield from table_lines(_COLUMNS, rows, title, width=width)
     yield ""
-    yield from _wrapped(_chances_words(plan), width)
+    yield from _wrapped(chances_words(plan), width)
     if plan.fits_depend_on is not None:
         yield from _wrapped(_deciding_words(plan.fits_depend_on), width)
     yield from _wrapped(_budget_words(plan.budget), width)
@@ -166,7 +166,8 @@ def _job_row(name: str, estimate: JobEstimate) -> tuple[str, ...]:
     )
 
 
-def _chances_words(plan: Plan) -> str:
+def chances_words(plan: Plan) -> str:
+    """How many layouts to probe for one near the best."""
     if plan.probes_needed is None:
         return "no number of probes gives a 90 % chance of a layout within 5 % of the best"
     many = counted(plan.probes_needed, "layout")

@@ -116,6 +116,8 @@ def read_fields_of(
 
 def nearest(name: object, known: Collection[str]) -> str:
     """The end of a message about an unknown name: the nearest known name, and all known names."""
+    if not known:
+        return "; there are none to choose from"
     if known_as := known_word(name):
         return f"{known_as}; choose from {', '.join(known)}"
     matches = difflib.get_close_matches(name[:80], known, n=1) if isinstance(name, str) else []

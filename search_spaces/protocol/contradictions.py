@@ -15,6 +15,7 @@ from search_spaces.spec.throughput import Throughput
 from search_spaces.statistics.early_stop import LEAST_TIMED
 from search_spaces.statistics.step_times import MAX_EXTRA_WARMUP
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
+from search_spaces.units import memory
 
 _MEMORY_MARGIN: Final = 1.25
 """Largest peak as a share of the stated memory of a device: descriptions round, and state GB where
@@ -86,13 +87,13 @@ def refuse_contradictions(
         (
             largest <= most,
             "peak_memory_bytes",
-            f"{largest} bytes are more than the device has, {device_memory_bytes} as it is "
+            f"{memory(largest)} is more than the device has, {memory(device_memory_bytes)} as it is "
             "described; report bytes of one device, or correct the cluster's description",
         ),
         (
             peak >= least,
             "peak_memory_bytes",
-            f"{peak} bytes are fewer than a rank of the layout certainly holds, {least:.0f}",
+            f"{memory(peak)} is less than a rank of the layout certainly holds, {memory(int(least))}",
         ),
     ):
         if not holds:

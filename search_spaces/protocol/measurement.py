@@ -29,6 +29,7 @@ from search_spaces.documents.reading import (
 from search_spaces.errors import OutcomeInvalidError
 from search_spaces.statistics.step_times import quartiles
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
+from search_spaces.units import memory
 
 IterationKind = Literal["warmup", "timed"]
 
@@ -318,7 +319,7 @@ class Measurement:
         for stage, (peak, held) in enumerate(zip(stages, reserved, strict=False)):
             if held < peak:
                 raise OutcomeInvalidError(
-                    f"{held} bytes were reserved, fewer than the {peak} that were in use",
+                    f"{memory(peak - held)} less was reserved than the {memory(peak)} that was in use",
                     field=f"peak_reserved_bytes_by_stage.{stage}",
                 )
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal, Self, get_args
+from typing import Annotated, Any, Final, Literal, Self, cast, get_args
 
 from annotated_types import Interval, Len, MaxLen
 
@@ -31,6 +31,7 @@ from search_spaces.documents.pydantic_hooks import (
 )
 from search_spaces.documents.reading import shown
 from search_spaces.protocol.outcome import Outcome
+from search_spaces.trainers.parameters import ParameterInvalidError, read_declarations
 
 AllocationState = Literal["starting", "working", "draining"]
 """starting: no node is ready yet. draining: it takes no more trials, because it ends soon."""
@@ -77,6 +78,15 @@ def _health_problem(health: dict[str, Any]) -> str | None:
     return None
 
 
+def _declarations(value: object) -> dict[str, Any]:
+    """A trainer's parameters as they were sent, once they are known to be readable."""
+    for name, each in read_declarations(value).items():
+        if not each.is_quick:
+            problem = "it is not one line, or it may take long to match"
+            raise ParameterInvalidError(problem, field=f"{name}.pattern")
+    return cast("dict[str, Any]", value)
+
+
 def _repeated_name(nodes: Sequence[NodeBody | NodeStatusBody]) -> str | None:
     seen: set[str] = set()
     for node in nodes:
@@ -86,6 +96,8 @@ def _repeated_name(nodes: Sequence[NodeBody | NodeStatusBody]) -> str | None:
     return None
 
 
+Declarations = Annotated[dict[str, Any], ReadWith(_declarations)]
+"""Parameters of a trainer by name, each with the fields that the file of trainers has."""
 Name = Annotated[str, Len(1, _MAX_NAME), Refuses(_own_name_problem)]
 """Of a worker, a host, a cluster or a device."""
 NodeName = Annotated[str, Len(1, _MAX_NODE_NAME), Refuses(_node_name_problem)]
@@ -141,6 +153,10 @@ class WorkerCreate(StrictMessage):
     versions: Annotated[dict[Key, Line], MaxLen(50)] = field(default_factory=dict)
     trainers: Annotated[dict[Key, Key], MaxLen(50)] = field(default_factory=dict)
     """Versions of the trainers that it runs besides the embedded one, by name."""
+    trainer_parameters: Annotated[dict[Key, Declarations], MaxLen(50)] = field(default_factory=dict)
+    """What campaigns may set, by trainer and parameter: type, minimum, maximum, choices, pattern,
+    below and default, as in the file of trainers. Without those of a trainer, the parameters of
+    campaigns with it are not checked at submission."""
     allocation: AllocationBody = AllocationBody()
     nodes: Annotated[
         list[NodeBody], StopsAtFirstError(), MaxLen(MAX_NODES), Refuses(_repeated_name)

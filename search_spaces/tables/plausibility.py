@@ -10,7 +10,7 @@ from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables.table import TableCell, TableRow
-from search_spaces.units import GIB
+from search_spaces.units import memory
 
 TOLERANCE: Final = 0.05
 """How far tokens_per_s * step_time_s may be off the tokens of a step: figures are rounded."""
@@ -131,11 +131,11 @@ def _refuse_wrong_memory(
     if peak_bytes > 2 * cluster.device_memory_bytes:
         raise TableInvalidError(
             f"peak_memory_bytes={peak_bytes} is more than twice the device's "
-            f"{cluster.device_memory_bytes / GIB:g} GB; are the units off by a thousand?"
+            f"{memory(cluster.device_memory_bytes)}; are the units off by a thousand?"
         )
     weights = BYTES_PER_WEIGHT * model.num_parameters / (layout.tp * layout.pp)
     if peak_bytes < MIN_SHARE_OF_WEIGHTS * weights:
         raise TableInvalidError(
-            f"peak_memory_bytes={peak_bytes} is less than a quarter of the {weights:.3g} bytes of a "
+            f"peak_memory_bytes={peak_bytes} is less than a quarter of the {memory(int(weights))} of a "
             "device's share of the weights alone; is it in kilobytes or megabytes?"
         )

@@ -10,18 +10,19 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import PurePosixPath
 from typing import Any, Final, Literal, Self, get_args
 
 from search_spaces.documents.reading import (
+    Problems,
     is_line,
     is_name,
     read_choice,
     read_fields_of,
     read_mapping,
-    refuse_unknown,
     shown,
+    unknown_names,
 )
 from search_spaces.errors import SearchSpaceError
 
@@ -32,6 +33,13 @@ MAX_PARAMETERS: Final = 32
 MAX_VALUE_LENGTH: Final = 200
 
 ParameterValue = int | float | bool | str
+
+_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,40}")
+_ANY_LINE: Final = ".*"
+_CLASS_OR_ESCAPE: Final = re.compile(r"\\.|\[(?:\\.|[^\]])*\]", re.DOTALL)
+_MOST_QUANTIFIERS: Final = 2
+"""A pattern without groups and with two quantifiers takes steps in the order of the square of the
+value's length, and of more quantifiers or of nested ones far more."""
 
 
 class ParameterInvalidError(SearchSpaceError):
@@ -83,7 +91,7 @@ class Parameter:
             )
         try:
             re.compile(self.pattern)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise ParameterInvalidError(
                 f"{shown(self.pattern)} is not a regular expression: {error}", field="pattern"
             ) from error
@@ -112,6 +120,24 @@ class Parameter:
             if values.get(name) is not None and not _is_number(values[name]):
                 raise ParameterInvalidError(f"{shown(values[name])} is not a number", field=name)
         return read_fields_of(cls, values, known, ParameterInvalidError, "field of a parameter")
+
+    def for_service(self) -> dict[str, Any]:
+        """The declaration as a worker sends it, for `from_mapping`.
+
+        The service would match a pattern while others wait: one that is not quick is left to the
+        worker, and replaced by one for any line.
+        """
+        return {**asdict(self), "pattern": self.pattern if self.is_quick else _ANY_LINE}
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether its pattern is one line that cannot take long to match, whatever the value."""
+        bare = _CLASS_OR_ESCAPE.sub("x", self.pattern)
+        return (
+            is_line(self.pattern)
+            and "(" not in bare
+            and sum(map(bare.count, "*+?{")) <= _MOST_QUANTIFIERS
+        )
 
     def problem(self, value: object) -> str | None:
         """Why a value is not allowed; None: it is."""
@@ -159,7 +185,9 @@ class Parameter:
 
 
 def _words(value: object) -> tuple[str, ...]:
-    if isinstance(value, list) and all(isinstance(each, str) and is_line(each) for each in value):
+    if isinstance(value, (list, tuple)) and all(
+        isinstance(each, str) and is_line(each) for each in value
+    ):
         return tuple(value)
     raise ParameterInvalidError(
         f"{shown(value)} is not a list of texts (quote words like yes, no and 1)", field="choices"
@@ -176,23 +204,48 @@ def _end(bound: float | None) -> str:
     return "any" if bound is None else f"{bound:g}"
 
 
+def read_declarations(value: object) -> dict[str, Parameter]:
+    """The declared parameters of a trainer, by name.
+
+    Raises:
+        ParameterInvalidError: a declaration has wrong fields; the error has all of them.
+    """
+    given = read_mapping(value, ParameterInvalidError, "the parameters")
+    if len(given) > MAX_PARAMETERS:
+        raise ParameterInvalidError(f"{len(given)} are more than {MAX_PARAMETERS}")
+    problems = Problems(ParameterInvalidError)
+    declared = {}
+    for name, each in given.items():
+        with problems.collecting(name if _NAME.fullmatch(name) else ""):
+            if not _NAME.fullmatch(name):
+                problem = f"{shown(name)} is not a name of small letters, digits and _"
+                raise ParameterInvalidError(problem)
+            declared[name] = Parameter.from_mapping(each)
+    problems.refuse()
+    return declared
+
+
 def parameter_texts(
     declared: Mapping[str, Parameter], given: Mapping[str, ParameterValue]
 ) -> dict[str, str]:
     """The parameters of a probe as the program gets them, defaults included.
 
     Raises:
-        ParameterInvalidError: a parameter is not declared, missing, or not allowed.
+        ParameterInvalidError: parameters are not declared, missing, or not allowed; the error has
+            all of them.
     """
-    refuse_unknown(given, declared, ParameterInvalidError, "parameter")
+    problems = Problems(ParameterInvalidError)
+    problems.add(*unknown_names(given, declared, ParameterInvalidError, "parameter"))
     texts = {}
     for name, parameter in declared.items():
         value = given.get(name, parameter.default)
         if value is None:
-            raise ParameterInvalidError("the parameter has no default, and is missing", field=name)
-        if problem := parameter.problem(value):
-            raise ParameterInvalidError(problem, field=name)
-        texts[name] = parameter.text(value)
+            problems.note("the parameter has no default, and is missing", field=name)
+        elif problem := parameter.problem(value):
+            problems.note(problem, field=name)
+        else:
+            texts[name] = parameter.text(value)
+    problems.refuse()
     return texts
 
 

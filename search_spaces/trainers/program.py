@@ -29,7 +29,7 @@ from search_spaces.errors import SearchSpaceError
 from search_spaces.trainers.base import TrainerAdapter
 from search_spaces.trainers.embedded import EMBEDDED
 from search_spaces.trainers.log_patterns import LogPatterns
-from search_spaces.trainers.parameters import MAX_PARAMETERS, Parameter
+from search_spaces.trainers.parameters import Parameter, read_declarations
 from search_spaces.trainers.placeholders import PLACEHOLDERS, filled
 from search_spaces.trainers.registry import ADAPTERS
 
@@ -57,7 +57,6 @@ RUN_PLACEHOLDERS: Final[Mapping[str, str]] = MappingProxyType(
 )
 """Placeholders that only a probe has, besides those of the job, and their meaning."""
 
-_PARAMETER_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,40}")
 _VARIABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CODE_FOLLOWS: Final = ("-c", "-e", "-lc", "-ec", "--eval")
 """Options by which shells and interpreters take code."""
@@ -139,22 +138,12 @@ class ProgramTrainer:
                 field="start_limit_s",
             )
         problems.note(switch_problem(self.same_data), field="same_data")
-        self._note_parameters(problems)
+        for name in self.parameters:
+            if name in (*PLACEHOLDERS, *RUN_PLACEHOLDERS, ARGUMENTS.strip("{}")):
+                problem = f"{{{name}}} is a placeholder already; choose another name"
+                problems.note(problem, field="parameters")
         self._note_templates(problems)
         problems.refuse()
-
-    def _note_parameters(self, problems: Problems) -> None:
-        if len(self.parameters) > MAX_PARAMETERS:
-            problems.note(
-                f"{len(self.parameters)} are more than {MAX_PARAMETERS}", field="parameters"
-            )
-        for name in self.parameters:
-            problem = None
-            if not _PARAMETER_NAME.fullmatch(name):
-                problem = f"{shown(name)} is not a name of small letters, digits and _"
-            elif name in (*PLACEHOLDERS, *RUN_PLACEHOLDERS, ARGUMENTS.strip("{}")):
-                problem = f"{{{name}}} is a placeholder already; choose another name"
-            problems.note(problem, field="parameters")
 
     def _note_templates(self, problems: Problems) -> None:
         if not self.command:
@@ -225,7 +214,7 @@ class ProgramTrainer:
             values["version"] = str(values["version"])
         for name, read in (
             ("environment", _texts),
-            ("parameters", _declared),
+            ("parameters", read_declarations),
             ("log", _patterns),
         ):
             if name in values:
@@ -281,17 +270,6 @@ def _texts(value: object) -> dict[str, str]:
         name: str(each).lower() if isinstance(each, bool) else str(each)
         for name, each in given.items()
     }
-
-
-def _declared(value: object) -> dict[str, Parameter]:
-    given = read_mapping(value, TrainersFileInvalidError, "the parameters")
-    problems = Problems(TrainersFileInvalidError)
-    declared = {}
-    for name, each in given.items():
-        with problems.collecting(name):
-            declared[name] = Parameter.from_mapping(each)
-    problems.refuse()
-    return declared
 
 
 def _patterns(value: object) -> LogPatterns:

@@ -25,6 +25,7 @@ BODIES = [
             **INTRODUCTION,
             "versions": {"python": "3.11"},
             "trainers": {"theirs": "1.2"},
+            "trainer_parameters": {"theirs": {"tag": {"type": "text", "pattern": "[a-z]+"}}},
             "allocation": {"scheduler": "none", "job_id": "7", "launcher": "ray"},
             "nodes": [{"name": "n1", "num_devices": 1}],
         },

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from search_spaces.machine import ROOT
+from search_spaces.units import memory
 from workers.backoff import Backoff
 from workers.errors import DeviceHiddenError, MemoryNotBackError
 from workers.ranks.rank_task import RankTask
@@ -266,7 +267,7 @@ class MemoryWatch:
             if name not in now:
                 missing.append(f"device {name} no longer reports its memory in use")
             elif (held := now[name] - self._idle_bytes[name]) > self.device_slack_bytes:
-                missing.append(f"device {name} has {held} bytes more in use than before it")
+                missing.append(f"device {name} has {memory(held)} more in use than before it")
         if not missing:
             self._take(now)
         return missing
@@ -278,7 +279,7 @@ class MemoryWatch:
             held = host_bytes_in_use(self.root) - self._host_bytes
         if held <= self.host_slack_bytes:
             return []
-        return [f"the host has {held} bytes more in use, by no living process, than before it"]
+        return [f"the host has {memory(held)} more in use, by no living process, than before it"]
 
     def _take(self, in_use: Mapping[str, int]) -> None:
         with self._lock:

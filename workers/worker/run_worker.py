@@ -207,6 +207,10 @@ def _identity(
         device=machine.cluster.device,
         versions=software_versions(),
         trainers={trainer.name: trainer.version for trainer in machine.trainers.values()},
+        trainer_parameters={
+            trainer.name: {name: each.for_service() for name, each in trainer.parameters.items()}
+            for trainer in machine.trainers.values()
+        },
         allocation=AllocationBody(
             scheduler="none" if allocation is None else "slurm",
             job_id=None if allocation is None else allocation.job_id,

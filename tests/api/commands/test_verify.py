@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import pytest
 
@@ -33,9 +35,17 @@ def measured_by_us(service: ServeProcess, store: Store, name: str) -> None:
 class OtherTrainer(threading.Thread):
     """Measures what the verification's campaign lists, and ends it."""
 
-    def __init__(self, store: Store, name: str, speeds: dict[Layout, float | None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        speeds: dict[Layout, float | None],
+        disturbed: Mapping[Layout, int] = MappingProxyType({}),
+    ) -> None:
         super().__init__(daemon=True)
         self._store, self._name, self._speeds = store, name, speeds
+        self._disturbed = {**disturbed}
+        """How many runs of a layout are disturbed, the first ones."""
 
     def run(self) -> None:
         store = self._store
@@ -58,11 +68,20 @@ class OtherTrainer(threading.Thread):
 
     def _end(self, worker_id: str, trial_id: int, layout: Layout) -> None:
         speed = self._speeds[layout]
+        left = self._disturbed.get(layout, 0)
+        self._disturbed[layout] = left - 1
+        share = 0.42 if left > 0 else 0.01
         assert lease_one(self._store, worker_id).trial_id == trial_id
         outcome = (
             failed()
             if speed is None
-            else completed(layout, tokens_per_s=speed, trainer="theirs", trainer_version="7")
+            else completed(
+                layout,
+                tokens_per_s=speed,
+                trainer="theirs",
+                trainer_version="7",
+                others_share=share,
+            )
         )
         post_outcome(self._store, trial_id, 1, outcome)
 
@@ -90,6 +109,35 @@ def test_the_two_orders_are_compared(run: Command, service: ServeProcess, store:
     assert "Kendall's tau 0.33" in again.stdout, "it goes on with the campaign of before"
     assert "rank 4 was not measured: crashed" in again.stdout
     assert "there it is 5.3% over our first" in again.stdout
+    assert "disturbed" not in again.stdout
+
+
+def test_disturbed_runs_of_both_trainers_are_marked(
+    run: Command, service: ServeProcess, store: Store
+) -> None:
+    service.post("/campaigns", {**CAMPAIGN, "name": "noisy"})
+    campaign = store.campaigns.by_name("noisy").id
+    worker = make_worker(store, "noisy-ours", devices_per_node=4).id
+    for layout, shares in zip(LAYOUTS, ((0.0, 0.3), (0.3,), (0.0,), (0.0,)), strict=True):
+        for share in shares:
+            outcome = completed(layout, tokens_per_s=OURS[layout], others_share=share)
+            run_trial(store, campaign, layout, outcome, worker=worker)
+    store.campaigns.end(campaign, "COMPLETED", "budget", "")
+    speeds = dict(zip(LAYOUTS, (1900.0, 1800.0, 1000.0, None), strict=True))
+    OtherTrainer(store, "noisy-theirs", speeds, {LAYOUTS[0]: 2, LAYOUTS[2]: 1}).start()
+    asked = ("verify", "noisy", "--trainer", "theirs", "--runs", "2")
+    found = json.loads(run(*asked, "--json").stdout)["layouts"]
+    assert [each["other_runs"] for each in found] == [2, 2, 1, 0]
+    marks = [(each["disturbed"], each["other_disturbed"]) for each in found]
+    assert marks == [(False, True), (True, False), (False, False), (False, False)]
+    printed = run(*asked).stdout
+    lines = [re.split(r"  +", line.strip()) for line in printed.replace("also", "").splitlines()]
+    (head,) = (line for line in lines if "ratio" in line)
+    ours, theirs = (place for place, heading in enumerate(head) if heading == "runs")
+    rows = {line[0]: line for line in lines if len(line) == len(head) and line != head}
+    assert [rows[rank][ours] for rank in "1234"] == ["1", "1, disturbed", "1", "1"]
+    assert [rows[rank][theirs] for rank in "1234"] == ["2, disturbed", "2", "1", "-"]
+    assert printed.count("disturbed: others took") == 1
 
 
 def test_an_order_that_cannot_be_judged_is_not_called_a_disagreement(

@@ -143,8 +143,23 @@ def test_a_plan_is_shown_before_submission_and_keeps_the_fields(
     assert [row.get_by_role("cell").nth(1).inner_text() for row in rows] == [
         each["layout_key"] for each in planned["layouts"]
     ]
+    chances = [each["best_chance"] for each in planned["layouts"]]
+    assert chances[0] > 0.005, "a chance that the page shows as another number than 0.00"
+    column = plan.get_by_role("columnheader").all_inner_texts().index("P(best)")
+    shown = [row.get_by_role("cell").nth(column).inner_text() for row in rows]
+    assert shown == ["-" if each is None else f"{each:.2f}" for each in chances]
+    needed = planned["probes_needed"]
+    assert needed > 1
+    expect(plan).to_contain_text(
+        f"Probing the {needed} layouts with the largest P(best) has a 90 % chance of one within 5 %"
+    )
     expect(page.get_by_label("Name")).to_have_value("planned")
     look_at(page)
+    page.set_viewport_size({"width": 380, "height": 800})
+    cell = plan.locator("td[data-label='P(best)']").first
+    expect(cell).to_be_visible()
+    shown = cell.evaluate("e => getComputedStyle(e, '::before').content + e.innerText")
+    assert shown == f'"P(best): "{chances[0]:.2f}'
     assert campaign(shared, "planned").status_code == 404
 
     fill(page, trials="none")

@@ -166,7 +166,7 @@ def test_a_header_that_trickles_in_is_counted_together_in_each_request_of_a_conn
         answer = read_answer(connection)
     assert status_of(answer) == 431
     problem = json.loads(answer.partition(b"\r\n\r\n")[2])
-    assert problem["detail"] == "the request's headers are larger than 65536 bytes"
+    assert problem["detail"] == "the request's headers are larger than 64 KiB"
     assert b"connection: close" in answer.lower()
 
     with connected(live) as connection:

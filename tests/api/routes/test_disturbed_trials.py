@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from search_spaces.spec.layout import Layout
 from search_spaces.statistics.disturbance import MEANING
 from tests.kit.api import Api, Command, measured_as_asked
+from tests.kit.cheap_campaign import PREDICTION
 
 QUIET = {"others_share": 0.01, "throttled": False}
 DISTURBED = {"others_share": 0.42, "throttled": None}
@@ -31,7 +32,7 @@ def measured(api: Api) -> Api:
     for layout, share, rate in zip(
         LAYOUTS, (QUIET, DISTURBED, {}), (300.0, 200.0, 100.0), strict=True
     ):
-        api.complete(worker, "first", layout, tokens_per_s=rate, **share)
+        api.complete(worker, "first", layout, tokens_per_s=rate, prediction=PREDICTION, **share)
     first = api.store.trials.by_number(campaign["id"], 1)
     api.store.trials.repeat(first.id, reason="tie")
     api.report_measured(worker, api.lease(worker), LAYOUTS[0], tokens_per_s=290.0, **DISTURBED)
@@ -149,3 +150,67 @@ def test_terminals_say_it(measured: Api, command: Command) -> None:
     assert trials.count("COMPLETED, disturbed") == 2
     assert trials.count("disturbed: others took") == 1
     assert "42.0% of a device's time, disturbed" in command("trial", "show", "2").stdout
+
+
+PLOTS = ["history", "slice", "parallel", "pareto", "estimated-time", "time-parts", "timeline"]
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_the_points_of_plots_say_it(measured: Api, name: str) -> None:
+    drawn = measured.http.get(f"/campaigns/first/figures/{name}.json").json()["data"]
+    said: dict[int, set[bool]] = {}
+    for trace in drawn:
+        texts = trace.get("hovertext") or trace.get("text", ())
+        for trial_id, text in zip(trace.get("customdata", ()), texts, strict=True):
+            said.setdefault(trial_id, set()).add("its measurement is disturbed" in text)
+    runs = (1, 2, 3, 4) if name in ("history", "timeline") else (1, 2, 3)
+    assert said == {each: {each in (2, 4)} for each in runs}
+    ringed = [sorted(trace["customdata"]) for trace in drawn if trace["name"] == "disturbed"]
+    assert ringed == {"history": [[2, 4]], "timeline": []}.get(name, [[2]])
+
+
+@pytest.mark.parametrize(
+    ("tab", "rows"),
+    [
+        ("plots", {"1", "2, disturbed", "3", "2. trial 2, disturbed", "3. trial 3"}),
+        ("timeline", {"1", "2, disturbed", "3", "4, disturbed"}),
+    ],
+)
+def test_the_tables_of_plots_say_it_and_their_page_explains_it_once(
+    measured: Api, http: TestClient, tab: str, rows: set[str]
+) -> None:
+    html = page(http, f"/campaigns/first/{tab}")
+    found = set(re.findall(r'<a href="/trials/\d">([^<]*)</a>', html))
+    assert found - {"1. trial 1 ★ winner"} == rows
+    assert html.count(MEANING.replace("'", "&#39;")) == 1
+    measured.submit(name="second")
+    assert "disturbed:" not in page(http, f"/campaigns/second/{tab}")
+
+
+def test_a_disturbed_winner_and_a_disturbed_baseline_are_marked_wherever_they_are_listed(
+    api: Api, http: TestClient, command: Command
+) -> None:
+    api.submit(name="noisy", baseline=LAYOUTS[1].to_mapping())
+    worker = api.register()
+    api.complete(worker, "noisy", LAYOUTS[0], tokens_per_s=300.0, **DISTURBED)
+    api.complete(worker, "noisy", LAYOUTS[1], tokens_per_s=200.0, **DISTURBED)
+    api.submit(name="quiet")
+    api.complete(worker, "quiet", LAYOUTS[0], tokens_per_s=300.0, **QUIET)
+    progress = {each["name"]: each["progress"] for each in api.get("/campaigns")["campaigns"]}
+    assert progress["noisy"]["best_disturbed"]
+    assert not progress["quiet"]["best_disturbed"]
+    assert api.get("/campaigns/noisy")["baseline"]["disturbed"]
+    meaning = MEANING.replace("'", "&#39;")
+    listed = page(http, "/")
+    assert (len(marks(listed)), listed.count(meaning)) == (1, 1)
+    compared = page(http, "/compare-campaigns?campaign=noisy&campaign=quiet")
+    assert (compared.count("; disturbed"), compared.count(meaning)) == (1, 1)
+    assert "it is disturbed" in page(http, "/campaigns/noisy").split("The baseline, ")[1]
+    assert command("campaign", "list").stdout.count("300, disturbed") == 1
+    shown = command("campaign", "show", "noisy").stdout
+    assert "best          300 tokens/s, disturbed, trial 1" in shown
+    assert re.search(r"baseline +trial 2, COMPLETED, 200 tokens/s [^ ]+, disturbed", shown)
+    for name, is_disturbed in (("noisy", True), ("quiet", False)):
+        notes = api.get(f"/campaigns/{name}/exports", format="megatron-lm", trial=1)["notes"]
+        (line,) = [note for note in notes if note.startswith("measured: ")]
+        assert line.endswith("; disturbed") is is_disturbed

@@ -17,8 +17,11 @@ down_revision = migrate.revisions((migrate.SCRIPTS / "versions",))[-1]
 branch_labels = None
 depends_on = None
 
-WORKERS = SCHEMA.tables["workers"]
+WORKERS = SCHEMA.tables["workers"].to_metadata(sa.MetaData())
 """The table as the revisions before leave it."""
+WORKERS.append_column(  # of r003
+    sa.Column("trainer_parameters", sa.JSON(), server_default="{}", nullable=False)
+)
 
 CHECK = "ck_workers_devices_are_few"
 

@@ -219,8 +219,8 @@ def test_an_attempt_that_never_was_is_refused(store: Store, running: int) -> Non
             {"peak_memory_bytes_by_stage": (5 << 30, 2)},
             "peak memory of 2 stages; the layout has pp=1",
         ),
-        ({"peak_memory_bytes": 10**12}, "1000000000000 bytes are more than the device has"),
-        ({"peak_memory_bytes": 1 << 20}, "1048576 bytes are fewer than a rank of the layout"),
+        ({"peak_memory_bytes": 10**12}, "931.3 GiB is more than the device has, 4 GiB as it is"),
+        ({"peak_memory_bytes": 1 << 20}, "1 MiB is less than a rank of the layout"),
         (
             {"tokens_per_step": 128_000, "tokens_per_s": 1e6},
             r"128000 tokens are not those of the layout, 128 \(dp",

@@ -145,6 +145,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 
 M, FIRST, SECOND = "measurement", "measurement.iterations.0", "measurement.iterations.1"
 BY_STAGE = "measurement.peak_memory_bytes_by_stage"
+RESERVED = "measurement.peak_reserved_bytes_by_stage"
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,12 @@ BY_STAGE = "measurement.peak_memory_bytes_by_stage"
         (BY_STAGE, [1] * 65_537, "by_stage: 65537 entries are more than 65536"),
         (f"{BY_STAGE}.1", "3", "by_stage.1: '3' is not a whole"),
         (f"{BY_STAGE}.1", -1, "by_stage.1: -1 is not a whole"),
-        (f"{M}.peak_reserved_bytes_by_stage", 3, "reserved_bytes_by_stage: 3 is not a"),
+        (RESERVED, 3, "reserved_bytes_by_stage: 3 is not a"),
+        (
+            RESERVED,
+            [1 << 19, 1 << 20],
+            "stage.0: 512 KiB less was reserved than the 1 MiB that was",
+        ),
         (f"{M}.breakdown", 3, "measurement.breakdown: a breakdown is 3, not a mapping"),
         (f"{M}.breakdown", {"tp_s": 1}, "breakdown.compute_s: a breakdown lacks"),
         (f"{M}.iterations", [], "iterations: there is no timed iteration"),

@@ -96,7 +96,7 @@ def test_a_wrong_field_is_refused_with_the_row_and_the_numbers(
         ({"step_time_s": 2e-6}, "at twice their peak; are the units off by a thousand?"),
         ({"peak_memory_bytes": 2_000_000}, "is it in kilobytes or megabytes?"),
         ({"peak_memory_bytes": 2000}, "is it in kilobytes or megabytes?"),
-        ({"peak_memory_bytes": 2e12}, "more than twice the device's 16 GB"),
+        ({"peak_memory_bytes": 2e12}, "more than twice the device's 16 GiB"),
         ({"device_memory_gb": 16 << 10 << 10}, "is it in megabytes or bytes?"),
         ({"device_memory_gb": 16 << 30}, "is it in megabytes or bytes?"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from typing import Any
@@ -198,6 +199,40 @@ def test_a_parameter_that_is_not_declared_or_missing_is_refused() -> None:
         parameter_texts(PARAMETERS, {"cuont": 1})
     with pytest.raises(ParameterInvalidError, match="count: the parameter has no default"):
         parameter_texts(PARAMETERS, {})
+
+
+def test_all_wrong_parameters_are_reported_together() -> None:
+    given = {"cuont": 1, "rate": -1, "fast": True, "kind": "no", "tag": "t", "data": "d"}
+    with pytest.raises(ParameterInvalidError) as refused:
+        parameter_texts(PARAMETERS, given)
+    assert [part.field for part in refused.value.parts] == ["cuont", "count", "rate"]
+    with pytest.raises(ParameterInvalidError, match="'count'; there are none to choose from"):
+        parameter_texts({}, {"count": 1, "rate": 2})
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_the_service_gets_a_declaration_as_the_owner_wrote_it(name: str) -> None:
+    sent = json.loads(json.dumps(PARAMETERS[name].for_service()))
+    assert Parameter.from_mapping(sent) == PARAMETERS[name]
+    empty = Parameter(type="text", pattern=".*", default="")
+    assert Parameter.from_mapping(empty.for_service()) == empty, "a default that is empty"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "is_quick"),
+    [
+        ("", True), ("[a-z]+", True), (r"[\]*+?{(]{1,9}-\(\+\+.?", True), ("bf16|fp16|fp32", True),
+        (r"\d+\.\d*", True), ("(a+)+b", False), ("(bf|fp)16", False), (".*.*.*x", False),
+        ("a?a?a?", False), (r"\\(a*)*", False), (r"[^]a](b*)*", False), ("(?x)[ # ]\n(a*)*", False),
+        ("a\n", False), ("\u202e", False),
+    ],
+)  # fmt: skip
+def test_patterns_that_may_take_long_are_left_to_the_worker(pattern: str, is_quick: bool) -> None:
+    declared = Parameter(type="text", pattern=f"{pattern}x")
+    sent = Parameter.from_mapping(declared.for_service())
+    assert (sent == declared) is is_quick
+    assert sent.is_quick
+    assert sent.problem("any line") is None or is_quick
 
 
 @pytest.mark.parametrize(

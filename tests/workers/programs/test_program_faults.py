@@ -65,7 +65,7 @@ LIES = {
         "train(peak_memory_bytes=1e30)", "implausible", "peak_memory_bytes is 1e"
     ),
     "of memory that no database holds": Fault(
-        "train(peak_memory_bytes=9e14)", "implausible", "900000000000000 bytes are more than the device"
+        "train(peak_memory_bytes=9e14)", "implausible", "818.5 TiB is more than the device"
     ),
     "of another rank": Fault(
         "os.environ['RANK'] = '0'\nif RANK: train()\nelse: time.sleep(60)",

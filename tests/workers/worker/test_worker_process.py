@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from search_spaces.spec.cluster import detect_local_cpu
+from search_spaces.trainers.parameters import Parameter, read_declarations
 from tests.kit.waiting import wait_until
 from tests.kit.worker_loop import WorkedService, log_of, running_worker
 from tests.workers.process_checks import command_line, marked
@@ -39,6 +41,29 @@ def test_a_worker_runs_trials_and_drains_on_sigterm(service: WorkedService, mark
         assert worker.wait(15) == 0
     assert service.unregistered == ["session-1"]
     assert list(service.posted()) == [1]
+
+
+def test_a_worker_reports_what_campaigns_may_set(
+    service: WorkedService, mark: str, tmp_path: Path
+) -> None:
+    declared = {
+        "rate": {"type": "float", "minimum": 0.001, "default": 0.01},
+        "tag": {"type": "text", "pattern": "(a+)+"},
+    }
+    plain = {"name": "plain", "version": "2", "command": ["true"]}
+    theirs = {"name": "theirs", "version": "1", "command": ["true"], "parameters": declared}
+    (file := tmp_path / "trainers.json").write_text(json.dumps({"trainers": [theirs, plain]}))
+    options = ("--launcher", "local", "--trainers", str(file), "--end-when-idle", "0")
+    with running_worker(service, *options) as worker:
+        assert worker.wait(60) == 0
+    (said,) = service.registrations
+    assert said["trainers"] == {"theirs": "1", "plain": "2"}
+    assert said["trainer_parameters"].keys() == {"theirs", "plain"}
+    assert said["trainer_parameters"]["plain"] == {}
+    assert read_declarations(said["trainer_parameters"]["theirs"]) == {
+        "rate": Parameter(type="float", minimum=0.001, default=0.01),
+        "tag": Parameter(type="text", pattern=".*"),
+    }
 
 
 @pytest.mark.slow
