@@ -92,7 +92,7 @@ def refuse_over_limit(need_bytes: int, limit_bytes: int, *, rank: int, what: str
     """Raises MemoryLimitExceededError if `need_bytes` is over the limit."""
     if need_bytes > limit_bytes:
         raise MemoryLimitExceededError(
-            f"{what} needs at least {memory(need_bytes)} on rank {rank}, "
+            f"rank {rank} needs at least {memory(need_bytes)} for {what}, "
             f"{memory(need_bytes - limit_bytes)} over the limit of {memory(limit_bytes)}; "
             "shard more (tp, pp, zero_stage), recompute, or lower micro_batch_size"
         )

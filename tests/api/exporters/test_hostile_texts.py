@@ -25,6 +25,8 @@ from api.exporters.launch_script import exported
 from api.exporters.torchtitan import _toml_lines
 from api.formatting import measured_sentence
 from api.report.probe_command import probe_command
+from results_db.records import MeasurementRecord
+from results_db.rows import record_of
 from search_spaces.documents.reading import is_name
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
@@ -58,7 +60,8 @@ def files_of(text: str) -> dict[tuple[str, str], str]:
     model = model_preset("tiny-llama")
     job = TrainerJob(model=replace(model, name=text if is_name(text) else HARMLESS), layout=LAYOUT)
     measured = measured_sentence(
-        with_text(make_measurement(), text), with_text(make_environment(), text)
+        record_of(MeasurementRecord, with_text(make_measurement(), text)),
+        with_text(make_environment(), text),
     )
     source = ExportSource(
         campaign=text, trial=7, job=job, comments=(text, measured), changes=(text,)

@@ -9,6 +9,7 @@ from api.http.problems import STATUS_OF
 from results_db import errors as db_errors
 from results_db.campaigns.campaigns import Campaigns
 from search_spaces import errors as space_errors
+from search_spaces.units import memory
 
 
 def test_an_unknown_path_and_method_are_problems(http: TestClient) -> None:
@@ -31,7 +32,7 @@ def test_a_body_that_is_too_large_is_refused_unread(http: TestClient, path: str,
     for content in (b" " * (most + 1), chunks()):
         answer = http.post(path, content=content, headers={"Content-Type": "application/json"})
         assert answer.status_code == 413, answer.text
-        assert f"{most} bytes" in answer.json()["detail"]
+        assert f"larger than {memory(most)}, the most" in answer.json()["detail"]
         assert answer.headers["Content-Type"] == "application/problem+json"
 
 

@@ -116,7 +116,7 @@ def test_a_rehearsal_changes_nothing() -> None:
 def test_the_budget_is_exact_to_the_byte() -> None:
     peak = rehearse(make_training(WIDE), limit_bytes=None)
     assert rehearse(make_training(WIDE), limit_bytes=peak) == peak
-    over = f"needs at least {memory(peak)} on rank 0, {memory(1)} over the limit of {memory(peak - 1)};"
+    over = f"rank 0 needs at least {memory(peak)} for a step, {memory(1)} over the limit of {memory(peak - 1)};"
     with pytest.raises(MemoryLimitExceededError, match=over):
         rehearse(make_training(WIDE), limit_bytes=peak - 1)
 
