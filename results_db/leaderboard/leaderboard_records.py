@@ -34,8 +34,7 @@ class RankedLayout:
     is_tied: bool
     """Whether it is the first, or does not differ from the first with 95 % confidence."""
     disturbed: bool = False
-    """Whether others took its devices during every run that counts. Disturbed runs count only where
-    the layout has no others."""
+    """Whether others took its devices during every run that counts. The least disturbed count."""
 
     @property
     def num_runs(self) -> int:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import compress, takewhile
 from statistics import median
 from typing import Any, cast
 
 import numpy as np
 
 from search_spaces.spec.objectives import OBJECTIVES, measured_objective, pareto_front
-from search_spaces.statistics.disturbance import is_disturbed
+from search_spaces.statistics.disturbance import disturbed_least, is_disturbed
 from search_spaces.statistics.run_spread import RunSpread
 
 Run = Any
@@ -56,8 +56,8 @@ class MeasuredLayout:
     """A layout on a leaderboard."""
 
     runs: Sequence[Run]
-    """The runs that count, the first one first. Runs that were stopped early, and then those that
-    were disturbed, count only where the layout has no others."""
+    """The runs that count, the first one first. Runs that were stopped early count only
+    where the layout has no others, and then those that were disturbed least."""
     step_time_s: float
     """Median of these runs."""
     value: float
@@ -143,7 +143,8 @@ def _pooled(runs: list[Run], objective: str) -> MeasuredLayout:
     step_time_s = first.step_time_s
     if len(runs) > 1:
         runs = [run for run in runs if not run.shortened] or runs
-        runs = [run for run in runs if not is_disturbed(run.others_share, run.throttled)] or runs
+        counts = disturbed_least([(run.others_share, run.throttled) for run in runs])
+        runs = list(compress(runs, counts))
         first, step_time_s = runs[0], median(run.step_time_s for run in runs)
     value = measured_objective(objective, first, num_nodes=first.num_nodes)
     assert value is not None  # every measurement has the objectives that rank

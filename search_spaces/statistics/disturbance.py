@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 DISTURBED_SHARE: Final = 0.05
@@ -47,6 +48,17 @@ def possible_slowdown(others_share: float | None, throttled: bool | None) -> flo
         return 0.0
     of_others = -_POWER * math.log1p(-min(others_share or 0.0, _LARGEST_SHARE))
     return max(of_others, THROTTLED if throttled else 0.0)
+
+
+def disturbed_least(shares: Sequence[tuple[float | None, bool | None]]) -> list[bool]:
+    """Which runs of a layout count: those that were disturbed least, about equally.
+
+    Each run is given as for `possible_slowdown`. One that may be slower than the least disturbed
+    one by what makes a run disturbed at all does not count beside it.
+    """
+    slowdowns = [possible_slowdown(*each) for each in shares]
+    bound = min(slowdowns) + possible_slowdown(DISTURBED_SHARE, None)
+    return [each < bound for each in slowdowns]
 
 
 def disturbance_words(others_share: float | None, throttled: bool | None) -> str:

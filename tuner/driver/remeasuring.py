@@ -38,14 +38,16 @@ def disturbed_layouts(
 ) -> list[RankedLayout]:
     """The tied layouts of which every run so far was disturbed.
 
-    Those that were tried often enough are left out.
+    The one that may be the best is first: by the upper end of its interval, since the value says
+    how busy the machine was. Those that were tried often enough are left out.
     """
-    return [
+    lacking = [
         each
         for each in tied
         if each.disturbed
         and repeats.get(each.trial.layout_key, _NO_REPEATS).disturbed < NUM_QUIET_TRIES
     ]
+    return sorted(lacking, key=lambda each: -each.high)
 
 
 def wait_until_quieter(

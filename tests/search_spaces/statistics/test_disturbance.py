@@ -2,7 +2,12 @@ import math
 
 import pytest
 
-from search_spaces.statistics.disturbance import DISTURBED_SHARE, is_disturbed, possible_slowdown
+from search_spaces.statistics.disturbance import (
+    DISTURBED_SHARE,
+    disturbed_least,
+    is_disturbed,
+    possible_slowdown,
+)
 
 
 @pytest.mark.parametrize(
@@ -28,3 +33,18 @@ def test_a_disturbed_probe_may_be_slower_by_more_than_what_others_took() -> None
     assert possible_slowdown(0.5, None) == pytest.approx(1.5 * math.log(2))
     assert possible_slowdown(None, True) == pytest.approx(math.log(1.2))
     assert possible_slowdown(1.0, True) < 5.0, "an interval has an end"
+
+
+@pytest.mark.parametrize(
+    ("shares", "counts"),
+    [
+        ((0.0, 0.04, 0.06), (True, True, False)),
+        ((0.5, 0.08, 0.06), (False, True, True)),
+        ((0.5,), (True,)),
+        ((None, 0.3), (True, False)),
+    ],
+)
+def test_of_a_layouts_runs_those_that_were_disturbed_least_count(
+    shares: tuple[float | None, ...], counts: tuple[bool, ...]
+) -> None:
+    assert disturbed_least([(share, None) for share in shares]) == [*counts]

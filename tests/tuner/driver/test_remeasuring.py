@@ -111,16 +111,20 @@ def test_a_driver_that_dies_at_any_turn_repeats_nothing_twice(store: Store, dice
     two_rounds_of_the_best(campaign)
 
 
+@pytest.mark.parametrize("left_over", [0.0, 0.06])
 def test_layouts_that_were_disturbed_are_repeated_before_a_winner_is_named(
-    sqlite_url: str,
+    sqlite_url: str, left_over: float
 ) -> None:
-    """The best layout's first run was disturbed, and looked like a slow one."""
+    """A burst disturbed the first runs, that of the best layout most; others seemed to be faster.
+
+    The budget is enough to repeat four. Later other load is gone, or nearly so.
+    """
     seen: list[Layout] = []
 
     def judge(layout: Layout) -> Outcome:
         seen.append(layout)
         is_best, is_first = layout == seen[0], seen.count(layout) == 1
-        share = 0.4 if is_best and is_first else 0.0
+        share = left_over if not is_first else 0.5 if is_best else 0.2
         speed = 1000.0 if is_best else 800.0
         plain = completed(layout, tokens_per_s=speed * (1 - share) * layout.num_devices)
         assert plain.measurement is not None
@@ -142,7 +146,8 @@ def test_layouts_that_were_disturbed_are_repeated_before_a_winner_is_named(
         winner = timely.leaderboard.winner(campaign.record.id, campaign.record.objective)
         assert winner is not None
         assert winner.trial.layout == seen[0]
-        assert not winner.disturbed, "the disturbed run no longer counts"
+        assert winner.trial.id == first.id, "the run that was disturbed more no longer counts"
+        assert winner.disturbed is (left_over > 0)
 
 
 def test_a_driver_that_dies_between_two_repeats_of_a_round_makes_the_other_one(
