@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module, util
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,8 @@ class LazyGroup(click.Group):
         if source is None:
             return super().get_command(ctx, cmd_name)
         module, _, function = source.partition(":")
-        command = getattr(import_module(module), function)
+        with imports_kept():
+            command = getattr(import_module(module), function)
         if not isinstance(command, click.Command):
             raise click.ClickException(f"the command {cmd_name!r} is not one: {source}")
         return command
@@ -46,6 +49,23 @@ class LazyGroup(click.Group):
         rows = [(name, short_help(source)) for name, source in sorted(self.sources.items())]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+
+@contextmanager
+def imports_kept() -> Iterator[None]:
+    """Spares what is imported meanwhile from garbage collection, also from that at exit.
+
+    Modules live as long as the process. Collections during the imports of a command, and the one at
+    its end, would look at all of their objects several times, for a sixth of the command's time.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
 
 
 def short_help(source: str) -> str:

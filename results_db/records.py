@@ -13,12 +13,7 @@ from typing import Any, Final, Literal, Self, get_args
 
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol.outcome import Breakdown, Environment, Iteration
-from search_spaces.protocol.worker_messages import (
-    AllocationState,
-    AttemptPhase,
-    Scheduler,
-    TrialState,
-)
+from search_spaces.protocol.states import AllocationState, AttemptPhase, Scheduler, TrialState
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.objectives import measured_objective
 from search_spaces.statistics.disturbance import is_disturbed

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, TypedDict
 
 from results_db.records import QuarantineRead
-from search_spaces.protocol.worker_messages import NodeState
+from search_spaces.protocol.states import NodeState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,7 @@ from results_db.leaderboard.baseline_records import BaselineRead
 from results_db.leaderboard.leaderboard_records import Winner
 from results_db.records import CampaignRecord, WorkerRecord
 from results_db.store import Store
-from search_spaces.protocol.worker_messages import TrialState
+from search_spaces.protocol.states import TrialState
 from search_spaces.terminal.plurals import counted
 
 DRIVER_ALIVE_S: Final = 15.0

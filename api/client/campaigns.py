@@ -33,7 +33,7 @@ from results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
 from results_db.leaderboard.leaderboard_listing import ListingSortKey
 from results_db.trials.filter import TrialFilter
 from results_db.trials.sort_order import SortKey
-from search_spaces.protocol.worker_messages import TrialState
+from search_spaces.protocol.states import TrialState
 from search_spaces.statistics.job_duration import TrainingJob
 
 if TYPE_CHECKING:  # plans import numpy, which other calls do not need

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from api.errors import ApiError, ServiceError
+from api.lazy_group import imports_kept
 from api.security.local_tokens import read_token
 from search_spaces.connection.service_address import SERVICE_OPTIONS, locate_service
 from search_spaces.connection.tls import trusting
@@ -73,7 +74,10 @@ def connect(
         url=url, token_file=token_file, certificate=certificate, data_dir=data_dir
     )
     tls = None if place.certificate is None else trusting(place.certificate)
-    with _without("httpx._main", "tornado"):  # httpx's own command line; tornado's event loop
+    with (
+        imports_kept(),
+        _without("httpx._main", "tornado"),
+    ):  # httpx's own command line; tornado's event loop
         from api.client import Client  # here, so that help imports neither HTTP nor documents
     return Client(place.url, read_token(place.token_file), tls=tls)
 

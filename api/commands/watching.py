@@ -26,7 +26,7 @@ from search_spaces.terminal.plurals import counted
 if TYPE_CHECKING:
     from api.client import Client
     from api.schemas.campaigns_and_trials import CampaignDetail, TrialRead
-    from search_spaces.protocol.worker_messages import TrialState
+    from search_spaces.protocol.states import TrialState
 
 POLL_S: Final = 0.5
 PATIENCE_S: Final = 60.0

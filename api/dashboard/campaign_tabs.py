@@ -24,7 +24,7 @@ from results_db.store import Store
 from results_db.trials.filter import TrialFilter
 from results_db.trials.sort_order import TrialOrder
 from search_spaces.documents.limits import MAX_ID
-from search_spaces.protocol.worker_messages import TrialState
+from search_spaces.protocol.states import TrialState
 
 PAGE: Final = 100
 """Trials or events on one page."""

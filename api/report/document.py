@@ -33,7 +33,7 @@ from results_db.records import Analysis, CampaignRecord, ProbeCount
 from results_db.store import Store
 from results_db.trials.filter import TrialFilter
 from search_spaces.belief.plan_text import PROSE_WIDTH, job_lines
-from search_spaces.protocol.worker_messages import TrialState
+from search_spaces.protocol.states import TrialState
 from search_spaces.spec.layout import KNOBS
 from search_spaces.statistics.job_duration import TrainingJob
 

@@ -11,7 +11,7 @@ from api.schemas.campaigns_and_trials import CostRead, Document, Request
 from api.schemas.text_types import Reason
 from results_db.records import LeasedTrialRead, WorkerRecord
 from results_db.service_records import AllocationNodeRead, ClusterNodeRead
-from search_spaces.protocol.worker_messages import Scheduler
+from search_spaces.protocol.states import Scheduler
 
 ShownState = Literal["starting", "working", "draining", "silent", "ended"]
 

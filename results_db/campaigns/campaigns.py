@@ -38,7 +38,7 @@ from results_db.trials.lifecycle import cancel_trial
 from search_spaces.campaigns.campaign_settings import changed_budget
 from search_spaces.errors import CampaignInvalidError
 from search_spaces.protocol.measurement import IMPORTED_TRAINER
-from search_spaces.protocol.worker_messages import TRIAL_STATES, TrialState
+from search_spaces.protocol.states import TRIAL_STATES, TrialState
 from search_spaces.terminal.plurals import counted
 
 

@@ -19,7 +19,7 @@ from results_db.models.tables import Campaign, Import, ImportedRow, MeasurementR
 from results_db.records import CampaignRecord
 from results_db.rows import campaign_record, layout_columns, trial_layout
 from search_spaces.protocol.measurement import IMPORTED_TRAINER
-from search_spaces.protocol.worker_messages import TrialState
+from search_spaces.protocol.states import TrialState
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape

@@ -12,7 +12,7 @@ from results_db.campaigns.filter import CampaignFilter
 from results_db.database.store_base import StoreSection
 from results_db.models.tables import Attempt, Campaign, Trial
 from results_db.records import CampaignState
-from search_spaces.protocol.worker_messages import AttemptPhase
+from search_spaces.protocol.states import AttemptPhase
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

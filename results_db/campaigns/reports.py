@@ -23,7 +23,7 @@ from results_db.records import Analysis, KnobStepRead, WorkerRecord
 from results_db.rows import columns_of, record_of
 from results_db.trials.lifecycle import locked_campaign
 from search_spaces.protocol.outcome import Environment
-from search_spaces.protocol.worker_messages import TrialState
+from search_spaces.protocol.states import TrialState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,7 @@ from results_db.rows import trial_layout
 from search_spaces.belief.known_measurements import Knowledge, Sample
 from search_spaces.belief.observation import ObservationState
 from search_spaces.campaigns.fidelity import with_layers
-from search_spaces.protocol.worker_messages import TrialState
+from search_spaces.protocol.states import TrialState
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape

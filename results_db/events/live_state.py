@@ -27,7 +27,7 @@ from results_db.models.service_tables import (
 )
 from results_db.models.tables import Attempt, Campaign, Trial
 from results_db.records import PlanState
-from search_spaces.protocol.worker_messages import AllocationState, AttemptPhase, NodeState
+from search_spaces.protocol.states import AllocationState, AttemptPhase, NodeState
 
 WorkerState = Literal[AllocationState, "lost", "ended"]
 """lost: its heartbeats have stopped. ended: its session is over."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from search_spaces.protocol.worker_messages import TrialState
+from search_spaces.protocol.states import TrialState
 from search_spaces.spec.layout import Layout
 
 

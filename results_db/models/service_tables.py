@@ -25,7 +25,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from results_db.actor import TOKEN_ROLES
 from results_db.models.base import Base, one_of, sum_column
-from search_spaces.protocol.worker_messages import ALLOCATION_STATES, NODE_STATES, SCHEDULERS
+from search_spaces.protocol.states import ALLOCATION_STATES, NODE_STATES, SCHEDULERS
 
 
 class TokenRow(Base):

@@ -36,7 +36,7 @@ from results_db.records import (
     STEP_STATES,
     Cost,
 )
-from search_spaces.protocol.worker_messages import ATTEMPT_PHASES, TRIAL_STATES
+from search_spaces.protocol.states import ATTEMPT_PHASES, TRIAL_STATES
 from search_spaces.spec.layout import COUNT_KNOBS, DEGREES, PRECISIONS, RECOMPUTE_MODES, ZERO_STAGES
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from results_db.errors import TrialFilterInvalidError
 from search_spaces.protocol.metrics import METRICS
-from search_spaces.protocol.worker_messages import TRIAL_STATES
+from search_spaces.protocol.states import TRIAL_STATES
 from search_spaces.spec.layout import KNOBS
 
 MAX_VALUES: Final = 100

@@ -17,7 +17,7 @@ from results_db.database.locks import lock_campaign
 from results_db.models.tables import Attempt, Campaign, Trial
 from results_db.records import AttemptEnding, Cost
 from results_db.rows import COST_COLUMNS, cost_of
-from search_spaces.protocol.worker_messages import TrialState
+from search_spaces.protocol.states import TrialState
 
 MAX_LOST_ATTEMPTS: Final = 3
 """Lost attempts after which a trial ends."""

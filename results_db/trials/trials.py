@@ -62,7 +62,7 @@ from results_db.trials.repeat_counts import RepeatsOfLayout
 from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol.outcome import Environment, Iteration
-from search_spaces.protocol.worker_messages import TrialState
+from search_spaces.protocol.states import TrialState
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 

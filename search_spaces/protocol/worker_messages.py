@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal, Self, cast, get_args
+from typing import Annotated, Any, Final, Self, cast
 
 from annotated_types import Interval, Len, MaxLen
 
@@ -31,23 +31,14 @@ from search_spaces.documents.pydantic_hooks import (
 )
 from search_spaces.documents.reading import shown
 from search_spaces.protocol.outcome import Outcome
+from search_spaces.protocol.states import (
+    AllocationState,
+    AttemptPhase,
+    NodeState,
+    Scheduler,
+    TrialState,
+)
 from search_spaces.trainers.parameters import ParameterInvalidError, read_declarations
-
-AllocationState = Literal["starting", "working", "draining"]
-"""starting: no node is ready yet. draining: it takes no more trials, because it ends soon."""
-NodeState = Literal["starting", "checking", "idle", "busy", "recovering", "lost", "quarantined"]
-"""recovering: its node agent is being restarted. quarantined: no probe runs there until a user
-releases it."""
-AttemptPhase = Literal["waiting", "starting", "iterating", "ending"]
-"""waiting: it is leased and has no devices yet."""
-Scheduler = Literal["slurm", "none"]
-TrialState = Literal["PENDING", "RUNNING", "COMPLETED", "INFEASIBLE", "FAILED", "CANCELLED"]
-
-ALLOCATION_STATES: Final[tuple[AllocationState, ...]] = get_args(AllocationState)
-NODE_STATES: Final[tuple[NodeState, ...]] = get_args(NodeState)
-ATTEMPT_PHASES: Final[tuple[AttemptPhase, ...]] = get_args(AttemptPhase)
-SCHEDULERS: Final[tuple[Scheduler, ...]] = get_args(Scheduler)
-TRIAL_STATES: Final[tuple[TrialState, ...]] = get_args(TrialState)
 
 MAX_NODES: Final = 10_000
 """More nodes than the largest machines have."""

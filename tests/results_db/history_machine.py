@@ -20,14 +20,8 @@ from results_db.records import LeaseRecord
 from results_db.store import Store
 from results_db.trials.outcome_checks import CLOCK_MARGIN_S
 from search_spaces.protocol.outcome import Iteration, Outcome
-from search_spaces.protocol.worker_messages import (
-    ATTEMPT_PHASES,
-    AttemptPhase,
-    BeatBody,
-    NodeStatusBody,
-    RoomBody,
-    StatusBody,
-)
+from search_spaces.protocol.states import ATTEMPT_PHASES, AttemptPhase
+from search_spaces.protocol.worker_messages import BeatBody, NodeStatusBody, RoomBody, StatusBody
 from search_spaces.spec.layout import Layout
 from tests.kit.store import (
     TurnableClock,

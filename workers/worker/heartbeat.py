@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from search_spaces.connection.outage_log import OutageLog
 from search_spaces.documents.limits import visible_line
+from search_spaces.protocol.states import AllocationState
 from search_spaces.protocol.worker_messages import (
     MAX_WORDS,
-    AllocationState,
     HeartbeatBody,
     HeartbeatReply,
     NodeStatusBody,

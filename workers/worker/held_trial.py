@@ -7,7 +7,8 @@ import time
 from dataclasses import dataclass, field, replace
 
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
-from search_spaces.protocol.worker_messages import AttemptPhase, BeatBody, LeaseRead, OutcomeReport
+from search_spaces.protocol.states import AttemptPhase
+from search_spaces.protocol.worker_messages import BeatBody, LeaseRead, OutcomeReport
 from workers.packing.request import Placement
 from workers.ranks.json_lines import Document
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from search_spaces.protocol.worker_messages import NodeState, SetAside
+from search_spaces.protocol.states import NodeState
+from search_spaces.protocol.worker_messages import SetAside
 from workers.backoff import Backoff
 from workers.errors import RanksLeftError
 from workers.launchers.base import Cancelled

@@ -7,7 +7,8 @@ import time
 from dataclasses import InitVar, dataclass
 from typing import Final
 
-from search_spaces.protocol.worker_messages import AllocationState, HeartbeatReply, WorkerCreated
+from search_spaces.protocol.states import AllocationState
+from search_spaces.protocol.worker_messages import HeartbeatReply, WorkerCreated
 from workers.packing.packer import Packer
 from workers.worker.events import (
     DrainAsked,

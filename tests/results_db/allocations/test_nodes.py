@@ -4,10 +4,10 @@ from results_db.allocations.node_status import RELEASE_TIME_S
 from results_db.errors import NodeNotFoundError, NodeStateError, WorkerSupersededError
 from results_db.records import WorkerRecord
 from results_db.store import Store
+from search_spaces.protocol.states import NodeState
 from search_spaces.protocol.worker_messages import (
     HeartbeatReply,
     NodeBody,
-    NodeState,
     NodeStatusBody,
     SetAside,
     StatusBody,
