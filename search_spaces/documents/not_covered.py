@@ -22,9 +22,7 @@ _NOT_COVERED: Final[Mapping[str, str]] = MappingProxyType(
     | dict.fromkeys(("fsdp", "fsdp2", "hsdp", "data_shard", "dp_shard", "zero3"), _SHARDED)
     | dict.fromkeys(("zero_stage=2", "zero_stage=3"), _SHARDED)
     | dict.fromkeys(("offload", "cpu_offload", "optimizer_offload"), "offloading to host memory")
-    | dict.fromkeys(
-        ("fp8", "fp8_format", "mxfp8", "fp4", "nvfp4", "int8"), "fp8 and narrower types"
-    )
+    | dict.fromkeys(("mxfp8", "fp4", "nvfp4", "int8"), "types narrower than fp8, and its recipes")
     | dict.fromkeys(("sliding_window", "attention_window"), "sliding-window attention")
     | dict.fromkeys(("mla", "q_lora_rank", "kv_lora_rank"), "multi-head latent attention")
     | dict.fromkeys(("lora", "lora_rank", "peft"), "fine-tuning with adapters")
@@ -42,7 +40,7 @@ _OTHER_NAMES: Final[Mapping[str, str]] = MappingProxyType(
     | dict.fromkeys(("gbs", "train_batch"), "global_batch_size")
     | dict.fromkeys(("gas", "gradient_accumulation_steps"), "num_microbatches")
     | dict.fromkeys(("activation_checkpointing", "recompute_granularity"), "recompute")
-    | dict.fromkeys(("dtype", "mixed_precision"), "precision")
+    | dict.fromkeys(("dtype", "mixed_precision", "fp8_format"), "precision")
 )
 """The names that documents of this program use, by those of trainers."""
 

@@ -24,6 +24,8 @@ from search_spaces.spec.model_shape import ModelShape
 Floats = NDArray[np.float64]
 
 _FP32: Final = code_of("precision", "fp32")
+_BF16: Final = code_of("precision", "bf16")
+_FP8: Final = code_of("precision", "fp8")
 _FULL: Final = code_of("recompute", "full")
 _SELECTIVE: Final = code_of("recompute", "selective")
 
@@ -85,6 +87,8 @@ class StepShape:
     """Bytes of an activation or a weight in a matrix multiplication."""
     peak_flops_per_s: Floats
     """Speed of the fastest matrix products in the layout's precision."""
+    wide_flops_per_s: Floats
+    """The same of attention and the output projection, which stay in bf16 beside fp8."""
     residual_share: Floats
     """Share of the residual stream that a rank holds: 1 / tp with sequence parallelism, else 1."""
     forward_passes: Floats
@@ -111,6 +115,7 @@ class StepShape:
         """The shape of a step of each layout."""
         tp, pp, dp = (np.asarray(c, dtype=np.float64) for c in (columns.tp, columns.pp, columns.dp))
         vpp = np.asarray(columns.vpp, dtype=np.float64)
+        peaks = _peaks(cluster)
         microbatches = np.asarray(columns.num_microbatches, dtype=np.float64)
         return cls(
             model=model,
@@ -123,7 +128,10 @@ class StepShape:
             num_microbatches=microbatches,
             tokens=np.asarray(columns.micro_batch_size * float(model.seq_length), dtype=np.float64),
             element_bytes=np.where(columns.precision == _FP32, 4.0, 2.0),
-            peak_flops_per_s=np.take(_peaks(cluster), columns.precision),
+            peak_flops_per_s=np.take(peaks, columns.precision),
+            wide_flops_per_s=np.take(
+                peaks, np.where(columns.precision == _FP8, _BF16, columns.precision)
+            ),
             residual_share=np.where(columns.sequence_parallel == 1, 1.0 / tp, 1.0),
             forward_passes=np.where(columns.recompute == _FULL, 2.0, 1.0),
             recomputes_attention=np.where(columns.recompute == _SELECTIVE, 1.0, 0.0),
@@ -182,7 +190,7 @@ def layer_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     attention_flops = 4.0 * model.seq_length * model.hidden_size * step.tokens / step.tp
     attention_passes = passes + step.recomputes_attention
     yield "matrices", slots * _matrix_operations(step) / step.peak_flops_per_s
-    yield "attention", slots * attention_passes * attention_flops / step.peak_flops_per_s
+    yield "attention", slots * attention_passes * attention_flops / step.wide_flops_per_s
     scores = model.num_heads * model.seq_length * step.tokens / step.tp
     score_bytes = step.score_traffic * attention_passes * SCORE_PASSES * step.element_bytes * scores
     yield "attention_bytes", slots * score_bytes / bandwidth
@@ -253,7 +261,7 @@ def head_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
 
 def _head_s(step: StepShape) -> Floats:
     flops = 3.0 * step.model.logit_forward_flops_per_token * step.tokens / step.tp
-    return flops / step.peak_flops_per_s
+    return flops / step.wide_flops_per_s
 
 
 def tensor_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:

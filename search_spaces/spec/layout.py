@@ -14,8 +14,9 @@ from search_spaces.spec.knobs import knob, knobs_of
 Recompute = Literal["none", "selective", "full"]
 """The activations that the backward pass recomputes instead of storing them."""
 
-Precision = Literal["fp32", "bf16", "fp16"]
-"""The type of the matrix multiplications; master weights and optimizer states are always fp32."""
+Precision = Literal["fp32", "bf16", "fp16", "fp8"]
+"""The type of the matrix multiplications; master weights and optimizer states are always fp32. With
+fp8, weights, activations, attention and the output projection are bf16, as in Megatron-LM."""
 
 RECOMPUTE_MODES: Final[tuple[Recompute, ...]] = get_args(Recompute)
 PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)

@@ -13,7 +13,7 @@ import numpy as np
 
 from search_spaces.spec.batch import GlobalBatch
 from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import DEGREES, PRECISIONS, Layout, Precision
+from search_spaces.spec.layout import DEGREES, Layout, Precision
 from search_spaces.spec.layout_columns import Bools, LayoutColumns, codes_of
 from search_spaces.spec.model_shape import ModelShape
 
@@ -28,7 +28,7 @@ PROBE_SCOPES: Final[frozenset[Scope]] = frozenset({"model", "batch", "trainer"})
 """The rules for a single layout that a user runs by hand: its ranks may outnumber the devices, and
 a redundant layout wastes no budget."""
 
-PRECISIONS_SUPPORTED: Final[tuple[Precision, ...]] = PRECISIONS
+PRECISIONS_SUPPORTED: Final[tuple[Precision, ...]] = ("fp32", "bf16", "fp16")
 """Precisions that the embedded trainer trains in."""
 
 

@@ -14,7 +14,10 @@ from typing import Any, Final
 from search_spaces.spec.layout import Layout
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
 
-_MIXED_PRECISION: Final = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+_MIXED_PRECISION: Final = {"fp32": "no", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
+
+_FP8: Final = {"backend": "TE", "fp8_format": "HYBRID"}
+"""Products by Transformer Engine, which has to be installed."""
 
 
 def accelerate_backend(layout: Layout) -> str:
@@ -60,6 +63,15 @@ def _without_recompute(layout: Layout) -> str:
     )
 
 
+def _refusals(job: TrainerJob) -> list[str]:
+    if job.layout.precision == "fp8" and accelerate_backend(job.layout) == "MEGATRON_LM":
+        return [
+            "precision=fp8 with tp or pp: accelerate's plugin does not pass it to Megatron-LM; use the "
+            "format megatron-lm"
+        ]
+    return []
+
+
 def _values(job: TrainerJob) -> Mapping[str, Any]:
     """The file for `accelerate launch --config_file`."""
     layout = job.layout
@@ -76,6 +88,7 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
         "main_training_function": "main",
         **({"megatron_lm_config": _megatron_lm(job)} if backend == "MEGATRON_LM" else {}),
         **({"deepspeed_config": _deepspeed(layout)} if backend == "DEEPSPEED" else {}),
+        **({"fp8_config": _FP8} if layout.precision == "fp8" else {}),
         **({"dynamo_config": {"dynamo_backend": "INDUCTOR"}} if job.compile else {}),
     }
 
@@ -139,6 +152,7 @@ ACCELERATE: Final = TrainerAdapter(
     target_version="accelerate 1.15.0",
     needs="accelerate, and a training script of your own in TRAIN_SCRIPT",
     lacking=_lacking,
+    refusals=_refusals,
     values=_values,
     notes=_notes,
 )

@@ -41,14 +41,21 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
 
 
 def _refusals(job: TrainerJob) -> list[str]:
-    layout = job.layout
+    layout, found = job.layout, refusals_of_precision(job)
     if layout.tp > 1 and layout.pp > 1:
-        return [
+        found.append(
             f"tp={layout.tp} with pp={layout.pp}: DeepSpeed trains with AutoTP or with pipeline "
             "stages, not with both; export a trial with tp=1 or pp=1, or use the format "
             "megatron-deepspeed"
-        ]
-    return []
+        )
+    return found
+
+
+def refusals_of_precision(job: TrainerJob) -> list[str]:
+    """Why DeepSpeed has no such precision; empty if it has."""
+    if job.layout.precision != "fp8":
+        return []
+    return ["precision=fp8 has no key in DeepSpeed's configuration; search with precision bf16"]
 
 
 def batch_and_zero(layout: Layout) -> dict[str, Any]:

@@ -24,6 +24,13 @@ from search_spaces.trainers.megatron_lm import (
 RECIPE: Final = "vanilla_gpt_pretrain_config"
 """The recipe without assumptions about the model, and with mock data."""
 
+_MIXED_PRECISION: Final = {
+    "fp32": None,
+    "bf16": "bf16_mixed",
+    "fp16": "fp16_mixed",
+    "fp8": "bf16_with_fp8_current_scaling_mixed",
+}
+
 
 def _values(job: TrainerJob) -> Mapping[str, Any]:
     layout, model = job.layout, job.model
@@ -44,7 +51,7 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
         "optimizer": {"use_distributed_optimizer": has_zero},
         "dataset": {"seq_length": model.seq_length},
         "tokenizer": {"vocab_size": model.vocab_size},
-        "mixed_precision": None if layout.precision == "fp32" else f"{layout.precision}_mixed",
+        "mixed_precision": _MIXED_PRECISION[layout.precision],
         "rng": {"seed": job.seed + 1},
         "logger": {"log_interval": 1},
     }

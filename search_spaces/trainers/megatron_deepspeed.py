@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
-from search_spaces.trainers.deepspeed import batch_and_zero
+from search_spaces.trainers.deepspeed import batch_and_zero, refusals_of_precision
 from search_spaces.trainers.log_patterns import LogPatterns
 from search_spaces.trainers.megatron_lm import (
     NORM_EPSILON,
@@ -24,6 +24,10 @@ from search_spaces.trainers.megatron_lm import (
     seed_flags,
     shape_flags,
 )
+
+
+def _refusals(job: TrainerJob) -> Sequence[str]:
+    return [*refusals(job), *refusals_of_precision(job)]
 
 
 def _lacking(job: TrainerJob) -> Mapping[str, str]:
@@ -103,7 +107,7 @@ MEGATRON_DEEPSPEED: Final = TrainerAdapter(
     target_version="Megatron-DeepSpeed of 2024-12 (f4157bea)",
     needs="a checkout of Megatron-DeepSpeed in MEGATRON_DEEPSPEED_DIR, DeepSpeed, and tokenized data",
     lacking=_lacking,
-    refusals=refusals,
+    refusals=_refusals,
     values=_values,
     arguments=_arguments,
     notes=_notes,

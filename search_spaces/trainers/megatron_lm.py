@@ -6,10 +6,11 @@ and the refusals are its asserts and those of megatron-core's configurations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
-from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout import Layout, Precision
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.terminal.plurals import counted
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
@@ -120,12 +121,22 @@ def _interleaving_and_zero_flags(layout: Layout) -> list[list[str]]:
     return flags
 
 
+_PRECISION_FLAGS: Final[Mapping[Precision, list[list[str]]]] = MappingProxyType(
+    {
+        "fp32": [],
+        "bf16": [["--bf16"]],
+        "fp16": [["--fp16"]],
+        "fp8": [["--bf16"], ["--fp8-format", "hybrid", "--fp8-recipe", "tensorwise"]],
+    }
+)
+
+
 def batch_flags(layout: Layout) -> list[list[str]]:
     """Batch and precision; the number of micro-batches follows from the number of ranks."""
     return [
         ["--micro-batch-size", str(layout.micro_batch_size)],
         ["--global-batch-size", str(layout.global_batch_size)],
-        *([] if layout.precision == "fp32" else [[f"--{layout.precision}"]]),
+        *_PRECISION_FLAGS[layout.precision],
     ]
 
 
@@ -199,6 +210,11 @@ def _notes(job: TrainerJob) -> list[str]:
     found = notes(job, "Megatron-LM")
     if job.layout.precision == "fp32":
         found.append("without --bf16 or --fp16 Megatron-LM trains in fp32, as the probe did")
+    if job.layout.precision == "fp8":
+        found.append(
+            "fp8 needs Transformer Engine; on Blackwell its recipe of smaller blocks is "
+            "--fp8-format e4m3 --fp8-recipe mxfp8"
+        )
     return found
 
 

@@ -19,6 +19,7 @@ from search_spaces.trainers.log_patterns import LogPatterns
 TORCHTITAN_MAIN_REVISION: Final = "b5bcd76c"
 
 _STEPS: Final = 100
+_FLOAT8: Final = "quantize.linear.float8"
 
 _LOG: Final = LogPatterns(
     step=(
@@ -28,6 +29,10 @@ _LOG: Final = LogPatterns(
     )
 )
 """One line a step, as `metrics.log_freq` is 1 in the exported files."""
+
+
+_HALF: Final = ("bf16", "fp8")
+"""Precisions whose weights and activations are bfloat16."""
 
 
 def _is_parallel_beyond_data(layout: Layout) -> bool:
@@ -69,7 +74,7 @@ def _lacking_in_0_2(job: TrainerJob) -> dict[str, str]:
             f"supported > 1D parallelism; tp={layout.tp}, pp={layout.pp}); without it FSDP shards "
             f"weights, gradients and optimizer states over dp={layout.dp}"
         )
-    if layout.precision == "bf16" and layout.dp == 1 and _is_parallel_beyond_data(layout):
+    if layout.precision in _HALF and layout.dp == 1 and _is_parallel_beyond_data(layout):
         lacking["precision"] = (
             "torchtitan 0.2 has mixed precision beside tp or pp only with FSDP, and so not with dp=1; "
             "without it training is in fp32"
@@ -112,6 +117,11 @@ def _refusals_of_0_2(job: TrainerJob) -> list[str]:
 
 def _refusals_of_0_3(job: TrainerJob) -> list[str]:
     refusals = _refusals(job)
+    if job.layout.precision == "fp8":
+        refusals.append(
+            "precision=fp8 is a part of the model's own configuration in this version of torchtitan, "
+            "which the export does not write; use the format torchtitan-0.2, or megatron-lm"
+        )
     if job.model.family == "llama" and job.model.tied_embeddings and job.layout.pp > 1:
         refusals.append(
             f"tied_embeddings=true with pp={job.layout.pp}: torchtitan does not tie weights across "
@@ -160,7 +170,7 @@ def _micro_batch(layout: Layout) -> dict[str, Any]:
 
 
 def _training(job: TrainerJob) -> dict[str, Any]:
-    half = job.layout.precision == "bf16"
+    half = job.layout.precision in _HALF
     return {"steps": _STEPS, "mixed_precision_param": "bfloat16" if half else "float32"}
 
 
@@ -168,12 +178,18 @@ def _values_of_0_2(job: TrainerJob) -> Mapping[str, Any]:
     """The TOML file, by section; `experimental.custom_import` registers the model's shape."""
     layout = job.layout
     replicas = 1 if _is_parallel_beyond_data(layout) else layout.dp
+    has_fp8 = layout.precision == "fp8"
     return {
-        "model": {"name": "llama3", "flavor": "layout"},
+        "model": {
+            "name": "llama3",
+            "flavor": "layout",
+            **({"converters": [_FLOAT8]} if has_fp8 else {}),
+        },
         "experimental": {"custom_import": "torchtitan_model"},
         "training": {**_sequences(job), **_training(job), "dataset": "c4"},
         "parallelism": {**_degrees(layout, replicas), **_pipeline(job), **_micro_batch(layout)},
         "activation_checkpoint": {"mode": "full" if layout.recompute == "full" else "none"},
+        **({"quantize": {"linear": {"float8": {"recipe_name": "rowwise"}}}} if has_fp8 else {}),
         "compile": {"enable": job.compile},
         "metrics": {"log_freq": 1},
         "debug": {"seed": job.seed},

@@ -320,6 +320,11 @@ def test_terms_add_up_to_the_peak() -> None:
         assert of_stages == pytest.approx([stage.total_bytes for stage in stages])
 
 
+def test_fp8_takes_the_memory_of_bf16() -> None:
+    layout, model = Layout(tp=2, dp=4, zero_stage=1, precision="bf16"), model_preset("small-llama")
+    assert stage_memory(replace(layout, precision="fp8"), model) == stage_memory(layout, model)
+
+
 def test_megatron_keeps_18_bytes_a_parameter_with_bf16_and_16_with_fp16() -> None:
     for precision, expected in (("bf16", 18), ("fp16", 16)):
         stage = stage_memory(Layout(precision=precision), LLAMA, MEGATRON_LIKE)[0]  # type: ignore[arg-type]

@@ -211,6 +211,14 @@ def lesser_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "PRECISIONS_SUPPORTED", ("fp32", "bf16"))
 
 
+def test_the_embedded_trainer_refuses_fp8_by_name() -> None:
+    layout, model = Layout(precision="fp8"), make_model()
+    assert violations(layout, model, NODES) == [
+        "precision=fp8 is not supported by the embedded trainer (fp32, bf16, fp16)"
+    ]
+    assert violations(layout, model, NODES, scopes=WITHOUT_TRAINER) == []
+
+
 @pytest.mark.usefixtures("lesser_trainer")
 def test_what_the_embedded_trainer_lacks_is_refused_unless_that_scope_is_left_out() -> None:
     layout, model = Layout(precision="fp16"), make_model()

@@ -110,7 +110,7 @@ def test_a_space_survives_the_round_trip(mapping: dict[str, Any]) -> None:
         ({"recompute": "some"}, "recompute: 'some' is not one of none, selective, full"),
         ({"recompute": ["full", None]}, "recompute: None is not one of none, selective, full"),
         ({"sequence_parallel": 1}, "sequence_parallel: 1 is not true or false"),
-        ({"precision": ["fp8"]}, "precision: 'fp8' is not one of fp32, bf16, fp16"),
+        ({"precision": ["fp4"]}, "precision: 'fp4' is not one of fp32, bf16, fp16, fp8"),
         ({"allow_tp_across_nodes": "yes"}, "allow_tp_across_nodes: 'yes' is not true or false"),
         ({"global_batch_size": 0}, "global_batch_size: 0 is not a whole number of at least 1"),
         ({"global_batch_size": [16]}, "global_batch_size: [16] is not a whole number"),

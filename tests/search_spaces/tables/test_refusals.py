@@ -55,7 +55,7 @@ def test_the_name_of_a_column_is_checked_as_values_are(name: str, reason: str) -
         ({"tp": 0}, "tp='0' is not a whole number of at least 1"),
         ({"zero_stage": 3}, "zero_stage=3 is not one of 0, 1"),
         ({"recompute": "some"}, "recompute='some' is unknown"),
-        ({"precision": "fp8"}, "precision='fp8' is unknown"),
+        ({"precision": "fp4"}, "precision='fp4' is unknown"),
         ({"status": "OOM"}, "status='OOM' is unknown"),
         ({"tied_embeddings": 2}, "tied_embeddings='2' is not 1 or 0"),
         ({"step_time_s": "nan"}, "step_time_s='nan' is not a finite number"),

@@ -80,6 +80,31 @@ def test_torchtitan_0_2_shares_the_sequence_and_has_half_precision_with_fsdp_onl
     assert lacking("torchtitan-0.3", tp=2, **BF16) == {}
 
 
+FP8 = {"precision": "fp8", "dp": 2}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["deepspeed", "megatron-deepspeed", "nanotron", "torchtitan-0.3", "torchtitan-main"],
+)
+def test_fp8_is_refused_by_those_who_lack_it(name: str) -> None:
+    assert "precision=fp8" in refusals(name, **FP8)
+
+
+def test_fp8_under_the_keys_of_those_who_have_it() -> None:
+    arguments = ADAPTERS["megatron-lm"].arguments(job(**FP8))
+    assert " --bf16 --fp8-format hybrid --fp8-recipe tensorwise " in " ".join(arguments)
+    bridge = ADAPTERS["megatron-bridge"].values(job(**FP8))
+    assert bridge["mixed_precision"] == "bf16_with_fp8_current_scaling_mixed"
+    titan = ADAPTERS["torchtitan-0.2"].values(job(**FP8))
+    assert titan["model"]["converters"] == ["quantize.linear.float8"]
+    assert titan["quantize"]["linear"]["float8"] == {"recipe_name": "rowwise"}
+    assert titan["training"]["mixed_precision_param"] == "bfloat16"
+    accelerate = ADAPTERS["accelerate"].values(job(**FP8))
+    assert (accelerate["mixed_precision"], accelerate["fp8_config"]["backend"]) == ("fp8", "TE")
+    assert "accelerate's plugin" in refusals("accelerate", tp=2, **FP8)
+
+
 def test_half_precision_of_fp16_is_named_by_those_who_lack_it() -> None:
     assert set(lacking("torchtitan-0.3", precision="fp16")) == {"precision"}
     assert "precision=fp16" in refusals("nanotron", precision="fp16")
