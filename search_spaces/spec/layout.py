@@ -20,7 +20,7 @@ fp8, weights, activations, attention and the output projection are bf16, as in M
 
 RECOMPUTE_MODES: Final[tuple[Recompute, ...]] = get_args(Recompute)
 PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
-ZERO_STAGES: Final = (0, 1)
+ZERO_STAGES: Final = (0, 1, 2, 3)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,7 +169,7 @@ class Layout:
     @property
     def zero_group_size(self) -> int:
         """Ranks that share one copy of the optimizer states: 1 without ZeRO."""
-        return max(self.dp // self.zero_replicas, 1) if self.zero_stage == 1 else 1
+        return max(self.dp // self.zero_replicas, 1) if self.zero_stage else 1
 
     @property
     def global_batch_size(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,12 @@ from tests.workers.trainer.ranks import run_ranks
 from tests.workers.trainer.tolerances import TrainingTolerance, norm_error, training_tolerance
 from workers.trainer.comm.mesh import Mesh, build_mesh
 from workers.trainer.model.model import Stage
-from workers.trainer.model.parameters import ParameterPart, initialise, local_parts
+from workers.trainer.model.parameters import (
+    ModelParameter,
+    ParameterPart,
+    initialise,
+    local_parts,
+)
 from workers.trainer.parallel.optimizer import OptimizerSettings
 from workers.trainer.training import Training
 
@@ -133,6 +138,21 @@ class Run:
     """Whole logical parameters, put together from the ranks' slices."""
 
 
+def whole_parameters(training: Training) -> Iterator[ModelParameter]:
+    """Each parameter of the rank with all its elements: under ZeRO-3 until the next is asked for."""
+    if training.gathered is None:
+        yield from (slot.parameter for slot in training.flat.slots)
+        return
+    gathered, seen = training.gathered, set()
+    for layer, slots in enumerate(gathered._slots):
+        for there in list(gathered._spans):
+            gathered._release(there)
+        gathered._start(layer)
+        gathered._finish(layer)
+        yield from (slot.parameter for slot in slots if id(slot) not in seen)
+        seen |= {id(slot) for slot in slots}
+
+
 @functools.cache
 def train(
     shape: ModelShape, layout: Layout, settings: OptimizerSettings = ADAMW, steps: int = STEPS
@@ -142,9 +162,9 @@ def train(
     def work(training: Training) -> Any:
         stats = [training.step(training.batch(i)) for i in range(steps)]
         slices = [
-            (part, training.mesh.place.tp_rank, value.detach().float().numpy())
-            for slot in training.flat.slots
-            for part, value in local_parts(slot.parameter.parts, slot.parameter, tp=layout.tp)
+            (part, training.mesh.place.tp_rank, value.detach().float().numpy().copy())
+            for parameter in whole_parameters(training)
+            for part, value in local_parts(parameter.parts, parameter, tp=layout.tp)
         ]
         return [(s.loss, s.grad_norm) for s in stats], slices
 

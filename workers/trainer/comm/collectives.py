@@ -4,7 +4,7 @@ Ranks of one host exchange CPU tensors through shared memory, other ranks throug
 RCCL. Inside a forward or backward pass the stopwatch counts a collective as tensor parallelism,
 elsewhere as the part of the step that is open.
 
-`start_sum_of_shares` and `start_gather_of_shares` are what ZeRO-1 sends over its shard group, in
+`start_sum_of_shares` and `start_gather_of_shares` are what ZeRO sends over its shard group, in
 place. gloo's reduce-scatter all-reduces a copy of the whole buffer, and its all-gather fills a
 second buffer and copies it. With gloo the ranks therefore send each other their shares directly.
 Each rank sends (n - 1) / n of the buffer, the least that is possible.
@@ -140,12 +140,21 @@ def start_sum_of_shares(whole: Tensor, group: AxisGroup, tag: int) -> Pending | 
     return _Exchange(outgoing, received, group, 2 * tag, add_to=own)
 
 
-def start_gather_of_shares(whole: Tensor, group: AxisGroup, tag: int) -> Pending | None:
-    """Starts an all-gather of the ranks' shares of the buffer, in place."""
+def start_gather_of_shares(
+    whole: Tensor, group: AxisGroup, tag: int, own: Tensor | None = None
+) -> Pending | None:
+    """Starts an all-gather of the ranks' shares: of `own`, or without it of shares in the buffer.
+
+    On a GPU it runs on the communicator's stream, after what the computing stream has been given
+    before: a buffer may be filled again as soon as the kernels that read it were launched.
+    """
     shares = torch.chunk(whole, group.size)
-    own = shares[group.rank]
     if group.lane is not None or whole.device.type != "cpu":
-        return start_all_gather(whole, own, group)
+        return start_all_gather(whole, shares[group.rank] if own is None else own, group)
+    if own is None:
+        own = shares[group.rank]
+    else:
+        shares[group.rank].copy_(own)
     incoming = [share for peer, share in enumerate(shares) if peer != group.rank]
     return _Exchange([own] * len(incoming), incoming, group, 2 * tag + 1)
 
