@@ -107,24 +107,25 @@ class Layout:
         metadata=knob(
             label="ZeRO stage",
             word="ZeRO",
-            help="1: shard the optimizer's states.",
+            help="1: shard the optimizer's states; 2: also the gradients; 3: also the weights (FSDP).",
             choices=ZERO_STAGES,
             heading="zero",
             table_column="may_be_empty",
         ),
     )
-    """0: every replica holds the optimizer states; 1: they are sharded over dp."""
+    """What is sharded over dp: nothing (0), the optimizer states (1), gradients too (2), weights too
+    (3), which each layer gathers before it computes, as FSDP does."""
     zero_replicas: int = field(
         default=1,
         metadata=knob(
             label="ZeRO copies",
             word="ZeRO copies",
-            help="Copies of the sharded states.",
+            help="Copies of what ZeRO shards; with stage 3 this is HSDP.",
             is_shown=False,
         ),
     )
-    """Copies of the sharded optimizer states: a shard group is dp / zero_replicas neighbouring
-    data-parallel ranks, and the groups hold the same. 1: one group of all dp."""
+    """Copies of what ZeRO shards: a shard group is dp / zero_replicas neighbouring data-parallel
+    ranks, and the groups hold the same. 1: one group of all dp."""
     recompute: Recompute = field(
         default="none",
         metadata=knob(
@@ -168,7 +169,7 @@ class Layout:
 
     @property
     def zero_group_size(self) -> int:
-        """Ranks that share one copy of the optimizer states: 1 without ZeRO."""
+        """Ranks that share one copy of what ZeRO shards: 1 without ZeRO."""
         return max(self.dp // self.zero_replicas, 1) if self.zero_stage else 1
 
     @property

@@ -1,4 +1,4 @@
-"""Layouts of today: fp8.
+"""Layouts of today: fp8, and ZeRO stages 2 and 3.
 
 Revision: r004, after r003.
 """
@@ -18,8 +18,14 @@ depends_on = None
 
 _REASONS = "('best', 'tie', 'doubted', 'disturbed', 'request')"  # of r002
 
-_BEFORE = {"precision": "precision IN ('fp32', 'bf16', 'fp16')"}
-_AFTER = {"precision": "precision IN ('fp32', 'bf16', 'fp16', 'fp8')"}
+_BEFORE = {
+    "precision": "precision IN ('fp32', 'bf16', 'fp16')",
+    "zero_stage": "zero_stage IN (0, 1)",
+}
+_AFTER = {
+    "precision": "precision IN ('fp32', 'bf16', 'fp16', 'fp8')",
+    "zero_stage": "zero_stage IN (0, 1, 2, 3)",
+}
 
 
 def upgrade() -> None:

@@ -36,6 +36,7 @@ TP, PP, DP = {"tp": 2}, {"pp": 2}, {"dp": 2}
 CUT = {"tp": 2, "sequence_parallel": True}
 VPP = {"pp": 2, "vpp": 2}
 ZERO = {"dp": 2, "zero_stage": 1}
+ZERO_2, ZERO_3 = ZERO | {"zero_stage": 2}, ZERO | {"zero_stage": 3}
 REPLICAS = {"dp": 4, "zero_stage": 1, "zero_replicas": 2}
 
 

@@ -177,6 +177,46 @@ def test_sharding_the_optimizer_halves_its_part_of_the_peak() -> None:
     assert whole[0] - sharded[0] == pytest.approx(states / 2, rel=0.05)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("pp", [1, 2])
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+def test_a_sharded_rank_holds_what_was_said_before(
+    zero_stage: int, pp: int, precision: Any, tied: bool
+) -> None:
+    """Its own share, and whole gradients (2, 3) and weights (3) of two layers."""
+    shape = make_shape(num_layers=8, hidden_size=64, ffn_hidden_size=128, tied_embeddings=tied)
+    layout = make_layout(dp=2, pp=pp, zero_stage=zero_stage, precision=precision)
+
+    def work(training: Training) -> tuple[int, int]:
+        aside = {id(t) for t in (*training.model.rotary_tables, *training.optimizer.steps)}
+        tensors = [t for t in training.persistent_tensors() if id(t) not in aside]
+        told = persistent_bytes(shape, training.mesh, OptimizerSettings())
+        return told, sum(t.untyped_storage().nbytes() for t in tensors[: 2 + zero_stage - 1]) + sum(
+            t.nbytes for t in tensors[2 + zero_stage - 1 :]
+        )
+
+    for told, held in on_layout(layout, work, shape):
+        assert told == held
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+@pytest.mark.parametrize(("pp", "vpp"), [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_a_sharded_rank_peaks_at_what_is_estimated(
+    family: str, pp: int, vpp: int, zero_stage: int
+) -> None:
+    shape = make_shape(family, ffn_hidden_size=512, **SIZES)
+    layout = Layout(
+        dp=2, pp=pp, vpp=vpp, micro_batch_size=8, num_microbatches=4, zero_stage=zero_stage
+    )
+    measured = on_layout(layout, functools.partial(rehearse, limit_bytes=None), shape)
+    estimated = [stage.total_bytes for stage in stage_memory(layout, shape)]
+    for rank, found in enumerate(measured):
+        expected = estimated[rank // 2]
+        assert 0.96 * found < expected < 1.01 * found
+
+
 def test_gathered_weights_arrive_without_a_second_copy() -> None:
     def work(training: Training) -> int:
         with LogicalPeak(training.persistent_tensors()) as tracker:

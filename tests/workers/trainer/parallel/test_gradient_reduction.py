@@ -78,6 +78,46 @@ def test_nothing_is_sent_while_gradients_accumulate(zero_stage: int) -> None:
     assert Counter(counts) == expected
 
 
+@pytest.mark.parametrize("pp", [1, 2])
+@pytest.mark.parametrize("zero_stage", [2, 3])
+def test_a_layer_is_sent_once_a_microbatch_and_gathered_once_a_use(
+    zero_stage: int, pp: int
+) -> None:
+    """Elements over the shard group; a rank sends half of each, as there are two ranks."""
+    num_layers, num_microbatches = 4, 3
+    layout = replace(DP, zero_stage=zero_stage, pp=pp, num_microbatches=num_microbatches)
+
+    def work(training: Training) -> Any:
+        sent: Counter[str] = Counter()
+        lane = training.mesh.shard_group.lane  # type: ignore[union-attr]
+        start = lane._start  # type: ignore[union-attr]
+
+        def noting(kind: str, operation: Any) -> Any:
+            if kind in ("reduce_scatter", "all_gather"):
+                sent[kind] += 2 * sum(len(piece) for piece in operation._own)
+            return start(kind, operation)
+
+        lane._start = noting  # type: ignore[union-attr, method-assign]
+        training.step(training.batch(0))
+        plan = training.flat.plan
+        embedding = plan.size(*plan.layers[0]) if training.mesh.place.pp_rank == 0 else 0
+        head = plan.size(*plan.layers[-1]) if training.mesh.place.pp_rank == pp - 1 else 0
+        return dict(sent), plan.num_elements, embedding, head
+
+    for sent, whole, embedding, head in on_layout(layout, work, make_shape(num_layers=num_layers)):
+        assert sent["reduce_scatter"] == num_microbatches * whole
+        if zero_stage == 2:
+            assert sent["all_gather"] == whole
+            continue
+        # Forward and backward, but for the embedding forward alone; a layer that is used twice in a
+        # row is gathered once: the last of a pipeline at the turn of each micro-batch.
+        twice = 2 * num_microbatches * whole - num_microbatches * embedding
+        if pp == 1:
+            assert sent["all_gather"] == twice - num_microbatches * head
+        else:
+            assert twice - num_microbatches * whole < sent["all_gather"] <= twice
+
+
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_a_tied_embedding_holds_no_other_bucket_up(family: str) -> None:
     """Its two ends are summed after dp, share by share; the others start in the backward pass."""
