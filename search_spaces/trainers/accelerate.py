@@ -2,7 +2,7 @@
 
 The keys are those of `commands/config/config_args.py`, `commands/launch.py` and
 `utils/dataclasses.py` of accelerate 1.15.0. Replicas alone are DDP, with ZeRO-1 they are
-DeepSpeed's; tensor and pipeline parallelism are those of its Megatron-LM plugin, since its
+DeepSpeed's, with ZeRO-2 and 3 FSDP 2's; tensor and pipeline parallelism are those of its Megatron-LM plugin, since its
 `parallelism_config` has no pipeline and works with FSDP 2 only.
 """
 
@@ -24,8 +24,8 @@ def accelerate_backend(layout: Layout) -> str:
     """Accelerate's `distributed_type`."""
     if layout.tp > 1 or layout.pp > 1:
         return "MEGATRON_LM"
-    if layout.zero_stage == 1:
-        return "DEEPSPEED"
+    if layout.zero_stage:
+        return "DEEPSPEED" if layout.zero_stage == 1 else "FSDP"
     return "MULTI_GPU" if layout.dp > 1 else "NO"
 
 
@@ -36,7 +36,14 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
         lacking["vpp"] = (
             "accelerate's file has no key for virtual stages; without them the schedule is 1F1B"
         )
-    if layout.zero_replicas > 1:
+    is_megatron = accelerate_backend(layout) == "MEGATRON_LM"
+    if layout.zero_stage > 1 and is_megatron:
+        lacking["zero_stage"] = (
+            "accelerate's plugin for Megatron-LM has ZeRO-1 and no more; without "
+            f"zero_stage={layout.zero_stage} every replica holds whole weights, gradients and "
+            "optimizer states"
+        )
+    if layout.zero_replicas > 1 and (layout.zero_stage == 1 or is_megatron):
         lacking["zero_replicas"] = (
             "accelerate's file has no key for smaller ZeRO groups; without them optimizer states are "
             f"sharded over all dp={layout.dp} ranks"
@@ -48,11 +55,12 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
 
 def _without_recompute(layout: Layout) -> str:
     """What happens to a layout's recomputation where accelerate lacks it; empty: it does not."""
-    if accelerate_backend(layout) != "MEGATRON_LM":
-        if layout.recompute == "none":
+    backend = accelerate_backend(layout)
+    if backend != "MEGATRON_LM":
+        if layout.recompute == "none" or (backend == "FSDP" and layout.recompute == "full"):
             return ""
         return (
-            "accelerate turns recomputation on for Megatron-LM and FSDP only; without it no "
+            "accelerate turns recomputation on for Megatron-LM, and full one for FSDP only; without it no "
             "activations are recomputed, unless your script does it"
         )
     if layout.recompute == "full":
@@ -88,6 +96,7 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
         "main_training_function": "main",
         **({"megatron_lm_config": _megatron_lm(job)} if backend == "MEGATRON_LM" else {}),
         **({"deepspeed_config": _deepspeed(layout)} if backend == "DEEPSPEED" else {}),
+        **(_fsdp(layout) if backend == "FSDP" else {}),
         **({"fp8_config": _FP8} if layout.precision == "fp8" else {}),
         **({"dynamo_config": {"dynamo_backend": "INDUCTOR"}} if job.compile else {}),
     }
@@ -113,10 +122,29 @@ def _megatron_lm(job: TrainerJob) -> dict[str, Any]:
 
 
 def accelerate_environment(layout: Layout) -> Mapping[str, str]:
-    """What the file cannot say: the accumulation of plain replicas."""
-    if accelerate_backend(layout) in ("NO", "MULTI_GPU"):
+    """What the file cannot say: the accumulation of plain replicas and of FSDP."""
+    if accelerate_backend(layout) in ("NO", "MULTI_GPU", "FSDP"):
         return {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(layout.num_microbatches)}
     return {}
+
+
+def _fsdp(layout: Layout) -> dict[str, Any]:
+    """FSDP 2. Weights that stay whole after the forward pass are ZeRO-2; HSDP has copies."""
+    sections: dict[str, Any] = {
+        "fsdp_config": {
+            "fsdp_version": 2,
+            "fsdp_reshard_after_forward": layout.zero_stage == 3,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_activation_checkpointing": layout.recompute == "full",
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        }
+    }
+    if layout.zero_replicas > 1:
+        sections["parallelism_config"] = {
+            "parallelism_config_dp_replicate_size": layout.zero_replicas,
+            "parallelism_config_dp_shard_size": layout.zero_group_size,
+        }
+    return sections
 
 
 def _deepspeed(layout: Layout) -> dict[str, Any]:
@@ -139,6 +167,11 @@ def _notes(job: TrainerJob) -> list[str]:
     ]
     if accelerate_backend(layout) == "DEEPSPEED":
         notes.append("zero_stage=1 is DeepSpeed's: install deepspeed and transformers")
+    if accelerate_backend(layout) == "FSDP":
+        notes.append(
+            f"zero_stage={layout.zero_stage} is FSDP's: a model without _no_split_modules needs the "
+            "class of its blocks in fsdp_transformer_layer_cls_to_wrap"
+        )
     if accelerate_backend(layout) == "MEGATRON_LM":
         notes.append(
             f"tp={layout.tp} and pp={layout.pp} need a script for accelerate's Megatron-LM plugin, and "
