@@ -310,7 +310,7 @@ RULES: Final[tuple[Rule, ...]] = (
         scope="model",
         illegal=lambda c, _: (c.zero_replicas > 1) & (c.zero_stage == 0),
         sentence=lambda layout, _: (
-            f"zero_replicas={layout.zero_replicas} has no sharded states to copy: "
+            f"zero_replicas={layout.zero_replicas} has no sharded optimizer states to copy: "
             "zero_stage=0"
         ),
     ),

@@ -25,7 +25,7 @@ from search_spaces.spec.presets.models import model_preset
 from search_spaces.spec.rules import ALL_SCOPES
 from search_spaces.spec.space import LegalSet, SearchSpace, enumerate_legal
 from search_spaces.tables import CellKey, MeasurementTable, TableCell, TableRow
-from workers.errors import ScenarioUnknownError
+from workers.errors import LayoutNotSimulatedError, ScenarioUnknownError
 from workers.simulation.machine import Machine
 from workers.simulation.memory import peak_memory_bytes
 from workers.simulation.steps import step_times_s
@@ -160,6 +160,7 @@ def simulated_table(described: Scenario | str, seed: int) -> MeasurementTable:
 
     Raises:
         ScenarioUnknownError: there is no scenario of that name.
+        LayoutNotSimulatedError: its space has ZeRO stages 2 or 3.
     """
     chosen = scenario(described) if isinstance(described, str) else described
     legal = chosen.legal_set()
@@ -206,6 +207,10 @@ def _truth(
     chosen: Scenario, layouts: Sequence[Layout], columns: LayoutColumns, seed: int
 ) -> tuple[Floats, Floats]:
     """Peak and step time of each layout; the time is undefined if it does not fit."""
+    if (most := columns.zero_stage.max()) > 1:
+        raise LayoutNotSimulatedError(
+            f"zero_stage={most} is not simulated; leave stages above 1 out of the space"
+        )
     machine_rng, noise_rng = (np.random.default_rng([seed, part]) for part in range(2))
     if chosen.truth == "stress":
         stressed = StressedEstimates.draw(columns, chosen.model, chosen.cluster, machine_rng)

@@ -10,7 +10,7 @@ import pytest
 from search_spaces.estimates.time import step_time_s
 from search_spaces.spec.space import SearchSpace
 from search_spaces.tables import read_table, write_table
-from workers.errors import ScenarioUnknownError
+from workers.errors import LayoutNotSimulatedError, ScenarioUnknownError
 from workers.simulation.scenarios import SCENARIOS, Scenario, scenario, simulated_table
 
 
@@ -20,6 +20,12 @@ def small(name: str = "a100-1.3b", **knobs: object) -> Scenario:
     changes = {"vpp": 1, "micro_batch_size": [1, 4], "sequence_parallel": False, **knobs}
     space = SearchSpace.from_mapping(described.space.to_mapping() | changes)
     return replace(described, space=space)
+
+
+@pytest.mark.parametrize("name", ["a100-1.3b", "stress-22b"])
+def test_stages_that_are_not_simulated_are_refused_by_name(name: str) -> None:
+    with pytest.raises(LayoutNotSimulatedError, match="zero_stage=3 is not simulated; leave"):
+        simulated_table(small(name, zero_stage=[0, 3]), 3)
 
 
 def test_equal_seeds_give_equal_tables_and_others_do_not() -> None:
