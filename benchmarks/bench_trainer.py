@@ -192,7 +192,10 @@ _NOTES: Final = {
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench-trainer", description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--cell", action="append", metavar="TP,PP,DP[,VPP[,ZERO]]", help="this cell alone; repeatable"
+        "--cell",
+        action="append",
+        metavar="TP,PP,DP[,VPP[,ZERO]]",
+        help="this cell alone; repeatable",
     )
     parser.add_argument("--precision", action="append", choices=PRECISIONS)
     parser.add_argument("--rounds", type=count, help="timed steps of each implementation")

@@ -1,8 +1,9 @@
 """The torch-native composition: the bare model under torch's own parallelism.
 
 DTensor tensor parallelism (`parallelize_module`), `torch.distributed.pipelining`, DDP and
-ZeroRedundancyOptimizer, or FSDP2 (`fully_shard`) for ZeRO-3, put together in the order that torchtitan applies them. The model, the
-weights, the tokens and the optimizer's arithmetic are the bare model's.
+ZeroRedundancyOptimizer, or FSDP2 (`fully_shard`) for ZeRO-3, put together in the order that
+torchtitan applies them. The model, the weights, the tokens and the optimizer's arithmetic are the
+bare model's.
 """
 
 # ruff: noqa: N803, N806 (tensors carry their shape in the name)

@@ -327,13 +327,18 @@ def _layer_parameters(
         replicated = 2.0 * h
         positions, final_norm = 0.0, h
     shared = model.num_layer_parameters - replicated
-    return shared / columns.tp + replicated, model.vocab_size * h / columns.tp, positions, final_norm
+    return (
+        shared / columns.tp + replicated,
+        model.vocab_size * h / columns.tp,
+        positions,
+        final_norm,
+    )
 
 
 def _whole_layers(
     columns: LayoutColumns, model: ModelShape, stage: NDArray[Any], num_layers: Floats
 ) -> tuple[Floats, Floats]:
-    """Whole parameters beside a rank's shares: gathered weights (ZeRO-3), and gradients (ZeRO-2, 3).
+    """Whole parameters beside a rank's shares: of weights (ZeRO-3), and of gradients (ZeRO-2, 3).
 
     They are those of two layers in succession, of which one may be the embedding or the output. A
     tied embedding's gradients are there from the output's backward pass to its own, where one rank

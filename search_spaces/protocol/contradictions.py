@@ -118,8 +118,8 @@ def _least_memory_bytes(measured: Measurement, request: ProbeRequest) -> float:
     """Bytes that the fullest rank certainly holds.
 
     Ranks of the embedded trainer hold weights, fp32 gradients and Adam's states, with fp32 masters
-    of 16-bit weights; of what ZeRO shards, their own share. Other trainers may shard or offload all of it but the block that is computed,
-    at a byte a parameter. Samples may miss every peak.
+    of 16-bit weights; of what ZeRO shards, their own share. Other trainers may shard or offload all
+    of it but the block that is computed, at a byte a parameter. Samples may miss every peak.
     """
     layout, model = request.layout, request.model
     if measured.trainer == EMBEDDED_TRAINER:

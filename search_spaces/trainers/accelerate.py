@@ -2,8 +2,8 @@
 
 The keys are those of `commands/config/config_args.py`, `commands/launch.py` and
 `utils/dataclasses.py` of accelerate 1.15.0. Replicas alone are DDP, with ZeRO-1 they are
-DeepSpeed's, with ZeRO-2 and 3 FSDP 2's; tensor and pipeline parallelism are those of its Megatron-LM plugin, since its
-`parallelism_config` has no pipeline and works with FSDP 2 only.
+DeepSpeed's, with ZeRO-2 and 3 FSDP 2's; tensor and pipeline parallelism are those of its Megatron-
+LM plugin, since its `parallelism_config` has no pipeline and works with FSDP 2 only.
 """
 
 from __future__ import annotations

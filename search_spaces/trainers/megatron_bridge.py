@@ -15,9 +15,9 @@ from search_spaces.trainers.base import TrainerAdapter, TrainerJob
 from search_spaces.trainers.log_patterns import LogPatterns
 from search_spaces.trainers.megatron_lm import (
     FSDP_CHECKPOINTS,
-    SHARDING_STRATEGIES,
     INIT_STD,
     NORM_EPSILON,
+    SHARDING_STRATEGIES,
     STEP_PATTERN,
     notes,
     refusals,

@@ -140,7 +140,7 @@ class Run:
 
 
 def whole_parameters(training: Training) -> Iterator[ModelParameter]:
-    """Each parameter of the rank with all its elements: under ZeRO-3 until the next is asked for."""
+    """Each parameter of the rank, whole; under ZeRO-3 until the next one is asked for."""
     if training.gathered is None:
         yield from (slot.parameter for slot in training.flat.slots)
         return

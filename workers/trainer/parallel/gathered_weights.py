@@ -13,7 +13,6 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
@@ -120,7 +119,9 @@ class GatheredWeights:
     def _before_forward(self, layer: int, *_: Any) -> None:
         self.use(layer)
 
-    def _after_forward(self, layer: int, _module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+    def _after_forward(
+        self, layer: int, _module: nn.Module, _inputs: Any, output: Tensor
+    ) -> Tensor:
         return _before_backward(output, partial(self.use, layer))
 
 

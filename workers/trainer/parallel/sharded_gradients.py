@@ -35,8 +35,8 @@ class ShardedGradients(GradientReduction):
 
     Communicates, for each bucket: a reduce-scatter over the shard group for each micro-batch; after
     the last one an all-reduce of the owned share over the replica group. Then, as
-    `GradientReduction` does, over tp and the embedding group. The order is that of the passes, which
-    is the same on all ranks along dp.
+    `GradientReduction` does, over tp and the embedding group. The order is that of the passes,
+    which is the same on all ranks along dp.
     """
 
     def __init__(self, flat: FlatBuffers, mesh: Mesh) -> None:
