@@ -113,8 +113,8 @@ class Layout:
             table_column="may_be_empty",
         ),
     )
-    """What is sharded over dp: nothing (0), optimizer states (1), gradients too (2), weights too (3),
-    which are gathered for each layer before it computes, as FSDP does."""
+    """What is sharded over dp: nothing (0), optimizer states (1), gradients too (2), or weights too
+    (3), which are gathered for each layer before it computes, as FSDP does."""
     zero_replicas: int = field(
         default=1,
         metadata=knob(
