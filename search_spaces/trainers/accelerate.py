@@ -56,11 +56,18 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
 def _without_recompute(layout: Layout) -> str:
     """What happens to a layout's recomputation where accelerate lacks it; empty: it does not."""
     backend = accelerate_backend(layout)
+    if backend == "FSDP" and layout.recompute != "selective":
+        return ""
+    if backend == "FSDP":
+        return (
+            "accelerate's FSDP recomputes whole blocks or nothing; without selective recomputation no "
+            "activations are recomputed, unless your script does it"
+        )
     if backend != "MEGATRON_LM":
-        if layout.recompute == "none" or (backend == "FSDP" and layout.recompute == "full"):
+        if layout.recompute == "none":
             return ""
         return (
-            "accelerate turns recomputation on for Megatron-LM, and full one for FSDP only; without it no "
+            "accelerate turns recomputation on for Megatron-LM and FSDP only; without it no "
             "activations are recomputed, unless your script does it"
         )
     if layout.recompute == "full":

@@ -44,7 +44,7 @@ def _lacking(job: TrainerJob) -> Mapping[str, str]:
         )
     if layout.zero_replicas > 1:
         found["zero_replicas"] = (
-            f"Megatron-DeepSpeed shards what ZeRO shards over all of dp={layout.dp}, instead of over "
+            f"DeepSpeed shards the optimizer states over all of dp={layout.dp}, instead of over "
             f"{layout.zero_replicas} groups of {layout.zero_group_size}"
         )
     return found

@@ -125,12 +125,25 @@ def barrier(device: torch.device) -> None:
         dist.barrier()
 
 
-def start_sum_of_shares(whole: Tensor, group: AxisGroup, tag: int) -> Pending | None:
+def start_sum_of_shares(
+    whole: Tensor,
+    group: AxisGroup,
+    tag: int,
+    into: Tensor | None = None,
+    *,
+    accumulates: bool = False,
+) -> Pending | None:
     """Starts summing the buffer over the group; each rank gets the sum of its own share, in place.
 
     The other shares keep their values. `tag` is the same on every rank and distinguishes exchanges
-    that run at the same time in one group.
+    that run at the same time in one group. With `into` the sum goes there, or is added to what is
+    there (`accumulates`), and the own share of the buffer is lost.
     """
+    if into is not None:
+        if group.lane is not None:
+            with communication:
+                return group.lane.start_reduce_scatter(into, whole, accumulates=accumulates)
+        return _Moved(whole, group, tag, into, accumulates=accumulates)
     shares = torch.chunk(whole, group.size)
     own = shares[group.rank]
     if group.lane is not None or whole.device.type != "cpu":
@@ -157,6 +170,25 @@ def start_gather_of_shares(
         shares[group.rank].copy_(own)
     incoming = [share for peer, share in enumerate(shares) if peer != group.rank]
     return _Exchange([own] * len(incoming), incoming, group, 2 * tag + 1)
+
+
+class _Moved:
+    """A sum of shares in place; at its end this rank's goes, or is added, to another tensor."""
+
+    def __init__(
+        self, whole: Tensor, group: AxisGroup, tag: int, into: Tensor, *, accumulates: bool
+    ) -> None:
+        self._own = torch.chunk(whole, group.size)[group.rank]
+        self._work = start_sum_of_shares(whole, group, tag)
+        self._into, self._accumulates = into, accumulates
+
+    def wait(self) -> None:
+        assert self._work is not None
+        self._work.wait()
+        if self._accumulates:
+            self._into.add_(self._own)
+        else:
+            self._into.copy_(self._own)
 
 
 class _Exchange:

@@ -55,7 +55,6 @@ class ShardedGradients(GradientReduction):
         self.flat.expect_gradients(1)
         self._missing = list(self._members)
         self._unsent = [self.mesh.layout.num_microbatches] * len(self.owned)
-        self._is_empty = [True] * len(self.owned)
         self._open_at: dict[int, Span] = {}
         self._sent: deque[_Sent] = deque()
         self._pending = [None] * len(self.owned)
@@ -92,8 +91,12 @@ class ShardedGradients(GradientReduction):
             return
         span, group = self._open_at.pop(bucket), self.mesh.shard_group
         assert group is not None
+        whole, share = self._window.memory[slice(*span)], self._shares[bucket]
+        is_first = self._unsent[bucket] == self.mesh.layout.num_microbatches
         with part("dp"):
-            work = start_sum_of_shares(self._window.memory[slice(*span)], group, tag=bucket)
+            work = start_sum_of_shares(
+                whole, group, tag=bucket, into=share, accumulates=not is_first
+            )
         self._sent.append(_Sent(bucket, span, work))
         self._unsent[bucket] -= 1
         if self._unsent[bucket]:
@@ -102,21 +105,14 @@ class ShardedGradients(GradientReduction):
                 slot.expect_gradients(1)
 
     def _end_first(self) -> None:
-        """Waits for the gradients that were sent first, and adds them to the share."""
+        """Waits until the gradients that were sent first are in the share."""
         assert self._sent, "more layers have open gradients than the window holds"
         bucket, span, work = self._sent.popleft()
         finish(work)
-        own = span.share(self.mesh.num_shards, self.mesh.shard_rank)
-        summed, share = self._window.memory[slice(*own)], self._shares[bucket]
-        if self._is_empty[bucket]:
-            share.copy_(summed)
-        else:
-            share.add_(summed)
-        self._is_empty[bucket] = False
         if bucket != self.flat.plan.used_twice:
             self._window.give_back(span)
         if not self._unsent[bucket] and all(sent.bucket != bucket for sent in self._sent):
-            self._pending[bucket] = start_all_reduce(share, self.mesh.replica_group)
+            self._pending[bucket] = start_all_reduce(self._shares[bucket], self.mesh.replica_group)
 
     def _finish(self, index: int) -> None:
         while self._sent:
