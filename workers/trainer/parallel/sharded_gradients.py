@@ -48,7 +48,7 @@ class ShardedGradients(GradientReduction):
             self._slots[slot.bucket].append(slot)
             slot.parameter.when_first = partial(self._open, slot.bucket)
         self._shares = [self._own(index) for index in range(len(self.owned))]
-        self._views: dict[tuple[int, Span], list[Tensor]] = {}
+        self._views: dict[tuple[int, Span], tuple[list[Tensor], list[Tensor]]] = {}
 
     def begin(self) -> None:
         """Begins a step, in which no gradient is there yet."""
@@ -72,16 +72,28 @@ class ShardedGradients(GradientReduction):
                 self._end_first()
         span = Span(window.end, window.end + size) if is_reserved else window.take(size)
         self._open_at[bucket] = span
-        for slot, view in zip(self._slots[bucket], self._views_at(bucket, span), strict=True):
+        views, gaps = self._views_at(bucket, span)
+        for slot, view in zip(self._slots[bucket], views, strict=True):
             slot.parameter.main_grad = view
+        for gap in gaps:
+            gap.zero_()
 
-    def _views_at(self, bucket: int, span: Span) -> list[Tensor]:
+    def _views_at(self, bucket: int, span: Span) -> tuple[list[Tensor], list[Tensor]]:
+        """The gradients of a bucket's parameters, and the padding after each."""
         if (bucket, span) not in self._views:
-            shift = span.start - self.flat.plan.buckets[bucket].start
-            self._views[bucket, span] = [
-                self._window.memory[slot.start + shift : slot.end + shift].view(slot.shape)
-                for slot in self._slots[bucket]
+            slots, of = self._slots[bucket], self.flat.plan.buckets[bucket]
+            memory = self._window.memory[slice(*span)]
+            ends = [*(slot.start for slot in slots[1:]), of.end]
+            gaps = [
+                memory[slot.end - of.start : end - of.start]
+                for slot, end in zip(slots, ends, strict=True)
+                if slot.end < end
             ]
+            values = [
+                memory[slot.start - of.start : slot.end - of.start].view(slot.shape)
+                for slot in slots
+            ]
+            self._views[bucket, span] = values, gaps
         return self._views[bucket, span]
 
     def _count(self, bucket: int) -> None:
