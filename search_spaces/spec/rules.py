@@ -28,6 +28,9 @@ PROBE_SCOPES: Final[frozenset[Scope]] = frozenset({"model", "batch", "trainer"})
 """The rules for a single layout that a user runs by hand: its ranks may outnumber the devices, and
 a redundant layout wastes no budget."""
 
+OTHER_TRAINER_SCOPES: Final[frozenset[Scope]] = ALL_SCOPES - {"trainer"}
+"""The rules for layouts that another trainer runs."""
+
 PRECISIONS_SUPPORTED: Final[tuple[Precision, ...]] = ("fp32", "bf16", "fp16")
 """Precisions that the embedded trainer trains in."""
 
@@ -82,7 +85,7 @@ def violations(
         allow_tp_across_nodes: whether a tensor-parallel group may span nodes.
         fill_nodes: whether a job on one node must use every device, too.
         scopes: which rules to apply; `PROBE_SCOPES` lets ranks outnumber the devices,
-            `ALL_SCOPES - {"trainer"}` checks layouts that another trainer runs.
+            `OTHER_TRAINER_SCOPES` checks layouts that another trainer runs.
     """
     context = RuleContext(
         model=model,

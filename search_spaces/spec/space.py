@@ -344,7 +344,7 @@ def enumerate_legal(
         space: the choices.
         model: what is trained.
         cluster: where it runs.
-        scopes: the rules to apply (`ALL_SCOPES - {"trainer"}`: whatever some trainer could run).
+        scopes: the rules to apply (`OTHER_TRAINER_SCOPES`: whatever some trainer could run).
         before_each_rule: called before a rule is computed; an error that it raises ends the
             enumeration, for example after a time limit.
     """

@@ -22,7 +22,7 @@ from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import model_preset
-from search_spaces.spec.rules import ALL_SCOPES
+from search_spaces.spec.rules import OTHER_TRAINER_SCOPES
 from search_spaces.spec.space import LegalSet, SearchSpace, enumerate_legal
 from search_spaces.tables import CellKey, MeasurementTable, TableCell, TableRow
 from workers.errors import ScenarioUnknownError
@@ -60,9 +60,7 @@ class Scenario:
 
     def legal_set(self) -> LegalSet:
         """Its layouts: those that some trainer could run."""
-        return enumerate_legal(
-            self.space, self.model, self.cluster, scopes=ALL_SCOPES - {"trainer"}
-        )
+        return enumerate_legal(self.space, self.model, self.cluster, scopes=OTHER_TRAINER_SCOPES)
 
 
 def scenario(name: str) -> Scenario:
