@@ -69,7 +69,9 @@ class Submission:
             return made, True
         given = read_mapping(changes, CampaignInvalidError, "the body")
         # A campaign of an older version may lack knobs, which have the defaults of that version.
-        document = {**CampaignSpec.from_mapping(original.spec).to_mapping(), **given}
+        before = CampaignSpec.from_mapping(original.spec)
+        space = before.space.to_mapping(every_knob=True)
+        document = {**before.to_mapping(), "space": space, **given}
         if "cluster" in given:
             document["warnings"] = []  # they were about the other cluster
         if given.keys() & _SPACE_DEPENDS_ON and "space" not in given:

@@ -73,7 +73,8 @@ class DefaultSpace:
     def filled(self, described: Mapping[str, Any]) -> dict[str, Any]:
         """A space's description with choices for the knobs that are left out, or `auto`.
 
-        Its field `auto` lists the knobs that were chosen here. A wrong description is returned with
+        Its field `auto` lists the knobs that were chosen here, without the new ones at their default
+        (`Knob.is_new`). A wrong description is returned with
         its words `auto` left out: the reader of spaces says what is wrong with it.
 
         Raises:
@@ -95,7 +96,8 @@ class DefaultSpace:
         choices = _Choices(self, stated, read_batch, given.get("allow_tp_across_nodes") is True)
         chosen = choices.of_absent_knobs()
         plain = {name: each[0] if len(each) == 1 else list(each) for name, each in chosen.items()}
-        return {**given, **plain, "auto": [*before, *chosen]}
+        plain = {name: value for name, value in plain.items() if not KNOBS[name].is_left_out(value)}
+        return {**given, **plain, "auto": [*before, *plain]}
 
 
 class _Choices:

@@ -201,9 +201,14 @@ class Layout:
         words |= {name: int(word) for name, word in words.items() if KNOBS[name].is_number}
         return cls(**words | {"sequence_parallel": words["sequence_parallel"] == "1"})
 
-    def to_mapping(self) -> dict[str, Any]:
-        """The fields by name, as plain JSON values."""
-        return asdict(self)
+    def to_mapping(self, *, every_knob: bool = False) -> dict[str, Any]:
+        """The fields by name, as plain JSON values; without the new knobs at their default
+        (`Knob.is_new`), unless every knob is asked for."""
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if every_knob or not KNOBS[name].is_left_out(value)
+        }
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
