@@ -58,6 +58,8 @@ class SearchSpace:
     """Data-parallel degree; left out: as many replicas as fill the nodes."""
     vpp: WholeNumbers = 1
     """Virtual stages a pipeline rank."""
+    pipeline_split: str | Sequence[str] = "layers"
+    """layers, embedding, head, embedding_and_head."""
     micro_batch_size: WholeNumbers = 1
     """Sequences at once, on each replica."""
     num_microbatches: WholeNumbers | None = None
