@@ -93,7 +93,7 @@ class MemoryTerms:
     """The terms of the peaks of many layouts, or of many stages."""
 
     num_bytes: NDArray[np.floating[Any]]
-    """Expected bytes of each of `MEMORY_TERMS`, of the two stages one of which is the fullest; shape
+    """Expected bytes of each of `MEMORY_TERMS`, of two stages one of which is the fullest; shape
     [2, number of terms, layouts]."""
     deviation_bytes: NDArray[np.floating[Any]]
     """Standard deviation of each term, and of the factor on all terms, from the uncertainty of the
