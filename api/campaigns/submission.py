@@ -75,8 +75,11 @@ class Submission:
         if "cluster" in given:
             document["warnings"] = []  # they were about the other cluster
         if given.keys() & _SPACE_DEPENDS_ON and "space" not in given:
-            auto = document["space"].pop("auto", ())
-            document["space"] = {k: v for k, v in document["space"].items() if k not in auto}
+            if auto := before.space.auto:
+                # Without the new knobs at their default, which are in no list of automatic ones.
+                space = before.space.to_mapping()
+                del space["auto"]
+                document["space"] = {k: v for k, v in space.items() if k not in auto}
         names = () if given.get("name") is not None else numbered(original.name)
         if names:
             document["name"] = names[0]

@@ -35,6 +35,17 @@ def test_every_device_has_its_stage_and_replica_in_the_order_of_the_ranks() -> N
     assert frames.count("M") == 2
 
 
+def test_stages_with_a_layer_fewer_are_named() -> None:
+    assert len(layout_map(Layout(pp=4)).notes) == 1
+    for split, says in (
+        ("embedding", "S0 has one layer fewer: the embedding counts as a layer."),
+        ("head", "S3 has one layer fewer: the head counts as a layer."),
+        ("embedding_and_head", "S0 and S3 have one layer fewer: embedding and head count as"),
+    ):
+        assert says in " ".join(layout_map(Layout(pp=4, pipeline_split=split)).notes)
+        assert len(layout_map(Layout(pipeline_split=split)).notes) == 1
+
+
 @pytest.mark.parametrize(
     ("layout", "num_nodes", "says"),
     [
