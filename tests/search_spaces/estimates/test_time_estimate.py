@@ -250,9 +250,9 @@ def test_equal_layers_wait_for_the_slowest_of_all_stages_of_any_split(
         layers = [len(make_layout(**knobs).layers_of_stage(i, model.num_layers)) for i in range(pp)]
         parts = {name: term(name, model, num_microbatches=1) for name in TERM_NAMES}
         blocks = ("matrices", "attention", "attention_bytes", "matrix_bytes", "elementwise")
-        layer_s = sum(PRIOR[name] * parts[name] for name in (*blocks, "kernels"))
+        layer_s = sum(FACTOR_PRIORS[name].median * parts[name] for name in (*blocks, "kernels"))
         layer_s /= model.num_layers
-        head_s = sum(PRIOR[name] * parts[name] for name in ("head", "logits"))
+        head_s = sum(FACTOR_PRIORS[name].median * parts[name] for name in ("head", "logits"))
         stages = [each * layer_s for each in layers]
         stages[-1] += head_s
         waiting = 8 * (max(stages) - sum(stages) / pp)
