@@ -19,14 +19,7 @@ from search_spaces.spec.batch import GlobalBatch
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.default_precision import default_precision
 from search_spaces.spec.knobs import read_choices
-from search_spaces.spec.layout import (
-    KNOBS,
-    PIPELINE_SPLITS,
-    RECOMPUTE_MODES,
-    ZERO_STAGES,
-    Layout,
-    PipelineSplit,
-)
+from search_spaces.spec.layout import KNOBS, PIPELINE_SPLITS, RECOMPUTE_MODES, ZERO_STAGES, Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.space import DERIVABLE, read_auto
@@ -200,23 +193,23 @@ class _Choices:
         )
 
     @cached_property
-    def pipeline_split(self) -> tuple[PipelineSplit, ...]:
+    def pipeline_split(self) -> tuple[str, ...]:
         """The transformer layers alone, and what else makes a degree legal that they do not."""
         by_layers = [pp for pp in self._of("pp") if self._is_split("layers", pp)]
-        others = [pp for pp in self._of("pp") if pp not in by_layers]
-        found = [
+        others = set(self._of("pp")) - set(by_layers)
+        found = (
             split for split in PIPELINE_SPLITS if any(self._is_split(split, pp) for pp in others)
-        ]
-        return ("layers", *found) if by_layers or not found else tuple(found)
+        )
+        return (*(["layers"] if by_layers else []), *found) or ("layers",)
 
-    def _split_over(self, pp: int) -> PipelineSplit | None:
-        """The first split that the space may have and that divides the layers over the stages."""
+    def _split_over(self, pp: int) -> Any:
+        """The first split of the space that divides the layers over the stages; None: there is none."""
         splits = self._stated.get("pipeline_split", PIPELINE_SPLITS)
         return next((split for split in splits if self._is_split(split, pp)), None)
 
-    def _is_split(self, split: PipelineSplit, num_stages: int) -> bool:
-        ends = Layout(pp=num_stages, pipeline_split=split).counted_ends
-        return (self._model.num_layers + sum(ends)) % num_stages == 0
+    def _is_split(self, split: Any, num_stages: int) -> bool:
+        layout = Layout(pp=num_stages, pipeline_split=split)
+        return layout.counted_layers(self._model.num_layers) % num_stages == 0
 
     @cached_property
     def micro_batch_size(self) -> tuple[int, ...]:
