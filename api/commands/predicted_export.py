@@ -50,7 +50,7 @@ def of_layout(
         layout = Layout.of_key(key)
     except SearchSpaceError as error:
         raise click.UsageError(f"--layout: {error}") from error
-    knobs = layout.to_mapping()
+    knobs = layout.to_mapping(every_knob=True)
     del knobs["num_microbatches"]  # it follows from the fixed batch
     space = {**knobs, "global_batch_size": layout.global_batch_size, "allow_tp_across_nodes": True}
     named = {"model": _described(model, "the model"), "cluster": _described(cluster, "the cluster")}
