@@ -203,7 +203,7 @@ class _Choices:
         return (*(["layers"] if by_layers else []), *found) or ("layers",)
 
     def _split_over(self, pp: int) -> Any:
-        """The first split of the space that divides the layers over the stages; None: there is none."""
+        """The first split of the space that divides the layers over pp stages; None: none does."""
         splits = self._stated.get("pipeline_split", PIPELINE_SPLITS)
         return next((split for split in splits if self._is_split(split, pp)), None)
 
