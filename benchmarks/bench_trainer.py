@@ -65,8 +65,13 @@ ASKED: Final[dict[str, dict[Precision, dict[str, float]]]] = {
     },
     "1,2,1": {"fp32": {"torch-native": 1.05}, "bf16": {"torch-native": 1.05}},
     "1,1,2": {"fp32": {"torch-native": 1.03}, "bf16": {"torch-native": 1.03}},
+    "1,1,2,1,2": {"fp32": {"ours, ZeRO-1": 0.97}, "bf16": {"ours, ZeRO-1": 0.97}},
+    "1,1,2,1,3": {
+        "fp32": {"FSDP2": 1.05, "ours, ZeRO-1": NOTHING},
+        "bf16": {"FSDP2": 1.05, "ours, ZeRO-1": NOTHING},
+    },
 }
-"""By tp,pp,dp, by precision, by peer: how many times longer the peer should take."""
+"""By cell, by precision, by peer: how many times longer the peer should take."""
 
 ALL_CELLS: Final[dict[Precision, dict[str, int]]] = {
     "fp32": {
@@ -74,12 +79,14 @@ ALL_CELLS: Final[dict[Precision, dict[str, int]]] = {
         "2,1,1": 6,
         "1,2,1": 10,
         "1,1,2": 8,
+        "1,1,2,1,2": 8,
+        "1,1,2,1,3": 8,
         "1,2,1,2": 6,
         "2,2,1": 3,
         "2,1,2": 3,
         "1,2,2": 3,
     },
-    "bf16": {"1,1,1": 6, "2,1,1": 5, "1,2,1": 8, "1,1,2": 6},
+    "bf16": {"1,1,1": 6, "2,1,1": 5, "1,2,1": 8, "1,1,2": 6, "1,1,2,1,2": 8, "1,1,2,1,3": 6},
 }
 """Rounds of each cell of the whole table."""
 
@@ -118,18 +125,19 @@ def _cells(arguments: argparse.Namespace) -> list[tuple[Cell, int]]:
 
 
 def make_cell(name: str, precision: Precision) -> Cell:
-    """The cell of tp,pp,dp or tp,pp,dp,vpp.
+    """The cell of tp,pp,dp, with vpp and the ZeRO stage where they are given.
 
     Raises:
         ValueError: the name is not such numbers.
         SearchSpaceError: they make no layout.
     """
     parts = name.split(",")
-    if len(parts) not in (3, 4) or not all(part.isdecimal() for part in parts):
-        raise ValueError(f"cell {name!r} is not tp,pp,dp or tp,pp,dp,vpp, such as 2,1,1")
+    if len(parts) not in (3, 4, 5) or not all(part.isdecimal() for part in parts):
+        raise ValueError(f"cell {name!r} is not tp,pp,dp[,vpp[,zero]], such as 2,1,1")
     tp, pp, dp, vpp = map(int, [*parts, "1"][:4])
+    zero = {"zero_stage": int(parts[4])} if len(parts) == 5 else {}
     asked = ASKED.get(name, {}).get(precision, {"torch-native": NOTHING})
-    layout = make_layout(tp=tp, pp=pp, dp=dp, vpp=vpp, precision=precision)
+    layout = make_layout(tp=tp, pp=pp, dp=dp, vpp=vpp, precision=precision, **zero)
     return Cell(layout=layout, asked=asked, by_cpu_time=tp * pp * dp > 2)
 
 
@@ -176,13 +184,18 @@ _NOTES: Final = {
     "ZeroRedundancyOptimizer. For tensor parallelism the fastest plan of three, one "
     "`PrepareModuleInput` before the layers that share an input; the plain plan converts for each "
     "layer, the sequence plan is torchtitan's. In bf16 with DDP: autocast, whose gradients are fp32",
+    "FSDP2": "`fully_shard` of every block, of the embedding, and of norm and head; gradients are "
+    "reduced in fp32, for each micro-batch as ours are. `ours, ZeRO-1`: this trainer with ZeRO-1",
 }
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench-trainer", description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--cell", action="append", metavar="TP,PP,DP[,VPP]", help="this cell alone; repeatable"
+        "--cell",
+        action="append",
+        metavar="TP,PP,DP[,VPP[,ZERO]]",
+        help="this cell alone; repeatable",
     )
     parser.add_argument("--precision", action="append", choices=PRECISIONS)
     parser.add_argument("--rounds", type=count, help="timed steps of each implementation")

@@ -354,7 +354,7 @@ class CampaignSpec:
             f"{self.model.name} is too large for every one of the {len(legal)} legal layouts: the "
             f"smallest estimate is {smallest / GIB:.2f} GiB a device "
             f"({legal.layout(position).key}), and a device of {self.cluster.name} has "
-            f"{memory / GIB:.2f} GiB{self._besides_headroom()}; allow more tp, pp or nodes, zero_stage 1, or recompute full"
+            f"{memory / GIB:.2f} GiB{self._besides_headroom()}; allow more tp, pp or nodes, zero_stage 3, or recompute full"
         )
 
     def _besides_headroom(self) -> str:

@@ -11,7 +11,6 @@ from typing import Final
 
 _CONTEXT: Final = "context parallelism (ring attention, Ulysses)"
 _EXPERTS: Final = "mixture-of-experts models and expert parallelism"
-_SHARDED: Final = "ZeRO-2, ZeRO-3 and FSDP"
 
 _NOT_COVERED: Final[Mapping[str, str]] = MappingProxyType(
     dict.fromkeys(("context", "cp", "ring_attention", "ulysses", "ds_sequence"), _CONTEXT)
@@ -19,8 +18,6 @@ _NOT_COVERED: Final[Mapping[str, str]] = MappingProxyType(
     | dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "experts"), _EXPERTS)
     | dict.fromkeys(("top_k", "moe_router_topk", "num_experts_per_tok", "mixtral"), _EXPERTS)
     | dict.fromkeys(("deepseek", "qwen_moe", "capacity_factor"), _EXPERTS)
-    | dict.fromkeys(("fsdp", "fsdp2", "hsdp", "data_shard", "dp_shard", "zero3"), _SHARDED)
-    | dict.fromkeys(("zero_stage=2", "zero_stage=3"), _SHARDED)
     | dict.fromkeys(("offload", "cpu_offload", "optimizer_offload"), "offloading to host memory")
     | dict.fromkeys(("mxfp8", "fp4", "nvfp4", "int8"), "types narrower than fp8, and its recipes")
     | dict.fromkeys(("sliding_window", "attention_window"), "sliding-window attention")
@@ -35,6 +32,7 @@ _OTHER_NAMES: Final[Mapping[str, str]] = MappingProxyType(
     dict.fromkeys(("tensor", "tensor_model", "tensor_model_parallel"), "tp")
     | dict.fromkeys(("pipeline", "pipeline_model"), "pp")
     | dict.fromkeys(("data", "data_replicate"), "dp")
+    | dict.fromkeys(("fsdp", "fsdp2", "hsdp", "zero3", "data_shard", "dp_shard"), "zero_stage")
     | dict.fromkeys(("virtual_pipeline", "virtual_pipeline_model", "interleave"), "vpp")
     | dict.fromkeys(("account_for_embedding_in_pipeline_split",), "pipeline_split")
     | dict.fromkeys(("account_for_loss_in_pipeline_split",), "pipeline_split")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,9 +96,9 @@ class StepShape:
     recomputes_attention: Floats
     """1 where the backward pass recomputes the two attention products, else 0."""
     zero_shards: Floats
-    """Ranks that share one copy of the optimizer states."""
-    is_zero: NDArray[np.bool_]
-    """Whether the optimizer states are sharded at all."""
+    """Ranks that share one copy of what ZeRO shards."""
+    zero_stage: NDArray[Any]
+    """What is sharded; see `Layout.zero_stage`."""
     score_traffic: float
     """Traffic of attention scores, over that of a trainer that may fuse attention or not."""
     counted_ends: tuple[Floats, Floats]
@@ -139,7 +139,7 @@ class StepShape:
             forward_passes=np.where(columns.recompute == _FULL, 2.0, 1.0),
             recomputes_attention=np.where(columns.recompute == _SELECTIVE, 1.0, 0.0),
             zero_shards=np.asarray(columns.zero_group_size, dtype=np.float64),
-            is_zero=columns.zero_stage == 1,
+            zero_stage=columns.zero_stage,
             score_traffic=score_traffic,
             counted_ends=(embedding, head),
             slots=microbatches + (pp - 1.0) / vpp,
@@ -147,9 +147,16 @@ class StepShape:
 
     @property
     def backward_share(self) -> Floats:
-        """Share of the blocks' work in a step that is the last micro-batch's backward pass."""
+        """Share of the blocks' work in a step behind which data parallelism can hide.
+
+        This is the last micro-batch's backward pass; with ZeRO-2 that of every micro-batch, and
+        with ZeRO-3 every pass.
+        """
         passes = 1.0 + self.forward_passes
-        return np.asarray(passes / (1.0 + passes) / self.slots, dtype=np.float64)
+        backward = passes / (1.0 + passes) / self.slots
+        share = np.where(self.zero_stage >= 2, self.num_microbatches, 1.0) * backward
+        every = self.num_microbatches / self.slots
+        return np.asarray(np.where(self.zero_stage == 3, every, share), dtype=np.float64)
 
     @property
     def layer_slots(self) -> Floats:
@@ -313,29 +320,36 @@ def data_terms(step: StepShape, backward_s: Floats) -> Iterator[tuple[str, Float
     A ring over d ranks moves 2 (d - 1) / d of the gradients in 2 (d - 1) steps, once per training
     step and bucket. With ZeRO-1 (arXiv:1910.02054) it is a reduce-scatter over the shards, half of
     that, and an all-reduce of a shard over its copies; the weights are gathered after the step,
-    where no computation hides it.
+    where no computation hides it. ZeRO-2 scatters for every micro-batch. ZeRO-3 also gathers the
+    weights for every pass forward and backward, instead of after the step; prefetching hides it.
 
     Args:
         step: the step.
-        backward_s: the last micro-batch's backward pass, behind which a reduction can hide.
+        backward_s: the passes (`backward_share`) behind which a reduction can hide.
     """
     parameters, z, d, links = step.rank_parameters, step.zero_shards, step.dp, step.links
-    copies = d / z
-    volume = np.where(step.is_zero, (z - 1.0) / z + 2.0 * (copies - 1.0) / d, 2.0 * (d - 1.0) / d)
-    hops = np.where(step.is_zero, (z - 1.0) + 2.0 * (copies - 1.0), 2.0 * (d - 1.0))
+    copies, is_zero, is_gathering = d / z, step.zero_stage > 0, step.zero_stage == 3
+    scatters = np.where(step.zero_stage >= 2, step.num_microbatches, 1.0)
+    gathers = np.where(is_gathering, 2.0 * step.num_microbatches, 0.0)
+    volume = scatters * (z - 1.0) / z + 2.0 * (copies - 1.0) / d
+    volume = np.where(is_zero, volume, 2.0 * (d - 1.0) / d)
+    hops = (scatters + gathers) * (z - 1.0) + 2.0 * (copies - 1.0)
+    hops = np.where(is_zero, hops, 2.0 * (d - 1.0))
     buckets = step.model.num_layers / step.pp + 1.0
-    bytes_s = GRADIENT_BYTES * parameters * volume / links.data_bytes_per_s
+    gather = step.element_bytes * parameters * (z - 1.0) / z / links.data_bytes_per_s
+    bytes_s = GRADIENT_BYTES * parameters * volume / links.data_bytes_per_s + gathers * gather
     latency_s = buckets * hops * links.data_latency_s
     hidden = np.minimum(bytes_s + latency_s, backward_s)
     yield "data_inside", np.where(links.data_inside, bytes_s, 0.0)
     yield "data_across", np.where(links.data_inside, 0.0, bytes_s)
     yield "data_congestion", bytes_s * links.data_doublings
     yield "data_latency", latency_s
-    yield "data_overlap", np.where(step.is_zero, 0.0, hidden)
-    yield "shards_overlap", np.where(step.is_zero, hidden, 0.0)
-    gather = step.element_bytes * parameters * (z - 1.0) / z / links.data_bytes_per_s
-    yield "weights_gather", np.where(step.is_zero, gather, 0.0)
-    yield "gather_latency", np.where(step.is_zero, buckets * (z - 1.0) * links.data_latency_s, 0.0)
+    # Only of ZeRO-1 is the overlap an option.
+    yield "data_overlap", np.where(step.zero_stage == 1, 0.0, hidden)
+    yield "shards_overlap", np.where(step.zero_stage == 1, hidden, 0.0)
+    is_last = is_zero & ~is_gathering
+    yield "weights_gather", np.where(is_last, gather, 0.0)
+    yield "gather_latency", np.where(is_last, buckets * (z - 1.0) * links.data_latency_s, 0.0)
 
 
 def stage_terms(step: StepShape, layer_s: Floats, head_s: Floats) -> Iterator[tuple[str, Floats]]:

@@ -118,13 +118,15 @@ def _least_memory_bytes(measured: Measurement, request: ProbeRequest) -> float:
     """Bytes that the fullest rank certainly holds.
 
     Ranks of the embedded trainer hold weights, fp32 gradients and Adam's states, with fp32 masters
-    of 16-bit weights. Other trainers may shard or offload all of it but the block that is computed,
-    at a byte a parameter. Samples may miss every peak.
+    of 16-bit weights; of what ZeRO shards, their own share. Other trainers may shard or offload all
+    of it but the block that is computed, at a byte a parameter. Samples may miss every peak.
     """
     layout, model = request.layout, request.model
     if measured.trainer == EMBEDDED_TRAINER:
         weight, states = (4, 8) if layout.precision == "fp32" else (2, 12)
-        per_parameter = weight + 4 + states / layout.zero_group_size
+        shards = layout.zero_group_size
+        gradients, weights = (shards if layout.zero_stage >= stage else 1 for stage in (2, 3))
+        per_parameter = weight / weights + 4 / gradients + states / shards
         return per_parameter * model.num_parameters / (layout.tp * layout.pp)
     is_sampled = measured.memory_kind == "sampled"
     return 0.0 if is_sampled else model.num_layer_parameters / layout.num_devices

@@ -333,16 +333,19 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="zero_needs_replicas",
         scope="redundant",
-        illegal=lambda c, _: (c.zero_stage == 1) & (c.dp == 1),
-        sentence=lambda _layout, _: "zero_stage=1 with dp=1 is the same job as zero_stage=0",
+        illegal=lambda c, _: (c.zero_stage > 0) & (c.dp == 1),
+        sentence=lambda layout, _: (
+            f"zero_stage={layout.zero_stage} with dp=1 is the same job as zero_stage=0"
+        ),
     ),
     Rule(
         name="zero_needs_groups",
         scope="redundant",
-        illegal=lambda c, _: (c.zero_stage == 1) & (c.dp > 1) & (c.zero_replicas == c.dp),
+        illegal=lambda c, _: (c.zero_stage > 0) & (c.dp > 1) & (c.zero_replicas == c.dp),
         sentence=lambda layout, _: (
-            f"zero_stage=1 with zero_replicas={layout.zero_replicas} of dp={layout.dp} is the same "
-            "job as zero_stage=0: every rank would hold all optimizer states"
+            f"zero_stage={layout.zero_stage} with zero_replicas={layout.zero_replicas} of "
+            f"dp={layout.dp} is the same job as zero_stage=0: every rank would hold all optimizer "
+            "states"
         ),
     ),
     Rule(

@@ -32,7 +32,7 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
             "DeepSpeed's pipeline splits your script's list of layers (pipeline.partition); without the "
             "choice the stages are those of your script"
         )
-    if layout.zero_replicas > 1:
+    if layout.zero_replicas > 1 and layout.zero_stage < 3:
         lacking["zero_replicas"] = (
             "DeepSpeed has smaller ZeRO groups in stage 3 only; without them optimizer states are "
             f"sharded over all dp={layout.dp} ranks"
@@ -53,7 +53,23 @@ def _refusals(job: TrainerJob) -> list[str]:
             "stages, not with both; export a trial with tp=1 or pp=1, or use the format "
             "megatron-deepspeed"
         )
-    return found
+    if layout.tp > 1 and layout.zero_stage == 3:
+        found.append(
+            f"zero_stage=3 with tp={layout.tp}: DeepSpeed's AutoTP trains with ZeRO up to stage 2; "
+            "export a trial with tp=1, or of a lower stage"
+        )
+    return found + refusals_of_zero(job)
+
+
+def refusals_of_zero(job: TrainerJob) -> list[str]:
+    """Why its pipeline has no such stage of ZeRO; empty if it has."""
+    layout = job.layout
+    if layout.pp == 1 or layout.zero_stage < 2:
+        return []
+    return [
+        f"zero_stage={layout.zero_stage} with pp={layout.pp}: DeepSpeed's pipeline accumulates whole "
+        "gradients, and so has ZeRO-1 alone; export a trial with pp=1, or of a lower stage"
+    ]
 
 
 def refusals_of_precision(job: TrainerJob) -> list[str]:
@@ -65,12 +81,17 @@ def refusals_of_precision(job: TrainerJob) -> list[str]:
 
 def batch_and_zero(layout: Layout) -> dict[str, Any]:
     """The keys that every DeepSpeed job has; it checks train batch = micro batch * steps * dp."""
+    zero: dict[str, Any] = {"stage": layout.zero_stage}
+    if layout.zero_stage >= 2:
+        zero["overlap_comm"] = True  # the default of stage 3 alone
+    if layout.zero_stage == 3 and layout.zero_replicas > 1:
+        zero["mics_shard_size"] = layout.zero_group_size
     return {
         "train_batch_size": layout.global_batch_size,
         "train_micro_batch_size_per_gpu": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.num_microbatches,
         "steps_per_print": 1,
-        "zero_optimization": {"stage": layout.zero_stage},
+        "zero_optimization": zero,
     }
 
 
@@ -114,6 +135,11 @@ def _notes(job: TrainerJob) -> list[str]:
         notes.append(
             f"recompute={layout.recompute} is for your script to do, with torch.utils.checkpoint or "
             "deepspeed.checkpointing: no key of ds_config.json turns it on here"
+        )
+    if layout.zero_stage == 3 and layout.zero_replicas > 1:
+        notes.append(
+            f"zero_replicas={layout.zero_replicas} is MiCS: your script must build the model inside "
+            "deepspeed.zero.MiCS_Init"
         )
     if layout.precision == "fp32":
         notes.append(

@@ -11,7 +11,11 @@ from typing import Any, Final
 
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
-from search_spaces.trainers.deepspeed import batch_and_zero, refusals_of_precision
+from search_spaces.trainers.deepspeed import (
+    batch_and_zero,
+    refusals_of_precision,
+    refusals_of_zero,
+)
 from search_spaces.trainers.log_patterns import LogPatterns
 from search_spaces.trainers.megatron_lm import (
     NORM_EPSILON,
@@ -27,7 +31,7 @@ from search_spaces.trainers.megatron_lm import (
 
 
 def _refusals(job: TrainerJob) -> Sequence[str]:
-    return [*refusals(job), *refusals_of_precision(job)]
+    return [*refusals(job), *refusals_of_zero(job), *refusals_of_precision(job)]
 
 
 def _lacking(job: TrainerJob) -> Mapping[str, str]:

@@ -109,6 +109,14 @@ def parallel_flags(layout: Layout) -> list[list[str]]:
     return flags
 
 
+SHARDING_STRATEGIES: Final[Mapping[int, str]] = MappingProxyType(
+    {2: "optim_grads", 3: "optim_grads_params"}
+)
+"""Megatron-FSDP's strategy by ZeRO stage; in Megatron Core from 0.14 on."""
+FSDP_CHECKPOINTS: Final = "fsdp_dtensor"
+"""The only format of checkpoints that Megatron-FSDP accepts."""
+
+
 def _split_flags(layout: Layout) -> list[list[str]]:
     names = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
     return [[name] for name, counts in zip(names, layout.counted_ends, strict=True) if counts]
@@ -118,11 +126,17 @@ def _interleaving_and_zero_flags(layout: Layout) -> list[list[str]]:
     flags = []
     if layout.vpp > 1:
         flags.append(["--num-virtual-stages-per-pipeline-rank", str(layout.vpp)])
-    if layout.zero_stage == 1:
+    if layout.zero_stage:
         flags += [
             ["--use-distributed-optimizer"],
             ["--overlap-grad-reduce"],
             ["--overlap-param-gather"],
+        ]
+    if layout.zero_stage in SHARDING_STRATEGIES:
+        strategy = SHARDING_STRATEGIES[layout.zero_stage]
+        flags += [
+            ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", strategy],
+            ["--ckpt-format", FSDP_CHECKPOINTS],
         ]
     if layout.zero_replicas > 1:
         flags.append(["--num-distributed-optimizer-instances", str(layout.zero_replicas)])
@@ -216,6 +230,11 @@ def notes(job: TrainerJob, trainer: str) -> list[str]:
 
 def _notes(job: TrainerJob) -> list[str]:
     found = notes(job, "Megatron-LM")
+    if job.layout.zero_stage in SHARDING_STRATEGIES:
+        found.append(
+            f"zero_stage={job.layout.zero_stage} is Megatron-FSDP, which refuses "
+            "CUDA_DEVICE_MAX_CONNECTIONS=1"
+        )
     if job.layout.precision == "fp32":
         found.append("without --bf16 or --fp16 Megatron-LM trains in fp32, as the probe did")
     if job.layout.precision == "fp8":

@@ -68,7 +68,7 @@ def _lacking_in_0_2(job: TrainerJob) -> dict[str, str]:
             "torchtitan 0.2 always shares the sequence where tp is above 1; without the choice it is "
             "shared, which needs less memory than was measured"
         )
-    if layout.dp > 1 and _is_parallel_beyond_data(layout):
+    if layout.dp > 1 and _is_parallel_beyond_data(layout) and layout.zero_stage < 2:
         lacking["zero_stage"] = (
             "torchtitan 0.2 has neither ZeRO-1 nor DDP beside tp or pp (it says: DDP has not "
             f"supported > 1D parallelism; tp={layout.tp}, pp={layout.pp}); without it FSDP shards "
@@ -147,8 +147,18 @@ def _pipeline(job: TrainerJob) -> dict[str, Any]:
     }
 
 
+_RESHARD: Final = {2: "never", 3: "always"}
+"""When FSDP frees a layer's weights after its forward pass, by ZeRO stage."""
+
+
 def _degrees(layout: Layout, replicas: int) -> dict[str, Any]:
+    """Degrees; `replicas` without FSDP, which has the copies of the shards."""
+    reshard = {}
+    if layout.zero_stage in _RESHARD:
+        replicas = layout.zero_replicas
+        reshard = {"fsdp_reshard_after_forward": _RESHARD[layout.zero_stage]}
     return {
+        **reshard,
         "data_parallel_replicate_degree": replicas,
         "data_parallel_shard_degree": layout.dp // replicas,
         "tensor_parallel_degree": layout.tp,

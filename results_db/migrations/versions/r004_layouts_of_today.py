@@ -1,4 +1,4 @@
-"""Layouts of today: other splits of pipelines, and fp8.
+"""Layouts of today: other splits of pipelines, ZeRO stages 2 and 3, and fp8.
 
 Revision: r004, after r003. Earlier trials have the defaults of the new columns.
 """
@@ -18,7 +18,7 @@ branch_labels = None
 depends_on = None
 
 
-class _Check(NamedTuple):
+class _ChangedCheck(NamedTuple):
     """A check of the table that changes."""
 
     name: str
@@ -41,11 +41,12 @@ class _NewColumn(NamedTuple):
 
 
 _CHECKS = (
-    _Check(
+    _ChangedCheck(
         "precision",
         "precision IN ('fp32', 'bf16', 'fp16')",
         "precision IN ('fp32', 'bf16', 'fp16', 'fp8')",
     ),
+    _ChangedCheck("zero_stage", "zero_stage IN (0, 1)", "zero_stage IN (0, 1, 2, 3)"),
 )
 _COLUMNS = (
     _NewColumn(

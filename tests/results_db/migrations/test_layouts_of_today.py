@@ -45,7 +45,7 @@ def triggers(url: str) -> set[str]:
         return set(session.scalars(text(query)))
 
 
-@pytest.mark.parametrize("assignment", ["precision = 'fp8'"])
+@pytest.mark.parametrize("assignment", ["precision = 'fp8'", "zero_stage = 3"])
 def test_values_that_r003_refused_are_stored(url: str, assignment: str) -> None:
     before = rows(url)
     migrate.downgrade(url, "r003")

@@ -20,7 +20,7 @@ BATCH = {"global_batch_size": 8}
         ("tiny", {"expert_model_parallel_size": 2}, "expert parallelism: not covered"),
         ({"preset": "tiny", "num_experts": 8}, {}, "mixture-of-experts models"),
         ({"preset": "tiny", "family": "mixtral"}, {}, "mixture-of-experts models"),
-        ("tiny", {"zero_stage": 3}, "ZeRO-2, ZeRO-3 and FSDP: not covered"),
+        ("tiny", {"fsdp": True}, "(here it is called 'zero_stage')"),
         ("tiny", {"precision": "mxfp8"}, "types narrower than fp8, and its recipes: not covered"),
         ("tiny", {"tensor_model_parallel_size": 2}, "(here it is called 'tp')"),
         ("tiny", {"gradient_accumulation_steps": 2}, "(here it is called 'num_microbatches')"),

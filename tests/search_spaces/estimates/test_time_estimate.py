@@ -213,6 +213,19 @@ def test_communication_takes(name: str, knobs: dict[str, Any], expected_s: float
         # ZeRO scatters half as much, and gathers the weights.
         ("data_across", {"dp": 8, "zero_stage": 1}, GRADIENTS * 7 / 8 / ACROSS),
         ("weights_gather", {"dp": 8, "zero_stage": 1}, WEIGHTS * 7 / 8 / ACROSS),
+        # Stages 2 and 3 scatter for every micro-batch. 3 gathers for every pass, not after a step.
+        (
+            "data_across",
+            {"dp": 8, "zero_stage": 2, "num_microbatches": 4},
+            4 * GRADIENTS * 7 / 8 / ACROSS,
+        ),
+        ("weights_gather", {"dp": 8, "zero_stage": 2}, WEIGHTS * 7 / 8 / ACROSS),
+        (
+            "data_across",
+            {"dp": 8, "zero_stage": 3, "num_microbatches": 4},
+            4 * (GRADIENTS + 2 * WEIGHTS) * 7 / 8 / ACROSS,
+        ),
+        ("weights_gather", {"dp": 8, "zero_stage": 3}, 0),
         # Copies of the shards are reduced beside.
         (
             "data_across",

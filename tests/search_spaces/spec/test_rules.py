@@ -209,6 +209,11 @@ CASES = [
         zero_stage=1,
     ),
     case(
+        "zero_needs_replicas",
+        "zero_stage=3 with dp=1 is the same job as zero_stage=0",
+        zero_stage=3,
+    ),
+    case(
         "sequence_parallel_needs_tp",
         "sequence_parallel=true with tp=1 is the same job as sequence_parallel=false",
         sequence_parallel=True,

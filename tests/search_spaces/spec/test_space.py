@@ -114,7 +114,7 @@ def test_a_space_survives_the_round_trip(mapping: dict[str, Any]) -> None:
         ({"tp": {"from": 1, "to": 8, "by": 2}}, "tp: unknown range field 'by'"),
         ({"tp": {"from": 1, "to": 1 << 20}}, "tp: 1048576 values are more than 4096"),
         ({"tp": {1: 2}}, "tp: the range has the key 1, which is not a string"),
-        ({"zero_stage": 2}, "zero_stage: 2 is not one of 0, 1"),
+        ({"zero_stage": 4}, "zero_stage: 4 is not one of 0, 1, 2, 3"),
         ({"zero_stage": True}, "zero_stage: True is not one of 0, 1"),
         ({"zero_stage": {"from": 1, "to": 1}}, "zero_stage: {'from': 1, 'to': 1} is not a value"),
         ({"recompute": "some"}, "recompute: 'some' is not one of none, selective, full"),

@@ -53,7 +53,7 @@ def test_the_name_of_a_column_is_checked_as_values_are(name: str, reason: str) -
         ({"tp": "1_0"}, "tp='1_0' is not a finite number in plain digits"),
         ({"tp": "2.5"}, "tp='2.5' is not a whole number of at least 1"),
         ({"tp": 0}, "tp='0' is not a whole number of at least 1"),
-        ({"zero_stage": 3}, "zero_stage=3 is not one of 0, 1"),
+        ({"zero_stage": 4}, "zero_stage=4 is not one of 0, 1, 2, 3"),
         ({"recompute": "some"}, "recompute='some' is unknown"),
         ({"precision": "fp4"}, "precision='fp4' is unknown"),
         ({"status": "OOM"}, "status='OOM' is unknown"),

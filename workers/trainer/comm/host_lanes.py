@@ -63,9 +63,15 @@ class Lane:
         """Starts reducing the tensor over the group, in place."""
         return self._start("all_reduce", _AllReduce(self, tensor, reduction))
 
-    def start_reduce_scatter(self, own: Tensor, whole: Tensor) -> Operation:
-        """Starts summing `whole`; `own`, which may be a part of it, gets this rank's share."""
-        return self._start("reduce_scatter", _ReduceScatter(self, own, whole))
+    def start_reduce_scatter(
+        self, own: Tensor, whole: Tensor, *, accumulates: bool = False
+    ) -> Operation:
+        """Starts summing `whole`; `own`, which may be a part of it, gets this rank's share.
+
+        With `accumulates` the share is added to fp32 numbers of `own`, and that of `whole` is lost.
+        """
+        operation = _ReduceScatter(self, own, whole, accumulates=accumulates)
+        return self._start("reduce_scatter", operation)
 
     def start_all_gather(self, whole: Tensor, own: Tensor) -> Operation:
         """Starts filling `whole` with the `own` of every rank; `own` may be a part of `whole`."""
@@ -172,7 +178,8 @@ class _AllReduce(_Collective):
 class _ReduceScatter(_Collective):
     """A piece holds a part of every rank's share, one after the other."""
 
-    def __init__(self, lane: Lane, own: Tensor, whole: Tensor) -> None:
+    def __init__(self, lane: Lane, own: Tensor, whole: Tensor, *, accumulates: bool) -> None:
+        self._accumulates = accumulates
         size = max(SLOT_BYTES // whole.itemsize // lane.size, 1)
         self._shares = [torch.split(share, size) for share in whole.view(lane.size, -1)]
         self._own = torch.split(own.view(-1), size)
@@ -191,7 +198,13 @@ class _ReduceScatter(_Collective):
         parts = [slot[rank * self._size :][: len(out)] for slot in slots]
         if self._lane.size == 2:
             parts[rank] = self._shares[rank][piece]
-        _add_up(parts, out)
+        if self._accumulates:
+            # The sum in the order of the ranks first, as every transport has it. Nobody else reads
+            # the parts, which are still in the cache.
+            _add_up(parts, parts[0])
+            out.add_(parts[0])
+        else:
+            _add_up(parts, out)
 
 
 class _AllGather(_Collective):

@@ -225,6 +225,16 @@ class Stage(nn.Module):
     def attentions(self) -> list[Attention]:
         return [block.attention for block in self.blocks if isinstance(block, Block)]
 
+    @property
+    def layers(self) -> list[tuple[nn.Module, ...]]:
+        """The modules of each layer, in forward order: embedding, blocks, final norm and head."""
+        layers: list[tuple[nn.Module, ...]] = [(block,) for block in self.blocks]
+        if self.embedding is not None:
+            layers.insert(0, (self.embedding,))
+        if self.final_norm is not None and self.head is not None:
+            layers.append((self.final_norm, self.head))
+        return layers
+
     def forward(self, x: Tensor, targets_T: Tensor) -> Tensor:
         """From token ids or the previous stage's output to this stage's output.
 
@@ -253,6 +263,11 @@ class RankModel(nn.Module):
     def stages(self) -> list[Stage]:
         """The stages, first to last. Backward passes reach them in reverse order."""
         return [chunk for chunk in self.chunks if isinstance(chunk, Stage)]
+
+    @property
+    def layers(self) -> list[tuple[nn.Module, ...]]:
+        """The modules of each layer of all stages, in forward order."""
+        return [layer for stage in self.stages for layer in stage.layers]
 
     @property
     def tied_weight(self) -> ModelParameter | None:

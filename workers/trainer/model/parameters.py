@@ -62,6 +62,8 @@ class ModelParameter(nn.Parameter):
     which saves the pass that would clear it."""
     gradients_left: int = 0
     """Gradients of this step that are still to be added."""
+    when_first: Callable[[], None] | None = None
+    """Called before a gradient overwrites `main_grad`, which it may set."""
     when_final: Callable[[], None] | None = None
     """Called when the last gradient of a step has been added."""
 
@@ -75,6 +77,7 @@ class ModelParameter(nn.Parameter):
 
     def add_gradient(self, gradient: Tensor) -> None:
         """Adds a gradient of any precision to `main_grad`."""
+        self._begin_gradient()
         if self.main_grad_is_stale:
             self.main_grad.copy_(gradient)
             self.main_grad_is_stale = False
@@ -88,20 +91,26 @@ class ModelParameter(nn.Parameter):
 
     def add_product(self, left_OT: Tensor, right_TI: Tensor) -> None:
         """Adds a matrix product to `main_grad`, without a temporary if the factors are fp32."""
-        if left_OT.dtype != self.main_grad.dtype:
+        if left_OT.dtype != torch.float32:
             self.add_gradient(left_OT @ right_TI)
             return
+        self._begin_gradient()
         self.main_grad.addmm_(left_OT, right_TI, beta=0 if self.main_grad_is_stale else 1)
         self.main_grad_is_stale = False
         self._count_gradient()
 
     def add_rows(self, rows_T: Tensor, gradient_TH: Tensor) -> None:
         """Adds row t of a gradient to row rows_T[t] of `main_grad`."""
+        self._begin_gradient()
         if self.main_grad_is_stale:
             self.main_grad.zero_()
             self.main_grad_is_stale = False
         self.main_grad.index_add_(0, rows_T, gradient_TH)
         self._count_gradient()
+
+    def _begin_gradient(self) -> None:
+        if self.main_grad_is_stale and self.when_first is not None:
+            self.when_first()
 
     def _count_gradient(self) -> None:
         self.gradients_left -= 1

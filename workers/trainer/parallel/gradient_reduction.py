@@ -22,7 +22,7 @@ from workers.trainer.comm.collectives import (
     start_sum_of_shares,
 )
 from workers.trainer.comm.mesh import Mesh
-from workers.trainer.parallel.flat_buffers import FlatBuffers
+from workers.trainer.parallel.flat_buffers import FlatBuffers, Span
 from workers.trainer.stopwatch import part
 
 _BUCKETS_IN_FLIGHT: Final = 2
@@ -49,12 +49,12 @@ class GradientReduction:
         self._num_scattered = 0
         if mesh.layout.dp > 1:
             for slot in flat.slots:
-                bucket = flat.plan.bucket_of(slot.start)
-                self._members[bucket] += 1
-                slot.parameter.when_final = partial(self._count, bucket)
+                self._members[slot.bucket] += 1
+                slot.parameter.when_final = partial(self._count, slot.bucket)
 
     def begin(self) -> None:
         """Begins a step, in which no gradient is final yet."""
+        self.flat.expect_gradients(self.mesh.layout.num_microbatches)
         self._missing = list(self._members)
         self._pending, self._num_scattered = [], 0
 
@@ -112,8 +112,7 @@ class GradientReduction:
         self._pending[index] = None
 
     def _own(self, index: int) -> Tensor:
-        span = self.owned[index]
-        return self.flat.gradients[span.start : span.end]
+        return self.flat.own_gradients(self.owned[index])
 
     def _sum_replicated(self) -> None:
         """Sums the gradients of replicated parameters over tp, in one all-reduce.
@@ -124,9 +123,9 @@ class GradientReduction:
             return
         slots = [slot for slot in self.flat.slots if slot.parameter.replicated]
         views = [
-            self.flat.gradients[start:end]
+            self.flat.own_gradients(Span(*overlap))
             for slot in slots
-            for start, end in slot.overlaps(self.owned)
+            for overlap in slot.overlaps(self.owned)
         ]
         if not views:  # the other tp ranks have none either: their buffers have the same plan
             return

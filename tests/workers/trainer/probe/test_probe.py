@@ -23,6 +23,7 @@ from tests.workers.trainer.cases import (
     PP,
     TP,
     ZERO,
+    ZERO_3,
     make_layout,
     make_shape,
     make_training,
@@ -43,7 +44,7 @@ pytestmark = pytest.mark.ranks
 
 
 @pytest.mark.sampled(2)
-@over_axes({}, TP, PP, ZERO, TP | PP)
+@over_axes({}, TP, PP, ZERO, ZERO_3, TP | PP)
 def test_a_probe_measures_what_the_same_training_does(axes: dict[str, int]) -> None:
     request = make_request(layout=make_layout(**axes))
     results = probe(request)
