@@ -99,7 +99,7 @@ def probes(draw: st.DrawFn) -> Probe:
         dp=draw(sizes),
         micro_batch_size=draw(sizes),
         num_microbatches=draw(st.integers(1, 8)),
-        zero_stage=draw(st.sampled_from([0, 1])),
+        zero_stage=draw(st.sampled_from([0, 1, 2, 3])),
         recompute=draw(st.sampled_from(["none", "selective", "full"])),
         precision=draw(st.sampled_from(["fp32", "bf16"])),
     )

@@ -72,11 +72,17 @@ class GatheredWeights:
         assert order[self._at] == layer, "layers are used in another order than planned"
         after = order[self._at + 1] if self._at + 1 < len(order) else None
         with part("dp"):
+            if before is not None and layer not in self._spans:
+                self._release(before)  # the window had no place beside it
+                self._start(layer)
             self._finish(layer)
             if before is not None and before != after:
                 self._release(before)
-            if after is not None and after not in self._spans:
+            if after is not None and after not in self._spans and self._fits(after):
                 self._start(after)
+
+    def _fits(self, layer: int) -> bool:
+        return self._window.fits(self.flat.plan.size(*self.flat.plan.layers[layer]))
 
     def _start(self, layer: int) -> None:
         plan, group, buckets = self.flat.plan, self.mesh.shard_group, self.flat.plan.layers[layer]
