@@ -7,8 +7,8 @@ import pytest
 
 from results_db.database.data_dir import DataDir
 from search_spaces.protocol import worker_messages as said
-from search_spaces.protocol.states import ATTEMPT_PHASES, NODE_STATES
 from search_spaces.protocol.outcome import ProbeRequest
+from search_spaces.protocol.states import ATTEMPT_PHASES, NODE_STATES
 from search_spaces.spec.layout import Layout
 from tests.kit.api import CAMPAIGN, INTRODUCTION
 from tests.kit.services import ServeProcess
