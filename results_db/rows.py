@@ -143,7 +143,7 @@ def cheap_columns(layout: Layout, fidelity: Fidelity, model: ModelShape) -> dict
 def layout_columns(layout: Layout) -> dict[str, Any]:
     """The columns of a trial that follow from the layout that it runs."""
     return {
-        **layout.to_mapping(),
+        **layout.to_mapping(every_knob=True),
         "layout_key": layout.key,
         "num_devices": layout.num_devices,
         "global_batch_size": layout.global_batch_size,

@@ -125,7 +125,7 @@ def like_campaign(store: Store, campaign: CampaignRecord, name: str) -> dict[str
     stated = CampaignSpec.from_mapping(campaign.spec).space
     document["space"] = {
         knob: value
-        for knob, value in stated.to_mapping().items()
+        for knob, value in stated.to_mapping(every_knob=True).items()
         if knob not in (*stated.auto, "auto")
     }
     for kind in PRESET_NAMES:

@@ -141,7 +141,7 @@ class CampaignPlots:
         layout = baseline_of(self.campaign.spec)
         if layout is None:
             return None
-        knobs = layout.to_mapping()
+        knobs = layout.to_mapping(every_knob=True)
         for point in points:
             if point.knobs == knobs:
                 return point
@@ -166,7 +166,7 @@ class CampaignPlots:
         layout = baseline_of(self.campaign.spec)
         if layout is None:
             return None
-        wanted = TrialFilter(**{name: (value,) for name, value in layout.to_mapping().items()})
+        wanted = TrialFilter(**{name: (getattr(layout, name),) for name in KNOBS})
         found = self._ranked(1, LeaderboardListing(wanted=wanted))
         return found[0] if found else None
 

@@ -135,6 +135,10 @@ def _notes(layout: Layout, nodes: Sequence[int], per_node: int, shown: int) -> l
         "tint) and its data-parallel replica (R)."
         + (f" A frame holds a tensor-parallel group of {layout.tp}." if layout.tp > 1 else "")
     ]
+    ends = (("S0", "embedding"), (f"S{layout.pp - 1}", "head"))
+    for (stage, end), counts in zip(ends, layout.counted_ends, strict=True):
+        if counts:
+            found.append(f"{stage} has one layer fewer: its {end} counts as a layer.")
     if len(nodes) < layout.num_nodes:
         of = "each" if layout.pp <= MAX_NODES else f"the first and the last {MAX_NODES // 2}"
         stages = "pipeline stage" if layout.pp <= MAX_NODES else "pipeline stages"

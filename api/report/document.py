@@ -114,8 +114,8 @@ def _leaderboard(
     whole = table(WHOLE, ())
     rows = list(whole.lines[:SHOWN])
     if baseline is not None and baseline.rank > SHOWN:
-        knobs = baseline.trial.layout.to_mapping()
-        wanted = TrialFilter(**{name: (value,) for name, value in knobs.items()})
+        layout = baseline.trial.layout
+        wanted = TrialFilter(**{name: (getattr(layout, name),) for name in KNOBS})
         columns = [column.name for column in whole.columns]
         rows += table(LeaderboardListing(wanted=wanted), columns).lines
     return {"leaderboard": whole, "leaders": rows}

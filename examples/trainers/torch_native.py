@@ -52,6 +52,7 @@ WORDS = {
     "precision": ("fp32", "bf16", "fp16"),
     "sequence_parallel": ("false", "true"),
     "tied_embeddings": ("false", "true"),
+    "pipeline_split": ("layers", "embedding", "head", "embedding_and_head"),
 }
 
 
@@ -73,6 +74,8 @@ def read_arguments() -> argparse.Namespace:
         sys.exit(f"zero_stage={args.zero_stage} is not written here; choose 0 or 1")
     if args.zero_replicas > 1:
         sys.exit(f"zero_replicas={args.zero_replicas} is not written here; choose 1")
+    if args.pipeline_split != "layers":
+        sys.exit(f"pipeline_split={args.pipeline_split} is not written here; choose layers")
     if args.tied_embeddings == "true" and args.tp * args.pp > 1:
         sys.exit(f"tied embeddings cannot be cut over tp={args.tp} and pp={args.pp} here")
     return args

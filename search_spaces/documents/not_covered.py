@@ -34,6 +34,8 @@ _OTHER_NAMES: Final[Mapping[str, str]] = MappingProxyType(
     | dict.fromkeys(("data", "data_replicate"), "dp")
     | dict.fromkeys(("fsdp", "fsdp2", "hsdp", "zero3", "data_shard", "dp_shard"), "zero_stage")
     | dict.fromkeys(("virtual_pipeline", "virtual_pipeline_model", "interleave"), "vpp")
+    | dict.fromkeys(("account_for_embedding_in_pipeline_split",), "pipeline_split")
+    | dict.fromkeys(("account_for_loss_in_pipeline_split",), "pipeline_split")
     | dict.fromkeys(("mbs", "local_batch", "train_micro_batch_size_per_gpu"), "micro_batch_size")
     | dict.fromkeys(("gbs", "train_batch"), "global_batch_size")
     | dict.fromkeys(("gas", "gradient_accumulation_steps"), "num_microbatches")

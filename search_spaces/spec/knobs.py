@@ -59,6 +59,8 @@ class Knob:
     is_shown: bool = True
     """Whether texts show it by itself, as opposed to a part of another knob's value."""
     table_column: TableColumn = "if_not_default"
+    is_new: bool = False
+    """Whether documents leave it out at its default, and so are those of releases without it."""
 
     @property
     def is_count(self) -> bool:
@@ -98,6 +100,10 @@ class Knob:
         Words are in the order of the memory that they save, so that neighbours are alike.
         """
         return int(value) if self.is_number or self.is_switch else self.choices.index(value)
+
+    def is_left_out(self, value: Any) -> bool:
+        """Whether documents leave out this value: readers without the knob assume the same."""
+        return self.is_new and bool(value == self.default)
 
     def words(self, value: Any) -> str:
         """A value in a line of text."""

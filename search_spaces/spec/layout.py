@@ -18,6 +18,10 @@ Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 """The type of the matrix multiplications; master weights and optimizer states are always fp32. With
 fp8, weights, activations, attention and the output projection are bf16, as in Megatron-LM."""
 
+PipelineSplit = Literal["layers", "embedding", "head", "embedding_and_head"]
+"""What counts as a layer in the split over pipeline stages, besides the transformer layers."""
+
+PIPELINE_SPLITS: Final[tuple[PipelineSplit, ...]] = get_args(PipelineSplit)
 RECOMPUTE_MODES: Final[tuple[Recompute, ...]] = get_args(Recompute)
 PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
 ZERO_STAGES: Final = (0, 1, 2, 3)
@@ -80,6 +84,18 @@ class Layout:
         ),
     )
     """Virtual stages a pipeline rank (interleaved schedule); 1 is plain 1F1B."""
+    pipeline_split: PipelineSplit = field(
+        default="layers",
+        metadata=knob(
+            label="pipeline split",
+            word="split by",
+            help="Whether the embedding and the head each count as a layer of the pipeline's split.",
+            choices=PIPELINE_SPLITS,
+            is_new=True,
+        ),
+    )
+    """What counts as a layer in the split over stages: `layers` is the transformer layers alone. A
+    stage whose embedding or head counts has one transformer layer fewer."""
     micro_batch_size: int = field(
         default=1,
         metadata=knob(
@@ -168,6 +184,25 @@ class Layout:
         return self.tp * self.pp * self.dp
 
     @property
+    def counted_ends(self) -> tuple[int, int]:
+        """Layers that the embedding and the head count as in the pipeline's split: 0 or 1 each."""
+        split = self.pipeline_split if self.pp > 1 else "layers"
+        return int("embedding" in split), int("head" in split)
+
+    def counted_layers(self, num_layers: int) -> int:
+        """Layers that are split over the stages, counted embedding and head included."""
+        return num_layers + sum(self.counted_ends)
+
+    def layers_of_stage(self, stage: int, num_layers: int) -> range:
+        """The transformer layers of one of pp * vpp stages; the first or the last may have none.
+
+        The split is Megatron-LM's (`get_num_layers_to_build`).
+        """
+        each = self.counted_layers(num_layers) // (self.pp * self.vpp)
+        first = stage * each - self.counted_ends[0]
+        return range(max(first, 0), min(first + each, num_layers))
+
+    @property
     def zero_group_size(self) -> int:
         """Ranks that share one copy of what ZeRO shards: 1 without ZeRO."""
         return max(self.dp // self.zero_replicas, 1) if self.zero_stage else 1
@@ -181,8 +216,9 @@ class Layout:
     def key(self) -> str:
         """The canonical name of the layout: equal layouts, and only those, have equal keys."""
         copies = f"x{self.zero_replicas}" if self.zero_replicas > 1 else ""
+        split = "" if self.pipeline_split == "layers" else f"-ps_{self.pipeline_split}"
         return (
-            f"n{self.num_nodes}-tp{self.tp}-pp{self.pp}-dp{self.dp}-vpp{self.vpp}"
+            f"n{self.num_nodes}-tp{self.tp}-pp{self.pp}-dp{self.dp}-vpp{self.vpp}{split}"
             f"-mbs{self.micro_batch_size}-mb{self.num_microbatches}-z{self.zero_stage}{copies}"
             f"-rc_{self.recompute}-sp{int(self.sequence_parallel)}-{self.precision}"
         )
@@ -199,13 +235,20 @@ class Layout:
             raise LayoutInvalidError(
                 f"{shown(key)} is not the key of a layout, such as {cls().key}"
             )
-        words: dict[str, Any] = found.groupdict(default="1")
+        words: dict[str, Any] = {name: word for name, word in found.groupdict().items() if word}
         words |= {name: int(word) for name, word in words.items() if KNOBS[name].is_number}
         return cls(**words | {"sequence_parallel": words["sequence_parallel"] == "1"})
 
-    def to_mapping(self) -> dict[str, Any]:
-        """The fields by name, as plain JSON values."""
-        return asdict(self)
+    def to_mapping(self, *, every_knob: bool = False) -> dict[str, Any]:
+        """The fields by name, as plain JSON values.
+
+        New knobs at their default are left out (`Knob.is_new`), unless every knob is asked for.
+        """
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if every_knob or not KNOBS[name].is_left_out(value)
+        }
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
@@ -221,7 +264,8 @@ class Layout:
 
 _KEY: Final = re.compile(
     r"n(?P<num_nodes>\d{1,9})-tp(?P<tp>\d{1,9})-pp(?P<pp>\d{1,9})-dp(?P<dp>\d{1,9})"
-    r"-vpp(?P<vpp>\d{1,9})-mbs(?P<micro_batch_size>\d{1,9})-mb(?P<num_microbatches>\d{1,9})"
+    r"-vpp(?P<vpp>\d{1,9})(?:-ps_(?P<pipeline_split>[a-z_]+))?"
+    r"-mbs(?P<micro_batch_size>\d{1,9})-mb(?P<num_microbatches>\d{1,9})"
     r"-z(?P<zero_stage>\d)(?:x(?P<zero_replicas>\d{1,9}))?-rc_(?P<recompute>[a-z]+)"
     r"-sp(?P<sequence_parallel>[01])-(?P<precision>[a-z0-9]+)",
     re.ASCII,

@@ -42,6 +42,7 @@ class LayoutColumns:
     pp: Ints
     dp: Ints
     vpp: Ints
+    pipeline_split: Codes
     micro_batch_size: Ints
     num_microbatches: Ints
     zero_stage: Ints
@@ -85,6 +86,15 @@ class LayoutColumns:
     def num_devices(self) -> Ints:
         """Ranks of the job: tp * pp * dp."""
         return self.tp * self.pp * self.dp
+
+    @property
+    def counted_ends(self) -> tuple[Ints, Ints]:
+        """Layers that the embedding and the head count as in the pipeline's split: 0 or 1 each.
+
+        They are the bits of the code: embedding is 1, head is 2, embedding_and_head is 3.
+        """
+        is_cut = self.pp > 1
+        return (self.pipeline_split & 1) * is_cut, (self.pipeline_split >> 1) * is_cut
 
     @property
     def zero_group_size(self) -> Ints:

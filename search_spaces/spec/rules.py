@@ -6,14 +6,14 @@ Nothing is repaired: a layout that breaks a rule is refused with a sentence that
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, get_args
 
 import numpy as np
 
 from search_spaces.spec.batch import GlobalBatch
 from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import DEGREES, Layout, Precision
+from search_spaces.spec.layout import DEGREES, PIPELINE_SPLITS, Layout, Precision
 from search_spaces.spec.layout_columns import Bools, LayoutColumns, codes_of
 from search_spaces.spec.model_shape import ModelShape
 
@@ -27,6 +27,9 @@ ALL_SCOPES: Final[frozenset[Scope]] = frozenset(get_args(Scope))
 PROBE_SCOPES: Final[frozenset[Scope]] = frozenset({"model", "batch", "trainer"})
 """The rules for a single layout that a user runs by hand: its ranks may outnumber the devices, and
 a redundant layout wastes no budget."""
+
+OTHER_TRAINER_SCOPES: Final[frozenset[Scope]] = ALL_SCOPES - {"trainer"}
+"""The rules for layouts that another trainer runs."""
 
 PRECISIONS_SUPPORTED: Final[tuple[Precision, ...]] = ("fp32", "bf16", "fp16")
 """Precisions that the embedded trainer trains in."""
@@ -82,7 +85,7 @@ def violations(
         allow_tp_across_nodes: whether a tensor-parallel group may span nodes.
         fill_nodes: whether a job on one node must use every device, too.
         scopes: which rules to apply; `PROBE_SCOPES` lets ranks outnumber the devices,
-            `ALL_SCOPES - {"trainer"}` checks layouts that another trainer runs.
+            `OTHER_TRAINER_SCOPES` checks layouts that another trainer runs.
     """
     context = RuleContext(
         model=model,
@@ -123,11 +126,15 @@ def _kv_heads_sentence(layout: Layout, x: RuleContext) -> str:
 
 
 def _layers_sentence(layout: Layout, x: RuleContext) -> str:
-    stages = layout.pp * layout.vpp
-    return (
-        f"num_layers={x.model.num_layers} is not divisible by pp*vpp={layout.pp}*{layout.vpp}"
-        f"={stages}"
-    )
+    stages, layers = layout.pp * layout.vpp, x.model.num_layers
+    names = ("embedding", "head")
+    ends = [name for name, counts in zip(names, layout.counted_ends, strict=True) if counts]
+    total = f"{'+1' * len(ends)}={layers + len(ends)}" if ends else ""
+    what = f"{'+'.join(['num_layers', *ends])}={layers}{total}"
+    by_split = ((split, replace(layout, pipeline_split=split)) for split in PIPELINE_SPLITS)
+    others = [split for split, other in by_split if other.counted_layers(layers) % stages == 0]
+    hint = f"; it would be with pipeline_split={' or '.join(others)}" if others else ""
+    return f"{what} is not divisible by pp*vpp={layout.pp}*{layout.vpp}={stages}{hint}"
 
 
 def _tp_leaves_node(c: LayoutColumns, x: RuleContext) -> Bools | np.bool_ | bool:
@@ -246,7 +253,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="layers_over_stages",
         scope="model",
-        illegal=lambda c, x: x.model.num_layers % (c.pp * c.vpp) != 0,
+        illegal=lambda c, x: (x.model.num_layers + sum(c.counted_ends)) % (c.pp * c.vpp) != 0,
         sentence=_layers_sentence,
     ),
     Rule(
@@ -312,6 +319,15 @@ RULES: Final[tuple[Rule, ...]] = (
         sentence=lambda layout, _: (
             f"zero_replicas={layout.zero_replicas} has no sharded optimizer states to copy: "
             "zero_stage=0"
+        ),
+    ),
+    Rule(
+        name="split_needs_pipeline",
+        scope="redundant",
+        illegal=lambda c, _: (c.pipeline_split != 0) & (c.pp == 1),
+        sentence=lambda layout, _: (
+            f"pipeline_split={layout.pipeline_split} with pp=1 is the same job as "
+            "pipeline_split=layers"
         ),
     ),
     Rule(

@@ -58,6 +58,8 @@ class SearchSpace:
     """Data-parallel degree; left out: as many replicas as fill the nodes."""
     vpp: WholeNumbers = 1
     """Virtual stages a pipeline rank."""
+    pipeline_split: str | Sequence[str] = "layers"
+    """layers, embedding, head, embedding_and_head."""
     micro_batch_size: WholeNumbers = 1
     """Sequences at once, on each replica."""
     num_microbatches: WholeNumbers | None = None
@@ -190,12 +192,18 @@ class SearchSpace:
         known = [f.name for f in fields(cls)]
         return read_fields_of(cls, values, known, SpaceInvalidError, "knob")
 
-    def to_mapping(self) -> dict[str, Any]:
-        """Every knob by name as plain JSON values, ranges written out, derived knobs left out."""
+    def to_mapping(self, *, every_knob: bool = False) -> dict[str, Any]:
+        """The knobs by name as plain JSON values, ranges written out, derived knobs left out.
+
+        New knobs at their default are left out too (`Knob.is_new`), unless every knob is asked for:
+        a submitted space without a knob leaves its choices to the service.
+        """
         mapping: dict[str, Any] = {"global_batch_size": self.global_batch.to_value()}
         for knob in self.knobs:
             choices = self.values(knob)
-            mapping[knob] = choices[0] if len(choices) == 1 else list(choices)
+            value = choices[0] if len(choices) == 1 else list(choices)
+            if every_knob or not KNOBS[knob].is_left_out(value):
+                mapping[knob] = value
         mapping["allow_tp_across_nodes"] = self.allow_tp_across_nodes
         return mapping | {"auto": list(self.auto)} if self.auto else mapping
 
@@ -344,7 +352,7 @@ def enumerate_legal(
         space: the choices.
         model: what is trained.
         cluster: where it runs.
-        scopes: the rules to apply (`ALL_SCOPES - {"trainer"}`: whatever some trainer could run).
+        scopes: the rules to apply (`OTHER_TRAINER_SCOPES`: whatever some trainer could run).
         before_each_rule: called before a rule is computed; an error that it raises ends the
             enumeration, for example after a time limit.
     """

@@ -36,6 +36,11 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
         lacking["vpp"] = (
             "accelerate's file has no key for virtual stages; without them the schedule is 1F1B"
         )
+    if sum(layout.counted_ends):
+        lacking["pipeline_split"] = (
+            "accelerate's file has no key for it; without it the stages have equally many transformer "
+            "layers, unless your script gives its plugin other_megatron_args"
+        )
     is_megatron = accelerate_backend(layout) == "MEGATRON_LM"
     if layout.zero_stage > 1 and is_megatron:
         lacking["zero_stage"] = (

@@ -50,9 +50,11 @@ def _checks(job: TrainerJob) -> Iterator[tuple[bool, str]]:
         f"num_kv_heads={model.num_kv_heads} is not divisible by tp={tp}: key/value heads would be "
         "replicated, which was not measured",
     )
+    counted = layout.counted_layers(model.num_layers)
     yield (
-        model.num_layers % (pp * vpp) != 0,
-        f"num_layers={model.num_layers} is not divisible by pp*vpp={pp}*{vpp}={pp * vpp}",
+        counted % (pp * vpp) != 0,
+        f"num_layers{'+1' * sum(layout.counted_ends)}={counted} is not divisible by pp*vpp={pp}*{vpp}"
+        f"={pp * vpp}",
     )
     yield vpp > 1 and pp == 1, f"vpp={vpp} needs a pipeline, and pp=1"
     yield (
@@ -80,6 +82,7 @@ def argument_groups(job: TrainerJob) -> list[list[str]]:
     layout, model = job.layout, job.model
     return [
         *parallel_flags(layout),
+        *_split_flags(layout),
         *_interleaving_and_zero_flags(layout),
         *batch_flags(layout),
         *shape_flags(model),
@@ -112,6 +115,11 @@ SHARDING_STRATEGIES: Final[Mapping[int, str]] = MappingProxyType(
 """Megatron-FSDP's strategy by ZeRO stage; in Megatron Core from 0.14 on."""
 FSDP_CHECKPOINTS: Final = "fsdp_dtensor"
 """The only format of checkpoints that Megatron-FSDP accepts."""
+
+
+def _split_flags(layout: Layout) -> list[list[str]]:
+    names = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
+    return [[name] for name, counts in zip(names, layout.counted_ends, strict=True) if counts]
 
 
 def _interleaving_and_zero_flags(layout: Layout) -> list[list[str]]:

@@ -27,6 +27,11 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
     lacking = {}
     if layout.vpp > 1:
         lacking["vpp"] = "nanotron has no interleaved schedule; without it the schedule is 1F1B"
+    if sum(layout.counted_ends):
+        lacking["pipeline_split"] = (
+            "nanotron cuts stages of about equal work, and cannot be told how; without the choice the "
+            "first stages have more layers and the last one fewer"
+        )
     if layout.zero_stage > 1:
         lacking["zero_stage"] = (
             f"nanotron has ZeRO-1 and no zero_stage={layout.zero_stage}; without it every replica holds "

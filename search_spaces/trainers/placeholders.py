@@ -33,9 +33,11 @@ _DERIVED: Final[Mapping[str, Callable[[TrainerJob], object]]] = MappingProxyType
         "global_batch_size": lambda job: job.layout.global_batch_size,
         "tokens_per_step": lambda job: job.layout.global_batch_size * job.model.seq_length,
         "zero_group_size": lambda job: job.layout.zero_group_size,
-        "layers_per_stage": lambda job: job.model.num_layers // job.layout.pp,
+        "layers_per_stage": lambda job: (
+            job.layout.counted_layers(job.model.num_layers) // job.layout.pp
+        ),
         "layers_per_virtual_stage": lambda job: (
-            job.model.num_layers // (job.layout.pp * job.layout.vpp)
+            job.layout.counted_layers(job.model.num_layers) // (job.layout.pp * job.layout.vpp)
         ),
         "head_size": lambda job: job.model.head_size,
         "seed": lambda job: job.seed,
@@ -64,11 +66,16 @@ def placeholder_values(job: TrainerJob) -> Mapping[str, str]:
 
 
 def environment_values(job: TrainerJob) -> Mapping[str, str]:
-    """The same values as environment variables: LAYOUT_TP, LAYOUT_MICRO_BATCH_SIZE and so on."""
+    """The same values as environment variables: LAYOUT_TP, LAYOUT_MICRO_BATCH_SIZE and so on.
+
+    New knobs at their default are left out (`Knob.is_new`).
+    """
+    unstated = set(LAYOUT_FIELDS) - job.layout.to_mapping().keys()
     return MappingProxyType(
         {
             f"{ENVIRONMENT_PREFIX}{name.upper()}": value
             for name, value in placeholder_values(job).items()
+            if name not in unstated
         }
     )
 

@@ -129,7 +129,7 @@ def _csv(planned: Plan) -> str:
 def _cells(each: PlannedLayout) -> Iterator[tuple[str, Any]]:
     yield "rank", each.rank
     yield "layout_key", each.layout_key
-    yield from each.layout.to_mapping().items()
+    yield from each.layout.to_mapping(every_knob=True).items()
     yield from _prefixed("predicted", asdict(each.predicted))
     yield "predicted_best_chance", each.best_chance
     yield "predicted_limited_by", each.limited_by

@@ -22,7 +22,7 @@ from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import model_preset
-from search_spaces.spec.rules import ALL_SCOPES
+from search_spaces.spec.rules import OTHER_TRAINER_SCOPES
 from search_spaces.spec.space import LegalSet, SearchSpace, enumerate_legal
 from search_spaces.tables import CellKey, MeasurementTable, TableCell, TableRow
 from workers.errors import LayoutNotSimulatedError, ScenarioUnknownError
@@ -60,9 +60,7 @@ class Scenario:
 
     def legal_set(self) -> LegalSet:
         """Its layouts: those that some trainer could run."""
-        return enumerate_legal(
-            self.space, self.model, self.cluster, scopes=ALL_SCOPES - {"trainer"}
-        )
+        return enumerate_legal(self.space, self.model, self.cluster, scopes=OTHER_TRAINER_SCOPES)
 
 
 def scenario(name: str) -> Scenario:
@@ -153,6 +151,12 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
 """Every scenario by name."""
 
 
+_SIMULATED: Final[Mapping[str, Sequence[Any]]] = MappingProxyType(
+    {"pipeline_split": ("layers",), "zero_stage": (0, 1), "precision": ("fp32", "bf16", "fp16")}
+)
+"""The values of knobs that simulated clusters have, where they lack others."""
+
+
 def simulated_table(described: Scenario | str, seed: int) -> MeasurementTable:
     """Simulated measurements of every layout of a scenario, on the machine of a seed.
 
@@ -160,9 +164,15 @@ def simulated_table(described: Scenario | str, seed: int) -> MeasurementTable:
 
     Raises:
         ScenarioUnknownError: there is no scenario of that name.
-        LayoutNotSimulatedError: its space has ZeRO stages 2 or 3.
+        LayoutNotSimulatedError: the space has layouts that simulated clusters lack.
     """
     chosen = scenario(described) if isinstance(described, str) else described
+    for name, known in _SIMULATED.items():
+        for value in chosen.space.values(name):
+            if value not in known:
+                raise LayoutNotSimulatedError(
+                    f"{name}={value} is not simulated; leave it out of the space"
+                )
     legal = chosen.legal_set()
     layouts = [legal.layout(position) for position in range(len(legal))]
     peaks, steps = _truth(chosen, layouts, legal.columns(), seed)
@@ -207,10 +217,6 @@ def _truth(
     chosen: Scenario, layouts: Sequence[Layout], columns: LayoutColumns, seed: int
 ) -> tuple[Floats, Floats]:
     """Peak and step time of each layout; the time is undefined if it does not fit."""
-    if (most := columns.zero_stage.max()) > 1:
-        raise LayoutNotSimulatedError(
-            f"zero_stage={most} is not simulated; leave stages above 1 out of the space"
-        )
     machine_rng, noise_rng = (np.random.default_rng([seed, part]) for part in range(2))
     if chosen.truth == "stress":
         stressed = StressedEstimates.draw(columns, chosen.model, chosen.cluster, machine_rng)

@@ -1,10 +1,11 @@
-"""Layouts of today: fp8, and ZeRO stages 2 and 3.
+"""Layouts of today: other splits of pipelines, ZeRO stages 2 and 3, and fp8.
 
-Revision: r004, after r003.
+Revision: r004, after r003. Earlier trials have the defaults of the new columns.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from alembic import op
@@ -16,54 +17,86 @@ down_revision = "r003"
 branch_labels = None
 depends_on = None
 
-_REASONS = "('best', 'tie', 'doubted', 'disturbed', 'request')"  # of r002
 
-_BEFORE = {
-    "precision": "precision IN ('fp32', 'bf16', 'fp16')",
-    "zero_stage": "zero_stage IN (0, 1)",
-}
-_AFTER = {
-    "precision": "precision IN ('fp32', 'bf16', 'fp16', 'fp8')",
-    "zero_stage": "zero_stage IN (0, 1, 2, 3)",
-}
+class _ChangedCheck(NamedTuple):
+    """A check of the table that changes."""
+
+    name: str
+    before: str
+    after: str
+
+
+class _NewColumn(NamedTuple):
+    """A column that is added, with a check of its own."""
+
+    name: str
+    type: sa.types.TypeEngine[Any]
+    default: str
+    condition: str
+
+    def column(self) -> sa.Column[Any]:
+        check = sa.CheckConstraint(self.condition, op.f(f"ck_trials_{self.name}"))
+        default = sa.text(self.default)
+        return sa.Column(self.name, self.type, check, server_default=default, nullable=False)
+
+
+_CHECKS = (
+    _ChangedCheck(
+        "precision",
+        "precision IN ('fp32', 'bf16', 'fp16')",
+        "precision IN ('fp32', 'bf16', 'fp16', 'fp8')",
+    ),
+    _ChangedCheck("zero_stage", "zero_stage IN (0, 1)", "zero_stage IN (0, 1, 2, 3)"),
+)
+_COLUMNS = (
+    _NewColumn(
+        "pipeline_split",
+        sa.String(24),
+        "'layers'",
+        "pipeline_split IN ('layers', 'embedding', 'head', 'embedding_and_head')",
+    ),
+)
 
 
 def upgrade() -> None:
-    _replace_checks(_BEFORE, _AFTER)
+    with _trials() as batch:
+        for each in _COLUMNS:
+            batch.add_column(each.column())
+        for check in _CHECKS:
+            batch.drop_constraint(op.f(f"ck_trials_{check.name}"), type_="check")
+            batch.create_check_constraint(op.f(f"ck_trials_{check.name}"), check.after)
 
 
 def downgrade() -> None:
-    _replace_checks(_AFTER, _BEFORE)
-
-
-def _replace_checks(before: Mapping[str, str], after: Mapping[str, str]) -> None:
-    trials = SCHEMA.tables["trials"].to_metadata(sa.MetaData())
-    reasons = sa.CheckConstraint(f"repeat_reason IN {_REASONS}", op.f("ck_trials_repeat_reason"))
-    trials.append_column(sa.Column("repeat_reason", sa.String(16), reasons))
-    names = {_name(each) for each in before}
-    for check in [each for each in trials.constraints if str(each.name) in names]:
-        trials.constraints.remove(check)
-    for name, condition in before.items():
-        trials.append_constraint(sa.CheckConstraint(condition, op.f(_name(name))))
-    with _without_triggers(), op.batch_alter_table("trials", copy_from=trials) as batch:
-        for name, condition in after.items():
-            batch.drop_constraint(op.f(_name(name)), type_="check")
-            batch.create_check_constraint(op.f(_name(name)), condition)
-
-
-def _name(check: str) -> str:
-    return f"ck_trials_{check}"
+    with _trials(is_upgraded=True) as batch:
+        for check in _CHECKS:
+            batch.drop_constraint(op.f(f"ck_trials_{check.name}"), type_="check")
+            batch.create_check_constraint(op.f(f"ck_trials_{check.name}"), check.before)
+        for each in _COLUMNS:
+            batch.drop_column(each.name)
 
 
 @contextmanager
-def _without_triggers() -> Iterator[None]:
-    """SQLite changes a check by a new table, and refuses to while a trigger refers to the old."""
+def _trials(*, is_upgraded: bool = False) -> Iterator[Any]:
+    """Changes the table at once: SQLite writes a new one, and refuses to while it has triggers."""
     connection, triggers = op.get_bind(), {}
     if connection.dialect.name == "sqlite":
         query = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"
         triggers = dict(map(tuple, connection.exec_driver_sql(query)))
     for name in triggers:
         op.execute(f"DROP TRIGGER {name}")
-    yield
+    with op.batch_alter_table("trials", copy_from=_described(is_upgraded=is_upgraded)) as batch:
+        yield batch
     for sql in triggers.values():
         op.execute(sql)
+
+
+def _described(*, is_upgraded: bool) -> sa.Table:
+    """The table as r003 or this revision leaves it; r002 and r003 drop a column with its check."""
+    trials = SCHEMA.tables["trials"].to_metadata(sa.MetaData())
+    reasons = "repeat_reason IN ('best', 'tie', 'doubted', 'disturbed', 'request')"
+    check = sa.CheckConstraint(reasons, op.f("ck_trials_repeat_reason"))
+    trials.append_column(sa.Column("repeat_reason", sa.String(16), check))
+    for column in _COLUMNS if is_upgraded else ():
+        trials.append_column(column.column())
+    return trials

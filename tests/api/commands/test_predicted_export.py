@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,9 @@ def test_the_winner_of_a_plan_is_exported_as_predicted_and_not_measured(
     assert script[1] == f"# predicted, not measured: rank 2 of the plan of big: {key}"
     best = json.loads(run("export", "--plan", file, "--format", "embedded", "--json").stdout)
     assert best["trial"] is None
-    assert json.loads(best["files"][0]["content"])["layout"] == planned["layouts"][0]["layout"]
+    layouts = (json.loads(best["files"][0]["content"]), planned["layouts"][0])
+    exported, first = (Layout.from_mapping(each["layout"]) for each in layouts)
+    assert exported == first
     assert best["notes"][0].startswith("predicted, not measured: rank 1 of the plan of big: ")
 
 
@@ -68,6 +71,16 @@ def test_any_layout_is_exported(run: Run, format_name: str) -> None:
     bundle = json.loads(done.stdout)
     assert bundle["notes"][0] == f"predicted, not measured: llama-8b on h100-sxm: {LAYOUT.key}"
     assert any(note.startswith("predicted: a step of") for note in bundle["notes"])
+
+
+def test_fp8_is_exported_to_those_who_have_it(run: Run) -> None:
+    key = replace(LAYOUT, precision="fp8").key
+    words = ("export", "--model", "llama-8b", "--cluster", "h100-sxm", "--layout", key)
+    done = run(*words, "--format", "megatron-lm", "--json")
+    assert "--fp8-format hybrid" in done.stdout, done.output
+    refused = run(*words, "--format", "embedded", "--json")
+    assert refused.exit_code == 1
+    assert "precision=fp8 is not supported by the embedded trainer" in refused.output
 
 
 def test_a_key_is_read_back_to_its_layout() -> None:

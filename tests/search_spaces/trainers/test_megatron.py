@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout import Layout, PipelineSplit
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
@@ -34,6 +34,31 @@ def flags_of(trainer: str) -> set[str]:
 def value_after(adapter: TrainerAdapter, job: TrainerJob, flag: str) -> str:
     words = list(adapter.arguments(job))
     return words[words.index(flag) + 1]
+
+
+EMBEDDING, LOSS = (f"--account-for-{end}-in-pipeline-split" for end in ("embedding", "loss"))
+
+
+@pytest.mark.parametrize(
+    ("split", "flags"),
+    [
+        ("layers", set()),
+        ("embedding", {EMBEDDING}),
+        ("head", {LOSS}),
+        ("embedding_and_head", {EMBEDDING, LOSS}),
+    ],
+)
+def test_megatron_lm_and_bridge_are_told_what_counts_as_a_layer(
+    split: PipelineSplit, flags: set[str]
+) -> None:
+    job = TrainerJob(model=LLAMA, layout=Layout(pp=2, pipeline_split=split))
+    assert set(MEGATRON_LM.arguments(job)) & {EMBEDDING, LOSS} == flags
+    values = MEGATRON_BRIDGE.values(job)["model"]
+    stated = {f"--{name.replace('_', '-')}" for name, value in values.items() if value is True}
+    assert stated & {EMBEDDING, LOSS} == flags
+    alone = TrainerJob(model=LLAMA, layout=Layout(pipeline_split=split))
+    assert not set(MEGATRON_LM.arguments(alone)) & {EMBEDDING, LOSS}
+    assert ("pipeline_split" in MEGATRON_DEEPSPEED.lacking(job)) == bool(flags)
 
 
 @pytest.mark.parametrize("model", [GPT, LLAMA])
@@ -131,7 +156,8 @@ def test_what_the_family_asserts_is_refused_with_the_numbers(
 ) -> None:
     said = adapter.refusals(TrainerJob(model=model, layout=layout))
     assert any(why in sentence for sentence in said), said
-    assert not adapter.refusals(TrainerJob(model=GPT, layout=EVERY_KNOB))
+    # 46 layers, the embedding and the head are 48 on 4 stages.
+    assert not adapter.refusals(TrainerJob(model=replace(GPT, num_layers=46), layout=EVERY_KNOB))
 
 
 def test_deepspeed_s_configuration_is_consistent_with_the_layout() -> None:

@@ -23,9 +23,19 @@ def small(name: str = "a100-1.3b", **knobs: object) -> Scenario:
 
 
 @pytest.mark.parametrize("name", ["a100-1.3b", "stress-22b"])
-def test_stages_that_are_not_simulated_are_refused_by_name(name: str) -> None:
-    with pytest.raises(LayoutNotSimulatedError, match="zero_stage=3 is not simulated; leave"):
-        simulated_table(small(name, zero_stage=[0, 3]), 3)
+@pytest.mark.parametrize(
+    ("knob", "values", "wrong"),
+    [
+        ("zero_stage", [0, 3], "3"),
+        ("pipeline_split", ["layers", "embedding_and_head"], "embedding_and_head"),
+        ("precision", "fp8", "fp8"),
+    ],
+)
+def test_what_is_not_simulated_is_refused_by_name(
+    name: str, knob: str, values: object, wrong: str
+) -> None:
+    with pytest.raises(LayoutNotSimulatedError, match=f"^{knob}={wrong} is not simulated; leave"):
+        simulated_table(small(name, **{knob: values}), 3)
 
 
 def test_equal_seeds_give_equal_tables_and_others_do_not() -> None:

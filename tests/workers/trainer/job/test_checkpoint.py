@@ -84,6 +84,7 @@ LAYOUTS = {
         dp=4, zero_stage=1, zero_replicas=2, micro_batch_size=1, num_microbatches=2
     ),
     "interleaved": make_layout(pp=2, vpp=2),
+    "uneven": make_layout(pp=2, pipeline_split="embedding_and_head"),
     "zero-2-pp": make_layout(dp=2, pp=2, zero_stage=2),
     "zero-3": make_layout(dp=2, zero_stage=3),
     "hybrid": make_layout(
@@ -105,6 +106,9 @@ LAYOUTS = {
         ("gpt", "four", "pp"),
         ("llama", "groups", "interleaved"),
         ("gpt", "interleaved", "groups"),
+        ("gpt", "uneven", "pp"),
+        ("llama", "interleaved", "uneven"),
+        ("llama", "uneven", "zero-tp"),
         ("gpt", "zero-3", "zero-pp"),
         ("gpt", "zero-2-pp", "zero-3"),
         ("gpt", "alone", "zero-2-pp"),
