@@ -138,7 +138,7 @@ class ProbeRequest:
 
     def to_mapping(self) -> dict[str, Any]:
         """The document as plain JSON values."""
-        return asdict(self)
+        return asdict(self) | {"model": self.model.to_mapping()}
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:

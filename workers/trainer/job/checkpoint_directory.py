@@ -89,7 +89,8 @@ class CheckpointRecord:
 
     def to_mapping(self) -> dict[str, Any]:
         """The document as plain JSON values."""
-        return {"format": FORMAT, "version": VERSION, **asdict(self)}
+        values = asdict(self) | {"model": self.model.to_mapping()}
+        return {"format": FORMAT, "version": VERSION, **values}
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
