@@ -49,7 +49,9 @@ class Training:
         seed: int,
         device: torch.device,
         settings: OptimizerSettings,
+        balanced_routing: bool = False,
     ) -> None:
+        """Builds the model. `balanced_routing` gives each expert the same number of tokens."""
         layout = mesh.layout
         dtype = COMPUTE_DTYPES[layout.precision]
         self.shape, self.mesh, self.seed, self.device = shape, mesh, seed, device
@@ -59,7 +61,12 @@ class Training:
         self.flat = FlatBuffers(
             self.model, mesh, dtype=dtype, device=device, seed=seed, shared=self.model.tied_weight
         )
-        self.model.prepare_rotary(shape, dtype=dtype, device=device)
+        self.model.prepare_tables(shape, dtype=dtype, device=device)
+        self.expert_loads = torch.zeros(2, device=device) if shape.num_experts else None
+        """Since they were last set to 0: the sum over passes through layers with experts of the
+        tokens of the fullest expert over the mean, and the number of passes."""
+        for mixture in self.model.mixtures:
+            mixture.balanced, mixture.load_sums = balanced_routing, self.expert_loads
         self.optimizer = FlatOptimizer(
             self.flat, mesh, settings, master_weights=keeps_master_weights(layout.precision)
         )
@@ -160,7 +167,7 @@ class Training:
             self.flat.weights,
             self.flat.gradients,
             *self.optimizer.state_tensors,
-            *self.model.rotary_tables,
+            *self.model.tables,
         ]
 
 
