@@ -360,6 +360,15 @@ class ModelShape:
         """Floating-point operations per token of the output projection's forward pass."""
         return 2 * self.hidden_size * self.vocab_size
 
+    def routing_problem(self, balanced_routing: object) -> str | None:
+        """Why a probe of this model can't route so, or None."""
+        if (problem := switch_problem(balanced_routing)) or balanced_routing or self.num_experts:
+            return problem
+        return (
+            f"false measures how unevenly tokens reach experts, and the model {self.name} has none; "
+            "leave it out"
+        )
+
     def hardware_flops_per_token(self, recompute: str) -> int:
         """Floating-point operations per token with recomputation.
 
