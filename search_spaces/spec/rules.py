@@ -249,6 +249,8 @@ RULES: Final[tuple[Rule, ...]] = (
         sentence=_kv_heads_sentence,
     ),
     _divides("ffn_over_tp", "ffn_hidden_size", "tp"),
+    _divides("experts_over_tp", "moe_ffn_hidden_size", "tp"),
+    _divides("shared_expert_over_tp", "shared_expert_ffn_hidden_size", "tp"),
     _divides("vocab_over_tp", "vocab_size", "tp"),
     Rule(
         name="layers_over_stages",

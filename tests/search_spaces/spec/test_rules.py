@@ -50,6 +50,14 @@ def case(
     )
 
 
+EXPERTS = {
+    "family": "llama",
+    "num_experts": 4,
+    "experts_per_token": 2,
+    "moe_ffn_hidden_size": 96,
+    "num_dense_layers": 1,
+}
+
 CASES = [
     case(
         "heads_over_tp",
@@ -69,6 +77,18 @@ CASES = [
         "ffn_hidden_size=3076 is not divisible by tp=8",
         tp=8,
         model={"ffn_hidden_size": 3076},
+    ),
+    case(
+        "experts_over_tp",
+        "moe_ffn_hidden_size=100 is not divisible by tp=8",
+        tp=8,
+        model=EXPERTS | {"moe_ffn_hidden_size": 100},
+    ),
+    case(
+        "shared_expert_over_tp",
+        "shared_expert_ffn_hidden_size=100 is not divisible by tp=8",
+        tp=8,
+        model=EXPERTS | {"shared_expert_ffn_hidden_size": 100},
     ),
     case(
         "vocab_over_tp",

@@ -254,7 +254,7 @@ def test_the_copy_that_gloo_makes_of_tokens_is_counted(shares_memory: bool, copi
 def test_persistent_bytes_are_known_before_anything_is_built(family: str, precision: str) -> None:
     shape, mesh = make_shape(family), lone_mesh(make_layout(precision=precision))
     training = make_training(shape, mesh=mesh)
-    rotary = {id(table) for table in training.model.rotary_tables}
+    rotary = {id(table) for table in training.model.tables}
     steps = {id(step) for step in training.optimizer.steps}
     built = sum(t.nbytes for t in training.persistent_tensors() if id(t) not in rotary | steps)
     assert persistent_bytes(shape, mesh, OptimizerSettings()) == built

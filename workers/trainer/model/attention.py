@@ -30,20 +30,26 @@ _SCORES_AT_ONCE: Final = 1 << 19
 _LOG2_E: Final = math.log2(math.e)
 
 
-def causal_attention(qkv_BSMD: Tensor, num_heads: int) -> Tensor:
+def causal_attention(qkv_BSMD: Tensor, num_heads: int, window_SS: Tensor | None = None) -> Tensor:
     """softmax(q k^T / sqrt(D)) v with a causal mask, (B, S, N, D); fused where torch has a kernel.
 
-    On CPUs it has its own backward pass, unless query heads share key heads.
+    On CPUs it has its own backward pass, unless query heads share key heads or there is a window:
+    `window_SS` says where query i sees key j.
     """
     num_kv_heads = (qkv_BSMD.shape[2] - num_heads) // 2
     # The switch of the flash kernels (`torch.nn.attention.sdpa_kernel`) also covers the CPU's.
     has_flash = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
-    if qkv_BSMD.is_cpu and num_heads == num_kv_heads and has_flash:
+    if qkv_BSMD.is_cpu and num_heads == num_kv_heads and has_flash and window_SS is None:
         return _cpu_attention(qkv_BSMD)
     heads = [num_heads, num_kv_heads, num_kv_heads]
     q_BNSD, k_BKSD, v_BKSD = (part.transpose(1, 2) for part in torch.split(qkv_BSMD, heads, dim=2))
     y_BNSD = F.scaled_dot_product_attention(
-        q_BNSD, k_BKSD, v_BKSD, is_causal=True, enable_gqa=num_heads != num_kv_heads
+        q_BNSD,
+        k_BKSD,
+        v_BKSD,
+        attn_mask=window_SS,
+        is_causal=window_SS is None,
+        enable_gqa=num_heads != num_kv_heads,
     )
     return y_BNSD.transpose(1, 2)
 
@@ -96,6 +102,12 @@ def rotary_tables(
         angles_SP.cos().to(device=device, dtype=dtype),
         angles_SP.sin().to(device=device, dtype=dtype),
     )
+
+
+def attention_window(seq_length: int, window: int, device: torch.device) -> Tensor:
+    """Where query i sees key j, (S, S): the last `window` positions up to its own."""
+    near_SS = torch.ones(seq_length, seq_length, dtype=torch.bool, device=device)
+    return near_SS.tril_().triu_(1 - window)
 
 
 class CpuAttention(Function):
@@ -196,19 +208,21 @@ class RecomputedAttention(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, qkv_BSMD: Tensor, num_heads: int) -> Tensor:
+    def forward(
+        ctx: Any, qkv_BSMD: Tensor, num_heads: int, window_SS: Tensor | None = None
+    ) -> Tensor:
         ctx.save_for_backward(qkv_BSMD)
-        ctx.num_heads = num_heads
-        return causal_attention(qkv_BSMD, num_heads)
+        ctx.num_heads, ctx.window_SS = num_heads, window_SS
+        return causal_attention(qkv_BSMD, num_heads, window_SS)
 
     @staticmethod
-    def backward(ctx: Any, grad_BSND: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad_BSND: Tensor) -> tuple[Tensor, None, None]:
         qkv_BSMD = ctx.saved_tensors[0].detach().requires_grad_()
         with torch.enable_grad():
-            y_BSND = causal_attention(qkv_BSMD, ctx.num_heads)
+            y_BSND = causal_attention(qkv_BSMD, ctx.num_heads, ctx.window_SS)
         (grad_qkv_BSMD,) = gradients_of(y_BSND, grad_BSND, (qkv_BSMD,))
-        return grad_qkv_BSMD, None
+        return grad_qkv_BSMD, None, None
 
 
 _cpu_attention: Callable[[Tensor], Tensor] = CpuAttention.apply
-recomputed_attention: Callable[[Tensor, int], Tensor] = RecomputedAttention.apply
+recomputed_attention: Callable[..., Tensor] = RecomputedAttention.apply
