@@ -25,6 +25,7 @@ PARTS: Final[Mapping[str, str]] = {
     "tp_s": "tensor parallel",
     "pp_s": "pipeline",
     "dp_s": "data parallel",
+    "cp_s": "context parallel",
     "optimizer_s": "optimizer",
     "unexplained_s": "unexplained",
 }

@@ -37,7 +37,14 @@ from results_db.records import (
     Cost,
 )
 from search_spaces.protocol.states import ATTEMPT_PHASES, TRIAL_STATES
-from search_spaces.spec.layout import COUNT_KNOBS, DEGREES, PRECISIONS, RECOMPUTE_MODES, ZERO_STAGES
+from search_spaces.spec.layout import (
+    COUNT_KNOBS,
+    CP_COMM_TYPES,
+    DEGREES,
+    PRECISIONS,
+    RECOMPUTE_MODES,
+    ZERO_STAGES,
+)
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
 _COSTS: Final = ("node_seconds", *(f"{part.name}_node_seconds" for part in fields(Cost)))
@@ -147,6 +154,7 @@ class Trial(WithCosts, Base):
         ),
         CheckConstraint(is_at_least(1, *COUNT_KNOBS), name="layout_counts"),
         CheckConstraint(f"zero_stage IN ({', '.join(map(str, ZERO_STAGES))})", name="zero_stage"),
+        CheckConstraint(one_of("cp_comm_type", CP_COMM_TYPES), name="cp_comm_type"),
         CheckConstraint(one_of("recompute", RECOMPUTE_MODES), name="recompute"),
         CheckConstraint(one_of("precision", PRECISIONS), name="precision"),
         CheckConstraint(
@@ -177,9 +185,11 @@ class Trial(WithCosts, Base):
 
     num_nodes: Mapped[int]
     tp: Mapped[int]
+    cp: Mapped[int] = mapped_column(server_default="1")
     pp: Mapped[int]
     dp: Mapped[int]
     vpp: Mapped[int]
+    cp_comm_type: Mapped[str] = mapped_column(String(16), server_default="all_gather")
     micro_batch_size: Mapped[int]
     num_microbatches: Mapped[int]
     zero_stage: Mapped[int]
@@ -319,6 +329,7 @@ class BreakdownRow(Base):
     )
     compute_s: Mapped[float]
     tp_s: Mapped[float]
+    cp_s: Mapped[float] = mapped_column(server_default="0")
     pp_s: Mapped[float]
     dp_s: Mapped[float]
     optimizer_s: Mapped[float]

@@ -73,9 +73,9 @@ class DefaultSpace:
     def filled(self, described: Mapping[str, Any]) -> dict[str, Any]:
         """A space's description with choices for the knobs that are left out, or `auto`.
 
-        Its field `auto` lists the knobs that were chosen here, without the new ones at their default
-        (`Knob.is_new`). A wrong description is returned with
-        its words `auto` left out: the reader of spaces says what is wrong with it.
+        Its field `auto` lists the knobs that were chosen here, without the new ones at their
+        default (`Knob.is_new`). A wrong description is returned with its words `auto` left out: the
+        reader of spaces says what is wrong with it.
 
         Raises:
             SpaceInvalidError: the number of nodes is left out and unknown.

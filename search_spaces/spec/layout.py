@@ -21,6 +21,12 @@ RECOMPUTE_MODES: Final[tuple[Recompute, ...]] = get_args(Recompute)
 PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
 ZERO_STAGES: Final = (0, 1)
 
+CpCommType = Literal["all_gather", "p2p", "a2a"]
+"""How attention exchanges tokens over cp: it gathers keys and values, passes them around a ring, or
+exchanges tokens for heads."""
+
+CP_COMM_TYPES: Final[tuple[CpCommType, ...]] = get_args(CpCommType)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
@@ -47,6 +53,16 @@ class Layout:
         ),
     )
     """Tensor-parallel degree: ranks that share each weight matrix."""
+    cp: int = field(
+        default=1,
+        metadata=knob(
+            label="context parallel, cp",
+            word="cp",
+            help="Context-parallel ranks.",
+            is_new=True,
+        ),
+    )
+    """Context-parallel degree: ranks that share each sequence."""
     pp: int = field(
         default=1,
         metadata=knob(
@@ -79,6 +95,17 @@ class Layout:
         ),
     )
     """Virtual stages a pipeline rank (interleaved schedule); 1 is plain 1F1B."""
+    cp_comm_type: CpCommType = field(
+        default="all_gather",
+        metadata=knob(
+            label="communication of cp",
+            word="cp by",
+            help="How attention exchanges keys and values over cp.",
+            choices=CP_COMM_TYPES,
+            is_new=True,
+        ),
+    )
+    """Communication of attention over cp."""
     micro_batch_size: int = field(
         default=1,
         metadata=knob(
@@ -112,7 +139,7 @@ class Layout:
             table_column="may_be_empty",
         ),
     )
-    """0: every replica holds the optimizer states; 1: they are sharded over dp."""
+    """0: every replica holds the optimizer states; 1: they are sharded over dp * cp."""
     zero_replicas: int = field(
         default=1,
         metadata=knob(
@@ -122,8 +149,8 @@ class Layout:
             is_shown=False,
         ),
     )
-    """Copies of the sharded optimizer states: a shard group is dp / zero_replicas neighbouring
-    data-parallel ranks, and the groups hold the same. 1: one group of all dp."""
+    """Copies of the sharded optimizer states: a shard group is dp * cp / zero_replicas neighbouring
+    ranks, and the groups hold the same. 1: one group of all dp * cp."""
     recompute: Recompute = field(
         default="none",
         metadata=knob(
@@ -162,13 +189,24 @@ class Layout:
 
     @property
     def num_devices(self) -> int:
-        """Ranks of the job, one a device: tp * pp * dp."""
-        return self.tp * self.pp * self.dp
+        """Ranks of the job, one a device: tp * cp * pp * dp."""
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """The factors of `num_devices` by name; without cp where it is 1."""
+        degrees = {name: getattr(self, name) for name in DEGREES}
+        return {name: degree for name, degree in degrees.items() if name != "cp" or degree > 1}
+
+    @property
+    def dp_cp(self) -> int:
+        """Ranks that hold the same weights and sum their gradients: dp * cp."""
+        return self.dp * self.cp
 
     @property
     def zero_group_size(self) -> int:
         """Ranks that share one copy of the optimizer states: 1 without ZeRO."""
-        return max(self.dp // self.zero_replicas, 1) if self.zero_stage == 1 else 1
+        return max(self.dp_cp // self.zero_replicas, 1) if self.zero_stage == 1 else 1
 
     @property
     def global_batch_size(self) -> int:
@@ -179,10 +217,13 @@ class Layout:
     def key(self) -> str:
         """The canonical name of the layout: equal layouts, and only those, have equal keys."""
         copies = f"x{self.zero_replicas}" if self.zero_replicas > 1 else ""
+        context = f"-cp{self.cp}" if self.cp > 1 else ""
+        if self.cp_comm_type != "all_gather":
+            context = f"-cp{self.cp}_{self.cp_comm_type}"
         return (
             f"n{self.num_nodes}-tp{self.tp}-pp{self.pp}-dp{self.dp}-vpp{self.vpp}"
             f"-mbs{self.micro_batch_size}-mb{self.num_microbatches}-z{self.zero_stage}{copies}"
-            f"-rc_{self.recompute}-sp{int(self.sequence_parallel)}-{self.precision}"
+            f"-rc_{self.recompute}-sp{int(self.sequence_parallel)}-{self.precision}{context}"
         )
 
     @classmethod
@@ -198,12 +239,15 @@ class Layout:
                 f"{shown(key)} is not the key of a layout, such as {cls().key}"
             )
         words: dict[str, Any] = found.groupdict(default="1")
+        words["cp_comm_type"] = found["cp_comm_type"] or "all_gather"
         words |= {name: int(word) for name, word in words.items() if KNOBS[name].is_number}
         return cls(**words | {"sequence_parallel": words["sequence_parallel"] == "1"})
 
     def to_mapping(self, *, every_knob: bool = False) -> dict[str, Any]:
-        """The fields by name, as plain JSON values; without the new knobs at their default
-        (`Knob.is_new`), unless every knob is asked for."""
+        """The fields by name, as plain JSON values.
+
+        New knobs at their default are left out (`Knob.is_new`), unless every knob is asked for.
+        """
         return {
             name: value
             for name, value in asdict(self).items()
@@ -226,7 +270,8 @@ _KEY: Final = re.compile(
     r"n(?P<num_nodes>\d{1,9})-tp(?P<tp>\d{1,9})-pp(?P<pp>\d{1,9})-dp(?P<dp>\d{1,9})"
     r"-vpp(?P<vpp>\d{1,9})-mbs(?P<micro_batch_size>\d{1,9})-mb(?P<num_microbatches>\d{1,9})"
     r"-z(?P<zero_stage>\d)(?:x(?P<zero_replicas>\d{1,9}))?-rc_(?P<recompute>[a-z]+)"
-    r"-sp(?P<sequence_parallel>[01])-(?P<precision>[a-z0-9]+)",
+    r"-sp(?P<sequence_parallel>[01])-(?P<precision>[a-z0-9]+)"
+    r"(?:-cp(?P<cp>\d{1,9})(?:_(?P<cp_comm_type>[a-z0-9_]+))?)?",
     re.ASCII,
 )
 
@@ -239,5 +284,5 @@ LAYOUT_FIELDS: Final = tuple(KNOBS)
 COUNT_KNOBS: Final = tuple(name for name, each in KNOBS.items() if each.is_count)
 """Layout fields that are whole numbers of at least 1."""
 
-DEGREES: Final = ("tp", "pp", "dp")
+DEGREES: Final = ("tp", "cp", "pp", "dp")
 """Layout fields whose product is the number of devices."""

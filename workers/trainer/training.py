@@ -70,12 +70,13 @@ class Training:
         self.stopwatch = Stopwatch(device)
 
     def batch(self, step: int) -> Batch:
-        """This replica's tokens of a step."""
+        """This rank's tokens of a step."""
         return cut_batch(
             self.source,
             self.mesh.layout,
             step=step,
             dp_rank=self.mesh.place.dp_rank,
+            cp_rank=self.mesh.place.cp_rank,
             device=self.device,
         )
 
@@ -83,8 +84,8 @@ class Training:
         """Takes one optimizer step over the global batch.
 
         Communicates:
-            - over tp and pp in the passes over micro-batches;
-            - over dp, and where they apply over tp and the embedding group, gradients
+            - over tp, cp and pp in the passes over micro-batches;
+            - over dp and cp, and where they apply over tp and the embedding group, gradients
               (`GradientReduction`) and weights (`FlatOptimizer`);
             - over all ranks an all-reduce of loss, tokens and squared gradient norm.
 
@@ -168,7 +169,7 @@ def persistent_bytes(shape: ModelShape, mesh: Mesh, settings: OptimizerSettings)
     """Bytes of a rank's weights, gradients and optimizer states, before they are allocated."""
     layout = mesh.layout
     model = RankModel(shape, mesh, recompute=layout.recompute)
-    elements = plan_model(model, dp=layout.dp, shared=model.tied_weight).num_elements
+    elements = plan_model(model, dp=layout.dp_cp, shared=model.tied_weight).num_elements
     mixed = keeps_master_weights(layout.precision)
     weight_bytes = COMPUTE_DTYPES[layout.precision].itemsize
     state_bytes = (8 if settings.kind == "adamw" else 0) + (4 if mixed else 0)

@@ -21,13 +21,9 @@ from torch.nn import functional as F
 from search_spaces.spec.layout import Recompute
 from search_spaces.spec.model_shape import ModelShape
 from workers.trainer.comm.mesh import Mesh
-from workers.trainer.model.attention import (
-    causal_attention,
-    recomputed_attention,
-    rotary_tables,
-    rotate,
-)
+from workers.trainer.model.attention import rotary_tables, rotate
 from workers.trainer.model.backward import recomputed
+from workers.trainer.model.context_parallel import attention_core
 from workers.trainer.model.kernels import EAGER, LayerNorm, RMSNorm, swiglu
 from workers.trainer.model.parameters import ModelParameter, ParameterPart, declare
 from workers.trainer.model.tensor_parallel import ColumnParallel, RowParallel
@@ -95,6 +91,9 @@ class StageBuilder:
             tp_rank=self.mesh.place.tp_rank,
             group=self.mesh.tp_group,
             cuts_tokens=self.mesh.cuts_tokens,
+            own_positions=self.mesh.own_positions(torch.arange(shape.seq_length))
+            if self.mesh.cp_group is not None
+            else None,
         )
 
     def vocabulary(self, name: str, *, counted: bool = True) -> ModelParameter:
@@ -116,7 +115,7 @@ class Attention(nn.Module):
     """Causal attention over the heads of this rank.
 
     Forward and backward: one all-reduce over tp each; under sequence parallelism one all-gather and
-    one reduce-scatter over tp each.
+    one reduce-scatter over tp each. Over cp it communicates as `context_parallel` says.
     """
 
     def __init__(self, build: StageBuilder, prefix: str) -> None:
@@ -125,9 +124,10 @@ class Attention(nn.Module):
         outputs = {"query": shape.hidden_size, "key": shape.kv_hidden_size}
         self.qkv = build.column(prefix, {**outputs, "value": shape.kv_hidden_size})
         self.out = build.row(f"{prefix}.out", shape.hidden_size)
-        self.seq_length, self.head_size = shape.seq_length, shape.head_size
+        self.seq_length = shape.seq_length // build.mesh.layout.cp
+        self.head_size = shape.head_size
         self.num_heads, self.num_kv_heads = shape.num_heads // tp, shape.num_kv_heads // tp
-        self.recompute_core = build.mesh.layout.recompute == "selective"
+        self.attend = attention_core(build.mesh)
         self.rotary: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x_LH: Tensor, residual_LH: Tensor) -> Tensor:
@@ -136,8 +136,7 @@ class Attention(nn.Module):
             qkv_TM = rotate(qkv_TM, *self.rotary, self.num_heads + self.num_kv_heads)
         num_heads = self.num_heads + 2 * self.num_kv_heads
         qkv_BSMD = qkv_TM.view(-1, self.seq_length, num_heads, self.head_size)
-        attend = recomputed_attention if self.recompute_core else causal_attention
-        y_BSND = attend(qkv_BSMD, self.num_heads)
+        y_BSND = self.attend(qkv_BSMD, self.num_heads)
         return self.out(y_BSND.reshape(len(qkv_TM), -1), residual_LH)  # type: ignore[no-any-return]
 
 
@@ -247,6 +246,7 @@ class RankModel(nn.Module):
 
     def __init__(self, shape: ModelShape, mesh: Mesh, *, recompute: Recompute) -> None:
         super().__init__()
+        self.mesh = mesh
         self.chunks = nn.ModuleList(
             Stage(shape, mesh, recompute=recompute, chunk=chunk) for chunk in range(mesh.layout.vpp)
         )
@@ -265,18 +265,22 @@ class RankModel(nn.Module):
     def prepare_rotary(
         self, shape: ModelShape, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Sets the rotary tables of every attention, if the family has them."""
+        """Sets the rotary tables of every attention, if the family has them.
+
+        They hold the rank's positions of a sequence.
+        """
         if shape.family == "llama":
-            tables = rotary_tables(
+            whole = rotary_tables(
                 shape.seq_length,
                 shape.head_size,
                 base=shape.rotary_base,
                 dtype=dtype,
                 device=device,
             )
+            cosines, sines = (self.mesh.own_positions(table) for table in whole)
             for stage in self.stages:
                 for attention in stage.attentions:
-                    attention.rotary = tables
+                    attention.rotary = cosines, sines
 
     @property
     def rotary_tables(self) -> tuple[Tensor, ...]:

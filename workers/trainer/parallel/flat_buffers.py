@@ -140,7 +140,7 @@ class FlatBuffers:
 
         `shared` is the parameter that another stage holds, too.
         """
-        self.plan = plan_model(model, dp=mesh.layout.dp, shared=shared)
+        self.plan = plan_model(model, dp=mesh.layout.dp_cp, shared=shared)
         self.weights = torch.zeros(self.plan.num_elements, dtype=dtype, device=device)
         self.gradients = torch.zeros(self.plan.num_elements, device=device)
         self.owned = [
