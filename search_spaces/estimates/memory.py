@@ -241,7 +241,7 @@ def stage_parts(
     gradients = parameters * _gradient_bytes(columns, storage)
     if storage.zero_shards_gradients:
         gradients = gradients / shards
-    token_bytes = element * model.seq_length * columns.micro_batch_size
+    token_bytes = element * _tokens(columns, model)
     kept_bytes = token_bytes * layers * _in_flight(columns, stage)
     return StageParts(
         weights=parameters * element,
@@ -372,8 +372,7 @@ def _head_bytes(columns: LayoutColumns, model: ModelShape, storage: TrainerStora
     gradient = np.where(is_fp32, model.hidden_size, 0.0)
     coming = np.where(columns.vpp > 1, _residual_elements(columns, model), 0.0)
     others = element * (norm_input + head_input + gradient + coming)
-    tokens = model.seq_length * columns.micro_batch_size
-    return np.asarray(tokens * (logits + others), dtype=np.float64)
+    return np.asarray(_tokens(columns, model) * (logits + others), dtype=np.float64)
 
 
 def _layer_elements(
@@ -405,6 +404,11 @@ def _residual_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
     """Elements per token of the residual stream on one rank."""
     shares = np.where(columns.sequence_parallel == 1, columns.tp, 1)
     return np.asarray(model.hidden_size / shares, dtype=np.float64)
+
+
+def _tokens(columns: LayoutColumns, model: ModelShape) -> Floats:
+    """Tokens that a rank holds of a micro-batch."""
+    return np.asarray(model.seq_length * columns.micro_batch_size / columns.cp, dtype=np.float64)
 
 
 def _in_flight(columns: LayoutColumns, stage: NDArray[Any]) -> Floats:
