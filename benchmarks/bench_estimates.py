@@ -80,6 +80,7 @@ def _columns(count: int) -> LayoutColumns:
         pp=power(4),
         dp=power(6),
         vpp=power(1),
+        pipeline_split=np.zeros(count, dtype=np.int64),
         micro_batch_size=power(3),
         num_microbatches=power(7),
         zero_stage=rng.integers(0, 2, count),

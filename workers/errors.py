@@ -102,6 +102,10 @@ class ScenarioUnknownError(WorkerError):
     """No simulation has the requested name."""
 
 
+class KnobNotSimulatedError(WorkerError):
+    """A simulated cluster does not have a knob that a layout uses."""
+
+
 class AllocationInvalidError(WorkerError, SearchSpaceError):
     """A requested allocation is impossible at its site; the message names the option."""
 

@@ -170,10 +170,11 @@ def _ranked(store: Store, campaign: CampaignRecord, layout: Layout) -> RankedLay
 
 
 def knob_pairs(layout: Layout) -> Iterator[tuple[str, str]]:
-    """The knobs of a layout; counts without a column are left out at their default."""
+    """The knobs of a layout; new ones and counts without a column only if not at their default."""
     for knob in KNOBS.values():
         is_default = getattr(layout, knob.name) == knob.default
-        if knob.is_shown and not (knob.is_count and not knob.heading and is_default):
+        is_optional = knob.is_new or (knob.is_count and not knob.heading)
+        if knob.is_shown and not (is_optional and is_default):
             yield knob.label, knob_text(layout, knob.name)
         if knob.name == "num_microbatches":
             yield "global batch", str(layout.global_batch_size)

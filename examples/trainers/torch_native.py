@@ -52,6 +52,8 @@ WORDS = {
     "precision": ("fp32", "bf16", "fp16"),
     "sequence_parallel": ("false", "true"),
     "tied_embeddings": ("false", "true"),
+    "cp_comm_type": ("all_gather", "p2p", "a2a"),
+    "pipeline_split": ("layers", "embedding", "head", "embedding_and_head"),
 }
 
 
@@ -71,6 +73,10 @@ def read_arguments() -> argparse.Namespace:
         sys.exit("precision=fp16 is not written here: it needs loss scaling; choose fp32 or bf16")
     if args.zero_replicas > 1:
         sys.exit(f"zero_replicas={args.zero_replicas} is not written here; choose 1")
+    if args.cp > 1:
+        sys.exit(f"cp={args.cp} is not written here; choose 1")
+    if args.pipeline_split != "layers":
+        sys.exit(f"pipeline_split={args.pipeline_split} is not written here; choose layers")
     if args.tied_embeddings == "true" and args.tp * args.pp > 1:
         sys.exit(f"tied embeddings cannot be cut over tp={args.tp} and pp={args.pp} here")
     return args

@@ -41,6 +41,7 @@ from search_spaces.spec.layout import (
     COUNT_KNOBS,
     CP_COMM_TYPES,
     DEGREES,
+    PIPELINE_SPLITS,
     PRECISIONS,
     RECOMPUTE_MODES,
     ZERO_STAGES,
@@ -155,6 +156,7 @@ class Trial(WithCosts, Base):
         CheckConstraint(is_at_least(1, *COUNT_KNOBS), name="layout_counts"),
         CheckConstraint(f"zero_stage IN ({', '.join(map(str, ZERO_STAGES))})", name="zero_stage"),
         CheckConstraint(one_of("cp_comm_type", CP_COMM_TYPES), name="cp_comm_type"),
+        CheckConstraint(one_of("pipeline_split", PIPELINE_SPLITS), name="pipeline_split"),
         CheckConstraint(one_of("recompute", RECOMPUTE_MODES), name="recompute"),
         CheckConstraint(one_of("precision", PRECISIONS), name="precision"),
         CheckConstraint(
@@ -190,6 +192,7 @@ class Trial(WithCosts, Base):
     dp: Mapped[int]
     vpp: Mapped[int]
     cp_comm_type: Mapped[str] = mapped_column(String(16), server_default="all_gather")
+    pipeline_split: Mapped[str] = mapped_column(String(24), server_default="layers")
     micro_batch_size: Mapped[int]
     num_microbatches: Mapped[int]
     zero_stage: Mapped[int]

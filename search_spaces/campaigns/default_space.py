@@ -19,7 +19,14 @@ from search_spaces.spec.batch import GlobalBatch
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.default_precision import default_precision
 from search_spaces.spec.knobs import read_choices
-from search_spaces.spec.layout import KNOBS, RECOMPUTE_MODES, ZERO_STAGES, Layout
+from search_spaces.spec.layout import (
+    KNOBS,
+    PIPELINE_SPLITS,
+    RECOMPUTE_MODES,
+    ZERO_STAGES,
+    Layout,
+    PipelineSplit,
+)
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.space import DERIVABLE, read_auto
@@ -73,7 +80,7 @@ class DefaultSpace:
     def filled(self, described: Mapping[str, Any]) -> dict[str, Any]:
         """A space's description with choices for the knobs that are left out, or `auto`.
 
-        Its field `auto` lists the knobs that were chosen here, without the new ones at their
+        Its field `auto` lists the knobs that were chosen here. New ones are left out at their
         default (`Knob.is_new`). A wrong description is returned with its words `auto` left out: the
         reader of spaces says what is wrong with it.
 
@@ -178,18 +185,38 @@ class _Choices:
         tp = min(self._stated.get("tp", (1,)))
         degrees = [
             pp
-            for pp in _divisors(self._model.num_layers)
-            if any(devices % pp == 0 for devices in self._devices)
+            for pp in range(1, self._model.num_layers + 1)
+            if self._split_over(pp) and any(devices % pp == 0 for devices in self._devices)
         ]
         return _needed(degrees, lambda pp: self._suffices(tp, pp))
 
     @cached_property
     def vpp(self) -> tuple[int, ...]:
-        layers = self._model.num_layers
-        stages = [pp for pp in self._of("pp") if pp > 1]
+        splits = [(pp, split) for split in self._of("pipeline_split") for pp in self._of("pp")]
         return tuple(
-            vpp for vpp in (1, 2, 4) if vpp == 1 or any(layers % (pp * vpp) == 0 for pp in stages)
+            vpp
+            for vpp in (1, 2, 4)
+            if vpp == 1 or any(pp > 1 and self._is_split(split, pp * vpp) for pp, split in splits)
         )
+
+    @cached_property
+    def pipeline_split(self) -> tuple[PipelineSplit, ...]:
+        """The transformer layers alone, and what else makes a degree legal that they do not."""
+        by_layers = [pp for pp in self._of("pp") if self._is_split("layers", pp)]
+        others = [pp for pp in self._of("pp") if pp not in by_layers]
+        found = [
+            split for split in PIPELINE_SPLITS if any(self._is_split(split, pp) for pp in others)
+        ]
+        return ("layers", *found) if by_layers or not found else tuple(found)
+
+    def _split_over(self, pp: int) -> PipelineSplit | None:
+        """The first split that the space may have and that divides the layers over the stages."""
+        splits = self._stated.get("pipeline_split", PIPELINE_SPLITS)
+        return next((split for split in splits if self._is_split(split, pp)), None)
+
+    def _is_split(self, split: PipelineSplit, num_stages: int) -> bool:
+        ends = Layout(pp=num_stages, pipeline_split=split).counted_ends
+        return (self._model.num_layers + sum(ends)) % num_stages == 0
 
     @cached_property
     def micro_batch_size(self) -> tuple[int, ...]:
@@ -259,6 +286,7 @@ class _Choices:
         layout = Layout(
             tp=tp,
             pp=pp,
+            pipeline_split=self._split_over(pp) or "layers",
             micro_batch_size=min(self._of("micro_batch_size")),
             num_microbatches=pp,
             precision=self._of("precision")[0],

@@ -93,13 +93,13 @@ class MemoryTerms:
     """The terms of the peaks of many layouts, or of many stages."""
 
     num_bytes: NDArray[np.floating[Any]]
-    """Expected bytes of each of `MEMORY_TERMS`, of the first stage and of the last; shape
-    [2, number of terms, layouts]."""
+    """Expected bytes of each of `MEMORY_TERMS`, of each stage that may be the fullest; shape
+    [stages, number of terms, layouts]."""
     deviation_bytes: NDArray[np.floating[Any]]
     """Standard deviation of each term, and of the factor on all terms, from the uncertainty of the
-    trainer's storage; shape [2, number of terms + 1, layouts]."""
+    trainer's storage; shape [stages, number of terms + 1, layouts]."""
     scatter_bytes: NDArray[np.floating[Any]]
-    """Standard deviation that is independent for each layout; shape [2, layouts]."""
+    """Standard deviation that is independent for each layout; shape [stages, layouts]."""
 
 
 def peak_memory_bytes(
@@ -107,15 +107,27 @@ def peak_memory_bytes(
     model: ModelShape,
     storage: TrainerStorage = EMBEDDED_TRAINER,
 ) -> Floats:
-    """Estimated peak memory of the fullest rank of each layout, in bytes.
-
-    The fullest stage is the first or the last: a stage between them has at most the layers of the
-    first, no embedding, and at most as many micro-batches in flight.
-    """
+    """Estimated peak memory of the fullest rank of each layout, in bytes."""
     columns = LayoutColumns.of(layouts)
-    first = stage_parts(columns, model, np.zeros_like(columns.pp), storage).total
-    last = stage_parts(columns, model, columns.pp - 1, storage).total
-    return np.maximum(first, last)
+    peak, *others = (
+        stage_parts(columns, model, stage, storage).total for stage in _fullest_stages(columns)
+    )
+    for other in others:
+        peak = np.maximum(peak, other)
+    return peak
+
+
+def _fullest_stages(columns: LayoutColumns) -> list[NDArray[Any]]:
+    """The stages that may be the fullest: the first, the last, and the second in some splits.
+
+    A stage between the first and the last has no embedding, at most as many micro-batches in flight
+    as the stages before it, and at most as many layers as the second. Only where the embedding
+    counts as a layer has the second more of them than the first.
+    """
+    ends = [np.zeros_like(columns.pp), columns.pp - 1]
+    if np.any(columns.counted_ends[0]):
+        ends.append(np.minimum(columns.pp - 1, 1))
+    return ends
 
 
 def memory_terms(
@@ -125,17 +137,21 @@ def memory_terms(
     *,
     dtype: type[np.floating[Any]] = np.float64,
 ) -> MemoryTerms:
-    """The terms of the peaks of the first and the last stage, for many layouts.
+    """The terms of the peaks of the stages that may be the fullest, for many layouts.
 
     Columns are broadcast against each other and flattened. Searches of millions of layouts keep the
     terms in single precision.
     """
     columns = LayoutColumns.of(layouts).flattened()
-    terms = _no_terms(2, columns.tp.size, dtype)
+    num_stages = len(_fullest_stages(columns))
+    terms = _no_terms(num_stages, columns.tp.size, dtype)
     for start in range(0, columns.tp.size, _CHUNK):
         rows = slice(start, start + _CHUNK)
         part = columns.rows(rows)
-        for end, stage in enumerate((np.zeros_like(part.pp), part.pp - 1)):
+        stages = _fullest_stages(part)
+        # A part whose layouts need no third stage has its last stage twice.
+        for end in range(num_stages):
+            stage = stages[min(end, len(stages) - 1)]
             _fill(terms, end, rows, stage_parts(part, model, stage, storage))
     return terms
 
@@ -232,7 +248,7 @@ class StageParts:
 def stage_parts(
     columns: LayoutColumns, model: ModelShape, stage: NDArray[Any], storage: TrainerStorage
 ) -> StageParts:
-    layers = layers_of_stage(columns.pp, stage, model, storage)
+    layers = layers_of_stage(columns.pp, stage, model, storage, columns.counted_ends)
     parameters = _stage_parameters(columns, model, stage, layers)
     element = np.where(columns.precision == _FP32, _FP32_BYTES, _HALF_BYTES)
     # fp32 training has one copy of the weights; 16-bit training keeps fp32 masters beside them.
@@ -242,7 +258,7 @@ def stage_parts(
     if storage.zero_shards_gradients:
         gradients = gradients / shards
     token_bytes = element * _tokens(columns, model)
-    kept_bytes = token_bytes * layers * _in_flight(columns, stage)
+    kept_bytes = token_bytes * _layers_in_flight(columns, stage, layers)
     return StageParts(
         weights=parameters * element,
         gradients=gradients,
@@ -256,19 +272,27 @@ def stage_parts(
 
 
 def layers_of_stage(
-    pp: NDArray[Any], stage: NDArray[Any], model: ModelShape, storage: TrainerStorage
+    pp: NDArray[Any],
+    stage: NDArray[Any],
+    model: ModelShape,
+    storage: TrainerStorage,
+    counted_ends: tuple[NDArray[Any] | int, NDArray[Any] | int] = (0, 0),
 ) -> Floats:
     """Layers on a stage.
 
-    In an even split the first stages have one layer more where pp does not divide the layers.
+    In an even split the first stages have one layer more where pp does not divide the layers, the
+    counted embedding and head among them (`LayoutColumns.counted_ends`).
+
     Nanotron (`build_model`) closes a stage with the block that exceeds the stage's share of the
     work, which includes the output projection: the first stages have more layers, the last one has
     fewer.
     """
     if storage.layer_split == "even":
-        return np.asarray(
-            model.num_layers // pp + (stage < model.num_layers % pp), dtype=np.float64
-        )
+        embedding, head = counted_ends
+        counted = model.num_layers + embedding + head
+        each = counted // pp + (stage < counted % pp)
+        ends = embedding * (stage == 0) + head * (stage == pp - 1)
+        return np.asarray(each - ends, dtype=np.float64)
     block = model.num_layer_matrix_parameters
     share = (model.num_layers + model.vocab_size * model.hidden_size / block) / pp
     until = _layers_until(stage + 1, share, pp, model)
@@ -409,6 +433,22 @@ def _residual_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
 def _tokens(columns: LayoutColumns, model: ModelShape) -> Floats:
     """Tokens that a rank holds of a micro-batch."""
     return np.asarray(model.seq_length * columns.micro_batch_size / columns.cp, dtype=np.float64)
+
+
+def _layers_in_flight(columns: LayoutColumns, stage: NDArray[Any], layers: Floats) -> Floats:
+    """Layers times the micro-batches whose activations each of them holds.
+
+    Chunks of a rank have equally many layers, except for those of the counted embedding and head.
+    At its peak the first rank has min(m, 2 p - 1) micro-batches in its first chunk and the last
+    rank, when it computes the logits, one in its last chunk (from the tables of `schedules`).
+    """
+    in_flight = _in_flight(columns, stage)
+    embedding, head = columns.counted_ends
+    first = embedding * (stage == 0) * (columns.vpp > 1)
+    last = head * (stage == columns.pp - 1) * (columns.vpp > 1)
+    of_first = np.minimum(columns.num_microbatches, 2 * columns.pp - 1)
+    missing = first * (in_flight - of_first) + last * (in_flight - 1.0)
+    return np.asarray(layers * in_flight + missing, dtype=np.float64)
 
 
 def _in_flight(columns: LayoutColumns, stage: NDArray[Any]) -> Floats:

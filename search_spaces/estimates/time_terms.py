@@ -102,6 +102,8 @@ class StepShape:
     """Whether the optimizer states are sharded at all."""
     score_traffic: float
     """Traffic of attention scores, over that of a trainer that may fuse attention or not."""
+    counted_ends: tuple[Floats, Floats]
+    """Layers that embedding and head count as in the split over stages: 0 or 1 each."""
     slots: Floats
     """Stage times in a step on the slowest path: m + (p - 1) / v."""
 
@@ -118,6 +120,7 @@ class StepShape:
         tp, pp, dp_cp, cp = (np.asarray(degree, dtype=np.float64) for degree in degrees)
         vpp = np.asarray(columns.vpp, dtype=np.float64)
         microbatches = np.asarray(columns.num_microbatches, dtype=np.float64)
+        embedding, head = (np.asarray(end, dtype=np.float64) for end in columns.counted_ends)
         return cls(
             model=model,
             cluster=cluster,
@@ -138,6 +141,7 @@ class StepShape:
             zero_shards=np.asarray(columns.zero_group_size, dtype=np.float64),
             is_zero=columns.zero_stage == 1,
             score_traffic=score_traffic,
+            counted_ends=(embedding, head),
             slots=microbatches + (pp - 1.0) / vpp,
         )
 
@@ -154,12 +158,18 @@ class StepShape:
 
     @property
     def rank_parameters(self) -> Floats:
-        """Parameters of the fullest rank: its layers, and the larger of embedding and output."""
-        model = self.model
+        """Parameters of the fullest rank: its layers, and the larger of embedding and output.
+
+        A stage between the ends may be the fullest where embedding or output count as a layer.
+        """
+        model, (embedding, head) = self.model, self.counted_ends
+        a_layer = float(model.num_layer_parameters)
+        first = float(model.num_embedding_parameters) - embedding * a_layer
+        last = float(model.num_head_parameters) - head * a_layer
+        one = np.maximum(np.maximum(first, last), np.where(self.pp > 2, 0.0, -np.inf))
         ends = float(model.num_embedding_parameters + model.num_head_parameters)
-        one = float(max(model.num_embedding_parameters, model.num_head_parameters))
         outside = np.where(self.pp > 1, one, ends)
-        layers = model.num_layers * float(model.num_layer_parameters) / self.pp
+        layers = (model.num_layers + embedding + head) * a_layer / self.pp
         return np.asarray((layers + outside) / self.tp, dtype=np.float64)
 
 
@@ -330,10 +340,10 @@ def host_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
 def data_terms(step: StepShape, backward_s: Floats) -> Iterator[tuple[str, Floats]]:
     """The reduction of the gradients over dp and cp, and ZeRO's gathering of the weights.
 
-    A ring over d = dp * cp ranks moves 2 (d - 1) / d of the gradients in 2 (d - 1) steps, once per training
-    step and bucket. With ZeRO-1 (arXiv:1910.02054) it is a reduce-scatter over the shards, half of
-    that, and an all-reduce of a shard over its copies; the weights are gathered after the step,
-    where no computation hides it.
+    A ring over d = dp * cp ranks moves 2 (d - 1) / d of the gradients in 2 (d - 1) steps, once per
+    training step and bucket. With ZeRO-1 (arXiv:1910.02054) it is a reduce-scatter over the shards,
+    half of that, and an all-reduce of a shard over its copies; the weights are gathered after the
+    step, where no computation hides it.
 
     Args:
         step: the step.
@@ -363,7 +373,7 @@ def stage_terms(step: StepShape, layer_s: Floats, head_s: Floats) -> Iterator[tu
 
     1F1B takes (m - 1) times the slowest stage and once the sum of all stages. An equal split gives
     every stage L / p layers and the last stage the output too; the best split gives the last stage
-    fewer layers.
+    fewer layers. Where embedding or output count as a layer, their stages have one layer fewer.
 
     Args:
         step: the step.
@@ -378,9 +388,12 @@ def stage_terms(step: StepShape, layer_s: Floats, head_s: Floats) -> Iterator[tu
         _slowest_stage(step, np.minimum(fewer + 1.0, layers), layer_s, head_s),
     )
     best = np.where(step.pp > 1, np.maximum(slowest - even, 0.0), 0.0)
-    each = np.ceil(layers / step.pp)
-    last = np.maximum(layers - each * (step.pp - 1.0), 0.0)
-    equal = np.maximum(each * layer_s, last * layer_s + head_s)
+    embedding, head = step.counted_ends
+    counted = layers + embedding + head
+    each = np.ceil(counted / step.pp)
+    last = np.maximum(counted - each * (step.pp - 1.0) - head, 0.0)
+    most = np.where(step.pp > 2, each, each - embedding)
+    equal = np.maximum(most * layer_s, last * layer_s + head_s)
     yield "imbalance", later * best
     yield "equal_layers", later * np.maximum(equal - even - best, 0.0)
 

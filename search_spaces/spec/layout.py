@@ -17,6 +17,10 @@ Recompute = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "bf16", "fp16"]
 """The type of the matrix multiplications; master weights and optimizer states are always fp32."""
 
+PipelineSplit = Literal["layers", "embedding", "head", "embedding_and_head"]
+"""What counts as a layer in the split over pipeline stages, besides the transformer layers."""
+
+PIPELINE_SPLITS: Final[tuple[PipelineSplit, ...]] = get_args(PipelineSplit)
 RECOMPUTE_MODES: Final[tuple[Recompute, ...]] = get_args(Recompute)
 PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
 ZERO_STAGES: Final = (0, 1)
@@ -106,6 +110,18 @@ class Layout:
         ),
     )
     """Communication of attention over cp."""
+    pipeline_split: PipelineSplit = field(
+        default="layers",
+        metadata=knob(
+            label="pipeline split",
+            word="split by",
+            help="Whether the embedding and the head each count as a layer of the pipeline's split.",
+            choices=PIPELINE_SPLITS,
+            is_new=True,
+        ),
+    )
+    """What counts as a layer in the split over stages: `layers` is the transformer layers alone. A
+    stage whose embedding or head counts has one transformer layer fewer."""
     micro_batch_size: int = field(
         default=1,
         metadata=knob(
@@ -204,6 +220,22 @@ class Layout:
         return self.dp * self.cp
 
     @property
+    def counted_ends(self) -> tuple[int, int]:
+        """Layers that the embedding and the head count as in the pipeline's split: 0 or 1 each."""
+        split = self.pipeline_split if self.pp > 1 else "layers"
+        return int("embedding" in split), int("head" in split)
+
+    def layers_of_stage(self, stage: int, num_layers: int) -> range:
+        """The transformer layers of one of pp * vpp stages; the first or the last may have none.
+
+        The split is Megatron-LM's (`get_num_layers_to_build`).
+        """
+        embedding, head = self.counted_ends
+        each = (num_layers + embedding + head) // (self.pp * self.vpp)
+        first = stage * each - embedding
+        return range(max(first, 0), min(first + each, num_layers))
+
+    @property
     def zero_group_size(self) -> int:
         """Ranks that share one copy of the optimizer states: 1 without ZeRO."""
         return max(self.dp_cp // self.zero_replicas, 1) if self.zero_stage == 1 else 1
@@ -220,8 +252,9 @@ class Layout:
         context = f"-cp{self.cp}" if self.cp > 1 else ""
         if self.cp_comm_type != "all_gather":
             context = f"-cp{self.cp}_{self.cp_comm_type}"
+        split = "" if self.pipeline_split == "layers" else f"-ps_{self.pipeline_split}"
         return (
-            f"n{self.num_nodes}-tp{self.tp}-pp{self.pp}-dp{self.dp}-vpp{self.vpp}"
+            f"n{self.num_nodes}-tp{self.tp}-pp{self.pp}-dp{self.dp}-vpp{self.vpp}{split}"
             f"-mbs{self.micro_batch_size}-mb{self.num_microbatches}-z{self.zero_stage}{copies}"
             f"-rc_{self.recompute}-sp{int(self.sequence_parallel)}-{self.precision}{context}"
         )
@@ -238,8 +271,7 @@ class Layout:
             raise LayoutInvalidError(
                 f"{shown(key)} is not the key of a layout, such as {cls().key}"
             )
-        words: dict[str, Any] = found.groupdict(default="1")
-        words["cp_comm_type"] = found["cp_comm_type"] or "all_gather"
+        words: dict[str, Any] = {name: word for name, word in found.groupdict().items() if word}
         words |= {name: int(word) for name, word in words.items() if KNOBS[name].is_number}
         return cls(**words | {"sequence_parallel": words["sequence_parallel"] == "1"})
 
@@ -268,7 +300,8 @@ class Layout:
 
 _KEY: Final = re.compile(
     r"n(?P<num_nodes>\d{1,9})-tp(?P<tp>\d{1,9})-pp(?P<pp>\d{1,9})-dp(?P<dp>\d{1,9})"
-    r"-vpp(?P<vpp>\d{1,9})-mbs(?P<micro_batch_size>\d{1,9})-mb(?P<num_microbatches>\d{1,9})"
+    r"-vpp(?P<vpp>\d{1,9})(?:-ps_(?P<pipeline_split>[a-z_]+))?"
+    r"-mbs(?P<micro_batch_size>\d{1,9})-mb(?P<num_microbatches>\d{1,9})"
     r"-z(?P<zero_stage>\d)(?:x(?P<zero_replicas>\d{1,9}))?-rc_(?P<recompute>[a-z]+)"
     r"-sp(?P<sequence_parallel>[01])-(?P<precision>[a-z0-9]+)"
     r"(?:-cp(?P<cp>\d{1,9})(?:_(?P<cp_comm_type>[a-z0-9_]+))?)?",

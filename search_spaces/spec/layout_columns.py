@@ -44,6 +44,7 @@ class LayoutColumns:
     dp: Ints
     vpp: Ints
     cp_comm_type: Codes
+    pipeline_split: Codes
     micro_batch_size: Ints
     num_microbatches: Ints
     zero_stage: Ints
@@ -92,6 +93,15 @@ class LayoutColumns:
     def dp_cp(self) -> Ints:
         """Ranks that hold the same weights and sum their gradients: dp * cp."""
         return self.dp * self.cp
+
+    @property
+    def counted_ends(self) -> tuple[Ints, Ints]:
+        """Layers that the embedding and the head count as in the pipeline's split: 0 or 1 each.
+
+        They are the bits of the code: embedding is 1, head is 2, embedding_and_head is 3.
+        """
+        is_cut = self.pp > 1
+        return (self.pipeline_split & 1) * is_cut, (self.pipeline_split >> 1) * is_cut
 
     @property
     def zero_group_size(self) -> Ints:

@@ -6,14 +6,14 @@ Nothing is repaired: a layout that breaks a rule is refused with a sentence that
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, get_args
 
 import numpy as np
 
 from search_spaces.spec.batch import GlobalBatch
 from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import PRECISIONS, Layout, Precision
+from search_spaces.spec.layout import PIPELINE_SPLITS, PRECISIONS, Layout, Precision
 from search_spaces.spec.layout_columns import Bools, LayoutColumns, code_of, codes_of
 from search_spaces.spec.model_shape import ModelShape
 
@@ -123,11 +123,19 @@ def _kv_heads_sentence(layout: Layout, x: RuleContext) -> str:
 
 
 def _layers_sentence(layout: Layout, x: RuleContext) -> str:
-    stages = layout.pp * layout.vpp
-    return (
-        f"num_layers={x.model.num_layers} is not divisible by pp*vpp={layout.pp}*{layout.vpp}"
-        f"={stages}"
-    )
+    stages, layers = layout.pp * layout.vpp, x.model.num_layers
+    counted = layers + sum(layout.counted_ends)
+    what = f"num_layers={layers}"
+    if counted > layers:
+        ends = [name for name in ("embedding", "head") if name in layout.pipeline_split]
+        what = f"num_layers+{'+'.join(ends)}={layers}{'+1' * len(ends)}={counted}"
+    others = [
+        split
+        for split in PIPELINE_SPLITS
+        if (layers + sum(replace(layout, pipeline_split=split).counted_ends)) % stages == 0
+    ]
+    hint = f"; it would be with pipeline_split={' or '.join(others)}" if others else ""
+    return f"{what} is not divisible by pp*vpp={layout.pp}*{layout.vpp}={stages}{hint}"
 
 
 def _tp_leaves_node(c: LayoutColumns, x: RuleContext) -> Bools | np.bool_ | bool:
@@ -280,7 +288,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="layers_over_stages",
         scope="model",
-        illegal=lambda c, x: x.model.num_layers % (c.pp * c.vpp) != 0,
+        illegal=lambda c, x: (x.model.num_layers + sum(c.counted_ends)) % (c.pp * c.vpp) != 0,
         sentence=_layers_sentence,
     ),
     Rule(
@@ -383,6 +391,15 @@ RULES: Final[tuple[Rule, ...]] = (
         sentence=lambda layout, _: (
             f"zero_replicas={layout.zero_replicas} has no sharded optimizer states to copy: "
             "zero_stage=0"
+        ),
+    ),
+    Rule(
+        name="split_needs_pipeline",
+        scope="redundant",
+        illegal=lambda c, _: (c.pipeline_split != 0) & (c.pp == 1),
+        sentence=lambda layout, _: (
+            f"pipeline_split={layout.pipeline_split} with pp=1 is the same job as "
+            "pipeline_split=layers"
         ),
     ),
     Rule(

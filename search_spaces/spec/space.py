@@ -62,6 +62,8 @@ class SearchSpace:
     """Virtual stages a pipeline rank."""
     cp_comm_type: str | Sequence[str] = "all_gather"
     """all_gather, p2p, a2a."""
+    pipeline_split: str | Sequence[str] = "layers"
+    """layers, embedding, head, embedding_and_head."""
     micro_batch_size: WholeNumbers = 1
     """Sequences at once, on each replica."""
     num_microbatches: WholeNumbers | None = None

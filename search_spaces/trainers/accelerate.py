@@ -33,6 +33,11 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
         lacking["vpp"] = (
             "accelerate's file has no key for virtual stages; without them the schedule is 1F1B"
         )
+    if sum(layout.counted_ends):
+        lacking["pipeline_split"] = (
+            "accelerate's file has no key for it; without it the stages have equally many transformer "
+            "layers, unless your script gives its plugin other_megatron_args"
+        )
     if layout.zero_replicas > 1:
         lacking["zero_replicas"] = (
             "accelerate's file has no key for smaller ZeRO groups; without them optimizer states are "

@@ -27,6 +27,11 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
     lacking = {}
     if layout.vpp > 1:
         lacking["vpp"] = "DeepSpeed has no interleaved schedule; without it the schedule is 1F1B"
+    if sum(layout.counted_ends):
+        lacking["pipeline_split"] = (
+            "DeepSpeed's pipeline splits your script's list of layers (pipeline.partition); without the "
+            "choice the stages are those of your script"
+        )
     if layout.zero_replicas > 1:
         lacking["zero_replicas"] = (
             "DeepSpeed has smaller ZeRO groups in stage 3 only; without them optimizer states are "

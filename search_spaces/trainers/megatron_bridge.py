@@ -79,7 +79,10 @@ def _model(model: ModelShape) -> dict[str, Any]:
 
 def _parallelism(layout: Layout) -> dict[str, Any]:
     is_full = layout.recompute == "full"
+    names = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+    counted = zip(names, layout.counted_ends, strict=True)
     return {
+        **{name: True for name, counts in counted if counts},
         "tensor_model_parallel_size": layout.tp,
         "pipeline_model_parallel_size": layout.pp,
         "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,

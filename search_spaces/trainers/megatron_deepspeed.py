@@ -34,6 +34,11 @@ def _lacking(job: TrainerJob) -> Mapping[str, str]:
             f"DeepSpeed's pipeline has no interleaved schedule; it runs plain 1F1B instead of "
             f"vpp={layout.vpp}"
         )
+    if sum(layout.counted_ends):
+        found["pipeline_split"] = (
+            "Megatron-DeepSpeed splits the transformer layers alone; without the choice the stages have "
+            "equally many of them"
+        )
     if layout.zero_replicas > 1:
         found["zero_replicas"] = (
             f"DeepSpeed shards the optimizer states over all of dp={layout.dp}, instead of over "

@@ -49,9 +49,11 @@ def _checks(job: TrainerJob) -> Iterator[tuple[bool, str]]:
         f"num_kv_heads={model.num_kv_heads} is not divisible by tp={tp}: key/value heads would be "
         "replicated, which was not measured",
     )
+    ends = sum(layout.counted_ends)
     yield (
-        model.num_layers % (pp * vpp) != 0,
-        f"num_layers={model.num_layers} is not divisible by pp*vpp={pp}*{vpp}={pp * vpp}",
+        (model.num_layers + ends) % (pp * vpp) != 0,
+        f"num_layers{'+1' * ends}={model.num_layers + ends} is not divisible by pp*vpp={pp}*{vpp}"
+        f"={pp * vpp}",
     )
     yield vpp > 1 and pp == 1, f"vpp={vpp} needs a pipeline, and pp=1"
     yield (
@@ -79,6 +81,7 @@ def argument_groups(job: TrainerJob) -> list[list[str]]:
     layout, model = job.layout, job.model
     return [
         *parallel_flags(layout),
+        *_split_flags(layout),
         *_interleaving_and_zero_flags(layout),
         *batch_flags(layout),
         *shape_flags(model),
@@ -103,6 +106,11 @@ def parallel_flags(layout: Layout) -> list[list[str]]:
     if layout.sequence_parallel:
         flags.append(["--sequence-parallel"])
     return flags
+
+
+def _split_flags(layout: Layout) -> list[list[str]]:
+    names = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
+    return [[name] for name, counts in zip(names, layout.counted_ends, strict=True) if counts]
 
 
 def _interleaving_and_zero_flags(layout: Layout) -> list[list[str]]:

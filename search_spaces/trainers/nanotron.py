@@ -27,6 +27,11 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
     lacking = {}
     if layout.vpp > 1:
         lacking["vpp"] = "nanotron has no interleaved schedule; without it the schedule is 1F1B"
+    if sum(layout.counted_ends):
+        lacking["pipeline_split"] = (
+            "nanotron cuts stages of about equal work, and cannot be told how; without the choice the "
+            "first stages have more layers and the last one fewer"
+        )
     if layout.zero_replicas > 1:
         lacking["zero_replicas"] = (
             "nanotron shards optimizer states over all of dp; without smaller groups there is one of "

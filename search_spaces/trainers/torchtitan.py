@@ -95,9 +95,11 @@ def _refusals(job: TrainerJob) -> list[str]:
             f"num_kv_heads={model.num_kv_heads} is not divisible by tp={layout.tp}, which torchtitan "
             "asks for"
         )
-    if layout.pp > 1 and model.num_layers % (layout.pp * layout.vpp):
+    ends = sum(layout.counted_ends)
+    if layout.pp > 1 and (model.num_layers + ends) % (layout.pp * layout.vpp):
         refusals.append(
-            f"num_layers={model.num_layers} is not divisible by pp*vpp={layout.pp}*{layout.vpp}: "
+            f"num_layers{'+1' * ends}={model.num_layers + ends} is not divisible by "
+            f"pp*vpp={layout.pp}*{layout.vpp}: "
             "torchtitan would cut uneven stages"
         )
     return refusals
@@ -121,15 +123,17 @@ def _refusals_of_0_3(job: TrainerJob) -> list[str]:
 
 
 def _pipeline(job: TrainerJob) -> dict[str, Any]:
-    """Even stages: torchtitan would count the embedding and the output as a layer each."""
+    """The stages: if it is not told, torchtitan counts embedding and output as a layer each."""
     layout = job.layout
+    embedding, head = layout.counted_ends
+    counted = job.model.num_layers + embedding + head
     if layout.pp == 1:
         return {}
     return {
         "pipeline_parallel_schedule": "Interleaved1F1B" if layout.vpp > 1 else "1F1B",
-        "pipeline_parallel_layers_per_stage": job.model.num_layers // (layout.pp * layout.vpp),
-        "pipeline_parallel_first_stage_less_layers": 0,
-        "pipeline_parallel_last_stage_less_layers": 0,
+        "pipeline_parallel_layers_per_stage": counted // (layout.pp * layout.vpp),
+        "pipeline_parallel_first_stage_less_layers": embedding,
+        "pipeline_parallel_last_stage_less_layers": head,
     }
 
 

@@ -14,6 +14,7 @@ EVERY_KNOB: Final = Layout(
     pp=2,
     dp=4,
     vpp=2,
+    pipeline_split="embedding_and_head",
     micro_batch_size=2,
     num_microbatches=4,
     zero_stage=1,

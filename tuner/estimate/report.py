@@ -110,10 +110,12 @@ def _headline(report: dict[str, Any]) -> Iterator[str]:
     )
     layout = report["layout"]
     knobs = [
-        knob.words(layout[knob.name])
+        knob.words(layout.get(knob.name, knob.default))
         for knob in KNOBS.values()
         if knob.name not in ("num_nodes", "precision") and knob.is_shown
-        if knob.heading or knob.name == "recompute" or layout[knob.name] != knob.default
+        if knob.heading
+        or knob.name == "recompute"
+        or layout.get(knob.name, knob.default) != knob.default
     ]
     yield from _wrapped(", ".join(knobs))
 

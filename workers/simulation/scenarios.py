@@ -6,7 +6,7 @@ simulated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.documents.reading import nearest, shown
 from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
@@ -25,7 +25,7 @@ from search_spaces.spec.presets.models import model_preset
 from search_spaces.spec.rules import ALL_SCOPES
 from search_spaces.spec.space import LegalSet, SearchSpace, enumerate_legal
 from search_spaces.tables import CellKey, MeasurementTable, TableCell, TableRow
-from workers.errors import ScenarioUnknownError
+from workers.errors import KnobNotSimulatedError, ScenarioUnknownError
 from workers.simulation.machine import Machine
 from workers.simulation.memory import peak_memory_bytes
 from workers.simulation.steps import step_times_s
@@ -160,10 +160,12 @@ def simulated_table(described: Scenario | str, seed: int) -> MeasurementTable:
 
     Raises:
         ScenarioUnknownError: there is no scenario of that name.
+        KnobNotSimulatedError: a layout uses a knob that simulated clusters do not have.
     """
     chosen = scenario(described) if isinstance(described, str) else described
     legal = chosen.legal_set()
     layouts = [legal.layout(position) for position in range(len(legal))]
+    _refuse_not_simulated(layouts)
     peaks, steps = _truth(chosen, layouts, legal.columns(), seed)
     rows = tuple(
         _row(chosen, layout, peak, step_s, number=number)
@@ -181,6 +183,20 @@ def simulated_table(described: Scenario | str, seed: int) -> MeasurementTable:
     cluster = replace(chosen.cluster, num_nodes=first.num_nodes)
     cell = TableCell(key=key, model=chosen.model, cluster=cluster, rows=rows)
     return MeasurementTable(cells=(cell,), notes=(f"{SIMULATED}: nobody has measured these rows",))
+
+
+_NOT_SIMULATED: Final = ("cp", "pipeline_split")
+"""Knobs that simulated clusters have at their default only."""
+
+
+def _refuse_not_simulated(layouts: Iterable[Layout]) -> None:
+    for name in _NOT_SIMULATED:
+        for layout in layouts:
+            value = getattr(layout, name)
+            if value != KNOBS[name].default:
+                raise KnobNotSimulatedError(
+                    f"{name}={value} is not simulated; leave {name} out of the space"
+                )
 
 
 def simulated_part(name: str, seed: int, layout: Layout, fidelity: Fidelity) -> TableRow:

@@ -183,7 +183,8 @@ class Block(nn.Module):
 class Stage(nn.Module):
     """The layers of one pipeline stage.
 
-    The first stage also has the embedding, and the last one the final norm and the head.
+    The first stage also has the embedding, and the last one the final norm and the head. If these
+    count as a layer (`Layout.pipeline_split`), the stage may have no other.
     """
 
     def __init__(
@@ -195,12 +196,9 @@ class Stage(nn.Module):
         num_stages = mesh.layout.pp * mesh.layout.vpp
         index = chunk * mesh.layout.pp + mesh.place.pp_rank
         self.is_first, self.is_last = index == 0, index == num_stages - 1
-        num_layers = shape.num_layers // num_stages
-        first_layer = index * num_layers
         self.embedding = build.embedding() if self.is_first else None
-        self.blocks = nn.ModuleList(
-            Block(build, f"layers.{first_layer + i}") for i in range(num_layers)
-        )
+        layers = mesh.layout.layers_of_stage(index, shape.num_layers)
+        self.blocks = nn.ModuleList(Block(build, f"layers.{layer}") for layer in layers)
         self.recompute, self.tp_rank = recompute, mesh.place.tp_rank
         self.tied = shape.tied_embeddings
         self.final_norm = build.norm("final_norm") if self.is_last else None
@@ -285,4 +283,5 @@ class RankModel(nn.Module):
     @property
     def rotary_tables(self) -> tuple[Tensor, ...]:
         """The tables that all attentions of this rank share; empty without rotary positions."""
-        return self.stages[0].attentions[0].rotary or ()
+        attentions = (attention for stage in self.stages for attention in stage.attentions)
+        return next((attention.rotary or () for attention in attentions), ())
