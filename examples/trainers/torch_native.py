@@ -41,8 +41,8 @@ from torch.utils.checkpoint import checkpoint
 from layout_tuner import report_step
 
 COUNTS = {
-    "tp": 1, "pp": 1, "dp": 1, "vpp": 1, "micro_batch_size": 1, "num_microbatches": 1,
-    "zero_stage": 0, "zero_replicas": 1, "num_layers": 4, "hidden_size": 128,
+    "tp": 1, "cp": 1, "pp": 1, "dp": 1, "vpp": 1, "micro_batch_size": 1,
+    "num_microbatches": 1, "zero_stage": 0, "zero_replicas": 1, "num_layers": 4, "hidden_size": 128,
     "ffn_hidden_size": 512, "num_heads": 4, "num_kv_heads": 4, "seq_length": 128,
     "vocab_size": 1024, "steps": 10, "seed": 0,
 }  # fmt: skip

@@ -19,7 +19,7 @@ _MIXED_PRECISION: Final = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 def accelerate_backend(layout: Layout) -> str:
     """Accelerate's `distributed_type`."""
-    if layout.tp > 1 or layout.pp > 1:
+    if layout.tp > 1 or layout.cp > 1 or layout.pp > 1:
         return "MEGATRON_LM"
     if layout.zero_stage == 1:
         return "DEEPSPEED"
@@ -37,6 +37,11 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
         lacking["pipeline_split"] = (
             "accelerate's file has no key for it; without it the stages have equally many transformer "
             "layers, unless your script gives its plugin other_megatron_args"
+        )
+    if layout.cp > 1 and layout.cp_comm_type != "p2p":
+        lacking["cp_comm_type"] = (
+            "accelerate's file has no key for it; without the choice Megatron-LM passes keys and values "
+            "around a ring, unless your script gives its plugin other_megatron_args"
         )
     if layout.zero_replicas > 1:
         lacking["zero_replicas"] = (
@@ -94,7 +99,7 @@ def _megatron_lm(job: TrainerJob) -> dict[str, Any]:
         "sequence_parallelism": layout.sequence_parallel,
         "use_distributed_optimizer": layout.zero_stage == 1,
         "gradient_clipping": 1.0,
-        "context_parallel_size": 1,  # 2 where the file says nothing
+        "context_parallel_size": layout.cp,  # 2 where the file says nothing
         # these three also where the file says nothing
         "recompute_granularity": "full",
         "recompute_method": "uniform",

@@ -47,6 +47,12 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
 
 def _refusals(job: TrainerJob) -> list[str]:
     layout = job.layout
+    if layout.cp > 1:
+        return [
+            f"cp={layout.cp}: no key of ds_config.json turns sequence parallelism on, which a script "
+            "builds with DeepSpeed's DistributedAttention (Ulysses); export a trial with cp=1, or use "
+            "the format megatron-deepspeed"
+        ]
     if layout.tp > 1 and layout.pp > 1:
         return [
             f"tp={layout.tp} with pp={layout.pp}: DeepSpeed trains with AutoTP or with pipeline "

@@ -31,7 +31,7 @@ _LOG: Final = LogPatterns(
 
 
 def _is_parallel_beyond_data(layout: Layout) -> bool:
-    return layout.tp > 1 or layout.pp > 1
+    return layout.tp > 1 or layout.cp > 1 or layout.pp > 1
 
 
 def _lacking(job: TrainerJob) -> dict[str, str]:
@@ -42,6 +42,16 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
         lacking["zero_stage"] = (
             "torchtitan has DDP, HSDP and FSDP, but no ZeRO-1; without it every replica holds whole "
             "optimizer states, which need more memory than was measured"
+        )
+    if layout.cp > 1:
+        lacking["zero_stage"] = (
+            "torchtitan has context parallelism beside FSDP only; without the choice weights, gradients "
+            f"and optimizer states are sharded over cp={layout.cp}"
+        )
+    if layout.cp > 1 and layout.cp_comm_type == "a2a":
+        lacking["cp_comm_type"] = (
+            "torchtitan gathers keys and values or passes them around a ring, and does not exchange "
+            "tokens for heads; without the choice it gathers them"
         )
     if layout.recompute == "selective":
         lacking["recompute"] = (
@@ -85,10 +95,12 @@ def _refusals(job: TrainerJob) -> list[str]:
             f"family={model.family} has no counterpart: the export trains torchtitan's llama3; "
             "search with a model of family llama"
         )
-    if model.seq_length % (2 * layout.tp):
+    parts = 2 * layout.tp * layout.cp
+    if model.seq_length % parts:
+        product = "2 * tp" if layout.cp == 1 else "2 * tp * cp"
         refusals.append(
-            f"seq_length={model.seq_length} is not divisible by 2 * tp = {2 * layout.tp}, which "
-            "torchtitan asks for"
+            f"seq_length={model.seq_length} is not divisible by {product} = {parts}, which torchtitan "
+            "asks for"
         )
     if model.num_kv_heads % layout.tp:
         refusals.append(
@@ -137,8 +149,19 @@ def _pipeline(job: TrainerJob) -> dict[str, Any]:
     }
 
 
+_ROTATE_METHODS: Final = {"all_gather": "allgather", "p2p": "alltoall"}
+"""The names that torch gives them. Its all-to-all is the step of a ring."""
+
+
 def _degrees(layout: Layout, replicas: int) -> dict[str, Any]:
+    context = {}
+    if layout.cp > 1:
+        context = {
+            "context_parallel_degree": layout.cp,
+            "context_parallel_rotate_method": _ROTATE_METHODS[layout.cp_comm_type],
+        }
     return {
+        **context,
         "data_parallel_replicate_degree": replicas,
         "data_parallel_shard_degree": layout.dp // replicas,
         "tensor_parallel_degree": layout.tp,
