@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-_CONTEXT: Final = "context parallelism (ring attention, Ulysses)"
 _EXPERTS: Final = "mixture-of-experts models and expert parallelism"
 _SHARDED: Final = "ZeRO-2, ZeRO-3 and FSDP"
 
 _NOT_COVERED: Final[Mapping[str, str]] = MappingProxyType(
-    dict.fromkeys(("context", "cp", "ring_attention", "ulysses", "ds_sequence"), _CONTEXT)
-    | dict.fromkeys(("expert", "expert_model", "expert_tensor", "ep", "etp", "moe"), _EXPERTS)
+    dict.fromkeys(("expert", "expert_model", "expert_tensor", "ep", "etp", "moe"), _EXPERTS)
     | dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "experts"), _EXPERTS)
     | dict.fromkeys(("top_k", "moe_router_topk", "num_experts_per_tok", "mixtral"), _EXPERTS)
     | dict.fromkeys(("deepseek", "qwen_moe", "capacity_factor"), _EXPERTS)
@@ -37,6 +35,7 @@ _OTHER_NAMES: Final[Mapping[str, str]] = MappingProxyType(
     dict.fromkeys(("tensor", "tensor_model", "tensor_model_parallel"), "tp")
     | dict.fromkeys(("pipeline", "pipeline_model"), "pp")
     | dict.fromkeys(("data", "data_replicate"), "dp")
+    | dict.fromkeys(("context", "ring_attention", "ulysses", "ds_sequence"), "cp")
     | dict.fromkeys(("virtual_pipeline", "virtual_pipeline_model", "interleave"), "vpp")
     | dict.fromkeys(("mbs", "local_batch", "train_micro_batch_size_per_gpu"), "micro_batch_size")
     | dict.fromkeys(("gbs", "train_batch"), "global_batch_size")
