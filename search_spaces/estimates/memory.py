@@ -93,13 +93,13 @@ class MemoryTerms:
     """The terms of the peaks of many layouts, or of many stages."""
 
     num_bytes: NDArray[np.floating[Any]]
-    """Expected bytes of each of `MEMORY_TERMS`, of each stage that may be the fullest; shape
-    [stages, number of terms, layouts]."""
+    """Expected bytes of each of `MEMORY_TERMS`, of two stages one of which is the fullest; shape
+    [2, number of terms, layouts]."""
     deviation_bytes: NDArray[np.floating[Any]]
     """Standard deviation of each term, and of the factor on all terms, from the uncertainty of the
-    trainer's storage; shape [stages, number of terms + 1, layouts]."""
+    trainer's storage; shape [2, number of terms + 1, layouts]."""
     scatter_bytes: NDArray[np.floating[Any]]
-    """Standard deviation that is independent for each layout; shape [stages, layouts]."""
+    """Standard deviation that is independent for each layout; shape [2, layouts]."""
 
 
 def peak_memory_bytes(
@@ -109,25 +109,29 @@ def peak_memory_bytes(
 ) -> Floats:
     """Estimated peak memory of the fullest rank of each layout, in bytes."""
     columns = LayoutColumns.of(layouts)
-    peak, *others = (
-        stage_parts(columns, model, stage, storage).total for stage in _fullest_stages(columns)
+    early, last = (
+        stage_parts(columns, model, stage, storage).total
+        for stage in _fullest_stages(columns, model, storage)
     )
-    for other in others:
-        peak = np.maximum(peak, other)
-    return peak
+    return np.maximum(early, last)
 
 
-def _fullest_stages(columns: LayoutColumns) -> list[NDArray[Any]]:
-    """The stages that may be the fullest: the first, the last, and the second in some splits.
+def _fullest_stages(
+    columns: LayoutColumns, model: ModelShape, storage: TrainerStorage
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Two stages one of which is the fullest: the first or the second, and the last.
 
-    A stage between the first and the last has no embedding, at most as many micro-batches in flight
-    as the stages before it, and at most as many layers as the second. Only where the embedding
-    counts as a layer has the second more of them than the first.
+    A stage between the ends has no embedding, at most as many micro-batches in flight as those
+    before it, and at most as many layers as the second. The second has more layers than the first
+    only where the embedding counts as one.
     """
-    ends = [np.zeros_like(columns.pp), columns.pp - 1]
-    if np.any(columns.counted_ends[0]):
-        ends.append(np.minimum(columns.pp - 1, 1))
-    return ends
+    first, last = np.zeros_like(columns.pp), columns.pp - 1
+    if not np.any(columns.counted_ends[0]):
+        return first, last
+    second = np.minimum(last, 1)
+    of_first = stage_parts(columns, model, first, storage).total
+    of_second = stage_parts(columns, model, second, storage).total
+    return np.where(of_second > of_first, second, first), last
 
 
 def memory_terms(
@@ -137,21 +141,17 @@ def memory_terms(
     *,
     dtype: type[np.floating[Any]] = np.float64,
 ) -> MemoryTerms:
-    """The terms of the peaks of the stages that may be the fullest, for many layouts.
+    """The terms of the peaks of the two stages that may be the fullest, for many layouts.
 
     Columns are broadcast against each other and flattened. Searches of millions of layouts keep the
     terms in single precision.
     """
     columns = LayoutColumns.of(layouts).flattened()
-    num_stages = len(_fullest_stages(columns))
-    terms = _no_terms(num_stages, columns.tp.size, dtype)
+    terms = _no_terms(2, columns.tp.size, dtype)
     for start in range(0, columns.tp.size, _CHUNK):
         rows = slice(start, start + _CHUNK)
         part = columns.rows(rows)
-        stages = _fullest_stages(part)
-        # A part whose layouts need no third stage has its last stage twice.
-        for end in range(num_stages):
-            stage = stages[min(end, len(stages) - 1)]
+        for end, stage in enumerate(_fullest_stages(part, model, storage)):
             _fill(terms, end, rows, stage_parts(part, model, stage, storage))
     return terms
 

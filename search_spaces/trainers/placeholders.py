@@ -71,11 +71,16 @@ def placeholder_values(job: TrainerJob) -> Mapping[str, str]:
 
 
 def environment_values(job: TrainerJob) -> Mapping[str, str]:
-    """The same values as environment variables: LAYOUT_TP, LAYOUT_MICRO_BATCH_SIZE and so on."""
+    """The same values as environment variables: LAYOUT_TP, LAYOUT_MICRO_BATCH_SIZE and so on.
+
+    New knobs at their default are left out (`Knob.is_new`).
+    """
+    unstated = set(LAYOUT_FIELDS) - job.layout.to_mapping().keys()
     return MappingProxyType(
         {
             f"{ENVIRONMENT_PREFIX}{name.upper()}": value
             for name, value in placeholder_values(job).items()
+            if name not in unstated
         }
     )
 

@@ -121,10 +121,12 @@ def test_a_stated_knob_is_left_as_it_is_and_the_word_auto_is_like_leaving_it_out
     absent = spec_of(space=space)
     assert spec_of(space={**space, knob: "auto"}) == absent
     value = {"precision": "fp16", "recompute": "full", "sequence_parallel": True, "zero_stage": 1}
+    value["pipeline_split"] = "head"
     stated = spec_of(space={**space, knob: value.get(knob, 2)}).space
     assert stated.values(knob) == (value.get(knob, 2),)
     assert knob not in stated.auto
-    assert (knob in absent.space.auto) == (knob != "dp")
+    # A new knob at its default is in no document.
+    assert (knob in absent.space.auto) == (knob not in ("dp", "pipeline_split"))
 
 
 def test_a_space_with_large_stated_knobs_stays_below_the_limit() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -22,9 +24,11 @@ from search_spaces.estimates.storage import (
     TrainerStorage,
     storage_of,
 )
+from search_spaces.schedules import Backward, Forward, pipeline_schedule
 from search_spaces.spec.cluster import detect_local_cpu
-from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout import PIPELINE_SPLITS, Layout
 from search_spaces.spec.layout_columns import LayoutColumns
+from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.spec.rules import ALL_SCOPES
@@ -306,6 +310,79 @@ def test_split_by_work_the_last_stage_has_fewer_layers_because_of_its_logits() -
     assert split.tolist() == [5, 4, 4, 5, 4, 4, 5, 1]
     even = layers_of_stage(np.asarray(5), np.arange(5), LLAMA, TrainerStorage())
     assert even.tolist() == [7, 7, 6, 6, 6]
+
+
+def uneven_layouts() -> Iterator[tuple[ModelShape, Layout]]:
+    """Legal layouts of every split, with few layers a stage, so that one of them weighs much."""
+    grid = product(PIPELINE_SPLITS, (2, 3, 4, 8), (1, 2, 3), (1, 2, 3), (1, 2, 4))
+    for split, pp, vpp, layers, groups in grid:
+        layout = Layout(
+            pp=pp,
+            vpp=vpp,
+            pipeline_split=split,
+            num_microbatches=groups * pp,
+            recompute="full" if groups == 2 else "none",
+            precision="bf16",
+        )
+        num_layers = layers * pp * vpp - sum(layout.counted_ends)
+        if num_layers > 0:
+            yield replace(LLAMA, num_layers=num_layers, vocab_size=2048), layout
+
+
+@pytest.mark.parametrize("storage", [EMBEDDED_TRAINER, MEGATRON_LIKE], ids=["own", "megatron"])
+def test_the_peak_is_that_of_the_fullest_of_all_stages_of_any_split(
+    storage: TrainerStorage,
+) -> None:
+    fullest = set()
+    for model, layout in uneven_layouts():
+        totals = [stage.total_bytes for stage in stage_memory(layout, model, storage)]
+        assert peak_memory_bytes(layout, model, storage).item() == pytest.approx(max(totals))
+        of_ends = memory_terms(layout, model, storage).num_bytes.sum(axis=1)
+        assert of_ends.max() == pytest.approx(max(totals))
+        fullest.add((layout.pp > 2) * totals.index(max(totals)))
+    assert {0, 1} <= fullest, "the second stage of some layout is the fullest"
+
+
+def test_layers_of_all_stages_are_those_of_the_schedule_and_of_the_layout() -> None:
+    for model, layout in uneven_layouts():
+        num_stages = layout.pp * layout.vpp
+        ranges = [layout.layers_of_stage(s, model.num_layers) for s in range(num_stages)]
+        assert [layer for each in ranges for layer in each] == list(range(model.num_layers))
+        of_ranks = [sum(map(len, ranges[rank :: layout.pp])) for rank in range(layout.pp)]
+        columns, stages = LayoutColumns.of(layout), np.arange(layout.pp)
+        split = layers_of_stage(columns.pp, stages, model, EMBEDDED_TRAINER, columns.counted_ends)
+        assert split.tolist() == of_ranks
+        if layout.recompute == "full":
+            continue
+        storage = replace(EMBEDDED_TRAINER, gathered_share=0.0)
+        kept = [stage.activations_bytes for stage in stage_memory(layout, model, storage)]
+        in_flight = [most_in_flight(rank, layout, ranges[rank :: layout.pp]) for rank in stages]
+        # In bytes of one layer. The last rank's peak is that with the logits.
+        one = model.seq_length * 2.0 * kept_of_a_layer(model)
+        *before, last = (number / one for number in kept)
+        assert before == pytest.approx(in_flight[:-1])
+        assert in_flight[-1] - 1 <= last <= in_flight[-1] + 1e-9
+
+
+def kept_of_a_layer(model: ModelShape) -> float:
+    """Elements a token that one layer of one micro-batch keeps for the backward pass."""
+    alone = stage_memory(Layout(precision="bf16"), model)[0].activations_bytes
+    return alone / (model.seq_length * 2.0 * model.num_layers)
+
+
+def most_in_flight(rank: int, layout: Layout, chunks: Sequence[range]) -> int:
+    """The most layers times micro-batches that a rank holds, by its schedule."""
+    held = most = 0
+    schedule = pipeline_schedule(
+        rank, pp=layout.pp, vpp=layout.vpp, num_microbatches=layout.num_microbatches
+    )
+    for action in schedule:
+        if isinstance(action, Forward):
+            held += len(chunks[action.of.chunk])
+        elif isinstance(action, Backward):
+            held -= len(chunks[action.of.chunk])
+        most = max(most, held)
+    return most
 
 
 def test_terms_add_up_to_the_peak() -> None:

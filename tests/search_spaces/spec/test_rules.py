@@ -83,6 +83,29 @@ CASES = [
         vpp=2,
         num_microbatches=4,
     ),
+    case(
+        "layers_over_stages",
+        "num_layers=126 is not divisible by pp*vpp=8*1=8; it would be with "
+        "pipeline_split=embedding_and_head",
+        pp=8,
+        model={"num_layers": 126},
+    ),
+    case(
+        "layers_over_stages",
+        "num_layers+embedding+head=7+1+1=9 is not divisible by pp*vpp=2*2=4; it would be with "
+        "pipeline_split=embedding or head",
+        pp=2,
+        dp=4,
+        vpp=2,
+        num_microbatches=2,
+        pipeline_split="embedding_and_head",
+        model={"num_layers": 7},
+    ),
+    case(
+        "split_needs_pipeline",
+        "pipeline_split=head with pp=1 is the same job as pipeline_split=layers",
+        pipeline_split="head",
+    ),
     case("interleaving_needs_pipeline", "vpp=2 has no pipeline to interleave: pp=1", vpp=2),
     case(
         "interleaved_microbatches",

@@ -131,7 +131,8 @@ def test_what_the_family_asserts_is_refused_with_the_numbers(
 ) -> None:
     said = adapter.refusals(TrainerJob(model=model, layout=layout))
     assert any(why in sentence for sentence in said), said
-    assert not adapter.refusals(TrainerJob(model=GPT, layout=EVERY_KNOB))
+    # 46 layers, the embedding and the head are 48 on 4 stages.
+    assert not adapter.refusals(TrainerJob(model=replace(GPT, num_layers=46), layout=EVERY_KNOB))
 
 
 def test_deepspeed_s_configuration_is_consistent_with_the_layout() -> None:

@@ -40,9 +40,9 @@ EVERYTHING = EVERY_KNOB.to_mapping() | {"recompute": "selective"}
     ("name", "knobs"),
     [
         *((name, {"zero_stage", "recompute"}) for name in TITANS),
-        ("nanotron", {"vpp", "zero_replicas", "recompute"}),
-        ("deepspeed", {"vpp", "zero_replicas", "sequence_parallel"}),
-        ("accelerate", {"vpp", "zero_replicas", "recompute"}),
+        ("nanotron", {"vpp", "pipeline_split", "zero_replicas", "recompute"}),
+        ("deepspeed", {"vpp", "pipeline_split", "zero_replicas", "sequence_parallel"}),
+        ("accelerate", {"vpp", "pipeline_split", "zero_replicas", "recompute"}),
         ("command", set()),
     ],
 )

@@ -13,7 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 from search_spaces.estimates.memory import stage_memory
-from search_spaces.spec.layout import Layout
+from search_spaces.mesh import Coordinates
+from search_spaces.spec.layout import PIPELINE_SPLITS, Layout, PipelineSplit
 from search_spaces.units import memory
 from tests.workers.trainer.cases import (
     CPU,
@@ -216,6 +217,21 @@ def test_persistent_bytes_are_known_before_anything_is_built(family: str, precis
     steps = {id(step) for step in training.optimizer.steps}
     built = sum(t.nbytes for t in training.persistent_tensors() if id(t) not in rotary | steps)
     assert persistent_bytes(shape, mesh, OptimizerSettings()) == built
+
+
+@pytest.mark.parametrize("split", PIPELINE_SPLITS)
+@pytest.mark.parametrize("vpp", [1, 2])
+def test_every_stage_of_an_uneven_pipeline_holds_what_is_estimated(
+    split: PipelineSplit, vpp: int
+) -> None:
+    embedding, head = Layout(pp=4, pipeline_split=split).counted_ends
+    shape = make_shape(num_layers=16 - embedding - head, hidden_size=64, ffn_hidden_size=128)
+    layout = make_layout(pp=4, vpp=vpp, pipeline_split=split)
+    for stage, estimate in enumerate(stage_memory(layout, shape)):
+        place = Coordinates(tp_rank=0, dp_rank=0, pp_rank=stage)
+        mesh = replace(lone_mesh(layout), rank=stage, place=place)
+        states = estimate.weights_bytes + estimate.gradients_bytes + estimate.optimizer_bytes
+        assert states == pytest.approx(persistent_bytes(shape, mesh, OptimizerSettings()), rel=1e-3)
 
 
 def test_the_limit_is_real_and_reads_as_out_of_memory_and_a_group_still_talks_after_it() -> None:

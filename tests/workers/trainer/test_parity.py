@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout import Layout, PipelineSplit
 from search_spaces.spec.model_shape import ModelShape
 from tests.workers.trainer.cases import (
     ADAMW,
@@ -23,6 +23,7 @@ from tests.workers.trainer.cases import (
     PP,
     STEPS,
     TP,
+    VPP,
     ZERO,
     Run,
     assert_bitwise_equal,
@@ -144,6 +145,39 @@ def test_a_pipeline_recomputation_and_shards_are_bitwise_equal_to_none(
     shape = make_shape(family, num_layers=4 if change == {"pp": 4} else 2)
     changed, plain = make_layout(**change, **axes), make_layout(**axes)
     assert_bitwise_equal(train(shape, changed), train(shape, plain))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    ("split", "num_layers", "axes"),
+    [
+        *(("embedding", 3, axes) for axes in (PP, PP | TP, PP | DP, PP | ZERO, PP | BF16)),
+        *(("head", 3, axes) for axes in (PP, PP | CUT, PP | DP, PP | {"recompute": "full"})),
+        *(("embedding_and_head", 4, axes) for axes in (PP, PP | TP, PP | ZERO)),
+        ("embedding", 3, {"pp": 4}),  # its first stage has no layer
+        ("head", 3, {"pp": 4}),
+        ("embedding_and_head", 2, {"pp": 4}),
+        ("embedding_and_head", 6, {"pp": 4}),
+        *((split, 3, VPP) for split in ("embedding", "head")),
+        ("embedding_and_head", 2, VPP),
+        ("embedding_and_head", 6, VPP),
+        ("embedding", 7, VPP | DP),
+        ("head", 7, VPP | TP | {"recompute": "selective"}),
+        ("embedding_and_head", 6, {"pp": 4, "vpp": 2}),
+    ],
+    ids=str,
+)
+@FAMILIES
+def test_an_uneven_pipeline_is_bitwise_equal_to_none(
+    family: str, split: PipelineSplit, num_layers: int, axes: dict[str, Any]
+) -> None:
+    shape = make_shape(family, num_layers=num_layers, tied_embeddings=family == "gpt")
+    plain = make_layout(**{name: value for name, value in axes.items() if name not in VPP})
+    found = train(shape, make_layout(pipeline_split=split, **axes))
+    if shape.tied_embeddings:
+        assert_same_training(found, train(shape, plain))  # their gradients are summed over pp
+    else:
+        assert_bitwise_equal(found, train(shape, plain))
 
 
 @pytest.mark.sampled(4)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from search_spaces.spec.cluster import detect_local_cpu
-from search_spaces.spec.layout import RECOMPUTE_MODES, ZERO_STAGES, Layout
+from search_spaces.spec.layout import PIPELINE_SPLITS, RECOMPUTE_MODES, ZERO_STAGES, Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.rules import ALL_SCOPES
 from search_spaces.spec.space import SearchSpace, enumerate_legal
@@ -29,6 +29,8 @@ MODELS = [
     make_shape("gpt", num_layers=4, tied_embeddings=True),
     make_shape("llama", num_layers=4),
     make_shape("llama", num_layers=4, num_kv_heads=1, tied_embeddings=True),
+    make_shape("gpt", num_layers=3, tied_embeddings=True),
+    make_shape("llama", num_layers=6),
 ]
 CLIPPING = [None, 0.5]
 """The second is below every gradient norm of these models, so that each step is clipped."""
@@ -40,6 +42,7 @@ SPACE = SearchSpace(
     pp=(1, 2, 4, 8),
     dp=(1, 2, 4, 8),
     vpp=(1, 2, 4),
+    pipeline_split=PIPELINE_SPLITS,
     micro_batch_size=(1, 2, 4),
     zero_stage=ZERO_STAGES,
     zero_replicas=(1, 2, 4),
@@ -56,13 +59,17 @@ def legal_layouts(model: ModelShape, *, num_devices: int) -> list[Layout]:
     return [layout for layout in layouts if layout.num_devices == num_devices]
 
 
+def _degrees(layout: Layout) -> tuple[int, int, int, int, str]:
+    return layout.tp, layout.pp, layout.dp, layout.vpp, layout.pipeline_split
+
+
 @st.composite
 def cases(draw: st.DrawFn, *, sizes: tuple[int, ...]) -> tuple[ModelShape, Layout, float | None]:
     model = draw(st.sampled_from(MODELS))
     legal = legal_layouts(model, num_devices=draw(st.sampled_from(sizes)))
     # By its degrees first: else those with the most variants would be nearly all that is drawn.
-    degrees = draw(st.sampled_from(sorted({(x.tp, x.pp, x.dp, x.vpp) for x in legal})))
-    layout = draw(st.sampled_from([x for x in legal if (x.tp, x.pp, x.dp, x.vpp) == degrees]))
+    degrees = draw(st.sampled_from(sorted({_degrees(layout) for layout in legal})))
+    layout = draw(st.sampled_from([layout for layout in legal if _degrees(layout) == degrees]))
     return model, layout, draw(st.sampled_from(CLIPPING))
 
 
@@ -84,6 +91,7 @@ def test_the_rules_open_every_knob_to_the_drawn_layouts() -> None:
         assert {layout.sequence_parallel for layout in layouts} == {False, True}
         assert {layout.vpp for layout in layouts} >= {1, 2}
         assert {layout.zero_replicas for layout in layouts} >= {1, 2}
+        assert {layout.pipeline_split for layout in layouts} == set(PIPELINE_SPLITS)
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -84,6 +84,7 @@ LAYOUTS = {
         dp=4, zero_stage=1, zero_replicas=2, micro_batch_size=1, num_microbatches=2
     ),
     "interleaved": make_layout(pp=2, vpp=2),
+    "uneven": make_layout(pp=2, pipeline_split="embedding_and_head"),
     "four": make_layout(dp=4, zero_stage=1, micro_batch_size=1, num_microbatches=2),
 }
 
@@ -100,6 +101,9 @@ LAYOUTS = {
         ("gpt", "four", "pp"),
         ("llama", "groups", "interleaved"),
         ("gpt", "interleaved", "groups"),
+        ("gpt", "uneven", "pp"),
+        ("llama", "interleaved", "uneven"),
+        ("llama", "uneven", "zero-tp"),
     ],
 )
 def test_any_layout_goes_on_the_same(tmp_path: Path, family: str, before: str, after: str) -> None:
