@@ -212,7 +212,9 @@ class Layout:
     def degrees(self) -> dict[str, int]:
         """The factors of `num_devices` by name, without new ones (`Knob.is_new`) that are 1."""
         degrees = {name: getattr(self, name) for name in DEGREES}
-        return {name: degree for name, degree in degrees.items() if degree > 1 or not KNOBS[name].is_new}
+        return {
+            name: degree for name, degree in degrees.items() if degree > 1 or not KNOBS[name].is_new
+        }
 
     @property
     def dp_cp(self) -> int:

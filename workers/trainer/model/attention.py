@@ -181,22 +181,24 @@ def block_gradients(
     lse_BNS: Tensor,
     *,
     is_causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The block's part of the gradients of its queries, keys and values.
+) -> tuple[Tensor, Tensor]:
+    """The block's part of the gradients of its queries, and of its keys and values (B, 2 N, E, D).
 
     Output, its gradient and the log-sum-exp are those of the attention to all keys, of which the
     block may be a part.
     """
     if grad_BNSD.is_cpu:
-        grads = tuple(torch.empty(value.shape) for value in inputs_BNSD)
-        dot_BNS = (grad_BNSD.float() * y_BNSD).sum(-1)
+        batch, num_heads, *positions = inputs_BNSD[1].shape
+        dq_BNSD = torch.empty(inputs_BNSD[0].shape)
+        dkv_BMED = torch.empty(batch, 2 * num_heads, *positions)
+        grads, dot_BNS = (dq_BNSD, *dkv_BMED.chunk(2, 1)), (grad_BNSD.float() * y_BNSD).sum(-1)
         _cpu_backward((*inputs_BNSD, grad_BNSD), lse_BNS, dot_BNS, grads, is_causal=is_causal)
-        return grads[0], grads[1], grads[2]
+        return dq_BNSD, dkv_BMED
     queries, keys = grad_BNSD.shape[2], inputs_BNSD[1].shape[2]
     unused = torch.zeros((), dtype=torch.int64, device=grad_BNSD.device)  # of dropout
     if _uses_flash(grad_BNSD):
         no_lengths = torch.empty(0, dtype=torch.int32, device=grad_BNSD.device)
-        return torch.ops.aten._scaled_dot_product_flash_attention_backward(  # type: ignore[no-any-return]
+        dq_BNSD, *dkv_BNED = torch.ops.aten._scaled_dot_product_flash_attention_backward(
             grad_BNSD,
             *inputs_BNSD,
             y_BNSD,
@@ -210,9 +212,10 @@ def block_gradients(
             unused,
             unused,
         )
+        return dq_BNSD, torch.cat(dkv_BNED, 1)
     if torch.version.hip is None:
         lse_BNS = F.pad(lse_BNS, (0, -queries % 32), value=math.inf)
-    return torch.ops.aten._scaled_dot_product_efficient_attention_backward(  # type: ignore[no-any-return]
+    dq_BNSD, *dkv_BNED = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
         grad_BNSD,
         *inputs_BNSD,
         None,
@@ -224,6 +227,7 @@ def block_gradients(
         [True, True, True, False],
         is_causal,
     )[:3]
+    return dq_BNSD, torch.cat(dkv_BNED, 1)
 
 
 def _uses_flash(x_BNSD: Tensor) -> bool:

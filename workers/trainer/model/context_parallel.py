@@ -112,14 +112,13 @@ class AttentionToAllRanks(Function):
         others = ctx.exchange(kv_BSMD, ctx.group)
 
         def gradients(rows: slice, kv_BEMD: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
-            dq_BNSD, *dkv_BNED = block_gradients(
+            dq_BNSD, dkv_BMED = block_gradients(
                 (q_BNSD[:, :, rows], *_heads(kv_BEMD, ctx.num_heads)),
                 grad_BNSD[:, :, rows],
                 y_BNSD[:, :, rows],
                 lse_BNS[:, :, rows],
                 is_causal=is_causal,
             )
-            dkv_BMED = torch.cat(dkv_BNED, 1)
             if dkv_BMED.shape[1] > kv_BEMD.shape[2]:  # several query heads share a key head
                 dkv_BMED = torch.unflatten(dkv_BMED, 1, (kv_BEMD.shape[2], -1)).sum(2)
             return dq_BNSD.transpose(1, 2), dkv_BMED.transpose(1, 2)
@@ -164,9 +163,9 @@ class _Gathered:
     """The keys and values of all ranks, in one all-gather."""
 
     def __init__(self, kv_BSMD: Tensor, group: AxisGroup) -> None:
-        self._group, self._shape, self._dtype = group, kv_BSMD.shape, kv_BSMD.dtype
-        self._half = kv_BSMD.shape[1] // 2
-        self._gradients: list[Tensor] = []
+        self._group, self._shape = group, kv_BSMD.shape
+        self._half, self._block = kv_BSMD.shape[1] // 2, 0
+        self._gradients: Tensor | None = None
         with part("cp"):
             self._whole, self._work = start_gather_rows(kv_BSMD, group)
 
@@ -181,22 +180,24 @@ class _Gathered:
         """Yields blocks until all queries have attended to all keys before them."""
         with part("cp"):
             finish(self._work)
-        for rows, keys_RBEMD in self._parts(self._whole):
+        for block, (rows, keys_RBEMD) in enumerate(self._parts(self._whole)):
+            self._block = block
             yield rows, keys_RBEMD.transpose(0, 1).flatten(1, 2)
 
     def take_gradient(self, dkv_BEMD: Tensor) -> None:
         """Takes the gradient of the keys and values of the block that came last."""
-        self._gradients.append(dkv_BEMD)
+        if self._gradients is None:
+            self._gradients = torch.zeros_like(self._whole)
+        _, into_RBEMD = self._parts(self._gradients)[self._block]
+        into_RBEMD.copy_(torch.unflatten(dkv_BEMD, 1, (len(into_RBEMD), -1)).transpose(0, 1))
 
     def own_gradient(self, own_BSMD: Tensor) -> Tensor:
         """Sums the gradient of the own keys and values over all ranks; a reduce-scatter."""
-        whole = torch.zeros(self._whole.shape, dtype=self._dtype, device=own_BSMD.device)
-        whole.view(self._group.size, *self._shape)[self._group.rank] = own_BSMD
-        for (_, into_RBEMD), grad in zip(self._parts(whole), self._gradients, strict=True):
-            into_RBEMD.copy_(torch.unflatten(grad, 1, (len(into_RBEMD), -1)).transpose(0, 1))
+        assert self._gradients is not None, "every rank attends to a part of another's keys"
+        self._gradients.view(self._group.size, *self._shape)[self._group.rank] = own_BSMD
         del self._whole
         with part("cp"):
-            return scatter_rows(whole, self._group)
+            return scatter_rows(self._gradients, self._group)
 
 
 class _Ring:
