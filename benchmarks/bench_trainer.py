@@ -39,7 +39,7 @@ from benchmarks.trainer.trainer_table import (
 )
 from benchmarks.workers.forked_ranks import RankFailedError, restart_with_rank_environment
 from search_spaces.errors import SearchSpaceError
-from search_spaces.spec.layout import Precision
+from search_spaces.spec.layout import CP_COMM_TYPES, Precision
 
 PRECISIONS: Final[tuple[Precision, ...]] = ("fp32", "bf16")
 NOTHING: Final = float("nan")
@@ -65,8 +65,15 @@ ASKED: Final[dict[str, dict[Precision, dict[str, float]]]] = {
     },
     "1,2,1": {"fp32": {"torch-native": 1.05}, "bf16": {"torch-native": 1.05}},
     "1,1,2": {"fp32": {"torch-native": 1.03}, "bf16": {"torch-native": 1.03}},
+    **{
+        f"1,1,1,1,2,{comm_type}": {
+            "fp32": {"torch-native": 1.05 if comm_type == "all_gather" else NOTHING},
+            "bf16": {"torch-native": 1.05 if comm_type == "all_gather" else NOTHING},
+        }
+        for comm_type in CP_COMM_TYPES
+    },
 }
-"""By tp,pp,dp, by precision, by peer: how many times longer the peer should take."""
+"""By tp,pp,dp,vpp,cp and its communication, by precision, by peer: how many times longer the peer should take."""
 
 ALL_CELLS: Final[dict[Precision, dict[str, int]]] = {
     "fp32": {
@@ -78,8 +85,9 @@ ALL_CELLS: Final[dict[Precision, dict[str, int]]] = {
         "2,2,1": 3,
         "2,1,2": 3,
         "1,2,2": 3,
+        **{f"1,1,1,1,2,{comm_type}": 6 for comm_type in CP_COMM_TYPES},
     },
-    "bf16": {"1,1,1": 6, "2,1,1": 5, "1,2,1": 8, "1,1,2": 6},
+    "bf16": {"1,1,1": 6, "2,1,1": 5, "1,2,1": 8, "1,1,2": 6, "1,1,1,1,2,all_gather": 6},
 }
 """Rounds of each cell of the whole table."""
 
@@ -118,19 +126,22 @@ def _cells(arguments: argparse.Namespace) -> list[tuple[Cell, int]]:
 
 
 def make_cell(name: str, precision: Precision) -> Cell:
-    """The cell of tp,pp,dp or tp,pp,dp,vpp.
+    """The cell of tp,pp,dp or tp,pp,dp,vpp or tp,pp,dp,vpp,cp,comm_type.
 
     Raises:
         ValueError: the name is not such numbers.
         SearchSpaceError: they make no layout.
     """
     parts = name.split(",")
-    if len(parts) not in (3, 4) or not all(part.isdecimal() for part in parts):
-        raise ValueError(f"cell {name!r} is not tp,pp,dp or tp,pp,dp,vpp, such as 2,1,1")
-    tp, pp, dp, vpp = map(int, [*parts, "1"][:4])
+    if len(parts) not in (3, 4, 6) or not all(part.isdecimal() for part in parts[:5]):
+        raise ValueError(
+            f"cell {name!r} is not tp,pp,dp or tp,pp,dp,vpp or tp,pp,dp,vpp,cp,comm_type, such as 2,1,1"
+        )
+    tp, pp, dp, vpp, cp = map(int, [*parts[:5], "1", "1"][:5])
+    context = {"cp": cp, "cp_comm_type": parts[5]} if cp > 1 else {}
     asked = ASKED.get(name, {}).get(precision, {"torch-native": NOTHING})
-    layout = make_layout(tp=tp, pp=pp, dp=dp, vpp=vpp, precision=precision)
-    return Cell(layout=layout, asked=asked, by_cpu_time=tp * pp * dp > 2)
+    layout = make_layout(tp=tp, pp=pp, dp=dp, vpp=vpp, precision=precision, **context)
+    return Cell(layout=layout, asked=asked, by_cpu_time=layout.num_devices > 2)
 
 
 def _measure(cells: Sequence[tuple[Cell, int]], *, everything: bool) -> str:
