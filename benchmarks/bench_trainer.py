@@ -73,7 +73,8 @@ ASKED: Final[dict[str, dict[Precision, dict[str, float]]]] = {
         for comm_type in CP_COMM_TYPES
     },
 }
-"""By tp,pp,dp,vpp,cp and its communication, by precision, by peer: how many times longer the peer should take."""
+"""By tp,pp,dp,vpp,cp and its communication, by precision, by peer: how many times longer the peer
+should take."""
 
 ALL_CELLS: Final[dict[Precision, dict[str, int]]] = {
     "fp32": {

@@ -25,9 +25,9 @@ PARTS: Final[Mapping[str, str]] = {
     "tp_s": "tensor parallel",
     "pp_s": "pipeline",
     "dp_s": "data parallel",
-    "cp_s": "context parallel",
     "optimizer_s": "optimizer",
     "unexplained_s": "unexplained",
+    "cp_s": "context parallel",
 }
 """The parts of a step in their fixed order, with their names; the n-th has the colour `--partn`."""
 

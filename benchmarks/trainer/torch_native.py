@@ -6,7 +6,7 @@ ZeroRedundancyOptimizer, put together in the order that torchtitan applies them.
 weights, the tokens and the optimizer's arithmetic are the bare model's.
 """
 
-# ruff: noqa: N803, N806 (tensors carry their shape in the name)
+# ruff: noqa: N803, N806, N812 (tensors carry their shape in the name)
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import all_gather_tensor_autograd
+from torch.distributed import _functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
@@ -103,7 +103,9 @@ def apply_context_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
     gathered_S = torch.cat([own_chunks(whole, cp, peer) for peer in range(cp)])
     sees_TS = own_chunks(whole, cp, rank)[:, None] >= gathered_S
     for name in ("cos_SD", "sin_SD"):
-        setattr(model, name, own_chunks(getattr(model, name), cp, rank))
+        own_SD = own_chunks(getattr(model, name), cp, rank)
+        delattr(model, name)  # DDP would copy the first rank's buffers
+        setattr(model, name, own_SD)
     for block in model.layers.values():
         block.attention.attend = partial(_attend_to_gathered, mesh=mesh, sees_TS=sees_TS)
 
@@ -112,7 +114,10 @@ def _attend_to_gathered(
     q_BNTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, *, mesh: DeviceMesh, sees_TS: Tensor
 ) -> Tensor:
     kv_BKTD = torch.cat((k_BKTD, v_BKTD), dim=1)
-    kv_BKSD = all_gather_tensor_autograd(kv_BKTD.contiguous(), 2, mesh)
+    # Newer torch deprecates the old name, and older torch lacks the new one.
+    gather: Any = getattr(collectives, "all_gather_single_autograd", None)
+    gather = gather or collectives.all_gather_tensor_autograd
+    kv_BKSD = gather(kv_BKTD.contiguous(), 2, mesh)
     k_BKSD, v_BKSD = kv_BKSD.chunk(2, dim=1)
     grouped = q_BNTD.shape[1] != k_BKSD.shape[1]
     return F.scaled_dot_product_attention(

@@ -40,7 +40,7 @@ def make_point(number: int, value: float | None = None, **changes: Any) -> Layou
             "number": number,
             "state": "COMPLETED",
             "reason": None,
-            "knobs": Layout(**changes).to_mapping(),
+            "knobs": Layout(**changes).to_mapping(every_knob=True),
             "value": value,
             **fields,
         }

@@ -121,6 +121,35 @@ CASES = [
         sequence_parallel=True,
         model={"seq_length": 100},
     ),
+    case(
+        "sequence_over_tp",
+        "seq_length=100 is not divisible by 2*cp*tp=2*2*2=8, which sequence_parallel needs",
+        tp=2,
+        cp=2,
+        sequence_parallel=True,
+        model={"seq_length": 100},
+    ),
+    case(
+        "sequence_over_cp",
+        "seq_length=100 is not divisible by 2*cp=2*4=8: each context-parallel rank holds two equal "
+        "chunks of every sequence",
+        cp=4,
+        model={"seq_length": 100},
+    ),
+    case(
+        "heads_over_cp",
+        "num_kv_heads=4 is not divisible by tp*cp=2*4=8, which cp_comm_type=a2a needs; take "
+        "all_gather or p2p",
+        tp=2,
+        cp=4,
+        cp_comm_type="a2a",
+        model={"num_kv_heads": 4},
+    ),
+    case(
+        "cp_comm_type_needs_cp",
+        "cp_comm_type=p2p with cp=1 is the same job as cp_comm_type=all_gather",
+        cp_comm_type="p2p",
+    ),
     case("nodes_exist", "num_nodes=5 is more than the 4 of box", num_nodes=5, dp=40),
     case(
         "tp_within_node",
@@ -186,6 +215,14 @@ CASES = [
         "zero_groups_over_dp",
         "dp=4 is not divisible by zero_replicas=3",
         dp=4,
+        zero_stage=1,
+        zero_replicas=3,
+    ),
+    case(
+        "zero_groups_over_dp",
+        "dp*cp=2*2=4 is not divisible by zero_replicas=3",
+        dp=2,
+        cp=2,
         zero_stage=1,
         zero_replicas=3,
     ),
