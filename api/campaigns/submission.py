@@ -74,9 +74,11 @@ class Submission:
         document = {**before.to_mapping(), "space": space, **given}
         if "cluster" in given:
             document["warnings"] = []  # they were about the other cluster
-        if given.keys() & _SPACE_DEPENDS_ON and "space" not in given:
-            auto = document["space"].pop("auto", ())
-            document["space"] = {k: v for k, v in document["space"].items() if k not in auto}
+        auto = before.space.auto
+        if auto and given.keys() & _SPACE_DEPENDS_ON and "space" not in given:
+            # Without the new knobs at their default, which are in no list of automatic ones.
+            space = before.space.to_mapping()
+            document["space"] = {k: v for k, v in space.items() if k not in (*auto, "auto")}
         names = () if given.get("name") is not None else numbered(original.name)
         if names:
             document["name"] = names[0]

@@ -129,18 +129,6 @@ def _words(layout: Layout) -> str:
     )
 
 
-def _split_note(layout: Layout) -> str:
-    """The stages that have one layer fewer than the others; empty: there are none."""
-    embedding, head = layout.counted_ends
-    last = f"S{layout.pp - 1}"
-    if embedding and head:
-        return f"S0 and {last} have one layer fewer: embedding and head count as a layer each."
-    if embedding or head:
-        stage, end = ("S0", "embedding") if embedding else (last, "head")
-        return f"{stage} has one layer fewer: the {end} counts as a layer."
-    return ""
-
-
 def _notes(layout: Layout, nodes: Sequence[int], per_node: int, shown: int) -> list[str]:
     found = [
         "A box is a node, with its ranks; a cell is a device, with its pipeline stage (S, and a "
@@ -152,8 +140,10 @@ def _notes(layout: Layout, nodes: Sequence[int], per_node: int, shown: int) -> l
             f"C is the rank of a context-parallel group: the {layout.cp} ranks with the same S, R "
             "and place in their frame share each sequence."
         )
-    if split := _split_note(layout):
-        found.append(split)
+    ends = (("S0", "embedding"), (f"S{layout.pp - 1}", "head"))
+    for (stage, end), counts in zip(ends, layout.counted_ends, strict=True):
+        if counts:
+            found.append(f"{stage} has one layer fewer: its {end} counts as a layer.")
     if len(nodes) < layout.num_nodes:
         of = "each" if layout.pp <= MAX_NODES else f"the first and the last {MAX_NODES // 2}"
         stages = "pipeline stage" if layout.pp <= MAX_NODES else "pipeline stages"

@@ -37,15 +37,7 @@ from results_db.records import (
     Cost,
 )
 from search_spaces.protocol.states import ATTEMPT_PHASES, TRIAL_STATES
-from search_spaces.spec.layout import (
-    COUNT_KNOBS,
-    CP_COMM_TYPES,
-    DEGREES,
-    PIPELINE_SPLITS,
-    PRECISIONS,
-    RECOMPUTE_MODES,
-    ZERO_STAGES,
-)
+from search_spaces.spec.layout import COUNT_KNOBS, DEGREES, KNOBS, ZERO_STAGES
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
 _COSTS: Final = ("node_seconds", *(f"{part.name}_node_seconds" for part in fields(Cost)))
@@ -155,10 +147,10 @@ class Trial(WithCosts, Base):
         ),
         CheckConstraint(is_at_least(1, *COUNT_KNOBS), name="layout_counts"),
         CheckConstraint(f"zero_stage IN ({', '.join(map(str, ZERO_STAGES))})", name="zero_stage"),
-        CheckConstraint(one_of("cp_comm_type", CP_COMM_TYPES), name="cp_comm_type"),
-        CheckConstraint(one_of("pipeline_split", PIPELINE_SPLITS), name="pipeline_split"),
-        CheckConstraint(one_of("recompute", RECOMPUTE_MODES), name="recompute"),
-        CheckConstraint(one_of("precision", PRECISIONS), name="precision"),
+        *(
+            CheckConstraint(one_of(name, KNOBS[name].choices), name=name)
+            for name in ("cp_comm_type", "pipeline_split", "recompute", "precision")
+        ),
         CheckConstraint(
             "number >= 1 AND " + is_at_least(0, "repeat_index", "lost_attempts", "iterations_done"),
             name="counters",

@@ -27,7 +27,6 @@ from search_spaces.spec.layout import (
     ZERO_STAGES,
     CpCommType,
     Layout,
-    PipelineSplit,
 )
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
@@ -235,23 +234,23 @@ class _Choices:
         )
 
     @cached_property
-    def pipeline_split(self) -> tuple[PipelineSplit, ...]:
+    def pipeline_split(self) -> tuple[str, ...]:
         """The transformer layers alone, and what else makes a degree legal that they do not."""
         by_layers = [pp for pp in self._of("pp") if self._is_split("layers", pp)]
-        others = [pp for pp in self._of("pp") if pp not in by_layers]
-        found = [
+        others = set(self._of("pp")) - set(by_layers)
+        found = (
             split for split in PIPELINE_SPLITS if any(self._is_split(split, pp) for pp in others)
-        ]
-        return ("layers", *found) if by_layers or not found else tuple(found)
+        )
+        return (*(["layers"] if by_layers else []), *found) or ("layers",)
 
-    def _split_over(self, pp: int) -> PipelineSplit | None:
-        """The first split that the space may have and that divides the layers over the stages."""
+    def _split_over(self, pp: int) -> Any:
+        """The first split of the space that divides the layers over pp stages; None: none does."""
         splits = self._stated.get("pipeline_split", PIPELINE_SPLITS)
         return next((split for split in splits if self._is_split(split, pp)), None)
 
-    def _is_split(self, split: PipelineSplit, num_stages: int) -> bool:
-        ends = Layout(pp=num_stages, pipeline_split=split).counted_ends
-        return (self._model.num_layers + sum(ends)) % num_stages == 0
+    def _is_split(self, split: Any, num_stages: int) -> bool:
+        layout = Layout(pp=num_stages, pipeline_split=split)
+        return layout.counted_layers(self._model.num_layers) % num_stages == 0
 
     @cached_property
     def micro_batch_size(self) -> tuple[int, ...]:

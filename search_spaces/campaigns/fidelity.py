@@ -146,7 +146,7 @@ def fidelities(layout: Layout, model: ModelShape, cluster: Cluster) -> list[Fide
     dp = _fewest_replicas(layout)
     if dp * _LEAST_SAVING <= layout.dp:
         found.append(replace(fewer, dp=dp))
-    layers = _LEAST_LAYERS * layout.pp * layout.vpp
+    layers = _LEAST_LAYERS * layout.pp * layout.vpp - sum(layout.counted_ends)
     if layers * _LEAST_SAVING <= all_layers:
         found.append(replace(found[-1], num_layers=layers))
     return [each for each in found if _is_legal(each, layout, model, cluster)]

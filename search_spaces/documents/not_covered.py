@@ -37,6 +37,8 @@ _OTHER_NAMES: Final[Mapping[str, str]] = MappingProxyType(
     | dict.fromkeys(("data", "data_replicate"), "dp")
     | dict.fromkeys(("context", "ring_attention", "ulysses", "ds_sequence"), "cp")
     | dict.fromkeys(("virtual_pipeline", "virtual_pipeline_model", "interleave"), "vpp")
+    | dict.fromkeys(("account_for_embedding_in_pipeline_split",), "pipeline_split")
+    | dict.fromkeys(("account_for_loss_in_pipeline_split",), "pipeline_split")
     | dict.fromkeys(("mbs", "local_batch", "train_micro_batch_size_per_gpu"), "micro_batch_size")
     | dict.fromkeys(("gbs", "train_batch"), "global_batch_size")
     | dict.fromkeys(("gas", "gradient_accumulation_steps"), "num_microbatches")

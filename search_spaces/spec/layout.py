@@ -227,14 +227,17 @@ class Layout:
         split = self.pipeline_split if self.pp > 1 else "layers"
         return int("embedding" in split), int("head" in split)
 
+    def counted_layers(self, num_layers: int) -> int:
+        """Layers that are split over the stages, counted embedding and head included."""
+        return num_layers + sum(self.counted_ends)
+
     def layers_of_stage(self, stage: int, num_layers: int) -> range:
         """The transformer layers of one of pp * vpp stages; the first or the last may have none.
 
         The split is Megatron-LM's (`get_num_layers_to_build`).
         """
-        embedding, head = self.counted_ends
-        each = (num_layers + embedding + head) // (self.pp * self.vpp)
-        first = stage * each - embedding
+        each = self.counted_layers(num_layers) // (self.pp * self.vpp)
+        first = stage * each - self.counted_ends[0]
         return range(max(first, 0), min(first + each, num_layers))
 
     @property

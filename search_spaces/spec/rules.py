@@ -124,16 +124,12 @@ def _kv_heads_sentence(layout: Layout, x: RuleContext) -> str:
 
 def _layers_sentence(layout: Layout, x: RuleContext) -> str:
     stages, layers = layout.pp * layout.vpp, x.model.num_layers
-    counted = layers + sum(layout.counted_ends)
-    what = f"num_layers={layers}"
-    if counted > layers:
-        ends = [name for name in ("embedding", "head") if name in layout.pipeline_split]
-        what = f"num_layers+{'+'.join(ends)}={layers}{'+1' * len(ends)}={counted}"
-    others = [
-        split
-        for split in PIPELINE_SPLITS
-        if (layers + sum(replace(layout, pipeline_split=split).counted_ends)) % stages == 0
-    ]
+    names = ("embedding", "head")
+    ends = [name for name, counts in zip(names, layout.counted_ends, strict=True) if counts]
+    total = f"{'+1' * len(ends)}={layers + len(ends)}" if ends else ""
+    what = f"{'+'.join(['num_layers', *ends])}={layers}{total}"
+    by_split = ((split, replace(layout, pipeline_split=split)) for split in PIPELINE_SPLITS)
+    others = [split for split, other in by_split if other.counted_layers(layers) % stages == 0]
     hint = f"; it would be with pipeline_split={' or '.join(others)}" if others else ""
     return f"{what} is not divisible by pp*vpp={layout.pp}*{layout.vpp}={stages}{hint}"
 

@@ -49,10 +49,10 @@ def _checks(job: TrainerJob) -> Iterator[tuple[bool, str]]:
         f"num_kv_heads={model.num_kv_heads} is not divisible by tp={tp}: key/value heads would be "
         "replicated, which was not measured",
     )
-    ends = sum(layout.counted_ends)
+    counted = layout.counted_layers(model.num_layers)
     yield (
-        (model.num_layers + ends) % (pp * vpp) != 0,
-        f"num_layers{'+1' * ends}={model.num_layers + ends} is not divisible by pp*vpp={pp}*{vpp}"
+        counted % (pp * vpp) != 0,
+        f"num_layers{'+1' * sum(layout.counted_ends)}={counted} is not divisible by pp*vpp={pp}*{vpp}"
         f"={pp * vpp}",
     )
     yield vpp > 1 and pp == 1, f"vpp={vpp} needs a pipeline, and pp=1"

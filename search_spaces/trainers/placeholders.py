@@ -26,13 +26,6 @@ MODEL_NAME: Final = "model"
 _MODEL: Final = {
     MODEL_NAME if each.name == "name" else each.name: each.name for each in fields(ModelShape)
 }
-
-
-def _counted_layers(job: TrainerJob) -> int:
-    """Layers that are split over the stages, embedding and head among them where they count."""
-    return job.model.num_layers + sum(job.layout.counted_ends)
-
-
 _DERIVED: Final[Mapping[str, Callable[[TrainerJob], object]]] = MappingProxyType(
     {
         "num_devices": lambda job: job.layout.num_devices,
@@ -40,9 +33,11 @@ _DERIVED: Final[Mapping[str, Callable[[TrainerJob], object]]] = MappingProxyType
         "global_batch_size": lambda job: job.layout.global_batch_size,
         "tokens_per_step": lambda job: job.layout.global_batch_size * job.model.seq_length,
         "zero_group_size": lambda job: job.layout.zero_group_size,
-        "layers_per_stage": lambda job: _counted_layers(job) // job.layout.pp,
+        "layers_per_stage": lambda job: (
+            job.layout.counted_layers(job.model.num_layers) // job.layout.pp
+        ),
         "layers_per_virtual_stage": lambda job: (
-            _counted_layers(job) // (job.layout.pp * job.layout.vpp)
+            job.layout.counted_layers(job.model.num_layers) // (job.layout.pp * job.layout.vpp)
         ),
         "head_size": lambda job: job.model.head_size,
         "seed": lambda job: job.seed,

@@ -107,10 +107,10 @@ def _refusals(job: TrainerJob) -> list[str]:
             f"num_kv_heads={model.num_kv_heads} is not divisible by tp={layout.tp}, which torchtitan "
             "asks for"
         )
-    ends = sum(layout.counted_ends)
-    if layout.pp > 1 and (model.num_layers + ends) % (layout.pp * layout.vpp):
+    counted = layout.counted_layers(model.num_layers)
+    if layout.pp > 1 and counted % (layout.pp * layout.vpp):
         refusals.append(
-            f"num_layers{'+1' * ends}={model.num_layers + ends} is not divisible by "
+            f"num_layers{'+1' * sum(layout.counted_ends)}={counted} is not divisible by "
             f"pp*vpp={layout.pp}*{layout.vpp}: "
             "torchtitan would cut uneven stages"
         )
@@ -138,7 +138,7 @@ def _pipeline(job: TrainerJob) -> dict[str, Any]:
     """The stages: if it is not told, torchtitan counts embedding and output as a layer each."""
     layout = job.layout
     embedding, head = layout.counted_ends
-    counted = job.model.num_layers + embedding + head
+    counted = layout.counted_layers(job.model.num_layers)
     if layout.pp == 1:
         return {}
     return {

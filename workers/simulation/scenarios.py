@@ -6,7 +6,7 @@ simulated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -153,6 +153,10 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
 """Every scenario by name."""
 
 
+_NOT_SIMULATED: Final = ("cp", "pipeline_split")
+"""Knobs that simulated clusters have at their default only."""
+
+
 def simulated_table(described: Scenario | str, seed: int) -> MeasurementTable:
     """Simulated measurements of every layout of a scenario, on the machine of a seed.
 
@@ -160,12 +164,14 @@ def simulated_table(described: Scenario | str, seed: int) -> MeasurementTable:
 
     Raises:
         ScenarioUnknownError: there is no scenario of that name.
-        KnobNotSimulatedError: a layout uses a knob that simulated clusters do not have.
+        KnobNotSimulatedError: the space has a knob that simulated clusters lack.
     """
     chosen = scenario(described) if isinstance(described, str) else described
+    for name in _NOT_SIMULATED:
+        if chosen.space.values(name) != (KNOBS[name].default,):
+            raise KnobNotSimulatedError(f"{name} is not simulated; leave it out of the space")
     legal = chosen.legal_set()
     layouts = [legal.layout(position) for position in range(len(legal))]
-    _refuse_not_simulated(layouts)
     peaks, steps = _truth(chosen, layouts, legal.columns(), seed)
     rows = tuple(
         _row(chosen, layout, peak, step_s, number=number)
@@ -183,20 +189,6 @@ def simulated_table(described: Scenario | str, seed: int) -> MeasurementTable:
     cluster = replace(chosen.cluster, num_nodes=first.num_nodes)
     cell = TableCell(key=key, model=chosen.model, cluster=cluster, rows=rows)
     return MeasurementTable(cells=(cell,), notes=(f"{SIMULATED}: nobody has measured these rows",))
-
-
-_NOT_SIMULATED: Final = ("cp", "pipeline_split")
-"""Knobs that simulated clusters have at their default only."""
-
-
-def _refuse_not_simulated(layouts: Iterable[Layout]) -> None:
-    for name in _NOT_SIMULATED:
-        for layout in layouts:
-            value = getattr(layout, name)
-            if value != KNOBS[name].default:
-                raise KnobNotSimulatedError(
-                    f"{name}={value} is not simulated; leave {name} out of the space"
-                )
 
 
 def simulated_part(name: str, seed: int, layout: Layout, fidelity: Fidelity) -> TableRow:

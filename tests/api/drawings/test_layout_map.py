@@ -35,6 +35,18 @@ def test_every_device_has_its_stage_and_replica_in_the_order_of_the_ranks() -> N
     assert frames.count("M") == 2
 
 
+def test_stages_with_a_layer_fewer_are_named() -> None:
+    assert len(layout_map(Layout(pp=4)).notes) == 1
+    for split, says in (
+        ("embedding", ["S0 has one layer fewer: its embedding counts as a layer."]),
+        ("head", ["S3 has one layer fewer: its head counts as a layer."]),
+        ("embedding_and_head", ["S0 has one layer", "S3 has one layer"]),
+    ):
+        _, *notes = layout_map(Layout(pp=4, pipeline_split=split)).notes
+        assert all(note.startswith(each) for note, each in zip(notes, says, strict=True))
+        assert len(layout_map(Layout(pipeline_split=split)).notes) == 1
+
+
 @pytest.mark.parametrize(
     ("layout", "num_nodes", "says"),
     [

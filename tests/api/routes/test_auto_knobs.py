@@ -76,3 +76,22 @@ def test_a_form_shows_no_knob_that_was_left_out(http: TestClient, api: Api) -> N
     page = http.get("/submit?campaign=first&view=yaml", headers=HEADERS).text
     assert "zero_stage: 1" in page
     assert "recompute" not in page.partition("<textarea")[2].partition("</textarea>")[0]
+
+
+def test_a_clone_keeps_a_stated_split_and_resolves_an_automatic_one_again(api: Api) -> None:
+    uneven = {"preset": "llama-8b", "num_layers": 30}
+    stated = {"global_batch_size": 256, "pp": [2, 4], "pipeline_split": "layers"}
+    # Every knob is stated, so that nothing is automatic.
+    plain = {"tp": 1, "vpp": 1, "num_nodes": 8, "micro_batch_size": 1, "zero_stage": 0}
+    plain |= {"recompute": "full", "sequence_parallel": False, "precision": "bf16"}
+    space = {**stated, **plain, "zero_replicas": 1}
+    document = {**DOCUMENT, "model": uneven, "space": space}
+    spec = api.post("/campaigns", document, 201)["spec"]
+    assert "pipeline_split" not in spec["space"]
+    clone = api.post("/campaigns/first/clone", {"seed": 3}, status=201)["spec"]
+    assert clone["space"] == spec["space"]
+
+    api.post("/campaigns", {**DOCUMENT, "name": "auto"}, 201)
+    space = api.post("/campaigns/auto/clone", {"model": uneven}, status=201)["spec"]["space"]
+    assert space["pipeline_split"] == ["layers", "embedding_and_head"]
+    assert "pipeline_split" in space["auto"]

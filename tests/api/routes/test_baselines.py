@@ -35,7 +35,7 @@ def test_a_campaign_its_trials_and_its_leaderboard_show_the_baseline(measured: A
     assert read["spec"]["baseline"] == SLOW.to_mapping()
     assert read["baseline"] == listed["baseline"]
     baseline = read["baseline"]
-    assert baseline["layout"] == SLOW.to_mapping()
+    assert baseline["layout"] == SLOW.to_mapping(every_knob=True)
     assert (baseline["trial_number"], baseline["state"]) == (1, "COMPLETED")
     assert (baseline["value"], baseline["outside_space"]) == (pytest.approx(800.0), False)
     assert baseline["gain"] == {
@@ -59,11 +59,11 @@ def test_a_campaign_its_trials_and_its_leaderboard_show_the_baseline(measured: A
 
 def test_a_clone_keeps_changes_or_drops_the_baseline(measured: Api) -> None:
     kept = measured.post("/campaigns/first/clone", {"name": "kept"}, status=201)
-    assert kept["baseline"]["layout"] == SLOW.to_mapping()
+    assert kept["baseline"]["layout"] == SLOW.to_mapping(every_knob=True)
     assert kept["baseline"]["trial_number"] is None
     change = {"name": "other", "baseline": {"pp": 2}}
     other = measured.post("/campaigns/first/clone", change, status=201)
-    assert other["baseline"]["layout"] == OTHER.to_mapping()
+    assert other["baseline"]["layout"] == OTHER.to_mapping(every_knob=True)
     none = measured.post("/campaigns/first/clone", {"name": "none", "baseline": None}, status=201)
     assert none["baseline"] is None
 

@@ -173,7 +173,7 @@ def test_an_outcome_is_kept_in_full(api: Api) -> None:
     assert trial["environment"]["git_revision"] == "abc"
     assert trial["log_tail"] == "the last line\n"
     assert trial["attempts"][0]["worker_name"] == "w1"
-    assert trial["layout"] == layout.to_mapping()
+    assert trial["layout"] == layout.to_mapping(every_knob=True)
 
 
 def test_a_campaign_says_how_many_trials_of_others_it_starts_from(api: Api) -> None:

@@ -22,7 +22,7 @@ def test_a_cheap_probe_names_its_full_layout_and_the_extrapolated_step(
     assert trial["layout"]["num_microbatches"] == 8
     assert trial["layout"]["dp"] == 1
     probe = trial["cheap_probe"]
-    assert probe["full_layout"] == FULL.to_mapping()
+    assert probe["full_layout"] == FULL.to_mapping(every_knob=True)
     assert probe["full_layout_key"] == FULL.key
     assert trial["layout_key"].startswith(f"{FULL.key}~")
     assert probe["runs"] == "8 of 64 micro-batches, 1 of 2 replicas"

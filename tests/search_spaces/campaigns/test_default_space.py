@@ -129,6 +129,32 @@ def test_a_stated_knob_is_left_as_it_is_and_the_word_auto_is_like_leaving_it_out
     assert (knob in absent.space.auto) == (knob not in ("dp", "pipeline_split"))
 
 
+LAYERS_126 = {"preset": "llama-70b", "num_layers": 126}
+"""As Llama 405B has: pipelines of 2, 3, 6, ... stages, and of 4, 8, 16 with the ends counted."""
+
+
+def test_another_split_is_tried_where_it_makes_more_pipelines_legal() -> None:
+    space = spec_of(model=LAYERS_126).space
+    assert space.values("pipeline_split") == ("layers", "embedding_and_head")
+    assert {2, 4, 8} <= set(space.values("pp"))
+    assert "pipeline_split" in space.auto
+    legal = spec_of(model=LAYERS_126).legal_set()
+    assert {legal.layout(place).pp for place in range(len(legal))} >= {2, 4, 8}
+
+    even = spec_of(model="llama-70b").space
+    assert even.values("pipeline_split") == ("layers",)
+    assert "pipeline_split" not in even.to_mapping()
+
+    stated = {"global_batch_size": 1024, "pipeline_split": "layers"}
+    assert not {4, 8} & set(spec_of(model=LAYERS_126, space=stated).space.values("pp"))
+    stated = {"global_batch_size": 1024, "pp": 8}
+    assert spec_of(model=LAYERS_126, space=stated).space.values("pipeline_split") == (
+        "embedding_and_head",
+    )
+    odd = {"preset": "llama-70b", "num_layers": 127}
+    assert spec_of(model=odd, space=stated).space.values("pipeline_split") == ("embedding", "head")
+
+
 def test_a_space_with_large_stated_knobs_stays_below_the_limit() -> None:
     space = {
         "global_batch_size": {"min": 1, "max": 1 << 16},

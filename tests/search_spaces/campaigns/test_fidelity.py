@@ -36,6 +36,12 @@ def test_micro_batches_go_first_then_replicas_and_then_layers() -> None:
     assert few_layers == Fidelity(num_microbatches=16, dp=1, num_layers=16)  # two a stage
 
 
+def test_fewer_layers_divide_over_the_stages_of_an_uneven_pipeline() -> None:
+    layout = replace(LARGE, pipeline_split="embedding_and_head")
+    *_, few_layers = fidelities(layout, replace(MODEL, num_layers=94), FRONTIER)
+    assert few_layers.num_layers == 14  # 16 with the ends, two a stage
+
+
 def test_what_runs_has_the_nodes_of_its_replicas_and_all_other_knobs() -> None:
     _, one_replica, few_layers = found(LARGE)
     assert one_replica.reduced(LARGE) == replace(LARGE, num_nodes=8, dp=1, num_microbatches=16)

@@ -17,7 +17,7 @@ from search_spaces.estimates.time import (
     time_terms,
 )
 from search_spaces.spec.cluster import MEASURED_SOURCE
-from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
+from search_spaces.spec.layout import LAYOUT_FIELDS, PIPELINE_SPLITS, Layout, PipelineSplit
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
@@ -53,6 +53,10 @@ LAYER_FLOPS = 2 * 12 * 1024**2 * TOKENS
 """A block's matrices, forward."""
 
 
+SPLIT_TERMS = ("imbalance", "equal_layers")
+"""What stages wait for each other: for the best split, and in addition for an equal one."""
+
+
 def make_layout(**knobs: Any) -> Layout:
     return Layout(**{"precision": "bf16", **knobs})
 
@@ -72,6 +76,7 @@ layouts = st.builds(
     pp=st.sampled_from([1, 2, 3, 4, 8]),
     dp=st.sampled_from([1, 2, 6, 16]),
     vpp=st.sampled_from([1, 2]),
+    pipeline_split=st.sampled_from(PIPELINE_SPLITS),
     micro_batch_size=st.integers(1, 16),
     num_microbatches=st.integers(1, 64),
     zero_stage=st.sampled_from([0, 1]),
@@ -231,6 +236,52 @@ def test_equal_layers_wait_for_the_output_and_a_better_split_less() -> None:
     assert term("equal_layers", wide, **knobs) > 0
     assert term("equal_layers", wide, num_microbatches=9) == 0
     assert term("imbalance", wide, num_microbatches=9) == 0
+
+
+@pytest.mark.parametrize("split", PIPELINE_SPLITS)
+@pytest.mark.parametrize("pp", [2, 4, 8])
+def test_equal_layers_wait_for_the_slowest_of_all_stages_of_any_split(
+    split: PipelineSplit, pp: int
+) -> None:
+    embedding, head = Layout(pp=pp, pipeline_split=split).counted_ends
+    knobs = {"pp": pp, "pipeline_split": split}
+    for vocab_size in (1024, 200_000):
+        model = replace(MODEL, vocab_size=vocab_size, num_layers=4 * pp - embedding - head)
+        layers = [len(make_layout(**knobs).layers_of_stage(i, model.num_layers)) for i in range(pp)]
+        parts = {name: term(name, model, num_microbatches=1) for name in TERM_NAMES}
+        blocks = ("matrices", "attention", "attention_bytes", "matrix_bytes", "elementwise")
+        layer_s = sum(FACTOR_PRIORS[name].median * parts[name] for name in (*blocks, "kernels"))
+        layer_s /= model.num_layers
+        head_s = sum(FACTOR_PRIORS[name].median * parts[name] for name in ("head", "logits"))
+        stages = [each * layer_s for each in layers]
+        stages[-1] += head_s
+        waiting = 8 * (max(stages) - sum(stages) / pp)
+        terms = [term(name, model, num_microbatches=9, **knobs) for name in SPLIT_TERMS]
+        assert sum(terms) == pytest.approx(waiting, abs=1e-9)
+
+
+@pytest.mark.parametrize("split", PIPELINE_SPLITS)
+@pytest.mark.parametrize("pp", [2, 4])
+def test_the_optimizer_waits_for_the_rank_with_the_most_parameters(
+    split: PipelineSplit, pp: int
+) -> None:
+    embedding, head = Layout(pp=pp, pipeline_split=split).counted_ends
+    for vocab_size in (1024, 200_000):
+        model = replace(
+            MODEL,
+            vocab_size=vocab_size,
+            num_layers=4 * pp - embedding - head,
+            tied_embeddings=False,
+        )
+        layout = make_layout(pp=pp, pipeline_split=split)
+        held = [
+            model.num_layer_parameters * len(layout.layers_of_stage(stage, model.num_layers))
+            for stage in range(pp)
+        ]
+        held[0] += model.num_embedding_parameters
+        held[-1] += model.num_head_parameters
+        found = term("optimizer", model, pp=pp, pipeline_split=split)
+        assert found == pytest.approx(38 * max(held) / 1e12)
 
 
 def test_the_host_hides_behind_the_devices_until_it_is_slower() -> None:

@@ -57,6 +57,16 @@ def test_knobs_left_out_take_their_defaults_and_dp_and_accumulation_are_derived(
     }
 
 
+def test_a_new_knob_is_in_the_document_of_a_space_if_it_is_a_choice() -> None:
+    plain = SearchSpace(global_batch_size=16)
+    assert SearchSpace(global_batch_size=16, pipeline_split="layers") == plain
+    assert plain.to_mapping(every_knob=True)["pipeline_split"] == "layers"
+    for choices in ("head", ["layers", "embedding"]):
+        space = SearchSpace(global_batch_size=16, pipeline_split=choices)
+        assert space.to_mapping() == plain.to_mapping() | {"pipeline_split": choices}
+        assert SearchSpace.from_mapping(space.to_mapping()) == space
+
+
 @pytest.mark.parametrize(
     "mapping",
     [

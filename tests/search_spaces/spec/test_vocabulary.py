@@ -18,6 +18,7 @@ from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, resolve_cluster
 from search_spaces.spec.presets.models import MODEL_PRESETS, model_preset, resolve_model
+from search_spaces.spec.rules import violations
 from search_spaces.units import GIB
 from tests.kit.layouts import EVERY_KNOB
 
@@ -36,6 +37,53 @@ def test_layouts_have_equal_keys_exactly_when_they_are_equal() -> None:
     keys = {replace(base, **{name: value}).key for name, value in other.items()} | {base.key}
     assert len(keys) == len(other) + 1
     assert Layout(tp=2).key == base.key
+
+
+def test_a_new_knob_at_its_default_is_in_no_document_and_in_no_key() -> None:
+    before = {
+        "num_nodes": 1,
+        "tp": 1,
+        "pp": 4,
+        "dp": 1,
+        "vpp": 1,
+        "micro_batch_size": 1,
+        "num_microbatches": 1,
+        "zero_stage": 0,
+        "zero_replicas": 1,
+        "recompute": "none",
+        "sequence_parallel": False,
+        "precision": "fp32",
+    }
+    layout = Layout.from_mapping(before)
+    assert layout.to_mapping() == before
+    assert list(layout.to_mapping()) == list(before)
+    assert layout.key == "n1-tp1-pp4-dp1-vpp1-mbs1-mb1-z0-rc_none-sp0-fp32"
+    assert set(layout.to_mapping(every_knob=True)) == set(LAYOUT_FIELDS)
+    uneven = replace(layout, pipeline_split="head")
+    assert uneven.to_mapping() == before | {"pipeline_split": "head"}
+    assert uneven.key == "n1-tp1-pp4-dp1-vpp1-ps_head-mbs1-mb1-z0-rc_none-sp0-fp32"
+    assert Layout.of_key(uneven.key) == uneven
+    assert Layout.of_key(layout.key) == layout
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "degrees"), [(94, (4, 8, 16, 32)), (126, (4, 8, 16, 32)), (78, (4, 8, 16))]
+)
+def test_published_models_are_split_where_the_ends_count(
+    num_layers: int, degrees: tuple[int, ...]
+) -> None:
+    """Qwen3 235B (arXiv:2505.09388), Llama 405B (arXiv:2407.21783), and one layer count more."""
+    model = replace(model_preset("llama-70b"), num_layers=num_layers)
+    cluster = replace(CLUSTER_PRESETS["h100-sxm"], num_nodes=64)
+    for pp in (4, 8, 16, 32):
+        layout = Layout(num_nodes=pp, pp=pp, dp=8, precision="bf16", num_microbatches=pp)
+        split = replace(layout, pipeline_split="embedding_and_head")
+        assert (violations(split, model, cluster) == []) == (pp in degrees)
+        if pp in degrees:
+            (sentence,) = violations(layout, model, cluster)
+            assert sentence.endswith("it would be with pipeline_split=embedding_and_head")
+            sizes = {len(split.layers_of_stage(stage, num_layers)) for stage in range(pp)}
+            assert sizes == {(num_layers + 2) // pp, (num_layers + 2) // pp - 1}
 
 
 def test_a_layout_of_one_zero_group_keeps_the_key_it_had_before_there_were_more() -> None:

@@ -106,7 +106,7 @@ def test_writing_gives_back_what_was_read() -> None:
         make_row(zero_stage="", note="warm"),
         make_row(source="elsewhere", zero_replicas=2, zero_stage=1, note="", family="llama"),
         make_row(tp=4, pp=1, status="out_of_memory", note="cold, wet"),
-        make_row(tp=1, pp=4, status="failed"),
+        make_row(tp=1, pp=4, status="failed", pipeline_split="head"),
     ]
     table = read_table(make_text(*rows))
     written = write_table(table)
@@ -115,7 +115,9 @@ def test_writing_gives_back_what_was_read() -> None:
     assert write_table(again) == written
     assert table.aside_columns == ("note",)
     assert [row.aside["note"] for row in again.rows] == ["warm", "", "cold, wet", ""]
-    assert written.splitlines()[0].endswith("peak_memory_bytes,family,zero_replicas,note")
+    assert written.splitlines()[0].endswith(
+        "peak_memory_bytes,family,pipeline_split,zero_replicas,note"
+    )
     assert again.rows[0].unstated == ("zero_stage",)
 
 

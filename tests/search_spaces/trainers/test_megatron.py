@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from search_spaces.spec.layout import CP_COMM_TYPES, Layout
+from search_spaces.spec.layout import CP_COMM_TYPES, Layout, PipelineSplit
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
@@ -35,6 +35,31 @@ def flags_of(trainer: str) -> set[str]:
 def value_after(adapter: TrainerAdapter, job: TrainerJob, flag: str) -> str:
     words = list(adapter.arguments(job))
     return words[words.index(flag) + 1]
+
+
+EMBEDDING, LOSS = (f"--account-for-{end}-in-pipeline-split" for end in ("embedding", "loss"))
+
+
+@pytest.mark.parametrize(
+    ("split", "flags"),
+    [
+        ("layers", set()),
+        ("embedding", {EMBEDDING}),
+        ("head", {LOSS}),
+        ("embedding_and_head", {EMBEDDING, LOSS}),
+    ],
+)
+def test_megatron_lm_and_bridge_are_told_what_counts_as_a_layer(
+    split: PipelineSplit, flags: set[str]
+) -> None:
+    job = TrainerJob(model=LLAMA, layout=Layout(pp=2, pipeline_split=split))
+    assert set(MEGATRON_LM.arguments(job)) & {EMBEDDING, LOSS} == flags
+    values = MEGATRON_BRIDGE.values(job)["model"]
+    stated = {f"--{name.replace('_', '-')}" for name, value in values.items() if value is True}
+    assert stated & {EMBEDDING, LOSS} == flags
+    alone = TrainerJob(model=LLAMA, layout=Layout(pipeline_split=split))
+    assert not set(MEGATRON_LM.arguments(alone)) & {EMBEDDING, LOSS}
+    assert ("pipeline_split" in MEGATRON_DEEPSPEED.lacking(job)) == bool(flags)
 
 
 @pytest.mark.parametrize("model", [GPT, LLAMA])

@@ -143,6 +143,26 @@ def test_tied_weights_are_refused_where_torchtitan_cannot_tie_them() -> None:
     assert "tied_embeddings=true with pp=2" in refusals("torchtitan-0.3", tied, pp=2)
 
 
+def test_torchtitan_is_told_what_counts_as_a_layer() -> None:
+    """Its stages are (layers + less of the first and of the last) / layers per stage."""
+    for split, num_layers, ends in (
+        ("layers", 8, (0, 0)),
+        ("embedding", 7, (1, 0)),
+        ("head", 7, (0, 1)),
+        ("embedding_and_head", 6, (1, 1)),
+    ):
+        model = replace(LLAMA, num_layers=num_layers)
+        uneven = {"pp": 2, "vpp": 2, "num_microbatches": 2, "pipeline_split": split}
+        for name in TITANS:
+            assert refusals(name, model, **uneven) == ""
+            values = ADAPTERS[name].values(job(model, **uneven))["parallelism"]
+            assert values["pipeline_parallel_layers_per_stage"] == 2
+            assert values["pipeline_parallel_first_stage_less_layers"] == ends[0]
+            assert values["pipeline_parallel_last_stage_less_layers"] == ends[1]
+    said = refusals("torchtitan-0.3", pp=2, vpp=2, pipeline_split="embedding")
+    assert "num_layers+1=9 is not divisible by pp*vpp=2*2" in said
+
+
 def test_accelerate_recomputes_all_or_nothing_by_its_file() -> None:
     assert lacking("accelerate", tp=2, recompute="full") == {}
     assert "every block is recomputed" in lacking("accelerate", tp=2)["recompute"]

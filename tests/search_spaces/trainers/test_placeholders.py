@@ -72,7 +72,9 @@ def test_a_value_is_not_filled_again() -> None:
 
 
 def test_an_unknown_placeholder_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(PlaceholderUnknownError, match=r"\{tpp\} in '--tp \{tpp\}'.* tp, cp, pp, dp"):
+    with pytest.raises(
+        PlaceholderUnknownError, match=r"\{tpp\} in '--tp \{tpp\}'.* tp, cp, pp, dp"
+    ):
         filled("--tp {tpp}", placeholder_values(JOB))
 
 
