@@ -79,7 +79,7 @@ def _lacking_in_0_2(job: TrainerJob) -> dict[str, str]:
             f"supported > 1D parallelism; tp={layout.tp}, pp={layout.pp}); without it FSDP shards "
             f"weights, gradients and optimizer states over dp={layout.dp}"
         )
-    if layout.precision == "bf16" and layout.dp == 1 and _is_parallel_beyond_data(layout):
+    if layout.precision == "bf16" and layout.dp_cp == 1 and _is_parallel_beyond_data(layout):
         lacking["precision"] = (
             "torchtitan 0.2 has mixed precision beside tp or pp only with FSDP, and so not with dp=1; "
             "without it training is in fp32"

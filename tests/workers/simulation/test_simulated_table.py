@@ -32,6 +32,8 @@ def test_a_knob_that_is_not_simulated_is_refused_by_name() -> None:
     described = small(pipeline_split=["layers", "embedding_and_head"])
     with pytest.raises(KnobNotSimulatedError, match=r"^pipeline_split is not simulated"):
         simulated_table(described, 1)
+    with pytest.raises(KnobNotSimulatedError, match=r"^cp is not simulated"):
+        simulated_table(small(cp=[1, 2]), 1)
 
 
 @pytest.mark.parametrize("name", ["a100-1.3b", "h100-8b"])
