@@ -145,6 +145,8 @@ class Breakdown:
     """Forward and backward, communication left out."""
     tp_s: float
     """Communication over the tensor-parallel axis, as far as compute does not hide it."""
+    cp_s: float = 0.0
+    """Communication over the context-parallel axis, as far as compute does not hide it."""
     pp_s: float
     """The pipeline: its bubble and its transfers."""
     dp_s: float
@@ -182,7 +184,7 @@ class Breakdown:
         return cls(**read_plain(cls, read_fields(cls, mapping, "a breakdown")))
 
 
-_EXPLAINED: Final = ("compute_s", "tp_s", "pp_s", "dp_s", "optimizer_s")
+_EXPLAINED: Final = ("compute_s", "tp_s", "cp_s", "pp_s", "dp_s", "optimizer_s")
 """Parts of an iteration that were measured."""
 
 OVER_ZERO: Final[Mapping[str, Any]] = {"over_zero": True}

@@ -52,12 +52,16 @@ class SearchSpace:
     """Nodes of the job."""
     tp: WholeNumbers = 1
     """Tensor-parallel degree."""
+    cp: WholeNumbers = 1
+    """Context-parallel degree."""
     pp: WholeNumbers = 1
     """Pipeline-parallel degree."""
     dp: WholeNumbers | None = None
     """Data-parallel degree; left out: as many replicas as fill the nodes."""
     vpp: WholeNumbers = 1
     """Virtual stages a pipeline rank."""
+    cp_comm_type: str | Sequence[str] = "all_gather"
+    """all_gather, p2p, a2a."""
     pipeline_split: str | Sequence[str] = "layers"
     """layers, embedding, head, embedding_and_head."""
     micro_batch_size: WholeNumbers = 1

@@ -104,7 +104,11 @@ class RowReader:
         return self._models[named]
 
     def _layout(self, fields: Fields) -> tuple[Layout, tuple[str, ...]]:
-        degrees = {name: _knob_value(fields, KNOBS[name]) for name in DEGREES}
+        degrees = {
+            name: degree
+            for name in DEGREES
+            if (degree := _knob_value(fields, KNOBS[name])) > 1 or not KNOBS[name].is_new
+        }
         num_devices, per_node = fields.whole("num_devices"), fields.whole("devices_per_node")
         product = math.prod(degrees.values())
         if product != num_devices:

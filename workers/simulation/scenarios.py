@@ -163,7 +163,12 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
 
 
 _SIMULATED: Final[Mapping[str, Sequence[Any]]] = MappingProxyType(
-    {"pipeline_split": ("layers",), "zero_stage": (0, 1), "precision": ("fp32", "bf16", "fp16")}
+    {
+        "cp": (1,),
+        "pipeline_split": ("layers",),
+        "zero_stage": (0, 1),
+        "precision": ("fp32", "bf16", "fp16"),
+    }
 )
 """The values of knobs that simulated clusters have, where they lack others."""
 

@@ -81,12 +81,13 @@ class Training:
         self.stopwatch = Stopwatch(device)
 
     def batch(self, step: int) -> Batch:
-        """This replica's tokens of a step."""
+        """This rank's tokens of a step."""
         return cut_batch(
             self.source,
             self.mesh.layout,
             step=step,
             dp_rank=self.mesh.place.dp_rank,
+            cp_rank=self.mesh.place.cp_rank,
             device=self.device,
         )
 
@@ -94,8 +95,8 @@ class Training:
         """Takes one optimizer step over the global batch.
 
         Communicates:
-            - over tp and pp in the passes over micro-batches;
-            - over dp, and where they apply over tp and the embedding group, gradients
+            - over tp, cp and pp in the passes over micro-batches;
+            - over dp and cp, and where they apply over tp and the embedding group, gradients
               (`GradientReduction`, `ShardedGradients`) and weights (`FlatOptimizer`,
               `GatheredWeights`);
             - over all ranks an all-reduce of loss, tokens and squared gradient norm.

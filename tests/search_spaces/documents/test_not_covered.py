@@ -15,8 +15,9 @@ BATCH = {"global_batch_size": 8}
 @pytest.mark.parametrize(
     ("model", "space", "says"),
     [
-        ("tiny", {"context_parallel": 2}, "context parallelism (ring attention, Ulysses): not"),
-        ("tiny", {"cp": 2}, "context parallelism"),
+        ("tiny", {"context_parallel_size": 2}, "(here it is called 'cp')"),
+        ("tiny", {"ulysses": 2}, "(here it is called 'cp')"),
+        ("tiny", {"ep": 2}, "expert parallelism: not covered"),
         ("tiny", {"expert_model_parallel_size": 2}, "expert parallelism: not covered"),
         ({"preset": "tiny", "num_local_experts": 8}, {}, "(here it is called 'num_experts')"),
         ({"preset": "tiny", "family": "mixtral"}, {}, "(here it is called 'llama')"),

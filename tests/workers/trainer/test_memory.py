@@ -156,7 +156,7 @@ def test_selective_recomputation_keeps_nothing_of_attention_but_its_inputs(famil
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("shares_memory", [True, False])
-@over_axes(TP, CUT, ZERO, ZERO_3)
+@over_axes(TP, CUT, ZERO, ZERO_3, {"cp": 2})
 def test_the_peak_does_not_depend_on_gloo(axes: dict[str, Any], shares_memory: bool) -> None:
     """gloo's thread keeps a tensor for a moment after its work; a third of the peaks was wrong."""
     layout = Layout(micro_batch_size=2, num_microbatches=1, **axes)

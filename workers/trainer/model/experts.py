@@ -149,7 +149,7 @@ class MixtureOfExperts(nn.Module):
         up: gate and up of each expert, (E 2F, H).
         down: (E H, F).
         per_token: K.
-        seq_length: tokens of a sequence.
+        positions_S: the positions of this rank's tokens in their sequence.
         group: the tp group; None: there is one rank.
         cuts_tokens: whether the tokens beside the layer are divided over tp too.
         shared: the feed-forward that every token takes besides; None: there is none.
@@ -162,7 +162,7 @@ class MixtureOfExperts(nn.Module):
         down: ModelParameter,
         *,
         per_token: int,
-        seq_length: int,
+        positions_S: Tensor,
         group: AxisGroup | None,
         cuts_tokens: bool,
         shared: nn.Module | None,
@@ -171,7 +171,7 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.router, self.up, self.down = router, up, down
         self.num_experts, self.hidden_size = router.shape
-        self.per_token, self.seq_length = per_token, seq_length
+        self.per_token, self.positions_S = per_token, positions_S
         self.group, self.token_group = group, group if cuts_tokens else None
         self.shared = shared
         self.kernels = EAGER
@@ -218,5 +218,7 @@ class MixtureOfExperts(nn.Module):
 
     def _in_turn(self, experts_TK: Tensor) -> Tensor:
         tokens_T = torch.arange(len(experts_TK), device=experts_TK.device)
-        first_T1 = (tokens_T % self.seq_length * self.per_token)[:, None]
-        return (first_T1 + tokens_T[: self.per_token]) % self.num_experts
+        positions_S = self.positions_S.to(tokens_T.device)
+        first_T = positions_S[tokens_T % len(positions_S)] * self.per_token
+        choices_K = torch.arange(self.per_token, device=first_T.device)
+        return (first_T[:, None] + choices_K) % self.num_experts

@@ -22,14 +22,9 @@ from torch.nn import functional as F
 from search_spaces.spec.layout import Recompute
 from search_spaces.spec.model_shape import ModelShape
 from workers.trainer.comm.mesh import Mesh
-from workers.trainer.model.attention import (
-    attention_window,
-    causal_attention,
-    recomputed_attention,
-    rotary_tables,
-    rotate,
-)
+from workers.trainer.model.attention import attention_window, rotary_tables, rotate
 from workers.trainer.model.backward import recomputed
+from workers.trainer.model.context_parallel import attention_core
 from workers.trainer.model.experts import MixtureOfExperts
 from workers.trainer.model.kernels import EAGER, LayerNorm, QueryKeyNorm, RMSNorm, swiglu
 from workers.trainer.model.parameters import ModelParameter, ParameterPart, declare
@@ -118,7 +113,7 @@ class StageBuilder:
             self.declare(*up),
             self.declare(*down),
             per_token=shape.experts_per_token,
-            seq_length=shape.seq_length,
+            positions_S=mesh.own_positions(torch.arange(shape.seq_length)),
             group=mesh.tp_group,
             cuts_tokens=mesh.cuts_tokens,
             shared=FeedForward(self, f"{prefix}.shared_expert", shared) if shared else None,
@@ -136,6 +131,9 @@ class StageBuilder:
             tp_rank=self.mesh.place.tp_rank,
             group=self.mesh.tp_group,
             cuts_tokens=self.mesh.cuts_tokens,
+            own_positions=self.mesh.own_positions(torch.arange(shape.seq_length))
+            if self.mesh.cp_group is not None
+            else None,
         )
 
     def vocabulary(self, name: str, *, counted: bool = True) -> ModelParameter:
@@ -162,7 +160,7 @@ class Attention(nn.Module):
     """Causal attention over the heads of this rank.
 
     Forward and backward: one all-reduce over tp each; under sequence parallelism one all-gather and
-    one reduce-scatter over tp each.
+    one reduce-scatter over tp each. Over cp it communicates as `context_parallel` says.
     """
 
     def __init__(self, build: StageBuilder, prefix: str, window: int | None = None) -> None:
@@ -172,12 +170,12 @@ class Attention(nn.Module):
         self.qkv = build.column(prefix, {**outputs, "value": shape.kv_hidden_size})
         self.norm = build.query_key_norm(prefix) if shape.qk_norm else None
         self.out = build.row(f"{prefix}.out", shape.query_size)
-        self.seq_length, self.head_size = shape.seq_length, shape.head_size
+        self.seq_length = shape.seq_length // build.mesh.layout.cp
+        self.head_size = shape.head_size
         self.num_heads, self.num_kv_heads = shape.num_heads // tp, shape.num_kv_heads // tp
-        self.recompute_core = build.mesh.layout.recompute == "selective"
+        self.attend = attention_core(build.mesh)
         self.rotary: tuple[Tensor, Tensor] | None = None
         self.window = window
-        self.window_SS: Tensor | None = None
 
     def forward(self, x_LH: Tensor, residual_LH: Tensor) -> Tensor:
         qkv_TM = self.qkv(x_LH)
@@ -187,8 +185,7 @@ class Attention(nn.Module):
             qkv_TM = rotate(qkv_TM, *self.rotary, self.num_heads + self.num_kv_heads)
         num_heads = self.num_heads + 2 * self.num_kv_heads
         qkv_BSMD = qkv_TM.view(-1, self.seq_length, num_heads, self.head_size)
-        attend = recomputed_attention if self.recompute_core else causal_attention
-        y_BSND = attend(qkv_BSMD, self.num_heads, self.window_SS)
+        y_BSND = self.attend(qkv_BSMD, self.num_heads)
         return self.out(y_BSND.reshape(len(qkv_TM), -1), residual_LH)  # type: ignore[no-any-return]
 
 
@@ -312,6 +309,8 @@ class RankModel(nn.Module):
 
     def __init__(self, shape: ModelShape, mesh: Mesh, *, recompute: Recompute) -> None:
         super().__init__()
+        self.mesh = mesh
+        self.window_SS: Tensor | None = None
         self.chunks = nn.ModuleList(
             Stage(shape, mesh, recompute=recompute, chunk=chunk) for chunk in range(mesh.layout.vpp)
         )
@@ -335,22 +334,26 @@ class RankModel(nn.Module):
     def prepare_tables(
         self, shape: ModelShape, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Sets the rotary tables of every attention, if the family has them, and windows."""
-        window_SS = None
+        """Sets the rotary tables of every attention, if the family has them, and windows.
+
+        Rotary tables hold the rank's positions of a sequence.
+        """
         if shape.attention_window is not None:
-            window_SS = attention_window(shape.seq_length, shape.attention_window, device)
-        for attention in self.attentions:
-            attention.window_SS = None if attention.window is None else window_SS
+            self.window_SS = attention_window(shape.seq_length, shape.attention_window, device)
+            for attention in self.attentions:
+                if attention.window is not None:
+                    attention.attend = attention_core(self.mesh, self.window_SS)
         if shape.family == "llama":
-            tables = rotary_tables(
+            whole = rotary_tables(
                 shape.seq_length,
                 shape.head_size,
                 base=shape.rotary_base,
                 dtype=dtype,
                 device=device,
             )
+            cosines, sines = (self.mesh.own_positions(table) for table in whole)
             for attention in self.attentions:
-                attention.rotary = tables
+                attention.rotary = cosines, sines
 
     @property
     def attentions(self) -> list[Attention]:
@@ -360,9 +363,9 @@ class RankModel(nn.Module):
     @property
     def tables(self) -> tuple[Tensor, ...]:
         """The tables that attentions of this rank share: rotary positions, and the window."""
-        windows = [each.window_SS for each in self.attentions if each.window_SS is not None]
+        windows = () if self.window_SS is None else (self.window_SS,)
         rotary = next((each.rotary or () for each in self.attentions), ())
-        return (*rotary, *windows[:1])
+        return (*rotary, *windows)
 
     @property
     def mixtures(self) -> list[MixtureOfExperts]:

@@ -1,4 +1,4 @@
-"""Sums gradients over the data-parallel ranks during the backward pass.
+"""Sums gradients over the ranks of dp and cp during the backward pass.
 
 A bucket is sent as soon as its last gradient of the step is final. This happens in the backward
 pass of the last micro-batch; nothing is sent while gradients still accumulate. Every rank starts
@@ -55,7 +55,7 @@ class GradientReduction:
         self._members = [0] * len(self.owned)
         self._pending: list[Pending | None] = []
         self._num_scattered = 0
-        if mesh.layout.dp > 1:
+        if mesh.layout.dp_cp > 1:
             for slot in flat.slots:
                 self._members[slot.bucket] += 1
                 slot.parameter.when_final = partial(self._count, slot.bucket)
@@ -69,7 +69,7 @@ class GradientReduction:
     def finished(self) -> Iterator[int]:
         """Yields the buckets in order, each when its owned gradients are of the global batch."""
         needs_sums = bool(self._summed_over_tp) or self.mesh.embedding_group is not None
-        if self.mesh.layout.dp > 1:
+        if self.mesh.layout.dp_cp > 1:
             assert len(self._pending) == len(self.owned), "a bucket was not started"
         for bucket in range(len(self.owned)):
             with part("dp"):
@@ -108,7 +108,7 @@ class GradientReduction:
         self._num_scattered = index + 1
 
     def _finish(self, index: int) -> None:
-        if self.mesh.layout.dp == 1:
+        if self.mesh.layout.dp_cp == 1:
             return
         if self.mesh.replica_group is not None:
             # Starts the replica sums of all later buckets before it waits for the first one.

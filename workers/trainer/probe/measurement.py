@@ -205,9 +205,10 @@ def breakdown_of(parts_s: Mapping[Part, float], layout: Layout, *, step_time_s: 
     """The breakdown of one step.
 
     The wait for all ranks at the end of the step counts for the axis that makes ranks unequal: pp,
-    whose last stages finish first; else dp, else tp. An axis of one rank has no time.
+    whose last stages finish first; else dp, else cp, else tp. An axis of one rank has no time,
+    except dp under cp, over which gradients are summed too.
     """
-    axes: dict[Part, int] = {"pp": layout.pp, "dp": layout.dp, "tp": layout.tp}
+    axes: dict[Part, int] = {"pp": layout.pp, "dp": layout.dp_cp, "cp": layout.cp, "tp": layout.tp}
     exposed_s = {name: parts_s[name] if size > 1 else 0.0 for name, size in axes.items()}
     waiting = next((name for name, size in axes.items() if size > 1), None)
     if waiting is not None:
@@ -216,6 +217,7 @@ def breakdown_of(parts_s: Mapping[Part, float], layout: Layout, *, step_time_s: 
     return Breakdown(
         compute_s=compute_s,
         tp_s=exposed_s["tp"],
+        cp_s=exposed_s["cp"],
         pp_s=exposed_s["pp"],
         dp_s=exposed_s["dp"],
         optimizer_s=optimizer_s,
