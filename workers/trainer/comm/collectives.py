@@ -176,20 +176,27 @@ def start_sum_of_shares(
 
     The other shares keep their values. `tag` is the same on every rank and distinguishes exchanges
     that run at the same time in one group. With `into` the sum goes there, or is added to what is
-    there (`accumulates`), and the own share of the buffer is lost.
+    there (`accumulates`), and the own share of the buffer may be lost.
     """
-    if into is not None:
-        if group.lane is not None:
-            with communication:
-                return group.lane.start_reduce_scatter(into, whole, accumulates=accumulates)
-        return _Moved(whole, group, tag, into, accumulates=accumulates)
     shares = torch.chunk(whole, group.size)
     own = shares[group.rank]
+    if into is None:
+        into = own
+    elif group.lane is not None:
+        with communication:
+            return group.lane.start_reduce_scatter(into, whole, accumulates=accumulates)
+    elif whole.device.type != "cpu":
+        work = start_reduce_scatter(own, whole, group)
+        return _Moved(work, own, into, accumulates=accumulates)
+    elif accumulates:
+        into.add_(own)
+    else:
+        into.copy_(own)
     if group.lane is not None or whole.device.type != "cpu":
         return start_reduce_scatter(own, whole, group)
     received = [torch.empty_like(own) for _ in shares[1:]]
     outgoing = [share for peer, share in enumerate(shares) if peer != group.rank]
-    return _Exchange(outgoing, received, group, 2 * tag, add_to=own)
+    return _Exchange(outgoing, received, group, 2 * tag, add_to=into)
 
 
 def start_gather_of_shares(
@@ -212,14 +219,12 @@ def start_gather_of_shares(
 
 
 class _Moved:
-    """A sum of shares in place; at its end this rank's goes, or is added, to another tensor."""
+    """A collective whose result goes, or is added, to another tensor at its end."""
 
     def __init__(
-        self, whole: Tensor, group: AxisGroup, tag: int, into: Tensor, *, accumulates: bool
+        self, work: Pending | None, own: Tensor, into: Tensor, *, accumulates: bool
     ) -> None:
-        self._own = torch.chunk(whole, group.size)[group.rank]
-        self._work = start_sum_of_shares(whole, group, tag)
-        self._into, self._accumulates = into, accumulates
+        self._work, self._own, self._into, self._accumulates = work, own, into, accumulates
 
     def wait(self) -> None:
         assert self._work is not None

@@ -68,7 +68,7 @@ class Lane:
     ) -> Operation:
         """Starts summing `whole`; `own`, which may be a part of it, gets this rank's share.
 
-        With `accumulates` the share is added to fp32 numbers of `own`, and that of `whole` is lost.
+        With `accumulates` the share is added to `own`, this rank's part first.
         """
         operation = _ReduceScatter(self, own, whole, accumulates=accumulates)
         return self._start("reduce_scatter", operation)
@@ -203,10 +203,8 @@ class _ReduceScatter(_Collective):
         if self._lane.size == 2:
             parts[rank] = self._shares[rank][piece]
         if self._accumulates:
-            # The sum in the order of the ranks first, as every transport has it. Nobody else reads
-            # the parts, which are still in the cache.
-            _add_up(parts, parts[0])
-            out.add_(parts[0])
+            for part in (parts.pop(rank), *parts):
+                out.add_(part)
         else:
             _add_up(parts, out)
 
