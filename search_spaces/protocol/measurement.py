@@ -170,9 +170,13 @@ class Breakdown:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Each part of it, by name without the unit, as a share of the whole."""
+        """Each part by name without the unit, as a share of the whole; cp if there is any."""
         total_s = self.total_s
-        return {f.name.removesuffix("_s"): getattr(self, f.name) / total_s for f in fields(self)}
+        return {
+            f.name.removesuffix("_s"): getattr(self, f.name) / total_s
+            for f in fields(self)
+            if f.name != "cp_s" or self.cp_s
+        }
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:

@@ -169,7 +169,7 @@ class SearchSpace:
         knobs = dict(chosen)
         if "dp" not in knobs:
             devices = knobs["num_nodes"] * devices_per_node
-            devices_of_replica = math.prod(knobs[name] for name in _OTHER_DEGREES)
+            devices_of_replica = math.prod(knobs.get(name, 1) for name in _OTHER_DEGREES)
             knobs["dp"] = min(max(devices // devices_of_replica, 1), MAX_COUNT)
         if "num_microbatches" not in knobs:
             once = knobs["dp"] * knobs["micro_batch_size"]
