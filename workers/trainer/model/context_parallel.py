@@ -75,7 +75,7 @@ def attention_core(mesh: Mesh, window_SS: Tensor | None = None) -> AttentionCore
         # The exchanged tensors take as much memory as the own ones, and are not exchanged again.
         return partial(_attend_by_heads, group=group, core=core)
     assert window_SS is None, "a layout that the rules refuse"
-    exchange = _Gathered if mesh.layout.cp_comm_type == "all_gather" else _Ring
+    exchange = _Gathered if mesh.layout.cp_comm_type == "all_gather" else _RingExchange
 
     def attend(qkv_BSMD: Tensor, num_heads: int) -> Tensor:
         return _attend_to_all(qkv_BSMD, num_heads, group, exchange)
@@ -96,7 +96,7 @@ class AttentionToAllRanks(Function):
         qkv_BSMD: Tensor,
         num_heads: int,
         group: AxisGroup,
-        exchange: type[_Gathered] | type[_Ring],
+        exchange: type[_Gathered] | type[_RingExchange],
     ) -> Tensor:
         q_BNSD, kv_BSMD = _queries_and_keys(qkv_BSMD, num_heads)
         others = exchange(kv_BSMD, group)
@@ -209,7 +209,7 @@ class _Gathered:
             return scatter_rows(self._gradients, self._group)
 
 
-class _Ring:
+class _RingExchange:
     """The keys and values of one rank after the other, from the nearest earlier one on."""
 
     def __init__(self, kv_BSMD: Tensor, group: AxisGroup) -> None:
