@@ -10,6 +10,7 @@ corrects the sums by measurements.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,6 +27,8 @@ Floats = NDArray[np.float64]
 _MOMENTS_BYTES: Final = 8.0
 _FP32_BYTES: Final = 4.0
 _HALF_BYTES: Final = 2.0
+_ROUTING_BYTES: Final = 28.0
+"""Of a token and expert: three indices and a weight."""
 
 _FP32: Final = code_of("precision", "fp32")
 _FP16: Final = code_of("precision", "fp16")
@@ -233,7 +236,8 @@ def stage_parts(
     columns: LayoutColumns, model: ModelShape, stage: NDArray[Any], storage: TrainerStorage
 ) -> StageParts:
     layers = layers_of_stage(columns.pp, stage, model, storage)
-    parameters = _stage_parameters(columns, model, stage, layers)
+    dense = _dense_share(columns.pp, stage, layers, model)
+    parameters = _stage_parameters(columns, model, stage, layers, dense)
     element = np.where(columns.precision == _FP32, _FP32_BYTES, _HALF_BYTES)
     # fp32 training has one copy of the weights; 16-bit training keeps fp32 masters beside them.
     states = _MOMENTS_BYTES + np.where(columns.precision == _FP32, 0.0, storage.master_bytes)
@@ -247,9 +251,11 @@ def stage_parts(
         weights=parameters * element,
         gradients=gradients,
         optimizer=parameters * states / shards,
-        activations=kept_bytes * _kept_elements(columns, model, storage),
-        gathered=kept_bytes * _gathered_elements(columns, model),
-        backward=token_bytes * _backward_elements(columns, model, storage),
+        activations=kept_bytes
+        * _of_layers(model, dense, lambda shape: _kept_elements(columns, shape, storage)),
+        gathered=kept_bytes
+        * _of_layers(model, dense, lambda shape: _gathered_elements(columns, shape)),
+        backward=token_bytes * _largest_backward(columns, model, storage, dense),
         head=np.where(stage == columns.pp - 1, _head_bytes(columns, model, storage), 0.0),
         storage=storage,
     )
@@ -283,6 +289,37 @@ def _layers_until(
     return np.where(stages >= pp, model.num_layers, np.minimum(closed, model.num_layers))
 
 
+def _dense_share(
+    pp: NDArray[Any], stage: NDArray[Any], layers: Floats, model: ModelShape
+) -> Floats:
+    """Share of a stage's layers that are dense in a model with experts: its first layers are."""
+    if not model.num_dense_layers:
+        return np.zeros(1)
+    before = stage * (model.num_layers // pp) + np.minimum(stage, model.num_layers % pp)
+    dense = np.clip(model.num_dense_layers - before, 0, layers)
+    return np.asarray(dense / np.maximum(layers, 1), dtype=np.float64)
+
+
+def _of_layers(
+    model: ModelShape, dense_share: Floats, of: Callable[[ModelShape], Floats]
+) -> Floats:
+    """The mean of a quantity over the layers of a stage."""
+    value = of(model)
+    return value + dense_share * (of(model.dense) - value) if model.num_dense_layers else value
+
+
+def _largest_backward(
+    columns: LayoutColumns, model: ModelShape, storage: TrainerStorage, dense_share: Floats
+) -> Floats:
+    """`_backward_elements` of the stage's largest layer."""
+    value = _backward_elements(columns, model, storage)
+    if not model.num_dense_layers:
+        return value
+    dense = _backward_elements(columns, model.dense, storage)
+    larger = np.where(dense_share > 0, np.maximum(dense, value), value)
+    return np.where(dense_share < 1, larger, dense)
+
+
 def _gradient_bytes(columns: LayoutColumns, storage: TrainerStorage) -> Floats | float:
     if storage.fp16_gradient_bytes is None:
         return storage.gradient_bytes
@@ -291,23 +328,30 @@ def _gradient_bytes(columns: LayoutColumns, storage: TrainerStorage) -> Floats |
 
 
 def _stage_parameters(
-    columns: LayoutColumns, model: ModelShape, stage: NDArray[Any], num_layers: Floats
+    columns: LayoutColumns,
+    model: ModelShape,
+    stage: NDArray[Any],
+    num_layers: Floats,
+    dense_share: Floats,
 ) -> Floats:
     """Parameters that one rank of the stage holds.
 
-    Matrices and the biases of column-parallel matrices are split over tp. Norms, the biases of
-    row-parallel matrices and the positions are replicated. With several stages and a tied
+    Matrices and the biases of column-parallel matrices are split over tp, and so is the width of
+    each expert. Norms, the biases of row-parallel matrices, routers and the positions are
+    replicated. With several stages and a tied
     embedding, the last stage holds a copy of it.
     """
     h = model.hidden_size
-    if model.family == "gpt":
-        replicated = 6.0 * h  # two norms of weight and bias, two row-parallel biases
-        positions, final_norm = model.seq_length * h, 2 * h
-    else:
-        replicated = 2.0 * h
-        positions, final_norm = 0, h
-    shared = model.num_layer_parameters - replicated
-    layers = num_layers * (shared / columns.tp + replicated)
+    is_gpt = model.family == "gpt"
+    positions, final_norm = (model.seq_length * h, 2 * h) if is_gpt else (0, h)
+
+    def of_layer(shape: ModelShape) -> Floats:
+        # gpt: two norms of weight and bias, two row-parallel biases
+        replicated = 6.0 * h if is_gpt else 2.0 * h + h * shape.num_experts
+        replicated += 2 * shape.head_size if shape.qk_norm else 0
+        return np.asarray((shape.num_layer_parameters - replicated) / columns.tp + replicated)
+
+    layers = num_layers * _of_layers(model, dense_share, of_layer)
     embedding = model.vocab_size * h / columns.tp
     first, last = stage == 0, stage == columns.pp - 1
     owns_output = last & ((columns.pp > 1) | (not model.tied_embeddings))
@@ -333,7 +377,8 @@ def _kept_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerSt
 
 def _gathered_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
     """Elements per token that gathered inputs of a layer's column-parallel matrices add."""
-    beyond = 2.0 * (model.hidden_size - _residual_elements(columns, model))
+    inputs = 3.0 if model.shared_expert_ffn_hidden_size else 2.0
+    beyond = inputs * (model.hidden_size - _residual_elements(columns, model))
     return np.asarray(np.where(columns.recompute == _FULL, 0.0, beyond), dtype=np.float64)
 
 
@@ -346,9 +391,20 @@ def _backward_elements(
     output, and of the activation's input, which by then replaces that output. This is h + f for
     GELU, and h + 3 f for SwiGLU, whose input is twice as wide and whose activation is recomputed.
     With full recomputation the layer's activations are added, except for its input, which was kept.
+
+    With k experts a token there are k rows of each: of h the sorted gradient, and later the input's
+    gradient before and after it is put in order; of f the gradients of the activation's output,
+    weighted and not, its input's gradient of 2 f, and a product.
     """
     h, f = model.hidden_size, model.ffn_hidden_size
     made = h + (3.0 if model.family == "llama" else 1.0) * f / columns.tp
+    if model.num_experts:
+        k = model.experts_per_token
+        inside = k * model.moe_ffn_hidden_size / columns.tp
+        wide = np.where(columns.precision == _FP32, 3.0, 5.0)  # weights multiply in fp32
+        made = h + np.maximum(
+            np.maximum(k * h + wide * inside, (wide + 2.0) * inside), 2.0 * (inside + k * h) + h
+        )
     whole = _layer_elements(columns, model, storage, fused_attention=storage.fused_attention)
     share = _residual_elements(columns, model)
     whole += storage.gathered_share * 2.0 * (h - share)
@@ -387,17 +443,29 @@ def _layer_elements(
     parallelism (`_gathered_elements` adds matrix inputs that stay gathered). Query, key, value and
     the attention's output are split over tp, and so is the inside of the feed-forward: 2 f for
     GELU's input and output; 4 f for SwiGLU's gate, its activation, up, and their product, or 3 f
-    without the activation. Attention that is not fused keeps its probabilities: a s.
+    without the activation. Attention that is not fused keeps its probabilities: a s. Norms of
+    queries and keys keep their inputs.
+
+    A token has k rows inside its experts. The embedded trainer keeps their 2 f, and 28 bytes a row
+    that say where it belongs; others keep the sorted inputs and the output of the activation too.
     """
     h, f = model.hidden_size, model.ffn_hidden_size
     inputs = 4.0 * _residual_elements(columns, model)
-    attention = h + 2.0 * model.kv_hidden_size + h
+    q = model.query_size
+    attention = q + 2.0 * model.kv_hidden_size + q
+    attention += q + model.kv_hidden_size if model.qk_norm else 0.0
     if not fused_attention:
         attention += model.num_heads * model.seq_length
     parts = 2.0
     if model.family == "llama":
         parts = 3.0 if storage.fused_swiglu else 4.0
     feed_forward = parts * f
+    if model.num_experts:
+        k, width = model.experts_per_token, model.moe_ffn_hidden_size
+        feed_forward = parts * model.shared_expert_ffn_hidden_size
+        feed_forward += k * width * (2.0 if storage.sorts_experts_again else parts)
+        index = _ROUTING_BYTES / np.where(columns.precision == _FP32, _FP32_BYTES, _HALF_BYTES)
+        inputs = inputs + k * (index + (0.0 if storage.sorts_experts_again else h))
     return np.asarray(inputs + (attention + feed_forward) / columns.tp, dtype=np.float64)
 
 
