@@ -10,6 +10,7 @@ corrects the sums by measurements.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,6 +27,8 @@ Floats = NDArray[np.float64]
 _MOMENTS_BYTES: Final = 8.0
 _FP32_BYTES: Final = 4.0
 _HALF_BYTES: Final = 2.0
+_ROUTING_BYTES: Final = 28.0
+"""Of a token and expert: three indices and a weight."""
 
 _FP32: Final = code_of("precision", "fp32")
 _FP16: Final = code_of("precision", "fp16")
@@ -252,7 +255,8 @@ def stage_parts(
     columns: LayoutColumns, model: ModelShape, stage: NDArray[Any], storage: TrainerStorage
 ) -> StageParts:
     layers = layers_of_stage(columns.pp, stage, model, storage, columns.counted_ends)
-    parameters = _stage_parameters(columns, model, stage, layers)
+    dense = _dense_share(columns, stage, layers, model)
+    parameters = _stage_parameters(columns, model, stage, layers, dense)
     element = np.where(columns.precision == _FP32, _FP32_BYTES, _HALF_BYTES)
     # fp32 training has one copy of the weights; 16-bit training keeps fp32 masters beside them.
     states = _MOMENTS_BYTES + np.where(columns.precision == _FP32, 0.0, storage.master_bytes)
@@ -269,9 +273,11 @@ def stage_parts(
         weights=weights * element,
         gradients=gradients * _gradient_bytes(columns, storage),
         optimizer=own * states,
-        activations=kept_bytes * _kept_elements(columns, model, storage),
-        gathered=kept_bytes * _gathered_elements(columns, model),
-        backward=token_bytes * _backward_elements(columns, model, storage),
+        activations=kept_bytes
+        * _of_layers(model, dense, lambda shape: _kept_elements(columns, shape, storage)),
+        gathered=kept_bytes
+        * _of_layers(model, dense, lambda shape: _gathered_elements(columns, shape)),
+        backward=token_bytes * _largest_backward(columns, model, storage, dense),
         head=np.where(stage == columns.pp - 1, _head_bytes(columns, model, storage), 0.0),
         storage=storage,
     )
@@ -313,6 +319,39 @@ def _layers_until(
     return np.where(stages >= pp, model.num_layers, np.minimum(closed, model.num_layers))
 
 
+def _dense_share(
+    columns: LayoutColumns, stage: NDArray[Any], layers: Floats, model: ModelShape
+) -> Floats:
+    """Share of a stage's layers that are dense in a model with experts: its first layers are."""
+    if not model.num_dense_layers:
+        return np.zeros(1)
+    embedding, head = columns.counted_ends
+    counted = model.num_layers + embedding + head
+    before = stage * (counted // columns.pp) + np.minimum(stage, counted % columns.pp)
+    dense = np.clip(model.num_dense_layers - before + embedding * (stage > 0), 0, layers)
+    return np.asarray(dense / np.maximum(layers, 1), dtype=np.float64)
+
+
+def _of_layers(
+    model: ModelShape, dense_share: Floats, of: Callable[[ModelShape], Floats]
+) -> Floats:
+    """The mean of a quantity over the layers of a stage."""
+    value = of(model)
+    return value + dense_share * (of(model.dense) - value) if model.num_dense_layers else value
+
+
+def _largest_backward(
+    columns: LayoutColumns, model: ModelShape, storage: TrainerStorage, dense_share: Floats
+) -> Floats:
+    """`_backward_elements` of the stage's largest layer."""
+    value = _backward_elements(columns, model, storage)
+    if not model.num_dense_layers:
+        return value
+    dense = _backward_elements(columns, model.dense, storage)
+    larger = np.where(dense_share > 0, np.maximum(dense, value), value)
+    return np.where(dense_share < 1, larger, dense)
+
+
 def _gradient_bytes(columns: LayoutColumns, storage: TrainerStorage) -> Floats | float:
     if storage.fp16_gradient_bytes is None:
         return storage.gradient_bytes
@@ -321,15 +360,20 @@ def _gradient_bytes(columns: LayoutColumns, storage: TrainerStorage) -> Floats |
 
 
 def _stage_parameters(
-    columns: LayoutColumns, model: ModelShape, stage: NDArray[Any], num_layers: Floats
+    columns: LayoutColumns,
+    model: ModelShape,
+    stage: NDArray[Any],
+    num_layers: Floats,
+    dense_share: Floats,
 ) -> Floats:
     """Parameters that one rank of the stage holds.
 
-    Matrices and the biases of column-parallel matrices are split over tp. Norms, the biases of
-    row-parallel matrices and the positions are replicated. With several stages and a tied
-    embedding, the last stage holds a copy of it.
+    Matrices and the biases of column-parallel matrices are split over tp, and so is the width of
+    each expert. Norms, the biases of row-parallel matrices, routers and the positions are
+    replicated. With several stages and a tied embedding, the last stage holds a copy of it.
     """
-    layer, vocabulary, positions, final_norm = _layer_parameters(columns, model)
+    _, vocabulary, positions, final_norm = _layer_parameters(columns, model)
+    layer = _of_layers(model, dense_share, lambda shape: _layer_parameters(columns, shape)[0])
     first, last = stage == 0, stage == columns.pp - 1
     owns_output = last & ((columns.pp > 1) | (not model.tied_embeddings))
     return np.asarray(
@@ -350,8 +394,9 @@ def _layer_parameters(
         replicated = 6.0 * h  # two norms of weight and bias, two row-parallel biases
         positions, final_norm = model.seq_length * h, 2 * h
     else:
-        replicated = 2.0 * h
+        replicated = 2.0 * h + h * model.num_experts
         positions, final_norm = 0.0, h
+    replicated += 2 * model.head_size if model.qk_norm else 0
     shared = model.num_layer_parameters - replicated
     return (
         shared / columns.tp + replicated,
@@ -396,7 +441,8 @@ def _kept_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerSt
 
 def _gathered_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
     """Elements per token that gathered inputs of a layer's column-parallel matrices add."""
-    beyond = 2.0 * (model.hidden_size - _residual_elements(columns, model))
+    inputs = 3.0 if model.shared_expert_ffn_hidden_size else 2.0
+    beyond = inputs * (model.hidden_size - _residual_elements(columns, model))
     return np.asarray(np.where(columns.recompute == _FULL, 0.0, beyond), dtype=np.float64)
 
 
@@ -409,9 +455,20 @@ def _backward_elements(
     output, and of the activation's input, which by then replaces that output. This is h + f for
     GELU, and h + 3 f for SwiGLU, whose input is twice as wide and whose activation is recomputed.
     With full recomputation the layer's activations are added, except for its input, which was kept.
+
+    With k experts a token there are k rows of each: of h the sorted gradient, and later the input's
+    gradient before and after it is put in order; of f the gradients of the activation's output,
+    weighted and not, its input's gradient of 2 f, and a product.
     """
     h, f = model.hidden_size, model.ffn_hidden_size
     made = h + (3.0 if model.family == "llama" else 1.0) * f / columns.tp
+    if model.num_experts:
+        k = model.experts_per_token
+        inside = k * model.moe_ffn_hidden_size / columns.tp
+        wide = np.where(columns.precision == _FP32, 3.0, 5.0)  # weights multiply in fp32
+        made = h + np.maximum(
+            np.maximum(k * h + wide * inside, (wide + 2.0) * inside), 2.0 * (inside + k * h) + h
+        )
     made = np.maximum(made, _context_elements(columns, model))
     whole = _layer_elements(columns, model, storage, fused_attention=storage.fused_attention)
     share = _residual_elements(columns, model)
@@ -474,17 +531,29 @@ def _layer_elements(
     parallelism (`_gathered_elements` adds matrix inputs that stay gathered). Query, key, value and
     the attention's output are split over tp, and so is the inside of the feed-forward: 2 f for
     GELU's input and output; 4 f for SwiGLU's gate, its activation, up, and their product, or 3 f
-    without the activation. Attention that is not fused keeps its probabilities: a s.
+    without the activation. Attention that is not fused keeps its probabilities: a s. Norms of
+    queries and keys keep their inputs.
+
+    A token has k rows inside its experts. The embedded trainer keeps their 2 f, and 28 bytes a row
+    that say where it belongs; others keep the sorted inputs and the output of the activation too.
     """
     h, f = model.hidden_size, model.ffn_hidden_size
     inputs = 4.0 * _residual_elements(columns, model)
-    attention = h + 2.0 * model.kv_hidden_size + h
+    q = model.query_size
+    attention = q + 2.0 * model.kv_hidden_size + q
+    attention += q + model.kv_hidden_size if model.qk_norm else 0.0
     if not fused_attention:
         attention += model.num_heads * model.seq_length
     parts = 2.0
     if model.family == "llama":
         parts = 3.0 if storage.fused_swiglu else 4.0
     feed_forward = parts * f
+    if model.num_experts:
+        k, width = model.experts_per_token, model.moe_ffn_hidden_size
+        feed_forward = parts * model.shared_expert_ffn_hidden_size
+        feed_forward += k * width * (2.0 if storage.sorts_experts_again else parts)
+        index = _ROUTING_BYTES / np.where(columns.precision == _FP32, _FP32_BYTES, _HALF_BYTES)
+        inputs = inputs + k * (index + (0.0 if storage.sorts_experts_again else h))
     return np.asarray(inputs + (attention + feed_forward) / columns.tp, dtype=np.float64)
 
 

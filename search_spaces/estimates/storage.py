@@ -59,6 +59,8 @@ class TrainerStorage:
     """Whether the attention probabilities are never stored."""
     fused_swiglu: bool = True
     """Whether the backward pass recomputes the activation of SwiGLU's gate."""
+    sorts_experts_again: bool = True
+    """Whether the backward pass sorts tokens by expert again and recomputes the activation."""
     gathered_share: float = 1.0
     """Share of the gathered inputs of column-parallel matrices that is kept, with sequence
     parallelism. 0: as in Megatron-LM, which keeps a rank's part and gathers again in the backward
@@ -134,6 +136,7 @@ MEGATRON_LIKE: Final = TrainerStorage(
     fp16_gradient_bytes=2.0,
     gathered_share=0.0,
     fused_swiglu=False,
+    sorts_experts_again=False,
     fp32_logits=2,
     workspace_bytes=0.5 * GIB,
     reserved_share=0.05,
@@ -147,6 +150,7 @@ NANOTRON: Final = TrainerStorage(
     gradient_bytes=8.0,
     gathered_share=0.5,
     fused_swiglu=False,
+    sorts_experts_again=False,
     fp32_logits=2,
     layer_split="compute",
     workspace_bytes=0.5 * GIB,

@@ -7,8 +7,9 @@ calibration refines. The step time is made of the terms, each times its factor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -178,7 +179,7 @@ class StepShape:
         A stage between the ends may be the fullest where embedding or output count as a layer.
         """
         model, (embedding, head) = self.model, self.counted_ends
-        a_layer = float(model.num_layer_parameters)
+        a_layer = _of_layers(model, _layer_parameters)
         first = float(model.num_embedding_parameters) - embedding * a_layer
         last = float(model.num_head_parameters) - head * a_layer
         one = np.maximum(np.maximum(first, last), np.where(self.pp > 2, 0.0, -np.inf))
@@ -186,6 +187,18 @@ class StepShape:
         outside = np.where(self.pp > 1, one, ends)
         layers = (model.num_layers + embedding + head) * a_layer / self.pp
         return np.asarray((layers + outside) / self.tp, dtype=np.float64)
+
+
+def _of_layers(model: ModelShape, of: Callable[[ModelShape], Floats]) -> Floats:
+    """The mean of a quantity over the layers: some of a model with experts may be dense."""
+    if not model.num_dense_layers:
+        return of(model)
+    share = model.num_dense_layers / model.num_layers
+    return np.asarray((1.0 - share) * of(model) + share * of(model.dense))
+
+
+def _layer_parameters(model: ModelShape) -> Floats:
+    return np.asarray(model.num_layer_parameters, dtype=np.float64)
 
 
 def _peaks(cluster: Cluster) -> Floats:
@@ -212,34 +225,70 @@ def layer_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     model, slots = step.model, step.layer_slots
     passes = 2.0 + step.forward_passes
     bandwidth = step.cluster.memory_bandwidth_bytes_per_s
-    attention_flops = 4.0 * model.seq_length * model.hidden_size * step.tokens / step.tp
+    positions = model.attention_positions / model.num_layers
+    attention_flops = 4.0 * positions * model.query_size * step.tokens / step.tp
     attention_passes = passes + step.recomputes_attention
-    yield "matrices", slots * _matrix_operations(step) / step.peak_flops_per_s
+    yield (
+        "matrices",
+        slots * _of_layers(model, partial(_matrix_operations, step)) / step.peak_flops_per_s,
+    )
     yield "attention", slots * attention_passes * attention_flops / step.wide_flops_per_s
     scores = model.num_heads * model.seq_length * step.tokens / step.tp
     score_bytes = step.score_traffic * attention_passes * SCORE_PASSES * step.element_bytes * scores
     yield "attention_bytes", slots * score_bytes / bandwidth
-    yield "matrix_bytes", slots * passes * _matrix_bytes(step) / bandwidth
-    yield "elementwise", slots * passes * _elementwise_bytes(step) / bandwidth
+    yield (
+        "matrix_bytes",
+        slots * passes * _of_layers(model, partial(_matrix_bytes, step)) / bandwidth,
+    )
+    yield (
+        "elementwise",
+        slots * passes * _of_layers(model, partial(_elementwise_bytes, step)) / bandwidth,
+    )
     yield "kernels", slots * _operations(step) * KERNEL_S
 
 
-def _matrix_operations(step: StepShape) -> Floats:
+def _matrix_operations(step: StepShape, model: ModelShape) -> Floats:
     """Operations of a block's matrix products for a micro-batch, small inner dimensions weighed up.
 
     The forward product of [rows, inner] and [inner, columns] is followed by two of the same size:
     the gradient of the input, whose inner dimension is the columns, and that of the weight, whose
-    inner dimension is the rows.
+    inner dimension is the rows. Each expert has a product of its own, with its share of the rows.
     """
-    model, t, rows = step.model, step.tp, step.tokens
-    h, f, kv = float(model.hidden_size), float(model.ffn_hidden_size), model.kv_hidden_size
+    t, tokens = step.tp, step.tokens
+    h, q, kv = float(model.hidden_size), float(model.query_size), model.kv_hidden_size
     ups = 2.0 if model.family == "llama" else 1.0
-    total = np.zeros(np.broadcast_shapes(t.shape, rows.shape))
-    for inner, columns in ((h, (h + 2.0 * kv) / t), (h / t, h), (h, ups * f / t), (f / t, h)):
+    products: list[tuple[float, Floats, Floats | float, Floats | float]] = [
+        (1.0, tokens, h, (q + 2.0 * kv) / t),
+        (1.0, tokens, q / t, h),
+    ]
+    for count, rows, f in _feed_forwards(step, model):
+        products += [(count, rows, h, ups * f / t), (count, rows, f / t, h)]
+    total = np.zeros(np.broadcast_shapes(t.shape, tokens.shape))
+    for count, rows, inner, columns in products:
         passes = 2.0 + step.forward_passes
         passes = passes + _HALF_SPEED * (step.forward_passes / inner + 1.0 / columns + 1.0 / rows)
-        total += 2.0 * rows * inner * columns * passes
+        total += count * (2.0 * rows * inner * columns * passes)
     return total
+
+
+def _feed_forwards(step: StepShape, model: ModelShape) -> Iterator[tuple[float, Floats, float]]:
+    """The feed-forwards of a layer: how many are alike, tokens of each, and their width."""
+    if not model.num_experts:
+        yield 1.0, step.tokens, float(model.ffn_hidden_size)
+        return
+    experts, taken = float(model.num_experts), model.experts_per_token
+    yield experts, step.tokens * taken / experts, float(model.moe_ffn_hidden_size)
+    if model.shared_expert_ffn_hidden_size:
+        yield 1.0, step.tokens, float(model.shared_expert_ffn_hidden_size)
+
+
+def _rows_and_width(model: ModelShape) -> tuple[float, float]:
+    """Rows of a token in the feed-forwards of a layer, and the sum of these rows' widths."""
+    shared = model.shared_expert_ffn_hidden_size
+    if not model.num_experts:
+        return 1.0, float(model.ffn_hidden_size)
+    rows = model.experts_per_token
+    return rows + float(shared > 0), float(rows * model.moe_ffn_hidden_size + shared)
 
 
 def _operations(step: StepShape) -> Floats:
@@ -247,32 +296,33 @@ def _operations(step: StepShape) -> Floats:
     return HOST_OPERATIONS[step.model.family] / 3.0 * (2.0 + step.forward_passes)
 
 
-def _matrix_bytes(step: StepShape) -> Floats:
+def _matrix_bytes(step: StepShape, model: ModelShape) -> Floats:
     """Bytes that the matrices of a block move in one pass: weights, inputs and outputs.
 
     This bounds the speed where a rank's matrices are small (roofline, Williams et al. 2009).
     """
-    model = step.model
-    h, f, kv = model.hidden_size, model.ffn_hidden_size, model.kv_hidden_size
+    rows, f = _rows_and_width(model)
+    h, q, kv = model.hidden_size, model.query_size, model.kv_hidden_size
     ups = 2.0 if model.family == "llama" else 1.0
-    whole = 2.0 * h + 2.0 * h
-    shared = (h + 2.0 * kv) + h + ups * f + f
+    whole = 2.0 * h + rows * 2.0 * h
+    shared = (q + 2.0 * kv) + q + ups * f + f
     weights = float(model.num_layer_matrix_parameters) / step.tp
     return step.element_bytes * (weights + step.tokens * (whole + shared / step.tp))
 
 
-def _elementwise_bytes(step: StepShape) -> Floats:
+def _elementwise_bytes(step: StepShape, model: ModelShape) -> Floats:
     """Bytes that norms, residual sums, activations and rotations of a block move in one pass.
 
     Two norms and two residual sums read and write the residual stream (10 elements, shared only
     with sequence parallelism); the activation reads and writes the feed-forward's inside, and
-    position and layout changes read and write query, key and value.
+    position and layout changes read and write query, key and value. Tokens are sorted by expert and
+    put in order again, each row read and written.
     """
-    model = step.model
     ups = 2.0 if model.family == "llama" else 1.0
-    inside = 2.0 * (ups + 1.0) * model.ffn_hidden_size
-    inside += 2.0 * (model.hidden_size + 2.0 * model.kv_hidden_size)
+    inside = 2.0 * (ups + 1.0) * _rows_and_width(model)[1]
+    inside += 2.0 * (model.query_size + 2.0 * model.kv_hidden_size)
     residual = 10.0 * model.hidden_size * step.residual_share
+    residual = residual + 4.0 * model.experts_per_token * model.hidden_size
     return step.element_bytes * step.tokens * (residual + inside / step.tp)
 
 
