@@ -52,6 +52,7 @@ def test_a_probe_request_has_few_text_fields() -> None:
     """A field of text that is added here needs a reason, and a look at where ranks take it."""
     assert set(text_fields(ProbeRequest, "")) == {
         "model.name",
+        "model.lacks",  # a line for people, which pages escape and exports print as a note
         "trainer",  # looked up among the names that the worker's owner has listed
         "parameters",  # checked by the owner's declarations; no shell reads them
     }
@@ -63,6 +64,7 @@ def test_a_campaign_has_few_text_fields() -> None:
     assert found <= {
         "name",
         "model.name",
+        "model.lacks",  # a line for people, which pages escape and exports print as a note
         "cluster.name",
         "cluster.device",
         "cluster.source",
