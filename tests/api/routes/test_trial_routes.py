@@ -46,7 +46,15 @@ def test_the_leaderboard_ranks_by_the_objective_and_says_where_the_time_of_a_ste
 
     (best, _) = api_with_trials.get("/campaigns/first/leaderboard")["trials"]
     parts = best["measurement"]["breakdown"]
-    assert set(parts) == {"compute_s", "tp_s", "pp_s", "dp_s", "optimizer_s", "unexplained_s"}
+    assert set(parts) == {
+        "compute_s",
+        "tp_s",
+        "cp_s",
+        "pp_s",
+        "dp_s",
+        "optimizer_s",
+        "unexplained_s",
+    }
     assert sum(parts.values()) == pytest.approx(best["measurement"]["step_time_s"])
     assert best["measurement"]["warmup_settled"] is True
     assert best["measurement"]["skipped_steps"] == 0

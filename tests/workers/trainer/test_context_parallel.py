@@ -90,7 +90,14 @@ def test_every_other_axis_beside_cp_follows_the_reference(
     assert_same_training(train(shape, cp_layout(comm_type, **axes)), reference(shape, ADAMW))
 
 
-LONG = make_shape(num_layers=8, hidden_size=128, ffn_hidden_size=256, seq_length=64, num_heads=8)
+LONG = make_shape(
+    num_layers=8,
+    hidden_size=128,
+    ffn_hidden_size=256,
+    seq_length=64,
+    num_heads=8,
+    num_kv_heads=4,
+)
 
 
 def peaks(**changes: Any) -> list[int]:
