@@ -140,8 +140,9 @@ bench-plan: $(INSTALLED)
 bench-memory: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_memory --table $(TABLE)
 
+# TABLES: a folder with a table of FSDP runs, to judge the step time by.
 bench-estimates: $(INSTALLED)
-	$(BIN)/python -m benchmarks.bench_estimates --record
+	$(BIN)/python -m benchmarks.bench_estimates $(if $(TABLES),--tables $(TABLES)) --record
 
 bench-trainer: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_trainer --record

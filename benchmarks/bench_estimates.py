@@ -2,7 +2,8 @@
 
 Run as `make bench-estimates`, or `python -m benchmarks.bench_estimates`; `--record` writes the
 section "Estimates" of `benchmarks/RESULTS.md`. It fails below 10^6 layouts a second, and if a refit
-on 500 samples takes more than 30 ms.
+on 500 samples takes more than 30 ms. `--tables DIR` also judges the step time by a table of FSDP
+runs in that folder (ZeRO-3), on which no constant was chosen.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ import statistics
 import sys
 import time
 from functools import partial
+from pathlib import Path
+from typing import Final
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
+from scipy.stats import spearmanr
 
 from benchmarks import results_file
 from benchmarks.timing import median_s
@@ -29,6 +33,7 @@ from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import model_preset
+from search_spaces.tables import TableCell, read_table
 
 REPEATS = 5
 _median_s = partial(median_s, repeats=REPEATS)
@@ -36,6 +41,10 @@ LAYOUTS = 1_000_000
 SAMPLES = 500
 PROMISED_LAYOUTS_PER_S = 1e6
 PROMISED_REFIT_S = 0.03
+SHARDED: Final = "mpt_fsdp_a100.csv"
+"""MPT of 125M to 70B with FSDP on 8 to 128 A100, of 40 and of 80 GB."""
+MOST_ERROR: Final = 0.15
+LEAST_CORRELATION: Final = 0.7
 FRONTIER = CLUSTER_PRESETS["frontier"]
 GPT_175B = model_preset("gpt-175b")
 
@@ -44,7 +53,10 @@ def main() -> None:
     """Prints the table, and records it where it is asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--record", action="store_true", help="write benchmarks/RESULTS.md")
-    is_recorded = parser.parse_args().record
+    parser.add_argument("--tables", type=Path, help="folder with the table of FSDP runs")
+    arguments = parser.parse_args()
+    is_recorded = arguments.record
+    judged, is_good = judge_sharded(arguments.tables)
     columns = _columns(LAYOUTS)
     judging_s = _median_s(lambda: step_time_s(columns, GPT_175B, FRONTIER))
     terms_s = _median_s(lambda: time_terms(columns, GPT_175B, FRONTIER))
@@ -60,12 +72,50 @@ def main() -> None:
 | peak memory, layouts a second | | {LAYOUTS / memory_s:,.0f} |
 | calibration told one more sample, {SAMPLES} before | 30 ms | {refit_s * 1e3:.1f} ms |
 | its mean and spread over 100,000 layouts | | {predict_s * 1e3:.0f} ms |
-"""
+{judged}"""
     print(table)
     if is_recorded:
         results_file.record("Estimates", table)
     if LAYOUTS / judging_s < PROMISED_LAYOUTS_PER_S or refit_s > PROMISED_REFIT_S:
         sys.exit("slower than promised")
+    if not is_good:
+        sys.exit(f"the estimates are further from {SHARDED} than promised")
+
+
+def judge_sharded(folder: Path | None) -> tuple[str, bool]:
+    """Rows of the table for FSDP runs, by the priors alone, and whether they are as promised."""
+    path = None if folder is None else folder / SHARDED
+    if path is None or not path.exists():
+        return "", True
+    errors, shares = [], []
+    for cell in _cells(path.read_text()):
+        for row in cell.rows:
+            log_s, _ = TimeCalibration().predict(
+                row.layout, cell.model, cell.cluster, software=cell.key.source
+            )
+            tokens = row.layout.global_batch_size * cell.model.seq_length
+            flops = tokens * cell.model.model_flops_per_token / row.layout.num_devices
+            assert row.step_time_s is not None
+            errors.append(float(np.exp(log_s[0])) / row.step_time_s - 1)
+            shares.append((flops / row.step_time_s, flops / float(np.exp(log_s[0]))))
+    error = float(np.mean(np.abs(errors)))
+    correlation = float(spearmanr(*zip(*shares, strict=True)).statistic)
+    text = (
+        f"| ZeRO-3, {len(errors)} runs of {SHARDED}: mean error of the step time | "
+        f"{MOST_ERROR:.0%} | {error:.1%} (signed {np.mean(errors):+.1%}) |\n"
+        "| the same: rank correlation of the share of the peak | "
+        f"{LEAST_CORRELATION} | {correlation:.3f} |\n"
+    )
+    return text, error <= MOST_ERROR and correlation >= LEAST_CORRELATION
+
+
+def _cells(text: str) -> list[TableCell]:
+    """The cells of a table that has two sizes of a device under one name: it is read in two."""
+    header, *lines = text.splitlines()
+    place = header.split(",").index("device_memory_gb")
+    sizes = sorted({line.split(",")[place] for line in lines})
+    parts = ([line for line in lines if line.split(",")[place] == size] for size in sizes)
+    return [cell for part in parts for cell in read_table("\n".join([header, *part])).cells]
 
 
 def _columns(count: int) -> LayoutColumns:
@@ -85,7 +135,7 @@ def _columns(count: int) -> LayoutColumns:
         pipeline_split=np.zeros(count, dtype=np.int64),
         micro_batch_size=power(3),
         num_microbatches=power(7),
-        zero_stage=rng.integers(0, 2, count),
+        zero_stage=rng.integers(0, 4, count),
         zero_replicas=np.ones(count, dtype=np.int64),
         recompute=rng.integers(0, 3, count),
         sequence_parallel=rng.integers(0, 2, count),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.arguments import count, refuse
 from benchmarks.results_file import describe_machine, record
@@ -65,6 +65,11 @@ ASKED: Final[dict[str, dict[Precision, dict[str, float]]]] = {
     },
     "1,2,1": {"fp32": {"torch-native": 1.05}, "bf16": {"torch-native": 1.05}},
     "1,1,2": {"fp32": {"torch-native": 1.03}, "bf16": {"torch-native": 1.03}},
+    "1,1,2,1,2": {"fp32": {"ours, ZeRO-1": 0.97}, "bf16": {"ours, ZeRO-1": 0.97}},
+    "1,1,2,1,3": {
+        "fp32": {"FSDP2": 1.05, "ours, ZeRO-1": NOTHING},
+        "bf16": {"FSDP2": 1.05, "ours, ZeRO-1": NOTHING},
+    },
     **{
         f"1,1,1,1,2,{comm_type}": {
             "fp32": {"torch-native": 1.05 if comm_type == "all_gather" else NOTHING},
@@ -73,8 +78,7 @@ ASKED: Final[dict[str, dict[Precision, dict[str, float]]]] = {
         for comm_type in CP_COMM_TYPES
     },
 }
-"""By tp,pp,dp,vpp,cp and its communication, by precision, by peer: how many times longer the peer
-should take."""
+"""By cell, by precision, by peer: how many times longer the peer should take."""
 
 ALL_CELLS: Final[dict[Precision, dict[str, int]]] = {
     "fp32": {
@@ -82,13 +86,23 @@ ALL_CELLS: Final[dict[Precision, dict[str, int]]] = {
         "2,1,1": 6,
         "1,2,1": 10,
         "1,1,2": 8,
+        "1,1,2,1,2": 8,
+        "1,1,2,1,3": 8,
         "1,2,1,2": 6,
         "2,2,1": 3,
         "2,1,2": 3,
         "1,2,2": 3,
         **{f"1,1,1,1,2,{comm_type}": 6 for comm_type in CP_COMM_TYPES},
     },
-    "bf16": {"1,1,1": 6, "2,1,1": 5, "1,2,1": 8, "1,1,2": 6, "1,1,1,1,2,all_gather": 6},
+    "bf16": {
+        "1,1,1": 6,
+        "2,1,1": 5,
+        "1,2,1": 8,
+        "1,1,2": 6,
+        "1,1,2,1,2": 8,
+        "1,1,2,1,3": 6,
+        "1,1,1,1,2,all_gather": 6,
+    },
 }
 """Rounds of each cell of the whole table."""
 
@@ -127,21 +141,25 @@ def _cells(arguments: argparse.Namespace) -> list[tuple[Cell, int]]:
 
 
 def make_cell(name: str, precision: Precision) -> Cell:
-    """The cell of tp,pp,dp or tp,pp,dp,vpp or tp,pp,dp,vpp,cp,comm_type.
+    """The cell of tp,pp,dp[,vpp[,zero_stage]], or of tp,pp,dp,vpp,cp,cp_comm_type.
 
     Raises:
         ValueError: the name is not such numbers.
         SearchSpaceError: they make no layout.
     """
     parts = name.split(",")
-    if len(parts) not in (3, 4, 6) or not all(part.isdecimal() for part in parts[:5]):
+    if len(parts) not in range(3, 7) or not all(part.isdecimal() for part in parts[:5]):
         raise ValueError(
-            f"cell {name!r} is not tp,pp,dp or tp,pp,dp,vpp or tp,pp,dp,vpp,cp,comm_type, such as 2,1,1"
+            f"cell {name!r} is not tp,pp,dp[,vpp[,zero]] or tp,pp,dp,vpp,cp,comm_type, such as 2,1,1"
         )
-    tp, pp, dp, vpp, cp = map(int, [*parts[:5], "1", "1"][:5])
-    context = {"cp": cp, "cp_comm_type": parts[5]} if cp > 1 else {}
+    tp, pp, dp, vpp = map(int, [*parts, "1"][:4])
+    more: dict[str, Any] = {}
+    if len(parts) == 5:
+        more = {"zero_stage": int(parts[4])}
+    elif len(parts) == 6:
+        more = {"cp": int(parts[4]), "cp_comm_type": parts[5]}
     asked = ASKED.get(name, {}).get(precision, {"torch-native": NOTHING})
-    layout = make_layout(tp=tp, pp=pp, dp=dp, vpp=vpp, precision=precision, **context)
+    layout = make_layout(tp=tp, pp=pp, dp=dp, vpp=vpp, precision=precision, **more)
     return Cell(layout=layout, asked=asked, by_cpu_time=layout.num_devices > 2)
 
 
@@ -188,13 +206,18 @@ _NOTES: Final = {
     "ZeroRedundancyOptimizer. For tensor parallelism the fastest plan of three, one "
     "`PrepareModuleInput` before the layers that share an input; the plain plan converts for each "
     "layer, the sequence plan is torchtitan's. In bf16 with DDP: autocast, whose gradients are fp32",
+    "FSDP2": "`fully_shard` of every block, of the embedding, and of norm and head; gradients are "
+    "reduced in fp32, for each micro-batch as ours are. `ours, ZeRO-1`: this trainer with ZeRO-1",
 }
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench-trainer", description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--cell", action="append", metavar="TP,PP,DP[,VPP]", help="this cell alone; repeatable"
+        "--cell",
+        action="append",
+        metavar="TP,PP,DP[,VPP[,ZERO]]",
+        help="this cell alone; repeatable",
     )
     parser.add_argument("--precision", action="append", choices=PRECISIONS)
     parser.add_argument("--rounds", type=count, help="timed steps of each implementation")

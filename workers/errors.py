@@ -102,8 +102,8 @@ class ScenarioUnknownError(WorkerError):
     """No simulation has the requested name."""
 
 
-class KnobNotSimulatedError(WorkerError):
-    """A simulated cluster does not have a knob that a layout uses."""
+class LayoutNotSimulatedError(WorkerError):
+    """The simulated cluster has no such layout; the message names the knob."""
 
 
 class AllocationInvalidError(WorkerError, SearchSpaceError):

@@ -126,7 +126,13 @@ def _counts(spec: CampaignSpec, problems: Problems, within_s: float) -> LayoutCo
         if monotonic() > until:
             raise CountingSlowError
 
-    legal = enumerate_legal(spec.space, spec.model, spec.cluster, before_each_rule=refuse_if_late)
+    legal = enumerate_legal(
+        spec.space,
+        spec.model,
+        spec.cluster,
+        scopes=spec.rule_scopes,
+        before_each_rule=refuse_if_late,
+    )
     refuse_if_late()
     with problems.collecting("space"), suppress(CountingSlowError):
         legal.refuse_if_empty()

@@ -21,6 +21,7 @@ from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.calibration_file import with_measured_constants
 from search_spaces.spec.site import cluster_part
 from search_spaces.trainers.base import TrainerJob
+from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
 
 def of_plan(
@@ -28,7 +29,8 @@ def of_plan(
 ) -> ExportRead:
     """The files of a training job with a layout of the plan of a campaign's file."""
     document = read_document_file(file, "the campaign")
-    return _exported(document, rank, f"rank {rank} of the plan of", format_name, data_dir, without)
+    plan = f"rank {rank} of the plan of"
+    return _exported(document, rank, plan, "", format_name, data_dir, without)  # as it was printed
 
 
 def of_layout(
@@ -53,7 +55,8 @@ def of_layout(
     space = {**knobs, "global_batch_size": layout.global_batch_size, "allow_tp_across_nodes": True}
     named = {"model": _described(model, "the model"), "cluster": _described(cluster, "the cluster")}
     document = {"name": "layout", **named, "space": space, "budget": {"trials": 1}}
-    return _exported(document, 1, "", format_name, data_dir, without)
+    software = "" if format_name == EMBEDDED_TRAINER else format_name
+    return _exported(document, 1, "", software, format_name, data_dir, without)
 
 
 def _described(named: str, what: str) -> Any:
@@ -66,6 +69,7 @@ def _exported(
     document: Mapping[str, Any],
     rank: int,
     where: str,
+    software: str,
     format_name: str,
     data_dir: Path | None,
     without: Collection[str],
@@ -76,7 +80,7 @@ def _exported(
             measured = with_measured_constants(document["cluster"], directory)
             document = {**document, "cluster": measured}
         spec = CampaignSpec.from_document(document)
-        plan = make_plan(spec, top=rank)
+        plan = make_plan(spec, software=software, top=rank)
     except SearchSpaceError as error:
         raise click.ClickException("\n".join(str(part) for part in error.parts)) from error
     if rank > len(plan.layouts):

@@ -26,7 +26,7 @@ from search_spaces.trainers.embedded import EMBEDDED
 from search_spaces.trainers.megatron_bridge import MEGATRON_BRIDGE, RECIPE
 from search_spaces.trainers.megatron_deepspeed import MEGATRON_DEEPSPEED
 from search_spaces.trainers.megatron_deepspeed import argument_groups as megatron_deepspeed_groups
-from search_spaces.trainers.megatron_lm import MEGATRON_LM
+from search_spaces.trainers.megatron_lm import MEGATRON_LM, SHARDING_STRATEGIES
 from search_spaces.trainers.megatron_lm import argument_groups as megatron_lm_groups
 from search_spaces.trainers.nanotron import NANOTRON
 from search_spaces.trainers.placeholders import ENVIRONMENT_PREFIX, environment_values
@@ -35,6 +35,8 @@ JOB_FILE: Final = "job.json"
 
 _OWN_PROGRAM: Final = {"TRAIN_SCRIPT": ("/path/to/train.py", "your training script")}
 _ONE_CONNECTION: Final = "export CUDA_DEVICE_MAX_CONNECTIONS=1"
+
+_ANY_CONNECTIONS: Final = "unset CUDA_DEVICE_MAX_CONNECTIONS"
 
 _FILL: Final = f"""\
 # {{tp}} in an argument stands for the value of {ENVIRONMENT_PREFIX}TP, and so on.
@@ -119,7 +121,7 @@ def megatron_bridge(source: ExportSource) -> RenderedJob:
     script = LaunchScript(
         adapter=MEGATRON_BRIDGE,
         required={"BRIDGE_DIR": ("/path/to/Megatron-Bridge", "a checkout of Megatron-Bridge")},
-        setup=(_ONE_CONNECTION,),
+        setup=(_connections(source),),
         program=(
             'PROGRAM=("$BRIDGE_DIR/scripts/training/run_recipe.py"',
             f"    --recipe {RECIPE} --mode pretrain",
@@ -170,7 +172,7 @@ def megatron_lm(source: ExportSource) -> RenderedJob:
         adapter=MEGATRON_LM,
         required={"MEGATRON_DIR": ("/path/to/Megatron-LM", "a checkout of Megatron-LM")},
         usage=('real data instead of mock data: DATA_ARGS="--data-path ... --split 99,1,0"',),
-        setup=(_ONE_CONNECTION,),
+        setup=(_connections(source),),
         program=_pretrain_gpt(
             "MEGATRON_DIR",
             "${DATA_ARGS:---mock-data}",
@@ -183,6 +185,12 @@ def megatron_lm(source: ExportSource) -> RenderedJob:
         "further arguments"
     )
     return script.job(source, notes=(note,))
+
+
+def _connections(source: ExportSource) -> str:
+    """Megatron-LM asks for one connection; Megatron-FSDP refuses one."""
+    is_fsdp = source.job.layout.zero_stage in SHARDING_STRATEGIES
+    return _ANY_CONNECTIONS if is_fsdp else _ONE_CONNECTION
 
 
 def nanotron(source: ExportSource) -> RenderedJob:

@@ -25,10 +25,11 @@ from search_spaces.documents.reading import MAX_COUNT
 from search_spaces.errors import LayoutInvalidError
 from search_spaces.protocol.worker_messages import MAX_WORDS
 from search_spaces.spec.layout import LAYOUT_FIELDS
-from search_spaces.spec.rules import violations
+from search_spaces.spec.rules import ALL_SCOPES, OTHER_TRAINER_SCOPES, violations
 from search_spaces.spec.scaling import scaled
 from search_spaces.terminal.plurals import counted
 from search_spaces.trainers.base import TrainerJob
+from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
 router = APIRouter(prefix="/v1", tags=["exports"])
 
@@ -101,7 +102,7 @@ def export_of(
     chosen = _best(store, campaign) if trial is None else _completed(store, campaign, trial)
     spec = CampaignSpec.from_mapping(campaign.spec)
     if campaign.strategy == IMPORTED:
-        _refuse_illegal(spec, campaign, chosen)
+        _refuse_illegal(spec, campaign, chosen, format_name)
     job = TrainerJob(
         model=spec.model,
         layout=chosen.stands_for,
@@ -188,13 +189,16 @@ def _completed(store: Store, campaign: CampaignRecord, number: int) -> TrialReco
     )
 
 
-def _refuse_illegal(spec: CampaignSpec, campaign: CampaignRecord, trial: TrialRecord) -> None:
+def _refuse_illegal(
+    spec: CampaignSpec, campaign: CampaignRecord, trial: TrialRecord, format_name: str
+) -> None:
     """Other trainers run layouts that ours does not: uneven stages, or tp across nodes."""
     sentences = violations(
         trial.layout,
         spec.model,
         spec.cluster,
         allow_tp_across_nodes=spec.space.allow_tp_across_nodes,
+        scopes=ALL_SCOPES if format_name == EMBEDDED_TRAINER else OTHER_TRAINER_SCOPES,
     )
     if sentences:
         raise ExportUnavailableError(

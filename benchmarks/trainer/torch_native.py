@@ -1,9 +1,10 @@
 """The torch-native composition: the bare model under torch's own parallelism.
 
 DTensor tensor parallelism (`parallelize_module`), keys and values gathered by functional
-collectives for context parallelism, `torch.distributed.pipelining`, DDP, and
-ZeroRedundancyOptimizer, put together in the order that torchtitan applies them. The model, the
-weights, the tokens and the optimizer's arithmetic are the bare model's.
+collectives for context parallelism, `torch.distributed.pipelining`, DDP and
+ZeroRedundancyOptimizer, or FSDP2 (`fully_shard`) for ZeRO-3, put together in the order that
+torchtitan applies them. The model, the weights, the tokens and the optimizer's arithmetic are the
+bare model's.
 """
 
 # ruff: noqa: N803, N806, N812 (tensors carry their shape in the name)
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import _functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -144,9 +146,10 @@ class NativeLoop:
             "cpu", (layout.pp, layout.dp_cp, layout.tp), mesh_dim_names=("pp", "dp", "tp")
         )
         self.dtype = COMPUTE_DTYPES[layout.precision]
+        self.is_fsdp = layout.dp > 1 and layout.zero_stage == 3
         # DDP adds up and reduces what autograd gives it: fp32 only where the parameters are.
         mixed = mixed or ("autocast" if layout.dp_cp > 1 else "masters")
-        self.autocasts = layout.precision != "fp32" and mixed == "autocast"
+        self.autocasts = layout.precision != "fp32" and mixed == "autocast" and not self.is_fsdp
         self.has_masters = layout.precision != "fp32" and mixed == "masters"
         self.loss_in_parts = loss_in_parts and layout.tp > 1
         self.copies: list[MasterCopies] = []
@@ -170,13 +173,22 @@ class NativeLoop:
             )
         if self.has_masters:
             self.copies.append(MasterCopies(part.to(self.dtype).parameters()))
-        if layout.dp_cp > 1:
+        if self.is_fsdp:
+            self._shard(part)
+        elif layout.dp_cp > 1:
             if layout.tp > 1:
                 _pre_dp_module_transform(part)
             part = DistributedDataParallel(
                 part, process_group=self.mesh["dp"].get_group(), gradient_as_bucket_view=True
             )
         return part
+
+    def _shard(self, part: nn.Module) -> None:
+        policy = MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32)
+        blocks = list(part.layers.values())  # type: ignore[union-attr, operator]
+        for modules in (part.embedding, *blocks, [part.final_norm, part.head]):
+            fully_shard(modules, mesh=self.mesh["dp"], mp_policy=policy)  # type: ignore[arg-type]
+        fully_shard(part, mesh=self.mesh["dp"], mp_policy=policy)
 
     def _stage_index(self, chunk: int) -> int:
         return chunk * self.layout.pp + self.mesh["pp"].get_local_rank()
@@ -186,7 +198,7 @@ class NativeLoop:
         if self.has_masters:
             trained = [master for copies in self.copies for master in copies.masters]
         options = adamw_options(self.settings)
-        if self.layout.dp_cp > 1 and self.layout.zero_stage == 1:
+        if self.layout.dp_cp > 1 and self.layout.zero_stage in (1, 2):
             return ZeroRedundancyOptimizer(
                 trained,
                 torch.optim.AdamW,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
+
+import torch
+from torch import distributed as dist
 
 from benchmarks.side_by_side import (
     Ratio,
@@ -19,6 +22,7 @@ from benchmarks.trainer.bare_process import BareProcess
 from benchmarks.workers.forked_ranks import run_ranks
 from search_spaces.spec.layout import Layout, Precision
 from workers.trainer.batches import Batch
+from workers.trainer.comm.mesh import build_mesh
 from workers.trainer.device_peak import matmul_peak
 from workers.trainer.open_training import RankContext, TrainingSettings, open_training
 from workers.trainer.training import Training
@@ -44,11 +48,12 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """tp,pp,dp, and the model chunks of a rank and cp where they are not 1."""
+        """tp,pp,dp, and where they are used model chunks of a rank, cp, and ZeRO above stage 1."""
         layout = self.layout
         interleaved = f" vpp {layout.vpp}" if layout.vpp > 1 else ""
         context = f" cp {layout.cp} {layout.cp_comm_type}" if layout.cp > 1 else ""
-        return f"{layout.tp},{layout.pp},{layout.dp}{interleaved}{context}"
+        sharded = f" ZeRO-{layout.zero_stage}" if layout.zero_stage > 1 else ""
+        return f"{layout.tp},{layout.pp},{layout.dp}{interleaved}{context}{sharded}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,6 +149,16 @@ def _our_step(training: Training) -> Step:
     return step
 
 
+def _ours_of_stage(zero_stage: int) -> Callable[[Layout], Step]:
+    def make(layout: Layout) -> Step:
+        other = replace(layout, zero_stage=zero_stage)
+        mesh = build_mesh(dist.get_rank(), other, tied_embeddings=MODEL.tied_embeddings)
+        device = torch.device("cpu")
+        return _our_step(Training(MODEL, mesh, seed=SEED, device=device, settings=OPTIMIZER))
+
+    return make
+
+
 def _bare(mixed: MixedPrecision) -> Callable[[Layout], Step]:
     def make(layout: Layout) -> Step:
         loop = BareLoop(
@@ -169,6 +184,8 @@ PEERS: Final[dict[str, Callable[[Layout], Step]]] = {
     "bare": _bare("masters"),
     "bare, autocast": _bare("autocast"),
     "bare, own process": lambda layout: BareProcess(layout).step,
+    "ours, ZeRO-1": _ours_of_stage(1),
+    "FSDP2": _native(),
     "torch-native": _native(),
     "torch-native, autocast": _native(mixed="autocast"),
     "torch-native, plain plan": _native(plan="plain"),

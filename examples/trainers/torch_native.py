@@ -71,6 +71,8 @@ def read_arguments() -> argparse.Namespace:
         sys.exit("recompute=selective is not written here; choose none or full")
     if args.precision == "fp16":
         sys.exit("precision=fp16 is not written here: it needs loss scaling; choose fp32 or bf16")
+    if args.zero_stage > 1:
+        sys.exit(f"zero_stage={args.zero_stage} is not written here; choose 0 or 1")
     if args.zero_replicas > 1:
         sys.exit(f"zero_replicas={args.zero_replicas} is not written here; choose 1")
     if args.cp > 1:

@@ -307,6 +307,8 @@ class MeasurementRow(Base):
     losses_comparable: Mapped[bool] = mapped_column(default=True, server_default=true())
     others_share: Mapped[float | None]
     throttled: Mapped[bool | None]
+    balanced_routing: Mapped[bool | None]
+    expert_load: Mapped[float | None]
 
     stages: Mapped[list[StageMemoryRow]] = relationship(
         lazy="raise", viewonly=True, order_by="StageMemoryRow.stage"

@@ -23,6 +23,7 @@ from search_spaces.spec.knobs import auto_choices
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.objectives import Objective, objective_factors
+from search_spaces.spec.rules import OTHER_TRAINER_SCOPES
 from search_spaces.spec.space import Exclusion, LegalSet
 from search_spaces.spec.throughput import Throughput
 from search_spaces.statistics.job_duration import TrainingJob
@@ -234,7 +235,7 @@ def make_plan(
         SpaceInvalidError: the campaign lists a layout that is not legal.
         ModelTooLargeError: every layout would certainly run out of memory.
     """
-    legal = legal or spec.legal_set()
+    legal = legal or spec.legal_set(OTHER_TRAINER_SCOPES if software else None)
     spec.refuse_if_too_large(legal)
     spec = spec.warned_of_few(legal)
     predictions = LayoutPredictions(

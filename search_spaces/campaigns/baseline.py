@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from search_spaces.documents.reading import Problems, read_mapping, refuse_all, unknown_names
@@ -11,7 +11,7 @@ from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.default_precision import default_precision
 from search_spaces.spec.layout import KNOBS, LAYOUT_FIELDS, Layout
 from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.rules import violations
+from search_spaces.spec.rules import ALL_SCOPES, Scope, violations
 from search_spaces.spec.space import DERIVABLE, SearchSpace
 
 
@@ -32,9 +32,14 @@ def read_stated_knobs(described: object) -> dict[str, Any]:
 
 
 def complete_baseline(
-    stated: Mapping[str, Any], *, space: SearchSpace, model: ModelShape, cluster: Cluster
+    stated: Mapping[str, Any],
+    *,
+    space: SearchSpace,
+    model: ModelShape,
+    cluster: Cluster,
+    scopes: Collection[Scope] = ALL_SCOPES,
 ) -> Layout:
-    """The baseline with all of its knobs.
+    """The baseline with all of its knobs; `scopes` are those of the rules that it obeys.
 
     A knob that is not stated has the space's value where the space leaves no choice, and otherwise
     its default. `dp` fills the nodes, and `num_microbatches` follows from a fixed global batch. The
@@ -66,6 +71,7 @@ def complete_baseline(
         global_batch=space.global_batch,
         allow_tp_across_nodes=space.allow_tp_across_nodes,
         fill_nodes="dp" not in knobs,
+        scopes=scopes,
     )
     refuse_all(CampaignInvalidError(sentence) for sentence in sentences)
     return layout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, Self, cast
 
@@ -56,8 +56,10 @@ from search_spaces.spec.objectives import (
 from search_spaces.spec.presets.clusters import resolve_cluster
 from search_spaces.spec.presets.models import resolve_model
 from search_spaces.spec.presets.spaces import resolve_space, space_knobs
+from search_spaces.spec.rules import ALL_SCOPES, OTHER_TRAINER_SCOPES, Scope
 from search_spaces.spec.space import LegalSet, SearchSpace, enumerate_legal
 from search_spaces.statistics.early_stop import LEAST_TIMED
+from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 from search_spaces.units import GIB
 
 MAX_LISTED: Final = 1000
@@ -129,6 +131,10 @@ class CampaignSpec:
     def __post_init__(self) -> None:
         problems = Problems(CampaignInvalidError)
         problems.note(url_name_problem(self.name), field="name")
+        if isinstance(self.model, ModelShape) and isinstance(self.probe, ProbeSettings):
+            # Otherwise their readers have refused them.
+            routing = self.model.routing_problem(self.probe.balanced_routing)
+            problems.note(routing, field="probe.balanced_routing")
         with problems.collecting("objective"):
             object.__setattr__(self, "objectives", read_objectives(self.objectives))
         with problems.collecting():
@@ -244,7 +250,7 @@ class CampaignSpec:
             "strategy": self.strategy,
             "seed": self.seed,
             "budget": asdict(self.budget),
-            "probe": asdict(self.probe),
+            "probe": self.probe.to_mapping(),
             "stop": asdict(self.stop),
             "knowledge": self.knowledge,
             "start_from": list(self.start_from),
@@ -271,14 +277,22 @@ class CampaignSpec:
         devices_per_node = self.cluster.devices_per_node
         return self.baseline is not None and not self.space.holds(self.baseline, devices_per_node)
 
-    def legal_set(self) -> LegalSet:
+    @property
+    def rule_scopes(self) -> frozenset[Scope]:
+        """Scopes of the rules that its layouts obey."""
+        return _scopes_for(self.probe)
+
+    def legal_set(self, scopes: Collection[Scope] | None = None) -> LegalSet:
         """Every legal layout, or those that the campaign lists.
+
+        `scopes` are those of the rules; None: for the trainer of its probes.
 
         Raises:
             NoLegalLayoutError: there is none; the message says which rule excluded how many.
             SpaceInvalidError: a listed layout is not legal, or not in the space.
         """
-        legal = enumerate_legal(self.space, self.model, self.cluster)
+        scopes = self.rule_scopes if scopes is None else scopes
+        legal = enumerate_legal(self.space, self.model, self.cluster, scopes=scopes)
         legal.refuse_if_empty()
         return self.listed(legal)
 
@@ -344,7 +358,7 @@ class CampaignSpec:
             f"{self.model.name} is too large for every one of the {len(legal)} legal layouts: the "
             f"smallest estimate is {smallest / GIB:.2f} GiB a device "
             f"({legal.layout(position).key}), and a device of {self.cluster.name} has "
-            f"{memory / GIB:.2f} GiB{self._besides_headroom()}; allow more tp, pp or nodes, zero_stage 1, or recompute full"
+            f"{memory / GIB:.2f} GiB{self._besides_headroom()}; allow more tp, pp or nodes, zero_stage 3, or recompute full"
         )
 
     def _besides_headroom(self) -> str:
@@ -390,6 +404,7 @@ class CampaignSpec:
             trainer=self.probe.trainer,
             parameters=self.probe.parameters,
             stop_above_step_time_s=stop_above_step_time_s,
+            balanced_routing=self.probe.balanced_routing,
         )
 
 
@@ -451,6 +466,11 @@ def _read_space(
     return resolve_space(described, precision=default_precision(cluster))
 
 
+def _scopes_for(probe: ProbeSettings) -> frozenset[Scope]:
+    """The limits of the embedded trainer hold for its own probes."""
+    return ALL_SCOPES if probe.trainer == EMBEDDED_TRAINER else OTHER_TRAINER_SCOPES
+
+
 def _read_baseline(described: Any, values: Mapping[str, Any]) -> Layout | None:
     """The baseline; None where a wrong field keeps it from being checked."""
     stated = read_stated_knobs(described)
@@ -462,7 +482,9 @@ def _read_baseline(described: Any, values: Mapping[str, Any]) -> Layout | None:
         and isinstance(cluster, Cluster)
     ):
         return None
-    return complete_baseline(stated, space=space, model=model, cluster=cluster)
+    probe = values.get("probe")
+    scopes = _scopes_for(probe) if isinstance(probe, ProbeSettings) else ALL_SCOPES
+    return complete_baseline(stated, space=space, model=model, cluster=cluster, scopes=scopes)
 
 
 def _spread_rows(length: int) -> Iterator[slice]:

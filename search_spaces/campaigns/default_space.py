@@ -180,10 +180,11 @@ class _Choices:
         most = node * min(
             MAX_NODES_OF_TP if self._tp_leaves_node else 1, max(self._devices) // node
         )
+        experts = (model.moe_ffn_hidden_size, model.shared_expert_ffn_hidden_size)
         sizes = (model.num_heads, model.num_kv_heads, model.ffn_hidden_size, model.vocab_size)
         degrees = [
             tp
-            for tp in _divisors(math.gcd(*sizes))
+            for tp in _divisors(math.gcd(*sizes, *experts))
             if tp <= most and (node % tp == 0 or tp % node == 0)
         ]
         pp = min(self._stated.get("pp", (1,)))

@@ -82,7 +82,8 @@ MEMORY_TERMS: Final = (
     "passing",
     "workspace",
 )
-"""The terms of a peak: weights and gradients, which each replica holds; optimizer states;
+"""The terms of a peak: weights and gradients, which each replica holds below ZeRO-2 and 3;
+optimizer states;
 activations kept for the backward pass; gathered inputs that are kept too; temporary tensors (the
 larger of a layer's backward pass and the logits); the workspace."""
 
@@ -256,15 +257,18 @@ def stage_parts(
     # fp32 training has one copy of the weights; 16-bit training keeps fp32 masters beside them.
     states = _MOMENTS_BYTES + np.where(columns.precision == _FP32, 0.0, storage.master_bytes)
     shards = columns.zero_group_size
-    gradients = parameters * _gradient_bytes(columns, storage)
-    if storage.zero_shards_gradients:
-        gradients = gradients / shards
+    own, zero = parameters / shards, np.where(shards > 1, columns.zero_stage, 0)
+    weights, gradients = parameters, own if storage.zero_shards_gradients else parameters
+    if (zero >= 2).any():  # skipped for the many searches without them
+        gathered, unsent = _whole_layers(columns, model, stage, layers)
+        gradients = np.where(zero >= 2, own + unsent, gradients)
+        weights = np.where(zero == 3, own + gathered, weights)
     token_bytes = element * _tokens(columns, model)
     kept_bytes = token_bytes * _layers_in_flight(columns, stage, layers)
     return StageParts(
-        weights=parameters * element,
-        gradients=gradients,
-        optimizer=parameters * states / shards,
+        weights=weights * element,
+        gradients=gradients * _gradient_bytes(columns, storage),
+        optimizer=own * states,
         activations=kept_bytes * _kept_elements(columns, model, storage),
         gathered=kept_bytes * _gathered_elements(columns, model),
         backward=token_bytes * _backward_elements(columns, model, storage),
@@ -325,25 +329,58 @@ def _stage_parameters(
     row-parallel matrices and the positions are replicated. With several stages and a tied
     embedding, the last stage holds a copy of it.
     """
-    h = model.hidden_size
+    layer, vocabulary, positions, final_norm = _layer_parameters(columns, model)
+    first, last = stage == 0, stage == columns.pp - 1
+    owns_output = last & ((columns.pp > 1) | (not model.tied_embeddings))
+    return np.asarray(
+        num_layers * layer
+        + np.where(first, vocabulary + positions, 0.0)
+        + np.where(last, final_norm, 0.0)
+        + np.where(owns_output, vocabulary, 0.0),
+        dtype=np.float64,
+    )
+
+
+def _layer_parameters(
+    columns: LayoutColumns, model: ModelShape
+) -> tuple[Floats, Floats, float, float]:
+    """Parameters of a rank: of a block, a vocabulary's matrix, the positions, the final norm."""
+    h = float(model.hidden_size)
     if model.family == "gpt":
         replicated = 6.0 * h  # two norms of weight and bias, two row-parallel biases
         positions, final_norm = model.seq_length * h, 2 * h
     else:
         replicated = 2.0 * h
-        positions, final_norm = 0, h
+        positions, final_norm = 0.0, h
     shared = model.num_layer_parameters - replicated
-    layers = num_layers * (shared / columns.tp + replicated)
-    embedding = model.vocab_size * h / columns.tp
-    first, last = stage == 0, stage == columns.pp - 1
-    owns_output = last & ((columns.pp > 1) | (not model.tied_embeddings))
-    return np.asarray(
-        layers
-        + np.where(first, embedding + positions, 0.0)
-        + np.where(last, final_norm, 0.0)
-        + np.where(owns_output, embedding, 0.0),
-        dtype=np.float64,
+    return (
+        shared / columns.tp + replicated,
+        model.vocab_size * h / columns.tp,
+        positions,
+        final_norm,
     )
+
+
+def _whole_layers(
+    columns: LayoutColumns, model: ModelShape, stage: NDArray[Any], num_layers: Floats
+) -> tuple[Floats, Floats]:
+    """Whole parameters beside a rank's shares: of weights (ZeRO-3), and of gradients (ZeRO-2, 3).
+
+    They are those of two layers in succession, of which one may be the embedding or the output. A
+    tied embedding's gradients are there from the output's backward pass to its own, where one rank
+    has both.
+    """
+    layer, vocabulary, positions, final_norm = _layer_parameters(columns, model)
+    first, last = stage == 0, stage == columns.pp - 1
+    another = np.where(num_layers > 1, layer, 0.0)
+
+    def pair(matrix: Floats) -> Floats:
+        ends = np.where(first, matrix + positions, 0.0), np.where(last, matrix + final_norm, 0.0)
+        return np.asarray(layer + np.maximum(np.maximum(*ends), another), dtype=np.float64)
+
+    has_both = (columns.pp == 1) & model.tied_embeddings
+    gathered = pair(vocabulary)
+    return gathered, np.where(has_both, pair(0.0 * vocabulary) + vocabulary, gathered)
 
 
 def _kept_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:

@@ -149,7 +149,7 @@ class StepSums:
     rest: Floats
     """Seconds that are added."""
     backward_share: Floats
-    """Share of the stage's work that is the backward pass of the last micro-batch."""
+    """Share of the stage's work that can hide the reduction (`StepShape.backward_share`)."""
 
     @property
     def busy(self) -> Floats:
@@ -226,7 +226,7 @@ class TimeTerms:
     """Seconds; one row per layout, one column per term. Terms of the kind odds have the seconds
     that are hidden or not."""
     backward_share: Floats
-    """Share of the blocks' work in a step that is the backward pass of the last micro-batch."""
+    """Share of the blocks' work in a step that can hide the reduction."""
 
     @classmethod
     def joined(cls, parts: Sequence[TimeTerms]) -> TimeTerms:

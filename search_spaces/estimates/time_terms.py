@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,8 @@ from search_spaces.spec.model_shape import ModelShape
 Floats = NDArray[np.float64]
 
 _FP32: Final = code_of("precision", "fp32")
+_BF16: Final = code_of("precision", "bf16")
+_FP8: Final = code_of("precision", "fp8")
 _FULL: Final = code_of("recompute", "full")
 _SELECTIVE: Final = code_of("recompute", "selective")
 _P2P: Final = code_of("cp_comm_type", "p2p")
@@ -90,6 +92,8 @@ class StepShape:
     """Bytes of an activation or a weight in a matrix multiplication."""
     peak_flops_per_s: Floats
     """Speed of the fastest matrix products in the layout's precision."""
+    wide_flops_per_s: Floats
+    """The same of attention and the output projection, which stay in bf16 beside fp8."""
     residual_share: Floats
     """Share of the residual stream that a rank holds: 1 / tp with sequence parallelism, else 1."""
     forward_passes: Floats
@@ -97,9 +101,9 @@ class StepShape:
     recomputes_attention: Floats
     """1 where the backward pass recomputes the two attention products, else 0."""
     zero_shards: Floats
-    """Ranks that share one copy of the optimizer states."""
-    is_zero: NDArray[np.bool_]
-    """Whether the optimizer states are sharded at all."""
+    """Ranks that share one copy of what ZeRO shards."""
+    zero_stage: NDArray[Any]
+    """What is sharded; see `Layout.zero_stage`."""
     score_traffic: float
     """Traffic of attention scores, over that of a trainer that may fuse attention or not."""
     counted_ends: tuple[Floats, Floats]
@@ -119,6 +123,7 @@ class StepShape:
         degrees = (columns.tp, columns.pp, columns.dp_cp, columns.cp)
         tp, pp, dp_cp, cp = (np.asarray(degree, dtype=np.float64) for degree in degrees)
         vpp = np.asarray(columns.vpp, dtype=np.float64)
+        peaks = _peaks(cluster)
         microbatches = np.asarray(columns.num_microbatches, dtype=np.float64)
         embedding, head = (np.asarray(end, dtype=np.float64) for end in columns.counted_ends)
         return cls(
@@ -134,12 +139,15 @@ class StepShape:
             num_microbatches=microbatches,
             tokens=columns.micro_batch_size * float(model.seq_length) / cp,
             element_bytes=np.where(columns.precision == _FP32, 4.0, 2.0),
-            peak_flops_per_s=np.take(_peaks(cluster), columns.precision),
+            peak_flops_per_s=np.take(peaks, columns.precision),
+            wide_flops_per_s=np.take(
+                peaks, np.where(columns.precision == _FP8, _BF16, columns.precision)
+            ),
             residual_share=np.where(columns.sequence_parallel == 1, 1.0 / tp, 1.0),
             forward_passes=np.where(columns.recompute == _FULL, 2.0, 1.0),
             recomputes_attention=np.where(columns.recompute == _SELECTIVE, 1.0, 0.0),
             zero_shards=np.asarray(columns.zero_group_size, dtype=np.float64),
-            is_zero=columns.zero_stage == 1,
+            zero_stage=columns.zero_stage,
             score_traffic=score_traffic,
             counted_ends=(embedding, head),
             slots=microbatches + (pp - 1.0) / vpp,
@@ -147,9 +155,16 @@ class StepShape:
 
     @property
     def backward_share(self) -> Floats:
-        """Share of the blocks' work in a step that is the last micro-batch's backward pass."""
+        """Share of the blocks' work in a step behind which data parallelism can hide.
+
+        This is the last micro-batch's backward pass; with ZeRO-2 that of every micro-batch, and
+        with ZeRO-3 every pass.
+        """
         passes = 1.0 + self.forward_passes
-        return np.asarray(passes / (1.0 + passes) / self.slots, dtype=np.float64)
+        backward = passes / (1.0 + passes) / self.slots
+        share = np.where(self.zero_stage >= 2, self.num_microbatches, 1.0) * backward
+        every = self.num_microbatches / self.slots
+        return np.asarray(np.where(self.zero_stage == 3, every, share), dtype=np.float64)
 
     @property
     def layer_slots(self) -> Floats:
@@ -200,7 +215,7 @@ def layer_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     attention_flops = 4.0 * model.seq_length * model.hidden_size * step.tokens / step.tp
     attention_passes = passes + step.recomputes_attention
     yield "matrices", slots * _matrix_operations(step) / step.peak_flops_per_s
-    yield "attention", slots * attention_passes * attention_flops / step.peak_flops_per_s
+    yield "attention", slots * attention_passes * attention_flops / step.wide_flops_per_s
     scores = model.num_heads * model.seq_length * step.tokens / step.tp
     score_bytes = step.score_traffic * attention_passes * SCORE_PASSES * step.element_bytes * scores
     yield "attention_bytes", slots * score_bytes / bandwidth
@@ -271,7 +286,7 @@ def head_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
 
 def _head_s(step: StepShape) -> Floats:
     flops = 3.0 * step.model.logit_forward_flops_per_token * step.tokens / step.tp
-    return flops / step.peak_flops_per_s
+    return flops / step.wide_flops_per_s
 
 
 def tensor_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
@@ -343,29 +358,37 @@ def data_terms(step: StepShape, backward_s: Floats) -> Iterator[tuple[str, Float
     A ring over d = dp * cp ranks moves 2 (d - 1) / d of the gradients in 2 (d - 1) steps, once per
     training step and bucket. With ZeRO-1 (arXiv:1910.02054) it is a reduce-scatter over the shards,
     half of that, and an all-reduce of a shard over its copies; the weights are gathered after the
-    step, where no computation hides it.
+    step, where no computation hides it. ZeRO-2 scatters for every micro-batch. ZeRO-3 also gathers
+    the weights for every pass forward and backward, instead of after the step; prefetching hides
+    it.
 
     Args:
         step: the step.
-        backward_s: the last micro-batch's backward pass, behind which a reduction can hide.
+        backward_s: the passes (`backward_share`) behind which a reduction can hide.
     """
     parameters, z, d, links = step.rank_parameters, step.zero_shards, step.dp_cp, step.links
-    copies = d / z
-    volume = np.where(step.is_zero, (z - 1.0) / z + 2.0 * (copies - 1.0) / d, 2.0 * (d - 1.0) / d)
-    hops = np.where(step.is_zero, (z - 1.0) + 2.0 * (copies - 1.0), 2.0 * (d - 1.0))
+    copies, is_zero, is_gathering = d / z, step.zero_stage > 0, step.zero_stage == 3
+    scatters = np.where(step.zero_stage >= 2, step.num_microbatches, 1.0)
+    gathers = np.where(is_gathering, 2.0 * step.num_microbatches, 0.0)
+    volume = scatters * (z - 1.0) / z + 2.0 * (copies - 1.0) / d
+    volume = np.where(is_zero, volume, 2.0 * (d - 1.0) / d)
+    hops = (scatters + gathers) * (z - 1.0) + 2.0 * (copies - 1.0)
+    hops = np.where(is_zero, hops, 2.0 * (d - 1.0))
     buckets = step.model.num_layers / step.pp + 1.0
-    bytes_s = GRADIENT_BYTES * parameters * volume / links.data_bytes_per_s
+    gather = step.element_bytes * parameters * (z - 1.0) / z / links.data_bytes_per_s
+    bytes_s = GRADIENT_BYTES * parameters * volume / links.data_bytes_per_s + gathers * gather
     latency_s = buckets * hops * links.data_latency_s
     hidden = np.minimum(bytes_s + latency_s, backward_s)
     yield "data_inside", np.where(links.data_inside, bytes_s, 0.0)
     yield "data_across", np.where(links.data_inside, 0.0, bytes_s)
     yield "data_congestion", bytes_s * links.data_doublings
     yield "data_latency", latency_s
-    yield "data_overlap", np.where(step.is_zero, 0.0, hidden)
-    yield "shards_overlap", np.where(step.is_zero, hidden, 0.0)
-    gather = step.element_bytes * parameters * (z - 1.0) / z / links.data_bytes_per_s
-    yield "weights_gather", np.where(step.is_zero, gather, 0.0)
-    yield "gather_latency", np.where(step.is_zero, buckets * (z - 1.0) * links.data_latency_s, 0.0)
+    # Only of ZeRO-1 is the overlap an option.
+    yield "data_overlap", np.where(step.zero_stage == 1, 0.0, hidden)
+    yield "shards_overlap", np.where(step.zero_stage == 1, hidden, 0.0)
+    is_last = is_zero & ~is_gathering
+    yield "weights_gather", np.where(is_last, gather, 0.0)
+    yield "gather_latency", np.where(is_last, buckets * (z - 1.0) * links.data_latency_s, 0.0)
 
 
 def stage_terms(step: StepShape, layer_s: Floats, head_s: Floats) -> Iterator[tuple[str, Floats]]:

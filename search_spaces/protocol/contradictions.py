@@ -48,6 +48,7 @@ def refuse_contradictions(
     stages = len(measured.peak_memory_bytes_by_stage)
     num_timed = len(measured.iterations) - warmup
     # Other trainers may drop or pad sequences: they count what they consumed.
+    routing = request.balanced_routing if model.num_experts else None
     tokens, said = layout.global_batch_size * model.seq_length, measured.tokens_per_step
     is_fewer = said < tokens and not is_embedded and measured.tokens == "counted"
     peak, least = measured.peak_memory_bytes, _least_memory_bytes(measured, request)
@@ -85,6 +86,12 @@ def refuse_contradictions(
             f"there is the peak memory of {stages} stages; the layout has pp={layout.pp}",
         ),
         (
+            not is_embedded or measured.balanced_routing is routing,
+            "balanced_routing",
+            f"{str(measured.balanced_routing).lower()} is not what the probe was to do, "
+            f"{str(routing).lower()}; its losses and times would not be those of the other layouts",
+        ),
+        (
             largest <= most,
             "peak_memory_bytes",
             f"{memory(largest)} is more than the device has, {memory(device_memory_bytes)} as it is "
@@ -118,13 +125,15 @@ def _least_memory_bytes(measured: Measurement, request: ProbeRequest) -> float:
     """Bytes that the fullest rank certainly holds.
 
     Ranks of the embedded trainer hold weights, fp32 gradients and Adam's states, with fp32 masters
-    of 16-bit weights. Other trainers may shard or offload all of it but the block that is computed,
-    at a byte a parameter. Samples may miss every peak.
+    of 16-bit weights; of what ZeRO shards, their own share. Other trainers may shard or offload all
+    of it but the block that is computed, at a byte a parameter. Samples may miss every peak.
     """
     layout, model = request.layout, request.model
     if measured.trainer == EMBEDDED_TRAINER:
         weight, states = (4, 8) if layout.precision == "fp32" else (2, 12)
-        per_parameter = weight + 4 + states / layout.zero_group_size
+        shards = layout.zero_group_size
+        gradients, weights = (shards if layout.zero_stage >= stage else 1 for stage in (2, 3))
+        per_parameter = weight / weights + 4 / gradients + states / shards
         return per_parameter * model.num_parameters / (layout.tp * layout.pp)
     is_sampled = measured.memory_kind == "sampled"
     return 0.0 if is_sampled else model.num_layer_parameters / layout.num_devices

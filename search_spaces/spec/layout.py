@@ -14,8 +14,9 @@ from search_spaces.spec.knobs import knob, knobs_of
 Recompute = Literal["none", "selective", "full"]
 """The activations that the backward pass recomputes instead of storing them."""
 
-Precision = Literal["fp32", "bf16", "fp16"]
-"""The type of the matrix multiplications; master weights and optimizer states are always fp32."""
+Precision = Literal["fp32", "bf16", "fp16", "fp8"]
+"""The type of the matrix multiplications; master weights and optimizer states are always fp32. With
+fp8, weights, activations, attention and the output projection are bf16, as in Megatron-LM."""
 
 PipelineSplit = Literal["layers", "embedding", "head", "embedding_and_head"]
 """What counts as a layer in the split over pipeline stages, besides the transformer layers."""
@@ -23,7 +24,7 @@ PipelineSplit = Literal["layers", "embedding", "head", "embedding_and_head"]
 PIPELINE_SPLITS: Final[tuple[PipelineSplit, ...]] = get_args(PipelineSplit)
 RECOMPUTE_MODES: Final[tuple[Recompute, ...]] = get_args(Recompute)
 PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
-ZERO_STAGES: Final = (0, 1)
+ZERO_STAGES: Final = (0, 1, 2, 3)
 
 CpCommType = Literal["all_gather", "p2p", "a2a"]
 """How attention exchanges tokens over cp: it gathers keys and values, passes them around a ring, or
@@ -149,24 +150,25 @@ class Layout:
         metadata=knob(
             label="ZeRO stage",
             word="ZeRO",
-            help="1: shard the optimizer's states.",
+            help="1: shard the optimizer's states; 2: also the gradients; 3: also the weights (FSDP).",
             choices=ZERO_STAGES,
             heading="zero",
             table_column="may_be_empty",
         ),
     )
-    """0: every replica holds the optimizer states; 1: they are sharded over dp * cp."""
+    """What is sharded over dp * cp: nothing (0), optimizer states (1), gradients too (2), or also
+    weights (3), which are gathered for each layer before it computes, as FSDP does."""
     zero_replicas: int = field(
         default=1,
         metadata=knob(
             label="ZeRO copies",
             word="ZeRO copies",
-            help="Copies of the sharded states.",
+            help="Copies of what ZeRO shards; with stage 3 this is HSDP.",
             is_shown=False,
         ),
     )
-    """Copies of the sharded optimizer states: a shard group is dp * cp / zero_replicas neighbouring
-    ranks, and the groups hold the same. 1: one group of all dp * cp."""
+    """Copies of what ZeRO shards: a shard group is dp * cp / zero_replicas neighbouring ranks, and
+    the groups hold the same. 1: one group of all dp * cp."""
     recompute: Recompute = field(
         default="none",
         metadata=knob(
@@ -242,8 +244,8 @@ class Layout:
 
     @property
     def zero_group_size(self) -> int:
-        """Ranks that share one copy of the optimizer states: 1 without ZeRO."""
-        return max(self.dp_cp // self.zero_replicas, 1) if self.zero_stage == 1 else 1
+        """Ranks that share one copy of what ZeRO shards: 1 without ZeRO."""
+        return max(self.dp_cp // self.zero_replicas, 1) if self.zero_stage else 1
 
     @property
     def global_batch_size(self) -> int:

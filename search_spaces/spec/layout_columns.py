@@ -105,8 +105,8 @@ class LayoutColumns:
 
     @property
     def zero_group_size(self) -> Ints:
-        """Ranks that share one copy of the optimizer states: dp * cp / zero_replicas with ZeRO."""
-        return np.where(self.zero_stage == 1, np.maximum(self.dp_cp // self.zero_replicas, 1), 1)
+        """Ranks that share one copy of what ZeRO shards: dp * cp / zero_replicas with ZeRO."""
+        return np.where(self.zero_stage > 0, np.maximum(self.dp_cp // self.zero_replicas, 1), 1)
 
     @property
     def global_batch_size(self) -> Ints:

@@ -13,7 +13,7 @@ import numpy as np
 
 from search_spaces.spec.batch import GlobalBatch
 from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import PIPELINE_SPLITS, PRECISIONS, Layout, Precision
+from search_spaces.spec.layout import PIPELINE_SPLITS, Layout, Precision
 from search_spaces.spec.layout_columns import Bools, LayoutColumns, code_of, codes_of
 from search_spaces.spec.model_shape import ModelShape
 
@@ -28,7 +28,10 @@ PROBE_SCOPES: Final[frozenset[Scope]] = frozenset({"model", "batch", "trainer"})
 """The rules for a single layout that a user runs by hand: its ranks may outnumber the devices, and
 a redundant layout wastes no budget."""
 
-PRECISIONS_SUPPORTED: Final[tuple[Precision, ...]] = PRECISIONS
+OTHER_TRAINER_SCOPES: Final[frozenset[Scope]] = ALL_SCOPES - {"trainer"}
+"""The rules for layouts that another trainer runs."""
+
+PRECISIONS_SUPPORTED: Final[tuple[Precision, ...]] = ("fp32", "bf16", "fp16")
 """Precisions that the embedded trainer trains in."""
 
 
@@ -82,7 +85,7 @@ def violations(
         allow_tp_across_nodes: whether a tensor-parallel group may span nodes.
         fill_nodes: whether a job on one node must use every device, too.
         scopes: which rules to apply; `PROBE_SCOPES` lets ranks outnumber the devices,
-            `ALL_SCOPES - {"trainer"}` checks layouts that another trainer runs.
+            `OTHER_TRAINER_SCOPES` checks layouts that another trainer runs.
     """
     context = RuleContext(
         model=model,
@@ -280,6 +283,8 @@ RULES: Final[tuple[Rule, ...]] = (
         sentence=_kv_heads_sentence,
     ),
     _divides("ffn_over_tp", "ffn_hidden_size", "tp"),
+    _divides("experts_over_tp", "moe_ffn_hidden_size", "tp"),
+    _divides("shared_expert_over_tp", "shared_expert_ffn_hidden_size", "tp"),
     _divides("vocab_over_tp", "vocab_size", "tp"),
     Rule(
         name="layers_over_stages",
@@ -401,16 +406,19 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="zero_needs_replicas",
         scope="redundant",
-        illegal=lambda c, _: (c.zero_stage == 1) & (c.dp_cp == 1),
-        sentence=lambda _layout, _: "zero_stage=1 with dp=1 is the same job as zero_stage=0",
+        illegal=lambda c, _: (c.zero_stage > 0) & (c.dp_cp == 1),
+        sentence=lambda layout, _: (
+            f"zero_stage={layout.zero_stage} with dp=1 is the same job as zero_stage=0"
+        ),
     ),
     Rule(
         name="zero_needs_groups",
         scope="redundant",
-        illegal=lambda c, _: (c.zero_stage == 1) & (c.dp_cp > 1) & (c.zero_replicas == c.dp_cp),
+        illegal=lambda c, _: (c.zero_stage > 0) & (c.dp_cp > 1) & (c.zero_replicas == c.dp_cp),
         sentence=lambda layout, _: (
-            f"zero_stage=1 with zero_replicas={layout.zero_replicas} of {_dp_cp(layout)} is the "
-            "same job as zero_stage=0: every rank would hold all optimizer states"
+            f"zero_stage={layout.zero_stage} with zero_replicas={layout.zero_replicas} of "
+            f"{_dp_cp(layout)} is the same job as zero_stage=0: every rank would hold all optimizer "
+            "states"
         ),
     ),
     Rule(
@@ -419,6 +427,19 @@ RULES: Final[tuple[Rule, ...]] = (
         illegal=lambda c, _: (c.sequence_parallel == 1) & (c.tp == 1),
         sentence=lambda _layout, _: (
             "sequence_parallel=true with tp=1 is the same job as sequence_parallel=false"
+        ),
+    ),
+    Rule(
+        name="trainer_window_over_cp",
+        scope="trainer",
+        illegal=lambda c, x: (
+            (x.model.attention_window is not None)
+            & (c.cp > 1)
+            & (c.cp_comm_type != code_of("cp_comm_type", "a2a"))
+        ),
+        sentence=lambda layout, x: (
+            f"cp={layout.cp} with cp_comm_type={layout.cp_comm_type}: the embedded trainer has the "
+            f"attention_window={x.model.attention_window} only with cp_comm_type=a2a"
         ),
     ),
     Rule(

@@ -77,7 +77,7 @@ class SearchSpace:
     sequence_parallel: bool | Sequence[bool] = False
     """Whether tensor-parallel ranks share the sequence too."""
     precision: str | Sequence[str] = "fp32"
-    """fp32, bf16, fp16. A campaign that names none takes its cluster's (`default_precision`)."""
+    """fp32, bf16, fp16, fp8. By default the cluster's (`default_precision`), never fp8."""
     allow_tp_across_nodes: bool = False
     """Whether a tensor-parallel group may span nodes."""
     auto: tuple[str, ...] = ()
@@ -356,7 +356,7 @@ def enumerate_legal(
         space: the choices.
         model: what is trained.
         cluster: where it runs.
-        scopes: the rules to apply (`ALL_SCOPES - {"trainer"}`: whatever some trainer could run).
+        scopes: the rules to apply (`OTHER_TRAINER_SCOPES`: whatever some trainer could run).
         before_each_rule: called before a rule is computed; an error that it raises ends the
             enumeration, for example after a time limit.
     """

@@ -2,8 +2,8 @@
 
 The keys are those of `commands/config/config_args.py`, `commands/launch.py` and
 `utils/dataclasses.py` of accelerate 1.15.0. Replicas alone are DDP, with ZeRO-1 they are
-DeepSpeed's; tensor and pipeline parallelism are those of its Megatron-LM plugin, since its
-`parallelism_config` has no pipeline and works with FSDP 2 only.
+DeepSpeed's, with ZeRO-2 and 3 FSDP 2's; tensor and pipeline parallelism are those of its Megatron-
+LM plugin, since its `parallelism_config` has no pipeline and works with FSDP 2 only.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from typing import Any, Final
 from search_spaces.spec.layout import Layout
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
 
-_MIXED_PRECISION: Final = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+_MIXED_PRECISION: Final = {"fp32": "no", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
+
+_FP8: Final = {"backend": "TE", "fp8_format": "HYBRID"}
+"""Products by Transformer Engine, which has to be installed."""
 
 
 def accelerate_backend(layout: Layout) -> str:
     """Accelerate's `distributed_type`."""
     if layout.tp > 1 or layout.cp > 1 or layout.pp > 1:
         return "MEGATRON_LM"
-    if layout.zero_stage == 1:
-        return "DEEPSPEED"
+    if layout.zero_stage:
+        return "DEEPSPEED" if layout.zero_stage == 1 else "FSDP"
     return "MULTI_GPU" if layout.dp > 1 else "NO"
 
 
@@ -43,7 +46,14 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
             "accelerate's file has no key for it; without the choice Megatron-LM passes keys and values "
             "around a ring, unless your script gives its plugin other_megatron_args"
         )
-    if layout.zero_replicas > 1:
+    is_megatron = accelerate_backend(layout) == "MEGATRON_LM"
+    if layout.zero_stage > 1 and is_megatron:
+        lacking["zero_stage"] = (
+            "accelerate's plugin for Megatron-LM has ZeRO-1 and no more; without "
+            f"zero_stage={layout.zero_stage} every replica holds whole weights, gradients and "
+            "optimizer states"
+        )
+    if layout.zero_replicas > 1 and (layout.zero_stage == 1 or is_megatron):
         lacking["zero_replicas"] = (
             "accelerate's file has no key for smaller ZeRO groups; without them optimizer states are "
             f"sharded over all dp={layout.dp} ranks"
@@ -55,7 +65,15 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
 
 def _without_recompute(layout: Layout) -> str:
     """What happens to a layout's recomputation where accelerate lacks it; empty: it does not."""
-    if accelerate_backend(layout) != "MEGATRON_LM":
+    backend = accelerate_backend(layout)
+    if backend == "FSDP" and layout.recompute != "selective":
+        return ""
+    if backend == "FSDP":
+        return (
+            "accelerate's FSDP recomputes whole blocks or nothing; without selective recomputation no "
+            "activations are recomputed, unless your script does it"
+        )
+    if backend != "MEGATRON_LM":
         if layout.recompute == "none":
             return ""
         return (
@@ -68,6 +86,15 @@ def _without_recompute(layout: Layout) -> str:
         f"accelerate's file cannot say recompute={layout.recompute} to Megatron-LM; without it every "
         "block is recomputed, unless your script gives its plugin other_megatron_args"
     )
+
+
+def _refusals(job: TrainerJob) -> list[str]:
+    if job.layout.precision == "fp8" and accelerate_backend(job.layout) == "MEGATRON_LM":
+        return [
+            "precision=fp8 with tp or pp: accelerate's plugin does not pass it to Megatron-LM; use the "
+            "format megatron-lm"
+        ]
+    return []
 
 
 def _values(job: TrainerJob) -> Mapping[str, Any]:
@@ -86,6 +113,8 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
         "main_training_function": "main",
         **({"megatron_lm_config": _megatron_lm(job)} if backend == "MEGATRON_LM" else {}),
         **({"deepspeed_config": _deepspeed(layout)} if backend == "DEEPSPEED" else {}),
+        **(_fsdp(layout) if backend == "FSDP" else {}),
+        **({"fp8_config": _FP8} if layout.precision == "fp8" else {}),
         **({"dynamo_config": {"dynamo_backend": "INDUCTOR"}} if job.compile else {}),
     }
 
@@ -110,10 +139,29 @@ def _megatron_lm(job: TrainerJob) -> dict[str, Any]:
 
 
 def accelerate_environment(layout: Layout) -> Mapping[str, str]:
-    """What the file cannot say: the accumulation of plain replicas."""
-    if accelerate_backend(layout) in ("NO", "MULTI_GPU"):
+    """What the file cannot say: the accumulation of plain replicas and of FSDP."""
+    if accelerate_backend(layout) in ("NO", "MULTI_GPU", "FSDP"):
         return {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(layout.num_microbatches)}
     return {}
+
+
+def _fsdp(layout: Layout) -> dict[str, Any]:
+    """FSDP 2. Weights that stay whole after the forward pass are ZeRO-2; HSDP has copies."""
+    sections: dict[str, Any] = {
+        "fsdp_config": {
+            "fsdp_version": 2,
+            "fsdp_reshard_after_forward": layout.zero_stage == 3,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_activation_checkpointing": layout.recompute == "full",
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        }
+    }
+    if layout.zero_replicas > 1:
+        sections["parallelism_config"] = {
+            "parallelism_config_dp_replicate_size": layout.zero_replicas,
+            "parallelism_config_dp_shard_size": layout.zero_group_size,
+        }
+    return sections
 
 
 def _deepspeed(layout: Layout) -> dict[str, Any]:
@@ -136,6 +184,11 @@ def _notes(job: TrainerJob) -> list[str]:
     ]
     if accelerate_backend(layout) == "DEEPSPEED":
         notes.append("zero_stage=1 is DeepSpeed's: install deepspeed and transformers")
+    if accelerate_backend(layout) == "FSDP":
+        notes.append(
+            f"zero_stage={layout.zero_stage} is FSDP's: a model without _no_split_modules needs the "
+            "class of its blocks in fsdp_transformer_layer_cls_to_wrap"
+        )
     if accelerate_backend(layout) == "MEGATRON_LM":
         notes.append(
             f"tp={layout.tp} and pp={layout.pp} need a script for accelerate's Megatron-LM plugin, and "
@@ -149,6 +202,7 @@ ACCELERATE: Final = TrainerAdapter(
     target_version="accelerate 1.15.0",
     needs="accelerate, and a training script of your own in TRAIN_SCRIPT",
     lacking=_lacking,
+    refusals=_refusals,
     values=_values,
     notes=_notes,
 )

@@ -32,7 +32,7 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
             "DeepSpeed's pipeline splits your script's list of layers (pipeline.partition); without the "
             "choice the stages are those of your script"
         )
-    if layout.zero_replicas > 1:
+    if layout.zero_replicas > 1 and layout.zero_stage < 3:
         lacking["zero_replicas"] = (
             "DeepSpeed has smaller ZeRO groups in stage 3 only; without them optimizer states are "
             f"sharded over all dp={layout.dp} ranks"
@@ -46,30 +46,58 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
 
 
 def _refusals(job: TrainerJob) -> list[str]:
-    layout = job.layout
+    layout, found = job.layout, refusals_of_precision(job)
     if layout.cp > 1:
-        return [
+        found.append(
             f"cp={layout.cp}: no key of ds_config.json turns sequence parallelism on, which a script "
             "builds with DeepSpeed's DistributedAttention (Ulysses); export a trial with cp=1, or use "
             "the format megatron-deepspeed"
-        ]
+        )
     if layout.tp > 1 and layout.pp > 1:
-        return [
+        found.append(
             f"tp={layout.tp} with pp={layout.pp}: DeepSpeed trains with AutoTP or with pipeline "
             "stages, not with both; export a trial with tp=1 or pp=1, or use the format "
             "megatron-deepspeed"
-        ]
-    return []
+        )
+    if layout.tp > 1 and layout.zero_stage == 3:
+        found.append(
+            f"zero_stage=3 with tp={layout.tp}: DeepSpeed's AutoTP trains with ZeRO up to stage 2; "
+            "export a trial with tp=1, or of a lower stage"
+        )
+    return found + refusals_of_zero(job)
+
+
+def refusals_of_zero(job: TrainerJob) -> list[str]:
+    """Why its pipeline has no such stage of ZeRO; empty if it has."""
+    layout = job.layout
+    if layout.pp == 1 or layout.zero_stage < 2:
+        return []
+    return [
+        f"zero_stage={layout.zero_stage} with pp={layout.pp}: DeepSpeed's pipeline accumulates whole "
+        "gradients, and so has ZeRO-1 alone; export a trial with pp=1, or of a lower stage"
+    ]
+
+
+def refusals_of_precision(job: TrainerJob) -> list[str]:
+    """Why DeepSpeed has no such precision; empty if it has."""
+    if job.layout.precision != "fp8":
+        return []
+    return ["precision=fp8 has no key in DeepSpeed's configuration; search with precision bf16"]
 
 
 def batch_and_zero(layout: Layout) -> dict[str, Any]:
     """The keys that every DeepSpeed job has; it checks train batch = micro batch * steps * dp."""
+    zero: dict[str, Any] = {"stage": layout.zero_stage}
+    if layout.zero_stage >= 2:
+        zero["overlap_comm"] = True  # the default of stage 3 alone
+    if layout.zero_stage == 3 and layout.zero_replicas > 1:
+        zero["mics_shard_size"] = layout.zero_group_size
     return {
         "train_batch_size": layout.global_batch_size,
         "train_micro_batch_size_per_gpu": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.num_microbatches,
         "steps_per_print": 1,
-        "zero_optimization": {"stage": layout.zero_stage},
+        "zero_optimization": zero,
     }
 
 
@@ -113,6 +141,11 @@ def _notes(job: TrainerJob) -> list[str]:
         notes.append(
             f"recompute={layout.recompute} is for your script to do, with torch.utils.checkpoint or "
             "deepspeed.checkpointing: no key of ds_config.json turns it on here"
+        )
+    if layout.zero_stage == 3 and layout.zero_replicas > 1:
+        notes.append(
+            f"zero_replicas={layout.zero_replicas} is MiCS: your script must build the model inside "
+            "deepspeed.zero.MiCS_Init"
         )
     if layout.precision == "fp32":
         notes.append(

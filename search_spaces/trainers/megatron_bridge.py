@@ -14,8 +14,10 @@ from search_spaces.spec.model_shape import ModelShape
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
 from search_spaces.trainers.log_patterns import LogPatterns
 from search_spaces.trainers.megatron_lm import (
+    FSDP_CHECKPOINTS,
     INIT_STD,
     NORM_EPSILON,
+    SHARDING_STRATEGIES,
     STEP_PATTERN,
     notes,
     refusals,
@@ -24,10 +26,23 @@ from search_spaces.trainers.megatron_lm import (
 RECIPE: Final = "vanilla_gpt_pretrain_config"
 """The recipe without assumptions about the model, and with mock data."""
 
+_MIXED_PRECISION: Final = {
+    "fp32": None,
+    "bf16": "bf16_mixed",
+    "fp16": "fp16_mixed",
+    "fp8": "bf16_with_fp8_current_scaling_mixed",
+}
+
 
 def _values(job: TrainerJob) -> Mapping[str, Any]:
     layout, model = job.layout, job.model
-    has_zero = layout.zero_stage == 1
+    has_zero = layout.zero_stage > 0
+    strategy = SHARDING_STRATEGIES.get(layout.zero_stage)
+    fsdp = {
+        "use_megatron_fsdp": True,
+        "data_parallel_sharding_strategy": strategy,
+        "average_in_collective": False,
+    }
     return {
         "model": {**_model(model), **_parallelism(layout)},
         "train": {
@@ -40,11 +55,14 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
             "overlap_grad_reduce": has_zero,
             "overlap_param_gather": has_zero,
             "num_distributed_optimizer_instances": layout.zero_replicas,
+            **(fsdp if strategy else {}),
         },
+        **({"dist": {"use_megatron_fsdp": True}} if strategy else {}),
+        **({"checkpoint": {"ckpt_format": FSDP_CHECKPOINTS}} if strategy else {}),
         "optimizer": {"use_distributed_optimizer": has_zero},
         "dataset": {"seq_length": model.seq_length},
         "tokenizer": {"vocab_size": model.vocab_size},
-        "mixed_precision": None if layout.precision == "fp32" else f"{layout.precision}_mixed",
+        "mixed_precision": _MIXED_PRECISION[layout.precision],
         "rng": {"seed": job.seed + 1},
         "logger": {"log_interval": 1},
     }

@@ -11,7 +11,11 @@ from typing import Any, Final
 
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
-from search_spaces.trainers.deepspeed import batch_and_zero
+from search_spaces.trainers.deepspeed import (
+    batch_and_zero,
+    refusals_of_precision,
+    refusals_of_zero,
+)
 from search_spaces.trainers.log_patterns import LogPatterns
 from search_spaces.trainers.megatron_lm import (
     NORM_EPSILON,
@@ -53,7 +57,8 @@ def _lacking(job: TrainerJob) -> Mapping[str, str]:
 
 
 def _refusals(job: TrainerJob) -> list[str]:
-    layout, found = job.layout, refusals(job)
+    layout = job.layout
+    found = [*refusals(job), *refusals_of_zero(job), *refusals_of_precision(job)]
     if layout.cp > 1 and layout.sequence_parallel:
         found.append(
             f"cp={layout.cp} with sequence_parallel=true: Megatron-DeepSpeed refuses its two sequence "

@@ -6,10 +6,11 @@ and the refusals are its asserts and those of megatron-core's configurations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
-from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout import Layout, Precision
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.terminal.plurals import counted
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
@@ -118,6 +119,14 @@ def parallel_flags(layout: Layout) -> list[list[str]]:
     return flags
 
 
+SHARDING_STRATEGIES: Final[Mapping[int, str]] = MappingProxyType(
+    {2: "optim_grads", 3: "optim_grads_params"}
+)
+"""Megatron-FSDP's strategy by ZeRO stage; in Megatron Core from 0.14 on."""
+FSDP_CHECKPOINTS: Final = "fsdp_dtensor"
+"""The only format of checkpoints that Megatron-FSDP accepts."""
+
+
 def _context_flags(layout: Layout) -> list[list[str]]:
     if layout.cp == 1:
         return []
@@ -133,15 +142,31 @@ def _interleaving_and_zero_flags(layout: Layout) -> list[list[str]]:
     flags = []
     if layout.vpp > 1:
         flags.append(["--num-virtual-stages-per-pipeline-rank", str(layout.vpp)])
-    if layout.zero_stage == 1:
+    if layout.zero_stage:
         flags += [
             ["--use-distributed-optimizer"],
             ["--overlap-grad-reduce"],
             ["--overlap-param-gather"],
         ]
+    if layout.zero_stage in SHARDING_STRATEGIES:
+        strategy = SHARDING_STRATEGIES[layout.zero_stage]
+        flags += [
+            ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", strategy],
+            ["--ckpt-format", FSDP_CHECKPOINTS],
+        ]
     if layout.zero_replicas > 1:
         flags.append(["--num-distributed-optimizer-instances", str(layout.zero_replicas)])
     return flags
+
+
+_PRECISION_FLAGS: Final[Mapping[Precision, list[list[str]]]] = MappingProxyType(
+    {
+        "fp32": [],
+        "bf16": [["--bf16"]],
+        "fp16": [["--fp16"]],
+        "fp8": [["--bf16"], ["--fp8-format", "hybrid", "--fp8-recipe", "tensorwise"]],
+    }
+)
 
 
 def batch_flags(layout: Layout) -> list[list[str]]:
@@ -149,7 +174,7 @@ def batch_flags(layout: Layout) -> list[list[str]]:
     return [
         ["--micro-batch-size", str(layout.micro_batch_size)],
         ["--global-batch-size", str(layout.global_batch_size)],
-        *([] if layout.precision == "fp32" else [[f"--{layout.precision}"]]),
+        *_PRECISION_FLAGS[layout.precision],
     ]
 
 
@@ -221,8 +246,18 @@ def notes(job: TrainerJob, trainer: str) -> list[str]:
 
 def _notes(job: TrainerJob) -> list[str]:
     found = notes(job, "Megatron-LM")
+    if job.layout.zero_stage in SHARDING_STRATEGIES:
+        found.append(
+            f"zero_stage={job.layout.zero_stage} is Megatron-FSDP, which refuses "
+            "CUDA_DEVICE_MAX_CONNECTIONS=1"
+        )
     if job.layout.precision == "fp32":
         found.append("without --bf16 or --fp16 Megatron-LM trains in fp32, as the probe did")
+    if job.layout.precision == "fp8":
+        found.append(
+            "fp8 needs Transformer Engine; on Blackwell its recipe of smaller blocks is "
+            "--fp8-format e4m3 --fp8-recipe mxfp8"
+        )
     return found
 
 

@@ -32,6 +32,11 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
             "nanotron cuts stages of about equal work, and cannot be told how; without the choice the "
             "first stages have more layers and the last one fewer"
         )
+    if layout.zero_stage > 1:
+        lacking["zero_stage"] = (
+            f"nanotron has ZeRO-1 and no zero_stage={layout.zero_stage}; without it every replica holds "
+            "whole weights, gradients and optimizer states, which need more memory than was measured"
+        )
     if layout.zero_replicas > 1:
         lacking["zero_replicas"] = (
             "nanotron shards optimizer states over all of dp; without smaller groups there is one of "

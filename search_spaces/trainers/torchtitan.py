@@ -19,6 +19,7 @@ from search_spaces.trainers.log_patterns import LogPatterns
 TORCHTITAN_MAIN_REVISION: Final = "b5bcd76c"
 
 _STEPS: Final = 100
+_FLOAT8: Final = "quantize.linear.float8"
 
 _LOG: Final = LogPatterns(
     step=(
@@ -28,6 +29,10 @@ _LOG: Final = LogPatterns(
     )
 )
 """One line a step, as `metrics.log_freq` is 1 in the exported files."""
+
+
+_HALF: Final = ("bf16", "fp8")
+"""Precisions whose weights and activations are bfloat16."""
 
 
 def _is_parallel_beyond_data(layout: Layout) -> bool:
@@ -73,13 +78,13 @@ def _lacking_in_0_2(job: TrainerJob) -> dict[str, str]:
             "torchtitan 0.2 always shares the sequence where tp is above 1; without the choice it is "
             "shared, which needs less memory than was measured"
         )
-    if layout.dp > 1 and _is_parallel_beyond_data(layout):
+    if layout.dp > 1 and _is_parallel_beyond_data(layout) and layout.zero_stage < 2:
         lacking["zero_stage"] = (
             "torchtitan 0.2 has neither ZeRO-1 nor DDP beside tp or pp (it says: DDP has not "
             f"supported > 1D parallelism; tp={layout.tp}, pp={layout.pp}); without it FSDP shards "
             f"weights, gradients and optimizer states over dp={layout.dp}"
         )
-    if layout.precision == "bf16" and layout.dp_cp == 1 and _is_parallel_beyond_data(layout):
+    if layout.precision in _HALF and layout.dp_cp == 1 and _is_parallel_beyond_data(layout):
         lacking["precision"] = (
             "torchtitan 0.2 has mixed precision beside tp or pp only with FSDP, and so not with dp=1; "
             "without it training is in fp32"
@@ -126,6 +131,11 @@ def _refusals_of_0_2(job: TrainerJob) -> list[str]:
 
 def _refusals_of_0_3(job: TrainerJob) -> list[str]:
     refusals = _refusals(job)
+    if job.layout.precision == "fp8":
+        refusals.append(
+            "precision=fp8 is a part of the model's own configuration in this version of torchtitan, "
+            "which the export does not write; use the format torchtitan-0.2, or megatron-lm"
+        )
     if job.model.family == "llama" and job.model.tied_embeddings and job.layout.pp > 1:
         refusals.append(
             f"tied_embeddings=true with pp={job.layout.pp}: torchtitan does not tie weights across "
@@ -149,19 +159,23 @@ def _pipeline(job: TrainerJob) -> dict[str, Any]:
     }
 
 
+_RESHARD: Final = {2: "never", 3: "always"}
+"""When FSDP frees a layer's weights after its forward pass, by ZeRO stage."""
 _ROTATE_METHODS: Final = {"all_gather": "allgather", "p2p": "alltoall"}
 """The names that torch gives them. Its all-to-all is the step of a ring."""
 
 
 def _degrees(layout: Layout, replicas: int) -> dict[str, Any]:
-    context = {}
+    """Degrees; `replicas` without FSDP, which has the copies of the shards."""
+    more: dict[str, Any] = {}
+    if layout.zero_stage in _RESHARD:
+        replicas = layout.zero_replicas
+        more["fsdp_reshard_after_forward"] = _RESHARD[layout.zero_stage]
     if layout.cp > 1:
-        context = {
-            "context_parallel_degree": layout.cp,
-            "context_parallel_rotate_method": _ROTATE_METHODS[layout.cp_comm_type],
-        }
+        more["context_parallel_degree"] = layout.cp
+        more["context_parallel_rotate_method"] = _ROTATE_METHODS[layout.cp_comm_type]
     return {
-        **context,
+        **more,
         "data_parallel_replicate_degree": replicas,
         "data_parallel_shard_degree": layout.dp // replicas,
         "tensor_parallel_degree": layout.tp,
@@ -187,7 +201,7 @@ def _micro_batch(layout: Layout) -> dict[str, Any]:
 
 
 def _training(job: TrainerJob) -> dict[str, Any]:
-    half = job.layout.precision == "bf16"
+    half = job.layout.precision in _HALF
     return {"steps": _STEPS, "mixed_precision_param": "bfloat16" if half else "float32"}
 
 
@@ -195,12 +209,18 @@ def _values_of_0_2(job: TrainerJob) -> Mapping[str, Any]:
     """The TOML file, by section; `experimental.custom_import` registers the model's shape."""
     layout = job.layout
     replicas = 1 if _is_parallel_beyond_data(layout) else layout.dp
+    has_fp8 = layout.precision == "fp8"
     return {
-        "model": {"name": "llama3", "flavor": "layout"},
+        "model": {
+            "name": "llama3",
+            "flavor": "layout",
+            **({"converters": [_FLOAT8]} if has_fp8 else {}),
+        },
         "experimental": {"custom_import": "torchtitan_model"},
         "training": {**_sequences(job), **_training(job), "dataset": "c4"},
         "parallelism": {**_degrees(layout, replicas), **_pipeline(job), **_micro_batch(layout)},
         "activation_checkpoint": {"mode": "full" if layout.recompute == "full" else "none"},
+        **({"quantize": {"linear": {"float8": {"recipe_name": "rowwise"}}}} if has_fp8 else {}),
         "compile": {"enable": job.compile},
         "metrics": {"log_freq": 1},
         "debug": {"seed": job.seed},

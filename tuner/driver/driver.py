@@ -55,6 +55,8 @@ from tuner.strategies.base import AskLimits
 POLL_INTERVAL_S: Final = 0.2
 IDLE_INTERVAL_S: Final = 0.5
 """Pause between two rounds while no campaign runs."""
+UNCHANGED_INTERVAL_S: Final = 1.0
+"""Pause while nothing is stored; what time alone decides, such as a spent budget, waits for it."""
 MAX_RETRY_INTERVAL_S: Final = 10.0
 MAX_A_ROUND: Final = 16
 """New trials of a campaign in one round; outcomes are read between rounds."""
@@ -83,6 +85,8 @@ class Driver:
         self._mark = store.change_mark()
         self._found_some = True
         """Whether the last round found a campaign."""
+        self._succeeded_at: float | None = None
+        """When the last round ended, by the monotonic clock, if no campaign of it failed."""
         self._analysed: dict[int, tuple[int, float]] = {}
         """The last analysis of each campaign: `last_ended_seq` and the time by the monotonic
         clock."""
@@ -119,15 +123,27 @@ class Driver:
         Returns:
             Whether all succeeded. What failed was logged and is tried again in the next round.
         """
-        if self._is_idle():
+        if self._is_idle() or self._is_unchanged():
             return True
+        self._succeeded_at = None
         self._beat()
         self._plans.step()
         campaigns = self._store.campaigns.to_drive()
         self._found_some = bool(campaigns)
         self._drop_others({campaign.id for campaign in campaigns})
         results = [self._step_campaign(campaign) for campaign in campaigns]
+        if all(results) and len(self._searches) == len(campaigns):
+            self._succeeded_at = time.monotonic()
         return all(results)
+
+    def _is_unchanged(self) -> bool:
+        """Whether the last round succeeded a moment ago, and nothing was stored since.
+
+        On one machine a round takes the probes' cores some milliseconds, several times a second.
+        """
+        changed = self._mark is None or self._mark.has_changed()
+        at = self._succeeded_at
+        return not changed and at is not None and time.monotonic() - at < UNCHANGED_INTERVAL_S
 
     def _is_idle(self) -> bool:
         """Whether no campaign runs, as in the last round, and no plan waits.

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch._C._distributed_c10d import Store
 
-from search_spaces.spec.layout import PRECISIONS, Layout, Precision
+from search_spaces.spec.layout import Layout, Precision
 from search_spaces.statistics.step_times import quartiles
 from workers.rank_jobs.health_job import join_process_group
 from workers.ranks.json_lines import JsonLines
@@ -121,7 +121,7 @@ def _all_timings(task: RankTask, device: torch.device) -> Iterator[Timing]:
 
 
 def _matmul_timings(device: torch.device) -> Iterator[Timing]:
-    for precision in PRECISIONS:
+    for precision in COMPUTE_DTYPES:
         for rows, columns, inner in _MATMULS[device.type]:
             what = {"operation": "matmul", "precision": precision}
             shape = {"rows": rows, "columns": columns, "inner": inner}

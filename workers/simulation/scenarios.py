@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.documents.reading import nearest, shown
 from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import KNOBS, Layout
+from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import model_preset
-from search_spaces.spec.rules import ALL_SCOPES
+from search_spaces.spec.rules import OTHER_TRAINER_SCOPES
 from search_spaces.spec.space import LegalSet, SearchSpace, enumerate_legal
 from search_spaces.tables import CellKey, MeasurementTable, TableCell, TableRow
-from workers.errors import KnobNotSimulatedError, ScenarioUnknownError
+from workers.errors import LayoutNotSimulatedError, ScenarioUnknownError
 from workers.simulation.machine import Machine
 from workers.simulation.memory import peak_memory_bytes
 from workers.simulation.steps import step_times_s
@@ -36,6 +36,9 @@ Truth = Literal["events", "stress"]
 wrong and a distortion on top."""
 
 Floats = NDArray[np.float64]
+
+_NOT_SIMULATED: Final = {"num_experts", "head_dim", "qk_norm", "attention_window"}
+"""Fields of models that the simulated cluster does not have."""
 
 SIMULATED: Final = "simulated"
 """The beginning of the source of a simulated table."""
@@ -58,11 +61,17 @@ class Scenario:
     truth: Truth
     """What step times follow."""
 
+    def __post_init__(self) -> None:
+        newer = self.model.to_mapping().keys() & _NOT_SIMULATED
+        if newer:
+            raise ScenarioUnknownError(
+                f"the simulated cluster has no {', '.join(sorted(newer))}, which the model "
+                f"{self.model.name} has; simulate a dense model"
+            )
+
     def legal_set(self) -> LegalSet:
         """Its layouts: those that some trainer could run."""
-        return enumerate_legal(
-            self.space, self.model, self.cluster, scopes=ALL_SCOPES - {"trainer"}
-        )
+        return enumerate_legal(self.space, self.model, self.cluster, scopes=OTHER_TRAINER_SCOPES)
 
 
 def scenario(name: str) -> Scenario:
@@ -153,8 +162,15 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
 """Every scenario by name."""
 
 
-_NOT_SIMULATED: Final = ("cp", "pipeline_split")
-"""Knobs that simulated clusters have at their default only."""
+_SIMULATED: Final[Mapping[str, Sequence[Any]]] = MappingProxyType(
+    {
+        "cp": (1,),
+        "pipeline_split": ("layers",),
+        "zero_stage": (0, 1),
+        "precision": ("fp32", "bf16", "fp16"),
+    }
+)
+"""The values of knobs that simulated clusters have, where they lack others."""
 
 
 def simulated_table(described: Scenario | str, seed: int) -> MeasurementTable:
@@ -164,12 +180,15 @@ def simulated_table(described: Scenario | str, seed: int) -> MeasurementTable:
 
     Raises:
         ScenarioUnknownError: there is no scenario of that name.
-        KnobNotSimulatedError: the space has a knob that simulated clusters lack.
+        LayoutNotSimulatedError: the space has layouts that simulated clusters lack.
     """
     chosen = scenario(described) if isinstance(described, str) else described
-    for name in _NOT_SIMULATED:
-        if chosen.space.values(name) != (KNOBS[name].default,):
-            raise KnobNotSimulatedError(f"{name} is not simulated; leave it out of the space")
+    for name, known in _SIMULATED.items():
+        for value in chosen.space.values(name):
+            if value not in known:
+                raise LayoutNotSimulatedError(
+                    f"{name}={value} is not simulated; leave it out of the space"
+                )
     legal = chosen.legal_set()
     layouts = [legal.layout(position) for position in range(len(legal))]
     peaks, steps = _truth(chosen, layouts, legal.columns(), seed)

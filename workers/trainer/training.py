@@ -16,9 +16,11 @@ from workers.trainer.comm.mesh import Mesh
 from workers.trainer.model.model import RankModel
 from workers.trainer.model.precision import COMPUTE_DTYPES, keeps_master_weights
 from workers.trainer.parallel.flat_buffers import FlatBuffers, plan_model
+from workers.trainer.parallel.gathered_weights import GatheredWeights
 from workers.trainer.parallel.gradient_reduction import GradientReduction
 from workers.trainer.parallel.optimizer import FlatOptimizer, OptimizerSettings
 from workers.trainer.parallel.pipeline import Pipeline
+from workers.trainer.parallel.sharded_gradients import ShardedGradients
 from workers.trainer.stopwatch import Stopwatch, part
 
 
@@ -49,24 +51,33 @@ class Training:
         seed: int,
         device: torch.device,
         settings: OptimizerSettings,
+        balanced_routing: bool = False,
     ) -> None:
+        """Builds the model. `balanced_routing` gives each expert the same number of tokens."""
         layout = mesh.layout
         dtype = COMPUTE_DTYPES[layout.precision]
         self.shape, self.mesh, self.seed, self.device = shape, mesh, seed, device
         self.settings = settings
         self.source: SampleSource = SyntheticTokens(shape=shape, seed=seed)
         self.model = RankModel(shape, mesh, recompute=layout.recompute)
-        self.flat = FlatBuffers(
-            self.model, mesh, dtype=dtype, device=device, seed=seed, shared=self.model.tied_weight
-        )
-        self.model.prepare_rotary(shape, dtype=dtype, device=device)
+        self.flat = FlatBuffers(self.model, mesh, dtype=dtype, device=device, seed=seed)
+        self.model.prepare_tables(shape, dtype=dtype, device=device)
+        self.expert_loads = torch.zeros(2, device=device) if shape.num_experts else None
+        """Since they were last set to 0: the sum over passes through layers with experts of the
+        tokens of the fullest expert over the mean, and the number of passes."""
+        for mixture in self.model.mixtures:
+            mixture.balanced, mixture.load_sums = balanced_routing, self.expert_loads
         self.optimizer = FlatOptimizer(
             self.flat, mesh, settings, master_weights=keeps_master_weights(layout.precision)
         )
-        self.reduction = GradientReduction(self.flat, mesh)
+        reduction = ShardedGradients if mesh.shards_gradients else GradientReduction
+        self.reduction = reduction(self.flat, mesh)
         self.pipeline = Pipeline(
             self.model.stages, mesh, hidden_size=shape.hidden_size, dtype=dtype
         )
+        self.gathered = None
+        if mesh.shards_weights:
+            self.gathered = GatheredWeights(self.flat, self.model, mesh, self.pipeline.schedule)
         self.stopwatch = Stopwatch(device)
 
     def batch(self, step: int) -> Batch:
@@ -86,7 +97,8 @@ class Training:
         Communicates:
             - over tp, cp and pp in the passes over micro-batches;
             - over dp and cp, and where they apply over tp and the embedding group, gradients
-              (`GradientReduction`) and weights (`FlatOptimizer`);
+              (`GradientReduction`, `ShardedGradients`) and weights (`FlatOptimizer`,
+              `GatheredWeights`);
             - over all ranks an all-reduce of loss, tokens and squared gradient norm.
 
         A bucket's weights are updated while the next one's gradients arrive, unless clipping or
@@ -97,8 +109,9 @@ class Training:
             LossDivergedError: fp16 gradients overflow at the smallest loss scale.
         """
         rate = self.settings.learning_rate if learning_rate is None else learning_rate
-        self.flat.expect_gradients(self.mesh.layout.num_microbatches)
         self.reduction.begin()
+        if self.gathered is not None:
+            self.gathered.begin()
         scale = self.optimizer.loss_scale
         loss, num_tokens = self.pipeline.run(batch, gradient_scale=scale)
         assert self.flat.has_all_gradients, "a parameter got too few or too many gradients"
@@ -157,20 +170,27 @@ class Training:
 
     def persistent_tensors(self) -> list[Tensor]:
         """Every tensor that lives longer than a step."""
+        windows = self.flat.weight_window, self.flat.gradient_window
         return [
             self.flat.weights,
             self.flat.gradients,
+            *(window.memory for window in windows if window is not None),
             *self.optimizer.state_tensors,
-            *self.model.rotary_tables,
+            *self.model.tables,
         ]
 
 
 def persistent_bytes(shape: ModelShape, mesh: Mesh, settings: OptimizerSettings) -> int:
-    """Bytes of a rank's weights, gradients and optimizer states, before they are allocated."""
+    """Bytes of a rank's weights, gradients and optimizer states, before they are allocated.
+
+    Sharded gradients and weights have whole ones of two layers beside them.
+    """
     layout = mesh.layout
-    model = RankModel(shape, mesh, recompute=layout.recompute)
-    elements = plan_model(model, dp=layout.dp_cp, shared=model.tied_weight).num_elements
+    plan = plan_model(RankModel(shape, mesh, recompute=layout.recompute), mesh)
+    own = plan.num_elements // mesh.num_shards
     mixed = keeps_master_weights(layout.precision)
     weight_bytes = COMPUTE_DTYPES[layout.precision].itemsize
     state_bytes = (8 if settings.kind == "adamw" else 0) + (4 if mixed else 0)
-    return elements * (weight_bytes + 4) + elements // mesh.num_shards * state_bytes
+    weights = own + plan.window_elements if mesh.shards_weights else plan.num_elements
+    gradients = own + plan.open_elements if mesh.shards_gradients else plan.num_elements
+    return weights * weight_bytes + gradients * 4 + own * state_bytes

@@ -30,7 +30,8 @@ LOCAL_CPU: Final = "local-cpu"
 _MAX_DEVICE_MEMORY_GB: Final = MAX_DEVICE_MEMORY_BYTES // GIB
 
 _A100_PEAKS: Final = {"fp32": 19.5e12, "bf16": 312e12, "fp16": 312e12}
-_HOPPER_PEAKS: Final = {"fp32": 66.9e12, "bf16": 989.4e12, "fp16": 989.4e12}
+_HOPPER_PEAKS: Final = {"fp32": 66.9e12, "bf16": 989.4e12, "fp16": 989.4e12, "fp8": 1978.9e12}
+_B200_PEAKS: Final = {"fp32": 80e12, "bf16": 2250e12, "fp16": 2250e12, "fp8": 4500e12}
 
 _DATA_SHEET: Final = "{} data sheet; bandwidths are nominal, inside a node 80 % of that"
 
@@ -126,7 +127,7 @@ _CLUSTERS: Final = (
         devices_per_node=8,
         device_memory_bytes=192 * GIB,
         # MI300X data sheet: matrix units, without sparsity.
-        peak_flops_per_s={"fp32": 163.4e12, "bf16": 1307.4e12, "fp16": 1307.4e12},
+        peak_flops_per_s={"fp32": 163.4e12, "bf16": 1307.4e12, "fp16": 1307.4e12, "fp8": 2614.9e12},
         memory_bandwidth_bytes_per_s=5.3e12,  # MI300X data sheet, HBM3
         # No switch: each pair has one Infinity Fabric link of 64 GB/s each way, 7 links a device.
         intra_node_bandwidth_bytes_per_s={
@@ -143,9 +144,9 @@ _CLUSTERS: Final = (
         num_nodes=18,  # compute trays of one NVL72 rack
         devices_per_node=4,
         # GB200 NVL72 data sheet over its 72 devices: 13.4 TB of HBM3e, 576 TB/s, 5,760 TFLOP/s of
-        # fp32 and 360 PFLOP/s of bf16 with sparsity, which is 2.5 dense (an HGX B200 has 2.25).
+        # fp32, and with sparsity, half of it dense, 360 PFLOP/s of bf16 and 720 of fp8.
         device_memory_bytes=186 * GIB,
-        peak_flops_per_s={"fp32": 80e12, "bf16": 2500e12, "fp16": 2500e12},
+        peak_flops_per_s={"fp32": 80e12, "bf16": 2500e12, "fp16": 2500e12, "fp8": 5000e12},
         memory_bandwidth_bytes_per_s=8e12,
         # NVLink 5: 18 links of 50 GB/s each way.
         intra_node_bandwidth_bytes_per_s=dict.fromkeys((2, 4), _reached(900e9)),
@@ -153,6 +154,48 @@ _CLUSTERS: Final = (
         # of a rack: for jobs inside a rack start from the preset and state 720e9.
         inter_node_bandwidth_bytes_per_s=50e9,
         source=_DATA_SHEET.format("NVIDIA GB200 NVL72"),
+    ),
+    Cluster(
+        name="gb300",
+        device="NVIDIA GB300",
+        num_nodes=18,  # compute trays of one NVL72 rack
+        devices_per_node=4,
+        # GB300 NVL72 data sheet over its 72 devices: 20 TB of HBM3e, 576 TB/s, and with sparsity,
+        # half of it dense, 360 PFLOP/s of bf16 and 720 of fp8; fp32 as in GB200.
+        device_memory_bytes=259 * GIB,
+        peak_flops_per_s={"fp32": 80e12, "bf16": 2500e12, "fp16": 2500e12, "fp8": 5000e12},
+        memory_bandwidth_bytes_per_s=8e12,
+        intra_node_bandwidth_bytes_per_s=dict.fromkeys((2, 4), _reached(900e9)),
+        inter_node_bandwidth_bytes_per_s=100e9,  # one 800 Gb/s port a device; see gb200
+        source=_DATA_SHEET.format("NVIDIA GB300 NVL72"),
+    ),
+    Cluster(
+        name="b200",
+        device="NVIDIA B200-SXM-180GB",
+        num_nodes=128,
+        devices_per_node=8,
+        # HGX B200 data sheet over its 8 devices: 1.44 TB of HBM3e, 62 TB/s, 640 TFLOP/s of fp32,
+        # and with sparsity, half of it dense, 36 PFLOP/s of bf16 and 72 of fp8.
+        device_memory_bytes=167 * GIB,
+        peak_flops_per_s=_B200_PEAKS,
+        memory_bandwidth_bytes_per_s=7.7e12,
+        intra_node_bandwidth_bytes_per_s=dict.fromkeys((2, 4, 8), _reached(900e9)),
+        inter_node_bandwidth_bytes_per_s=50e9,  # one 400 Gb/s port a device, as in DGX B200
+        source=_DATA_SHEET.format("NVIDIA HGX B200"),
+    ),
+    Cluster(
+        name="b300",
+        device="NVIDIA B300-SXM6",
+        num_nodes=128,
+        devices_per_node=8,
+        # HGX B300 data sheet over its 8 devices: 2.1 TB of HBM3e, 64 TB/s, 600 TFLOP/s of fp32,
+        # and with sparsity, half of it dense, 36 PFLOP/s of bf16 and 72 of fp8.
+        device_memory_bytes=244 * GIB,
+        peak_flops_per_s=_B200_PEAKS | {"fp32": 75e12},
+        memory_bandwidth_bytes_per_s=8e12,
+        intra_node_bandwidth_bytes_per_s=dict.fromkeys((2, 4, 8), _reached(900e9)),
+        inter_node_bandwidth_bytes_per_s=100e9,  # one 800 Gb/s port a device, as in DGX B300
+        source=_DATA_SHEET.format("NVIDIA HGX B300"),
     ),
     Cluster(
         name="alps",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,16 @@ def test_any_layout_is_exported(run: Run, format_name: str) -> None:
     bundle = json.loads(done.stdout)
     assert bundle["notes"][0] == f"predicted, not measured: llama-8b on h100-sxm: {LAYOUT.key}"
     assert any(note.startswith("predicted: a step of") for note in bundle["notes"])
+
+
+def test_fp8_is_exported_to_those_who_have_it(run: Run) -> None:
+    key = replace(LAYOUT, precision="fp8").key
+    words = ("export", "--model", "llama-8b", "--cluster", "h100-sxm", "--layout", key)
+    done = run(*words, "--format", "megatron-lm", "--json")
+    assert "--fp8-format hybrid" in done.stdout, done.output
+    refused = run(*words, "--format", "embedded", "--json")
+    assert refused.exit_code == 1
+    assert "precision=fp8 is not supported by the embedded trainer" in refused.output
 
 
 def test_a_key_is_read_back_to_its_layout() -> None:

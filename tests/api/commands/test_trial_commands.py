@@ -123,7 +123,7 @@ def test_conditions_are_combined_into_one_filter() -> None:
         ("tp=-1", "tp=-1 is not a whole number"),
         ("tp=", "'' is not a whole number"),
         ("sequence_parallel=1", "'1' is not true or false"),
-        ("precision=fp8", "'fp8' is not one of fp32"),
+        ("precision=fp4", "'fp4' is not one of fp32"),
         ("mfu>=much", "'much' is not a number"),
         ("mfu>=nan", "'nan' is not a number"),
         ("peak_memory_bytes<=0.5", "is not a whole number"),

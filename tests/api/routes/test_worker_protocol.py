@@ -8,6 +8,7 @@ import pytest
 from results_db.database.data_dir import DataDir
 from search_spaces.protocol import worker_messages as said
 from search_spaces.protocol.outcome import ProbeRequest
+from search_spaces.protocol.states import ATTEMPT_PHASES, NODE_STATES
 from search_spaces.spec.layout import Layout
 from tests.kit.api import CAMPAIGN, INTRODUCTION
 from tests.kit.services import ServeProcess
@@ -79,7 +80,7 @@ def test_a_trial_goes_through_the_lease_client_and_a_refused_token_is_reported(
 def test_every_field_of_a_heartbeat_reaches_the_allocation(
     service: ServeProcess, client: LeaseClient
 ) -> None:
-    nodes = [said.NodeBody(name=f"n-{s}", num_devices=4) for s in said.NODE_STATES]
+    nodes = [said.NodeBody(name=f"n-{s}", num_devices=4) for s in NODE_STATES]
     registration = client.register(
         dataclasses.replace(
             IDENTITY,
@@ -107,7 +108,7 @@ def test_every_field_of_a_heartbeat_reaches_the_allocation(
                 free_devices=1,
                 health={"gemm_tflops": [1.0, 2.0], "link_gbytes_per_s": None},
             )
-            for state in said.NODE_STATES
+            for state in NODE_STATES
         ],
     )
     beats = [
@@ -120,7 +121,7 @@ def test_every_field_of_a_heartbeat_reaches_the_allocation(
             nodes_held=0.5,
             waiting_because="every node is busy",
         )
-        for phase in said.ATTEMPT_PHASES
+        for phase in ATTEMPT_PHASES
     ]
     answer = client.heartbeat(
         registration.worker_id, said.HeartbeatBody(trials=beats, status=status)
@@ -128,7 +129,7 @@ def test_every_field_of_a_heartbeat_reaches_the_allocation(
     assert set(answer.stop) == {999}
     read = service.get(f"/allocations/{registration.worker_id}")
     assert [(node["name"], node["state"]) for node in read["nodes"]] == [
-        (f"n-{state}", state) for state in said.NODE_STATES
+        (f"n-{state}", state) for state in NODE_STATES
     ]
     assert (read["state"], read["cost"]["idle"]) == ("draining", 0.001)
 

@@ -1,4 +1,4 @@
-"""Revision r006 adds context parallelism, which earlier trials do not use."""
+"""Revision r004 adds context parallelism, which earlier trials do not use."""
 
 from contextlib import closing
 from pathlib import Path

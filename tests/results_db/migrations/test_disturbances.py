@@ -15,7 +15,10 @@ from results_db.store import Store
 from tests.results_db.first_weeks import write_first_weeks
 from tests.results_db.sealed import sealed
 
-ADDED = {"trials": ("repeat_reason",), "measurements": ("others_share", "throttled")}
+ADDED = {
+    "trials": ("repeat_reason",),
+    "measurements": ("others_share", "throttled", "balanced_routing", "expert_load"),
+}
 
 LATER: dict[str, dict[str, object]] = {
     "trials": {"pipeline_split": "layers", "cp": 1, "cp_comm_type": "all_gather"}

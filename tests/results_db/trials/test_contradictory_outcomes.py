@@ -99,7 +99,7 @@ def probes(draw: st.DrawFn) -> Probe:
         dp=draw(sizes),
         micro_batch_size=draw(sizes),
         num_microbatches=draw(st.integers(1, 8)),
-        zero_stage=draw(st.sampled_from([0, 1])),
+        zero_stage=draw(st.sampled_from([0, 1, 2, 3])),
         recompute=draw(st.sampled_from(["none", "selective", "full"])),
         precision=draw(st.sampled_from(["fp32", "bf16"])),
     )
@@ -336,6 +336,8 @@ UNCONTRADICTED: Final[dict[str, str]] = {
     "losses_comparable": "seen by the worker alone",
     "others_share": "seen by the worker alone",
     "throttled": "seen by the worker alone",
+    "balanced_routing": "models with experts (tests/search_spaces/protocol/test_routing.py)",
+    "expert_load": "models with experts; the router's choice is seen by the worker alone",
 }
 """What nothing contradicts, always or in some outcomes, and why."""
 FACTORS: Final = (

@@ -100,7 +100,7 @@ def test_a_bound_leaves_out_what_was_not_measured(two: Store) -> None:
         ({"tp": (2**31,)}, "is not a whole number from 0 to 2147483647"),
         ({"tp": [1]}, "is not a tuple"),
         ({"tp": tuple(range(101))}, "tp lists 101 values; at most 100"),
-        ({"precision": ("fp8",)}, "'fp8' is not one of fp32, bf16, fp16"),
+        ({"precision": ("fp4",)}, "'fp4' is not one of fp32, bf16, fp16, fp8"),
         ({"sequence_parallel": (1,)}, "1 is not one of False, True"),
         ({"states": ("DONE",)}, "'DONE' is not one of PENDING"),
         ({"nodes": ("a\x00b",)}, "is not a text in printable characters"),

@@ -347,3 +347,15 @@ def test_a_model_that_fits_only_without_the_headroom_is_too_large_with_it() -> N
     tight = read(space=space, cluster=cluster, constraints={"memory_headroom": 0.5})
     with pytest.raises(ModelTooLargeError, match="beside the headroom of 50% that was asked for"):
         tight.refuse_if_too_large()
+
+
+def test_the_limits_of_the_embedded_trainer_are_not_those_of_others() -> None:
+    space = written()["space"] | {"precision": "fp8"}
+    cluster = {"preset": "h100-sxm", "num_nodes": 4}
+    with pytest.raises(NoLegalLayoutError, match="precision=fp8 is not supported by the embedded"):
+        read(space=space, cluster=cluster).legal_set()
+    baseline = {"tp": 8, "num_nodes": 4, "zero_stage": 1}
+    other = read(space=space, cluster=cluster, probe={"trainer": "mine"}, baseline=baseline)
+    assert len(other.legal_set()) > 0
+    assert other.baseline is not None
+    assert other.baseline.precision == "fp8"

@@ -105,6 +105,22 @@ def test_the_state_of_the_frontier_run_is_nine_bytes_a_parameter() -> None:
     assert states / MIB == pytest.approx(23361, rel=0.002)
 
 
+def test_sharded_gradients_and_weights_have_two_whole_layers_beside_the_share() -> None:
+    model, shards = model_preset("small-llama"), 4
+    plain, second, third, one = (
+        stage_memory(Layout(dp=dp, zero_stage=zero, precision="bf16"), model)[0]
+        for dp, zero in ((4, 0), (4, 2), (4, 3), (1, 3))
+    )
+    output = model.vocab_size * model.hidden_size + model.hidden_size
+    two_layers = model.num_layer_parameters + output
+    share = model.num_parameters / shards
+    assert second.weights_bytes == plain.weights_bytes == 2 * model.num_parameters
+    assert second.gradients_bytes == third.gradients_bytes == 4 * (share + two_layers)
+    assert third.weights_bytes == 2 * (share + two_layers)
+    assert third.optimizer_bytes == 12 * share
+    assert one.weights_bytes == plain.weights_bytes, "one replica has nobody to share with"
+
+
 def test_a_micro_batch_in_flight_costs_what_it_did_on_frontier() -> None:
     # Measured there: 300 MiB from one stage to the next under full recomputation.
     stages = stage_memory(RAN_ON_FRONTIER, GPT, SHARDED_GRADIENTS)
@@ -395,6 +411,11 @@ def test_terms_add_up_to_the_peak() -> None:
         assert of_ends.max() == pytest.approx(peak_memory_bytes(layout, LLAMA, storage).item())
         of_stages = stage_terms(layout, LLAMA, storage).num_bytes[0].sum(axis=0)
         assert of_stages == pytest.approx([stage.total_bytes for stage in stages])
+
+
+def test_fp8_takes_the_memory_of_bf16() -> None:
+    layout, model = Layout(tp=2, dp=4, zero_stage=1, precision="bf16"), model_preset("small-llama")
+    assert stage_memory(replace(layout, precision="fp8"), model) == stage_memory(layout, model)
 
 
 def test_megatron_keeps_18_bytes_a_parameter_with_bf16_and_16_with_fp16() -> None:

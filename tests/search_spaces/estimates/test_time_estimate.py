@@ -99,6 +99,19 @@ def test_matrices_take_three_passes_and_four_with_full_recomputation() -> None:
     assert term("matrices", recompute="selective") == pytest.approx(term("matrices"))
 
 
+def test_fp8_is_the_speed_of_the_matrices_alone() -> None:
+    """Attention, the output projection and everything that memory bounds are as in bf16."""
+    machine = replace(MACHINE, peak_flops_per_s={"bf16": 100e12, "fp8": 200e12})
+    terms = {
+        precision: time_terms(make_layout(precision=precision), MODEL, machine).seconds[0]
+        for precision in ("bf16", "fp8")
+    }
+    ratios = dict(zip(TERM_NAMES, terms["bf16"] / np.maximum(terms["fp8"], 1e-30), strict=True))
+    faster = {name for name, ratio in ratios.items() if ratio > 1.001}
+    assert ratios["matrices"] == pytest.approx(2)
+    assert faster == {"matrices"}
+
+
 def test_attention_is_recomputed_selectively_too() -> None:
     once = 8 * 4 * 1024 * 1024 * TOKENS / 100e12
     assert term("attention") == pytest.approx(3 * once)
@@ -200,6 +213,19 @@ def test_communication_takes(name: str, knobs: dict[str, Any], expected_s: float
         # ZeRO scatters half as much, and gathers the weights.
         ("data_across", {"dp": 8, "zero_stage": 1}, GRADIENTS * 7 / 8 / ACROSS),
         ("weights_gather", {"dp": 8, "zero_stage": 1}, WEIGHTS * 7 / 8 / ACROSS),
+        # Stages 2 and 3 scatter for every micro-batch. 3 gathers for every pass, not after a step.
+        (
+            "data_across",
+            {"dp": 8, "zero_stage": 2, "num_microbatches": 4},
+            4 * GRADIENTS * 7 / 8 / ACROSS,
+        ),
+        ("weights_gather", {"dp": 8, "zero_stage": 2}, WEIGHTS * 7 / 8 / ACROSS),
+        (
+            "data_across",
+            {"dp": 8, "zero_stage": 3, "num_microbatches": 4},
+            4 * (GRADIENTS + 2 * WEIGHTS) * 7 / 8 / ACROSS,
+        ),
+        ("weights_gather", {"dp": 8, "zero_stage": 3}, 0),
         # Copies of the shards are reduced beside.
         (
             "data_across",

@@ -50,6 +50,14 @@ def case(
     )
 
 
+EXPERTS = {
+    "family": "llama",
+    "num_experts": 4,
+    "experts_per_token": 2,
+    "moe_ffn_hidden_size": 96,
+    "num_dense_layers": 1,
+}
+
 CASES = [
     case(
         "heads_over_tp",
@@ -69,6 +77,18 @@ CASES = [
         "ffn_hidden_size=3076 is not divisible by tp=8",
         tp=8,
         model={"ffn_hidden_size": 3076},
+    ),
+    case(
+        "experts_over_tp",
+        "moe_ffn_hidden_size=100 is not divisible by tp=8",
+        tp=8,
+        model=EXPERTS | {"moe_ffn_hidden_size": 100},
+    ),
+    case(
+        "shared_expert_over_tp",
+        "shared_expert_ffn_hidden_size=100 is not divisible by tp=8",
+        tp=8,
+        model=EXPERTS | {"shared_expert_ffn_hidden_size": 100},
     ),
     case(
         "vocab_over_tp",
@@ -246,6 +266,11 @@ CASES = [
         zero_stage=1,
     ),
     case(
+        "zero_needs_replicas",
+        "zero_stage=3 with dp=1 is the same job as zero_stage=0",
+        zero_stage=3,
+    ),
+    case(
         "sequence_parallel_needs_tp",
         "sequence_parallel=true with tp=1 is the same job as sequence_parallel=false",
         sequence_parallel=True,
@@ -271,6 +296,14 @@ def lesser_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "PRECISIONS_SUPPORTED", ("fp32", "bf16"))
 
 
+def test_the_embedded_trainer_refuses_fp8_by_name() -> None:
+    layout, model = Layout(precision="fp8"), make_model()
+    assert violations(layout, model, NODES) == [
+        "precision=fp8 is not supported by the embedded trainer (fp32, bf16, fp16)"
+    ]
+    assert violations(layout, model, NODES, scopes=WITHOUT_TRAINER) == []
+
+
 @pytest.mark.usefixtures("lesser_trainer")
 def test_what_the_embedded_trainer_lacks_is_refused_unless_that_scope_is_left_out() -> None:
     layout, model = Layout(precision="fp16"), make_model()
@@ -278,7 +311,20 @@ def test_what_the_embedded_trainer_lacks_is_refused_unless_that_scope_is_left_ou
         "precision=fp16 is not supported by the embedded trainer (fp32, bf16)"
     ]
     assert violations(layout, model, NODES, scopes=WITHOUT_TRAINER) == []
-    assert len([rule for rule in RULES if rule.scope == "trainer"]) == 1, "it has a case here"
+    names = {rule.name for rule in RULES if rule.scope == "trainer"}
+    assert names == {"trainer_precision", "trainer_window_over_cp"}, "each has a case here"
+
+
+def test_the_embedded_trainer_has_windows_over_cp_only_where_ranks_have_whole_sequences() -> None:
+    model = make_model(family="llama", attention_window=16)
+    for comm_type in ("all_gather", "p2p"):
+        layout = Layout(cp=2, cp_comm_type=comm_type)
+        assert violations(layout, model, NODES, scopes={"trainer"}) == [
+            f"cp=2 with cp_comm_type={comm_type}: the embedded trainer has the attention_window=16 "
+            "only with cp_comm_type=a2a"
+        ]
+        assert violations(layout, make_model(), NODES, scopes={"trainer"}) == []
+    assert violations(Layout(cp=2, cp_comm_type="a2a"), model, NODES, scopes={"trainer"}) == []
 
 
 def test_several_broken_rules_give_a_sentence_each() -> None:

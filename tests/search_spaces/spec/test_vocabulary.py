@@ -98,6 +98,7 @@ def test_a_layout_of_one_zero_group_keeps_the_key_it_had_before_there_were_more(
         (Layout(dp=8), 1),
         (Layout(dp=8, zero_stage=1), 8),
         (Layout(dp=8, zero_stage=1, zero_replicas=2), 4),
+        (Layout(dp=8, zero_stage=3, zero_replicas=2), 4),
         (Layout(dp=8, zero_stage=1, zero_replicas=8), 1),
     ],
     ids=lambda value: value.key if isinstance(value, Layout) else "",
@@ -120,12 +121,12 @@ def test_a_layout_survives_the_round_trip() -> None:
         ({"tp": True}, "tp=True is not a whole number of at least 1"),
         ({"dp": 2.0}, "dp=2.0 is not a whole number of at least 1"),
         ({"pp": 1 << 21}, "pp=2097152 is more than 1048576, the largest that is accepted"),
-        ({"zero_stage": 2}, "zero_stage=2 is not one of 0, 1"),
+        ({"zero_stage": 4}, "zero_stage=4 is not one of 0, 1, 2, 3"),
         ({"zero_stage": True}, "zero_stage=True is not one of 0, 1"),
         ({"zero_replicas": 0}, "zero_replicas=0 is not a whole number of at least 1"),
         ({"recompute": ["full"]}, "recompute=['full'] is not one of none, selective, full"),
         ({"sequence_parallel": 0}, "sequence_parallel=0 is not true or false"),
-        ({"precision": "fp8"}, "precision='fp8' is not one of fp32, bf16, fp16"),
+        ({"precision": "fp4"}, "precision='fp4' is not one of fp32, bf16, fp16, fp8"),
         ({"mbs": 1}, "unknown layout field 'mbs'"),
     ],
 )
@@ -308,11 +309,14 @@ def test_a_bare_name_that_is_unknown_is_refused_with_the_nearest_and_the_list(
 def test_presets_have_the_peaks_and_memory_of_their_data_sheets() -> None:
     """Dense rates, which are half of those with sparsity that data sheets print first."""
     expected = {
-        "a100-sxm-4": (4, 80, 312e12, 2.039e12),
-        "h200": (8, 141, 989.4e12, 4.8e12),
-        "mi300x": (8, 192, 1307.4e12, 5.3e12),
-        "gb200": (4, 186, 2500e12, 8e12),
-        "alps": (4, 96, 989.4e12, 4e12),
+        "a100-sxm-4": (4, 80, 312e12, None, 2.039e12),
+        "h200": (8, 141, 989.4e12, 1978.9e12, 4.8e12),
+        "mi300x": (8, 192, 1307.4e12, 2614.9e12, 5.3e12),
+        "b200": (8, 167, 2250e12, 4500e12, 7.7e12),
+        "b300": (8, 244, 2250e12, 4500e12, 8e12),
+        "gb200": (4, 186, 2500e12, 5000e12, 8e12),
+        "gb300": (4, 259, 2500e12, 5000e12, 8e12),
+        "alps": (4, 96, 989.4e12, 1978.9e12, 4e12),
     }
     for name, figures in expected.items():
         cluster, _ = resolve_cluster(name)
@@ -320,6 +324,7 @@ def test_presets_have_the_peaks_and_memory_of_their_data_sheets() -> None:
             cluster.devices_per_node,
             cluster.device_memory_bytes / GIB,
             cluster.peak_flops_per_s["bf16"],
+            cluster.peak_flops_per_s.get("fp8"),
             cluster.memory_bandwidth_bytes_per_s,
         )
         assert cluster.peak_flops_per_s["fp16"] == cluster.peak_flops_per_s["bf16"]
@@ -344,7 +349,7 @@ def test_presets_have_the_peaks_and_memory_of_their_data_sheets() -> None:
             {"preset": "frontier", "device_memory_gb": 64, "device_memory_bytes": 64},
             "device_memory_gb or device_memory_bytes, not both",
         ),
-        (hal(peak_flops_per_s={"fp8": 1.0}), "peak_flops_per_s['fp8'] is not one of"),
+        (hal(peak_flops_per_s={"fp4": 1.0}), "peak_flops_per_s['fp4'] is not one of"),
         (hal(peak_flops_per_s=3), "peak_flops_per_s=3 is not a mapping"),
         (hal(memory_bandwidth_bytes_per_s=-1), "=-1 is not a number from 1000 to"),
         (hal(intra_node_bandwidth_bytes_per_s={"a": 1}), "from numbers of ranks"),

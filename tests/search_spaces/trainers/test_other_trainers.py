@@ -90,6 +90,62 @@ def test_zero_1_has_no_counterpart_in_torchtitan(name: str) -> None:
     assert "no ZeRO-1; without it every replica holds whole optimizer states" in said
 
 
+@pytest.mark.parametrize("name", TITANS)
+@pytest.mark.parametrize(("zero_stage", "reshard"), [(2, "never"), (3, "always")])
+def test_torchtitans_fsdp_is_zero_2_or_3_with_copies(
+    name: str, zero_stage: int, reshard: str
+) -> None:
+    layout = {"dp": 4, "tp": 2, "sequence_parallel": True, "zero_replicas": 2, **BF16}
+    assert lacking(name, zero_stage=zero_stage, **layout) == {}
+    values = ADAPTERS[name].values(job(zero_stage=zero_stage, **layout))["parallelism"]
+    assert values["fsdp_reshard_after_forward"] == reshard
+    assert values["data_parallel_replicate_degree"] == 2
+    assert values["data_parallel_shard_degree"] == 2
+
+
+def test_accelerates_fsdp_is_zero_2_or_3_with_copies() -> None:
+    values = ADAPTERS["accelerate"].values(job(dp=4, zero_stage=3, zero_replicas=2))
+    assert values["distributed_type"] == "FSDP"
+    assert values["fsdp_config"]["fsdp_reshard_after_forward"] is True
+    assert values["parallelism_config"] == {
+        "parallelism_config_dp_replicate_size": 2,
+        "parallelism_config_dp_shard_size": 2,
+    }
+    second = ADAPTERS["accelerate"].values(job(dp=4, zero_stage=2, recompute="full"))
+    assert second["fsdp_config"]["fsdp_reshard_after_forward"] is False
+    assert second["fsdp_config"]["fsdp_activation_checkpointing"] is True
+    assert set(lacking("accelerate", dp=2, tp=2, zero_stage=3)) == {"zero_stage", "recompute"}
+
+
+def test_deepspeed_has_the_stages_where_it_can_train_with_them() -> None:
+    zero = ADAPTERS["deepspeed"].values(job(dp=4, zero_stage=3, zero_replicas=2))
+    assert zero["zero_optimization"] == {"stage": 3, "overlap_comm": True, "mics_shard_size": 2}
+    assert lacking("deepspeed", dp=4, zero_stage=3, zero_replicas=2) == {}
+    assert set(lacking("deepspeed", dp=4, zero_stage=2, zero_replicas=2)) == {"zero_replicas"}
+    for name in ("deepspeed", "megatron-deepspeed"):
+        assert "zero_stage=2 with pp=2" in refusals(name, dp=2, pp=2, zero_stage=2)
+    assert "zero_stage=3 with tp=2" in refusals("deepspeed", tp=2, dp=2, zero_stage=3)
+
+
+def test_megatron_fsdp_has_the_stages() -> None:
+    layout = {"dp": 4, "zero_stage": 3, "zero_replicas": 2}
+    words = " ".join(ADAPTERS["megatron-lm"].arguments(job(**layout)))
+    for flags in (
+        "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params",
+        "--ckpt-format fsdp_dtensor",
+        "--num-distributed-optimizer-instances 2",
+    ):
+        assert flags in words
+    bridge = ADAPTERS["megatron-bridge"].values(job(**layout | {"zero_stage": 2}))
+    assert bridge["ddp"]["data_parallel_sharding_strategy"] == "optim_grads"
+    assert bridge["dist"] == {"use_megatron_fsdp": True}
+    assert bridge["checkpoint"] == {"ckpt_format": "fsdp_dtensor"}
+
+
+def test_nanotron_lacks_the_stages_above_1() -> None:
+    assert set(lacking("nanotron", dp=2, zero_stage=2, **BF16)) == {"zero_stage"}
+
+
 def test_torchtitan_0_2_shards_where_it_cannot_replicate_and_says_so() -> None:
     said = lacking("torchtitan-0.2", dp=4, tp=2, sequence_parallel=True, **BF16)["zero_stage"]
     assert "tp=2, pp=1" in said
@@ -104,6 +160,31 @@ def test_torchtitan_0_2_shares_the_sequence_and_has_half_precision_with_fsdp_onl
     found = lacking("torchtitan-0.2", tp=2, **BF16)
     assert set(found) == {"sequence_parallel", "precision"}
     assert lacking("torchtitan-0.3", tp=2, **BF16) == {}
+
+
+FP8 = {"precision": "fp8", "dp": 2}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["deepspeed", "megatron-deepspeed", "nanotron", "torchtitan-0.3", "torchtitan-main"],
+)
+def test_fp8_is_refused_by_those_who_lack_it(name: str) -> None:
+    assert "precision=fp8" in refusals(name, **FP8)
+
+
+def test_fp8_under_the_keys_of_those_who_have_it() -> None:
+    arguments = ADAPTERS["megatron-lm"].arguments(job(**FP8))
+    assert " --bf16 --fp8-format hybrid --fp8-recipe tensorwise " in " ".join(arguments)
+    bridge = ADAPTERS["megatron-bridge"].values(job(**FP8))
+    assert bridge["mixed_precision"] == "bf16_with_fp8_current_scaling_mixed"
+    titan = ADAPTERS["torchtitan-0.2"].values(job(**FP8))
+    assert titan["model"]["converters"] == ["quantize.linear.float8"]
+    assert titan["quantize"]["linear"]["float8"] == {"recipe_name": "rowwise"}
+    assert titan["training"]["mixed_precision_param"] == "bfloat16"
+    accelerate = ADAPTERS["accelerate"].values(job(**FP8))
+    assert (accelerate["mixed_precision"], accelerate["fp8_config"]["backend"]) == ("fp8", "TE")
+    assert "accelerate's plugin" in refusals("accelerate", tp=2, **FP8)
 
 
 def test_half_precision_of_fp16_is_named_by_those_who_lack_it() -> None:

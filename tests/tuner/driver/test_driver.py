@@ -323,3 +323,29 @@ def test_out_of_memory_everywhere_is_survived(store: Store) -> None:
     record = run_campaign(store, spec, out_of_memory)
     assert (record.state, record.reason) == ("COMPLETED", "exhausted")
     assert "most common reason: out_of_memory" in record.message
+
+
+def test_a_round_reads_the_database_only_where_something_was_stored(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = 0
+    campaigns = store.campaigns.to_drive
+
+    def counted() -> object:
+        nonlocal rounds
+        rounds += 1
+        return campaigns()
+
+    monkeypatch.setattr(store.campaigns, "to_drive", counted)
+    make_worker(store)
+    campaign = submit(store, make_spec(strategy="random", budget={"trials": 5}))
+    driver = Driver(store)
+    while not store.trials.find(campaign.id) or rounds < 3:
+        driver.step()
+    before = rounds
+    for _ in range(20):
+        assert driver.step()
+    assert rounds - before <= 1, "the driver's own last commit may count as a change"
+    store.campaigns.update(campaign.id, notes="something was stored")
+    driver.step()
+    assert rounds - before <= 2

@@ -98,7 +98,11 @@ def test_a_layout_fits_into_its_own_peak(launcher: GroupLauncher) -> None:
     assert beyond.reason == "out_of_memory"
 
 
-def test_a_killed_rank_fails_its_probe_alone(launcher: GroupLauncher, nodes: LocalNodes) -> None:
+@pytest.mark.parametrize("zero_stage", [0, 3])
+def test_a_killed_rank_fails_its_probe_alone(
+    launcher: GroupLauncher, nodes: LocalNodes, zero_stage: int
+) -> None:
+    layout = Layout(dp=2, micro_batch_size=2, num_microbatches=2, zero_stage=zero_stage)
     ranks: list[int] = []
 
     def kill_one(event: dict[str, Any]) -> None:
@@ -107,7 +111,8 @@ def test_a_killed_rank_fails_its_probe_alone(launcher: GroupLauncher, nodes: Loc
             ranks.extend(ranks_of(nodes))
             os.kill(ranks[1], signal.SIGKILL)
 
-    outcome = run_probe(launcher, make_probe(iterations=10_000), on_event=kill_one)
+    probe = make_probe(iterations=10_000, layout=layout)
+    outcome = run_probe(launcher, probe, on_event=kill_one)
     assert (outcome.state, outcome.reason) == ("failed", "crashed")
     assert outcome.message.startswith("rank 1 was killed by signal 9 (SIGKILL)")
     assert len(ranks) == 2

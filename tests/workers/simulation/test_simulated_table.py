@@ -10,7 +10,7 @@ import pytest
 from search_spaces.estimates.time import step_time_s
 from search_spaces.spec.space import SearchSpace
 from search_spaces.tables import read_table, write_table
-from workers.errors import KnobNotSimulatedError, ScenarioUnknownError
+from workers.errors import LayoutNotSimulatedError, ScenarioUnknownError
 from workers.simulation.scenarios import SCENARIOS, Scenario, scenario, simulated_table
 
 
@@ -22,18 +22,26 @@ def small(name: str = "a100-1.3b", **knobs: object) -> Scenario:
     return replace(described, space=space)
 
 
+@pytest.mark.parametrize("name", ["a100-1.3b", "stress-22b"])
+@pytest.mark.parametrize(
+    ("knob", "values", "wrong"),
+    [
+        ("zero_stage", [0, 3], "3"),
+        ("pipeline_split", ["layers", "embedding_and_head"], "embedding_and_head"),
+        ("precision", "fp8", "fp8"),
+    ],
+)
+def test_what_is_not_simulated_is_refused_by_name(
+    name: str, knob: str, values: object, wrong: str
+) -> None:
+    with pytest.raises(LayoutNotSimulatedError, match=f"^{knob}={wrong} is not simulated; leave"):
+        simulated_table(small(name, **{knob: values}), 3)
+
+
 def test_equal_seeds_give_equal_tables_and_others_do_not() -> None:
     for name in ("a100-1.3b", "stress-22b"):
         assert simulated_table(small(name), 3) == simulated_table(small(name), 3)
         assert simulated_table(small(name), 3) != simulated_table(small(name), 4)
-
-
-def test_a_knob_that_is_not_simulated_is_refused_by_name() -> None:
-    described = small(pipeline_split=["layers", "embedding_and_head"])
-    with pytest.raises(KnobNotSimulatedError, match=r"^pipeline_split is not simulated"):
-        simulated_table(described, 1)
-    with pytest.raises(KnobNotSimulatedError, match=r"^cp is not simulated"):
-        simulated_table(small(cp=[1, 2]), 1)
 
 
 @pytest.mark.parametrize("name", ["a100-1.3b", "h100-8b"])

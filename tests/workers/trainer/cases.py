@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,12 @@ from tests.workers.trainer.ranks import run_ranks
 from tests.workers.trainer.tolerances import TrainingTolerance, norm_error, training_tolerance
 from workers.trainer.comm.mesh import Mesh, build_mesh
 from workers.trainer.model.model import Stage
-from workers.trainer.model.parameters import ParameterPart, initialise, local_parts
+from workers.trainer.model.parameters import (
+    ModelParameter,
+    ParameterPart,
+    initialise,
+    local_parts,
+)
 from workers.trainer.parallel.optimizer import OptimizerSettings
 from workers.trainer.training import Training
 
@@ -31,6 +36,7 @@ TP, PP, DP = {"tp": 2}, {"pp": 2}, {"dp": 2}
 CUT = {"tp": 2, "sequence_parallel": True}
 VPP = {"pp": 2, "vpp": 2}
 ZERO = {"dp": 2, "zero_stage": 1}
+ZERO_2, ZERO_3 = ZERO | {"zero_stage": 2}, ZERO | {"zero_stage": 3}
 REPLICAS = {"dp": 4, "zero_stage": 1, "zero_replicas": 2}
 
 
@@ -40,7 +46,23 @@ def over_axes(*axes: dict[str, Any], slow: Sequence[dict[str, Any]] = ()) -> pyt
     return pytest.mark.parametrize("axes", [*axes, *marked], ids=str)
 
 
+EXPERTS = {
+    "num_experts": 4,
+    "experts_per_token": 2,
+    "moe_ffn_hidden_size": 32,
+    "shared_expert_ffn_hidden_size": 32,
+    "head_dim": 16,
+    "qk_norm": True,
+    "attention_window": 6,
+    "full_attention_every": 2,
+}
+"""A mixture of experts with all that its family may have, but dense layers."""
+
+
 def make_shape(family: str = "llama", **changes: Any) -> ModelShape:
+    if family == "moe":
+        widths = {"name": "test-moe", "ffn_hidden_size": 32}
+        return make_shape("llama", **widths | EXPERTS | changes)
     fields = {
         "name": f"test-{family}",
         "family": family,
@@ -83,9 +105,15 @@ def make_training(
     mesh: Mesh | None = None,
     settings: OptimizerSettings | None = None,
     seed: int = 0,
+    balanced_routing: bool = False,
 ) -> Training:
     return Training(
-        shape, mesh or lone_mesh(layout), seed=seed, device=CPU, settings=settings or ADAMW
+        shape,
+        mesh or lone_mesh(layout),
+        seed=seed,
+        device=CPU,
+        settings=settings or ADAMW,
+        balanced_routing=balanced_routing,
     )
 
 
@@ -133,6 +161,21 @@ class Run:
     """Whole logical parameters, put together from the ranks' slices."""
 
 
+def whole_parameters(training: Training) -> Iterator[ModelParameter]:
+    """Each parameter of the rank, whole; under ZeRO-3 until the next one is asked for."""
+    if training.gathered is None:
+        yield from (slot.parameter for slot in training.flat.slots)
+        return
+    gathered, seen = training.gathered, set()
+    for layer, slots in enumerate(gathered._slots):
+        for there in list(gathered._spans):
+            gathered._release(there)
+        gathered._start(layer)
+        gathered._finish(layer)
+        yield from (slot.parameter for slot in slots if id(slot) not in seen)
+        seen |= {id(slot) for slot in slots}
+
+
 @functools.cache
 def train(
     shape: ModelShape, layout: Layout, settings: OptimizerSettings = ADAMW, steps: int = STEPS
@@ -142,9 +185,9 @@ def train(
     def work(training: Training) -> Any:
         stats = [training.step(training.batch(i)) for i in range(steps)]
         slices = [
-            (part, training.mesh.place.tp_rank, value.detach().float().numpy())
-            for slot in training.flat.slots
-            for part, value in local_parts(slot.parameter.parts, slot.parameter, tp=layout.tp)
+            (part, training.mesh.place.tp_rank, value.detach().float().numpy().copy())
+            for parameter in whole_parameters(training)
+            for part, value in local_parts(parameter.parts, parameter, tp=layout.tp)
         ]
         return [(s.loss, s.grad_norm) for s in stats], slices
 

@@ -23,6 +23,8 @@ from tests.workers.trainer.cases import (
     PP,
     TP,
     ZERO,
+    ZERO_2,
+    ZERO_3,
     Run,
     excess_of_steps,
     make_layout,
@@ -67,7 +69,7 @@ def test_one_device_follows_the_reference(device: str, family: str, precision: P
 
 
 @pytest.mark.parametrize("device", ["cpu", on_gpus(2, "cuda")])
-@over_axes(TP, CUT, PP, DP, ZERO)
+@over_axes(TP, CUT, PP, DP, ZERO, ZERO_2, ZERO_3, ZERO_3 | {"recompute": "full"})
 def test_two_devices_train_as_one_does(device: str, axes: dict[str, Any]) -> None:
     """Over gloo, NCCL or RCCL: whichever the device has."""
     shape = make_shape("llama")
@@ -77,7 +79,7 @@ def test_two_devices_train_as_one_does(device: str, axes: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("device", [on_gpus(4, "cuda")])
-@over_axes(TP | PP, PP | ZERO)
+@over_axes(TP | PP, PP | ZERO, PP | ZERO_3, ZERO_3 | {"dp": 4, "zero_replicas": 2})
 def test_four_devices_train_as_one_does(device: str, axes: dict[str, Any]) -> None:
     """On CPU ranks test_parity does the same."""
     test_two_devices_train_as_one_does(device, axes)

@@ -21,6 +21,7 @@ from tests.workers.trainer.cases import (
     CUT,
     TP,
     ZERO,
+    ZERO_3,
     lone_mesh,
     make_layout,
     make_shape,
@@ -155,7 +156,7 @@ def test_selective_recomputation_keeps_nothing_of_attention_but_its_inputs(famil
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("shares_memory", [True, False])
-@over_axes(TP, CUT, ZERO, {"cp": 2})
+@over_axes(TP, CUT, ZERO, ZERO_3, {"cp": 2})
 def test_the_peak_does_not_depend_on_gloo(axes: dict[str, Any], shares_memory: bool) -> None:
     """gloo's thread keeps a tensor for a moment after its work; a third of the peaks was wrong."""
     layout = Layout(micro_batch_size=2, num_microbatches=1, **axes)
@@ -176,6 +177,46 @@ def test_sharding_the_optimizer_halves_its_part_of_the_peak() -> None:
     whole, sharded = peaks(0), peaks(1)
     # Activations peak in the passes, the optimizer's scratch in the update: never more than half.
     assert whole[0] - sharded[0] == pytest.approx(states / 2, rel=0.05)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("pp", [1, 2])
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+def test_a_sharded_rank_holds_what_was_said_before(
+    zero_stage: int, pp: int, precision: Any, tied: bool
+) -> None:
+    """Its own share, and whole gradients (2, 3) and weights (3) of two layers."""
+    shape = make_shape(num_layers=8, hidden_size=64, ffn_hidden_size=128, tied_embeddings=tied)
+    layout = make_layout(dp=2, pp=pp, zero_stage=zero_stage, precision=precision)
+
+    def work(training: Training) -> tuple[int, int]:
+        aside = {id(t) for t in (*training.model.rotary_tables, *training.optimizer.steps)}
+        tensors = [t for t in training.persistent_tensors() if id(t) not in aside]
+        told = persistent_bytes(shape, training.mesh, OptimizerSettings())
+        return told, sum(t.untyped_storage().nbytes() for t in tensors[: 2 + zero_stage - 1]) + sum(
+            t.nbytes for t in tensors[2 + zero_stage - 1 :]
+        )
+
+    for told, held in on_layout(layout, work, shape):
+        assert told == held
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+@pytest.mark.parametrize(("pp", "vpp"), [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_a_sharded_rank_peaks_at_what_is_estimated(
+    family: str, pp: int, vpp: int, zero_stage: int
+) -> None:
+    shape = make_shape(family, ffn_hidden_size=512, **SIZES)
+    layout = Layout(
+        dp=2, pp=pp, vpp=vpp, micro_batch_size=8, num_microbatches=4, zero_stage=zero_stage
+    )
+    measured = on_layout(layout, functools.partial(rehearse, limit_bytes=None), shape)
+    estimated = [stage.total_bytes for stage in stage_memory(layout, shape)]
+    for rank, found in enumerate(measured):
+        expected = estimated[rank // 2]
+        assert 0.96 * found < expected < 1.01 * found
 
 
 def test_gathered_weights_arrive_without_a_second_copy() -> None:
@@ -213,7 +254,7 @@ def test_the_copy_that_gloo_makes_of_tokens_is_counted(shares_memory: bool, copi
 def test_persistent_bytes_are_known_before_anything_is_built(family: str, precision: str) -> None:
     shape, mesh = make_shape(family), lone_mesh(make_layout(precision=precision))
     training = make_training(shape, mesh=mesh)
-    rotary = {id(table) for table in training.model.rotary_tables}
+    rotary = {id(table) for table in training.model.tables}
     steps = {id(step) for step in training.optimizer.steps}
     built = sum(t.nbytes for t in training.persistent_tensors() if id(t) not in rotary | steps)
     assert persistent_bytes(shape, mesh, OptimizerSettings()) == built

@@ -21,10 +21,13 @@ from tests.workers.trainer.cases import (
     CUT,
     DP,
     PP,
+    REPLICAS,
     STEPS,
     TP,
     VPP,
     ZERO,
+    ZERO_2,
+    ZERO_3,
     Run,
     assert_bitwise_equal,
     assert_same_training,
@@ -32,6 +35,7 @@ from tests.workers.trainer.cases import (
     make_layout,
     make_shape,
     movement,
+    on_layout,
     over_axes,
     relative_l2,
     train,
@@ -41,6 +45,7 @@ from tests.workers.trainer.reference import train_reference
 from tests.workers.trainer.tolerances import parameter_error
 from workers.trainer.batches import SyntheticTokens, cut_batch
 from workers.trainer.parallel.optimizer import OptimizerSettings
+from workers.trainer.training import Training
 
 pytestmark = pytest.mark.ranks
 
@@ -51,13 +56,14 @@ GRID = [
     pytest.param(
         {"tp": tp, "pp": pp, "dp": dp, "zero_stage": zero},
         # Eight ranks take long; ZeRO over one replica is the plain optimizer.
-        marks=[pytest.mark.slow] if tp * pp * dp > 4 or zero > dp - 1 else [],
+        marks=[pytest.mark.slow] if tp * pp * dp > 4 or (zero and dp == 1) else [],
         id=f"tp{tp}-pp{pp}-dp{dp}-zero{zero}",
     )
-    for tp, pp, dp, zero in itertools.product((1, 2), (1, 2), (1, 2), (0, 1))
+    for tp, pp, dp, zero in itertools.product((1, 2), (1, 2), (1, 2), (0, 1, 2, 3))
 ]
-FAMILIES = pytest.mark.parametrize("family", ["gpt", "llama"])
-BF16 = {"precision": "bf16"}
+FAMILIES = pytest.mark.parametrize("family", ["gpt", "llama", "moe"])
+BF16, FP16 = {"precision": "bf16"}, {"precision": "fp16"}
+ONE_PASS = {"micro_batch_size": 4, "num_microbatches": 1}
 
 
 def make_optimizer(settings: OptimizerSettings, parameters: Any) -> torch.optim.Optimizer:
@@ -103,7 +109,7 @@ def reference(shape: ModelShape, settings: OptimizerSettings) -> Run:
     return Run(shape=shape, settings=settings, precision="fp32", **told)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @FAMILIES
 @pytest.mark.parametrize("axes", GRID)
 def test_ten_adamw_steps_follow_the_reference(family: str, axes: dict[str, int]) -> None:
@@ -126,7 +132,7 @@ def test_ten_sgd_steps_move_the_weights_as_the_reference_does(axes: dict[str, in
     assert_same_training(train(shape, make_layout(**axes), SGD), reference(shape, SGD))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @FAMILIES
 @pytest.mark.parametrize(
     ("change", "axes"),
@@ -136,6 +142,10 @@ def test_ten_sgd_steps_move_the_weights_as_the_reference_does(axes: dict[str, in
         *(({"recompute": "full"}, axes) for axes in ({}, TP | PP, ZERO, CUT)),
         *(({"recompute": "selective"}, axes) for axes in ({}, TP | PP, ZERO, CUT, BF16)),
         *(({"zero_stage": 1}, DP | axes) for axes in (CUT, BF16)),
+        # One micro-batch, and two ranks: gradients are added in the same order.
+        *(({"zero_stage": zero}, ZERO | ONE_PASS | axes) for zero in (2, 3) for axes in ({}, TP)),
+        *(({"zero_stage": 3}, ZERO_2 | axes) for axes in (PP, CUT, BF16, {"recompute": "full"})),
+        (PP, ZERO_3),
     ],
     ids=str,
 )
@@ -143,7 +153,7 @@ def test_a_pipeline_recomputation_and_shards_are_bitwise_equal_to_none(
     family: str, change: dict[str, Any], axes: dict[str, Any]
 ) -> None:
     shape = make_shape(family, num_layers=4 if change == {"pp": 4} else 2)
-    changed, plain = make_layout(**change, **axes), make_layout(**axes)
+    changed, plain = make_layout(**axes | change), make_layout(**axes)
     assert_bitwise_equal(train(shape, changed), train(shape, plain))
 
 
@@ -180,7 +190,7 @@ def test_an_uneven_pipeline_is_bitwise_equal_to_none(
         assert_bitwise_equal(found, train(shape, plain))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(5)
 @FAMILIES
 # With micro-batches of one, sequences are cut within, not between.
 @over_axes({}, PP, DP, ZERO, {"micro_batch_size": 1, "num_microbatches": 8}, slow=[PP | ZERO])
@@ -209,7 +219,7 @@ def test_cut_tokens_move_the_weights_as_whole_ones_do(micro_batch_size: int) -> 
         assert relative_l2({name: moved[name]}, {name: should[name]}) < allowed, name
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @FAMILIES
 @over_axes({}, PP, TP, TP | PP, PP | ZERO, CUT, CUT | PP)
 def test_a_tied_embedding_stays_one_weight(family: str, axes: dict[str, int]) -> None:
@@ -218,13 +228,57 @@ def test_a_tied_embedding_stays_one_weight(family: str, axes: dict[str, int]) ->
     assert_same_training(train(shape, make_layout(**axes)), reference(shape, ADAMW))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @FAMILIES
 @over_axes({}, TP, PP, ZERO, TP | PP, CUT, CUT | PP)
 def test_bf16_follows_fp32_within_its_precision(family: str, axes: dict[str, int]) -> None:
     shape = make_shape(family)
     found = train(shape, make_layout(precision="bf16", **axes))
     assert_same_training(found, train(shape, make_layout()))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("settings", [ADAMW, CLIPPED], ids=["free", "clipped"])
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@FAMILIES
+@pytest.mark.parametrize("zero_stage", [2, 3])
+@over_axes(
+    DP,
+    DP | CUT,
+    DP | VPP,
+    DP | PP | {"recompute": "full"},
+    DP | TP | {"recompute": "selective"},
+    REPLICAS,
+    {"dp": 4, "micro_batch_size": 1, "num_microbatches": 2},
+    slow=[DP | CUT | PP, DP | CUT | VPP, DP | VPP | {"recompute": "full"}, REPLICAS | TP],
+)
+def test_sharded_gradients_and_weights_change_no_training(
+    axes: dict[str, Any], zero_stage: int, family: str, tied: bool, settings: OptimizerSettings
+) -> None:
+    shape = make_shape(family, num_layers=4, tied_embeddings=tied)
+    found = train(shape, make_layout(**axes | {"zero_stage": zero_stage}), settings)
+    assert_same_training(found, reference(shape, settings))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("precision", [BF16, FP16], ids=str)
+@over_axes(ZERO_2, ZERO_3, ZERO_2 | PP, ZERO_3 | TP, REPLICAS | {"zero_stage": 3})
+def test_sharded_training_of_16_bits_follows_fp32(
+    axes: dict[str, Any], precision: dict[str, str]
+) -> None:
+    shape = make_shape("llama", tied_embeddings=True)
+    found = train(shape, make_layout(**axes, **precision))
+    assert_same_training(found, train(shape, make_layout()))
+
+
+def test_the_weights_of_a_layer_that_is_not_in_use_cannot_be_read() -> None:
+    def work(training: Training) -> list[int]:
+        training.step(training.batch(0))
+        training.gathered.begin()  # type: ignore[union-attr]
+        return [slot.parameter.numel() for slot in training.flat.slots]
+
+    for sizes in on_layout(make_layout(**ZERO_3), work):
+        assert set(sizes) == {0}
 
 
 @pytest.mark.parametrize(("micro_batch_size", "num_microbatches"), [(8, 1), (4, 2), (1, 8)])

@@ -38,6 +38,7 @@ MODELS = [
     make_shape("llama", num_layers=4, num_kv_heads=1, tied_embeddings=True),
     make_shape("gpt", num_layers=3, tied_embeddings=True),
     make_shape("llama", num_layers=6),
+    make_shape("moe", num_layers=4, num_dense_layers=1),
 ]
 CLIPPING = [None, 0.5]
 """The second is below every gradient norm of these models, so that each step is clipped."""

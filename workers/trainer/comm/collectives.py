@@ -4,7 +4,7 @@ Ranks of one host exchange CPU tensors through shared memory, other ranks throug
 RCCL. Inside a forward or backward pass the stopwatch counts a collective as tensor parallelism,
 elsewhere as the part of the step that is open.
 
-`start_sum_of_shares` and `start_gather_of_shares` are what ZeRO-1 sends over its shard group, in
+`start_sum_of_shares` and `start_gather_of_shares` are what ZeRO sends over its shard group, in
 place. gloo's reduce-scatter all-reduces a copy of the whole buffer, and its all-gather fills a
 second buffer and copies it. With gloo the ranks therefore send each other their shares directly.
 Each rank sends (n - 1) / n of the buffer, the least that is possible.
@@ -164,29 +164,75 @@ def barrier(device: torch.device) -> None:
         dist.barrier()
 
 
-def start_sum_of_shares(whole: Tensor, group: AxisGroup, tag: int) -> Pending | None:
+def start_sum_of_shares(
+    whole: Tensor,
+    group: AxisGroup,
+    tag: int,
+    into: Tensor | None = None,
+    *,
+    accumulates: bool = False,
+) -> Pending | None:
     """Starts summing the buffer over the group; each rank gets the sum of its own share, in place.
 
     The other shares keep their values. `tag` is the same on every rank and distinguishes exchanges
-    that run at the same time in one group.
+    that run at the same time in one group. With `into` the sum goes there, or is added to what is
+    there (`accumulates`), and the own share of the buffer may be lost.
     """
     shares = torch.chunk(whole, group.size)
     own = shares[group.rank]
+    if into is None:
+        into = own
+    elif group.lane is not None:
+        with communication:
+            return group.lane.start_reduce_scatter(into, whole, accumulates=accumulates)
+    elif whole.device.type != "cpu":
+        work = start_reduce_scatter(own, whole, group)
+        return _Moved(work, own, into, accumulates=accumulates)
+    elif accumulates:
+        into.add_(own)
+    else:
+        into.copy_(own)
     if group.lane is not None or whole.device.type != "cpu":
         return start_reduce_scatter(own, whole, group)
     received = [torch.empty_like(own) for _ in shares[1:]]
     outgoing = [share for peer, share in enumerate(shares) if peer != group.rank]
-    return _Exchange(outgoing, received, group, 2 * tag, add_to=own)
+    return _Exchange(outgoing, received, group, 2 * tag, add_to=into)
 
 
-def start_gather_of_shares(whole: Tensor, group: AxisGroup, tag: int) -> Pending | None:
-    """Starts an all-gather of the ranks' shares of the buffer, in place."""
+def start_gather_of_shares(
+    whole: Tensor, group: AxisGroup, tag: int, own: Tensor | None = None
+) -> Pending | None:
+    """Starts an all-gather of the ranks' shares: of `own`, or without it of shares in the buffer.
+
+    On a GPU it runs on the communicator's stream, after what the computing stream has been given
+    before: a buffer may be filled again as soon as the kernels that read it were launched.
+    """
     shares = torch.chunk(whole, group.size)
-    own = shares[group.rank]
     if group.lane is not None or whole.device.type != "cpu":
-        return start_all_gather(whole, own, group)
+        return start_all_gather(whole, shares[group.rank] if own is None else own, group)
+    if own is None:
+        own = shares[group.rank]
+    else:
+        shares[group.rank].copy_(own)
     incoming = [share for peer, share in enumerate(shares) if peer != group.rank]
     return _Exchange([own] * len(incoming), incoming, group, 2 * tag + 1)
+
+
+class _Moved:
+    """A collective whose result goes, or is added, to another tensor at its end."""
+
+    def __init__(
+        self, work: Pending | None, own: Tensor, into: Tensor, *, accumulates: bool
+    ) -> None:
+        self._work, self._own, self._into, self._accumulates = work, own, into, accumulates
+
+    def wait(self) -> None:
+        assert self._work is not None
+        self._work.wait()
+        if self._accumulates:
+            self._into.add_(self._own)
+        else:
+            self._into.copy_(self._own)
 
 
 class _Exchange:

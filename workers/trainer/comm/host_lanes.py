@@ -63,9 +63,15 @@ class Lane:
         """Starts reducing the tensor over the group, in place."""
         return self._start("all_reduce", _AllReduce(self, tensor, reduction))
 
-    def start_reduce_scatter(self, own: Tensor, whole: Tensor) -> Operation:
-        """Starts summing `whole`; `own`, which may be a part of it, gets this rank's share."""
-        return self._start("reduce_scatter", _ReduceScatter(self, own, whole))
+    def start_reduce_scatter(
+        self, own: Tensor, whole: Tensor, *, accumulates: bool = False
+    ) -> Operation:
+        """Starts summing `whole`; `own`, which may be a part of it, gets this rank's share.
+
+        With `accumulates` the share is added to `own`, this rank's part first.
+        """
+        operation = _ReduceScatter(self, own, whole, accumulates=accumulates)
+        return self._start("reduce_scatter", operation)
 
     def start_all_gather(self, whole: Tensor, own: Tensor) -> Operation:
         """Starts filling `whole` with the `own` of every rank; `own` may be a part of `whole`."""
@@ -176,7 +182,8 @@ class _AllReduce(_Collective):
 class _ReduceScatter(_Collective):
     """A piece holds a part of every rank's share, one after the other."""
 
-    def __init__(self, lane: Lane, own: Tensor, whole: Tensor) -> None:
+    def __init__(self, lane: Lane, own: Tensor, whole: Tensor, *, accumulates: bool) -> None:
+        self._accumulates = accumulates
         size = max(SLOT_BYTES // whole.itemsize // lane.size, 1)
         self._shares = [torch.split(share, size) for share in whole.view(lane.size, -1)]
         self._own = torch.split(own.view(-1), size)
@@ -195,7 +202,11 @@ class _ReduceScatter(_Collective):
         parts = [slot[rank * self._size :][: len(out)] for slot in slots]
         if self._lane.size == 2:
             parts[rank] = self._shares[rank][piece]
-        _add_up(parts, out)
+        if self._accumulates:
+            for part in (parts.pop(rank), *parts):
+                out.add_(part)
+        else:
+            _add_up(parts, out)
 
 
 class _AllGather(_Collective):

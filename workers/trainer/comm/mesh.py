@@ -30,9 +30,9 @@ class Mesh:
     tp_group: AxisGroup | None
     """Ranks that share this rank's weight matrices."""
     shard_group: AxisGroup | None
-    """Ranks of dp and cp that share one copy of the optimizer states (ZeRO-1)."""
+    """Ranks of dp and cp that share one copy of what ZeRO divides."""
     replica_group: AxisGroup | None
-    """Ranks of dp and cp that own the same part of the optimizer states; with ZeRO-0, all."""
+    """Ranks of dp and cp that own the same part of it; with ZeRO-0, all."""
     pp_group: AxisGroup | None
     """Stages of this rank's pipeline, first to last."""
     embedding_group: AxisGroup | None
@@ -51,6 +51,16 @@ class Mesh:
     def num_shards(self) -> int:
         """Number of parts of the optimizer states; 1 if every replica holds all of them."""
         return self.layout.zero_group_size
+
+    @property
+    def shards_gradients(self) -> bool:
+        """Whether a rank keeps only its own share of the gradients (ZeRO-2 and 3)."""
+        return self.layout.zero_stage >= 2 and self.num_shards > 1
+
+    @property
+    def shards_weights(self) -> bool:
+        """Whether a rank keeps only its own share of the weights (ZeRO-3)."""
+        return self.layout.zero_stage >= 3 and self.num_shards > 1
 
     @property
     def shard_rank(self) -> int:

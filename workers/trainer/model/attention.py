@@ -34,20 +34,26 @@ AttentionCore = Callable[[Tensor, int], Tensor]
 """Attention of fused queries, keys and values (B, S, M, D) with N query heads: (B, S, N, D)."""
 
 
-def causal_attention(qkv_BSMD: Tensor, num_heads: int) -> Tensor:
+def causal_attention(qkv_BSMD: Tensor, num_heads: int, window_SS: Tensor | None = None) -> Tensor:
     """softmax(q k^T / sqrt(D)) v with a causal mask, (B, S, N, D); fused where torch has a kernel.
 
-    On CPUs it has its own backward pass, unless query heads share key heads.
+    On CPUs it has its own backward pass, unless query heads share key heads or there is a window:
+    `window_SS` says where query i sees key j.
     """
     num_kv_heads = (qkv_BSMD.shape[2] - num_heads) // 2
     # The switch of the flash kernels (`torch.nn.attention.sdpa_kernel`) also covers the CPU's.
     has_flash = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
-    if qkv_BSMD.is_cpu and num_heads == num_kv_heads and has_flash:
+    if qkv_BSMD.is_cpu and num_heads == num_kv_heads and has_flash and window_SS is None:
         return _cpu_attention(qkv_BSMD)
     heads = [num_heads, num_kv_heads, num_kv_heads]
     q_BNSD, k_BKSD, v_BKSD = (part.transpose(1, 2) for part in torch.split(qkv_BSMD, heads, dim=2))
     y_BNSD = F.scaled_dot_product_attention(
-        q_BNSD, k_BKSD, v_BKSD, is_causal=True, enable_gqa=num_heads != num_kv_heads
+        q_BNSD,
+        k_BKSD,
+        v_BKSD,
+        attn_mask=window_SS,
+        is_causal=window_SS is None,
+        enable_gqa=num_heads != num_kv_heads,
     )
     return y_BNSD.transpose(1, 2)
 
@@ -100,6 +106,12 @@ def rotary_tables(
         angles_SP.cos().to(device=device, dtype=dtype),
         angles_SP.sin().to(device=device, dtype=dtype),
     )
+
+
+def attention_window(seq_length: int, window: int, device: torch.device) -> Tensor:
+    """Where query i sees key j, (S, S): the last `window` positions up to its own."""
+    near_SS = torch.ones(seq_length, seq_length, dtype=torch.bool, device=device)
+    return near_SS.tril_().triu_(1 - window)
 
 
 class CpuAttention(Function):

@@ -57,16 +57,25 @@ Block = tuple[slice, Tensor]
 """Queries of this rank, and keys and values of others to which all of them attend."""
 
 
-def attention_core(mesh: Mesh) -> AttentionCore:
-    """Attention of a rank, with selective recomputation if the layout has it."""
+def attention_core(mesh: Mesh, window_SS: Tensor | None = None) -> AttentionCore:
+    """Attention of a rank, with selective recomputation if the layout has it.
+
+    `window_SS` says where query i sees key j of the whole sequence. Over cp, only a2a has windows
+    (`search_spaces.spec.rules`).
+    """
     recomputes, group = mesh.layout.recompute == "selective", mesh.cp_group
+    core: AttentionCore = causal_attention
+    if window_SS is not None:
+        core = partial(causal_attention, window_SS=window_SS)
+    if recomputes:
+        core = partial(recomputed_attention, attend=core)
     if group is None:
-        return recomputed_attention if recomputes else causal_attention
+        return core
     if mesh.layout.cp_comm_type == "a2a":
         # The exchanged tensors take as much memory as the own ones, and are not exchanged again.
-        core = recomputed_attention if recomputes else causal_attention
         return partial(_attend_by_heads, group=group, core=core)
-    exchange = _Gathered if mesh.layout.cp_comm_type == "all_gather" else _Ring
+    assert window_SS is None, "a layout that the rules refuse"
+    exchange = _Gathered if mesh.layout.cp_comm_type == "all_gather" else _RingExchange
 
     def attend(qkv_BSMD: Tensor, num_heads: int) -> Tensor:
         return _attend_to_all(qkv_BSMD, num_heads, group, exchange)
@@ -87,7 +96,7 @@ class AttentionToAllRanks(Function):
         qkv_BSMD: Tensor,
         num_heads: int,
         group: AxisGroup,
-        exchange: type[_Gathered] | type[_Ring],
+        exchange: type[_Gathered] | type[_RingExchange],
     ) -> Tensor:
         q_BNSD, kv_BSMD = _queries_and_keys(qkv_BSMD, num_heads)
         others = exchange(kv_BSMD, group)
@@ -200,7 +209,7 @@ class _Gathered:
             return scatter_rows(self._gradients, self._group)
 
 
-class _Ring:
+class _RingExchange:
     """The keys and values of one rank after the other, from the nearest earlier one on."""
 
     def __init__(self, kv_BSMD: Tensor, group: AxisGroup) -> None:

@@ -72,15 +72,14 @@ class AddPositions(Function):
 
     @staticmethod
     def forward(ctx: Any, x_TH: Tensor, positions_SH: ModelParameter) -> Tensor:
-        ctx.positions_SH = positions_SH
+        ctx.positions_SH, ctx.shape = positions_SH, positions_SH.shape
         ctx.mark_dirty(x_TH)
         x_TH.view(-1, *positions_SH.shape).add_(positions_SH)
         return x_TH
 
     @staticmethod
     def backward(ctx: Any, grad_TH: Tensor) -> tuple[Tensor, None]:
-        positions_SH = ctx.positions_SH
-        positions_SH.add_gradient(grad_TH.view(-1, *positions_SH.shape).sum(0))
+        ctx.positions_SH.add_gradient(grad_TH.view(-1, *ctx.shape).sum(0))
         return grad_TH, None
 
 

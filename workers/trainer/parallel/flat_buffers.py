@@ -4,6 +4,10 @@ Parameters lie in reverse order, so that the gradients that a backward pass fini
 first. They start at multiples of 64 elements. The buffers are divided into buckets, and dp divides
 every bucket evenly.
 
+ZeRO-2 keeps only this rank's shares of the buckets of gradients, one after the other, and ZeRO-3 of
+the weights too. A bucket is then a layer; the whole weights and gradients of two layers at a time
+are in a `Window`.
+
 `rectangles` maps a span of the buffers back to the logical parameters: of a matrix, a span covers
 up to three rectangles.
 """
@@ -12,15 +16,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 from typing import Final, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from workers.trainer.comm.mesh import Mesh
+from workers.trainer.model.model import RankModel
 from workers.trainer.model.parameters import (
     ModelParameter,
     ParameterPart,
@@ -58,10 +64,18 @@ class Slot:
     """Where a parameter lies in the flat buffers."""
 
     parameter: ModelParameter
+    shape: torch.Size
     uses: int
     """Gradients that a micro-batch adds to it: the number of layers that hold it."""
+    bucket: int
+    """The bucket that contains it."""
     start: int
     end: int
+
+    def expect_gradients(self, num_microbatches: int) -> None:
+        """The first gradient overwrites what is there, and the last of these is final."""
+        self.parameter.main_grad_is_stale = True
+        self.parameter.gradients_left = self.uses * num_microbatches
 
     def overlaps(self, spans: Iterable[Span]) -> Iterator[tuple[int, int]]:
         """Start and end of each part of the parameter that lies in these spans."""
@@ -81,11 +95,45 @@ class FlatPlan:
     """Spans whose gradients are reduced together."""
     shared_bucket: int | None = None
     """The bucket of the parameter that another stage holds, too. It holds no other parameter."""
+    layers: tuple[tuple[int, ...], ...] = ()
+    """Buckets of each layer, in forward order, where a bucket holds no more than a layer."""
 
     @property
     def num_elements(self) -> int:
         """Length of each buffer, padding included."""
         return self.buckets[-1].end
+
+    @property
+    def window_elements(self) -> int:
+        """Elements of the two largest layers in succession."""
+        return self._largest_pair(without=None)
+
+    @property
+    def open_elements(self) -> int:
+        """Elements of whole gradients that a rank holds of sharded ones.
+
+        Those of a bucket that is used twice are there from its first use to its last.
+        """
+        return self._largest_pair(without=self.used_twice) + self.reserved_elements
+
+    @property
+    def reserved_elements(self) -> int:
+        """Of these, the bucket's that is used twice."""
+        return 0 if self.used_twice is None else self.size(self.used_twice)
+
+    @property
+    def used_twice(self) -> int | None:
+        """The bucket of a tied embedding on a rank that has both of its layers."""
+        is_twice = sum(self.shared_bucket in layer for layer in self.layers) > 1
+        return self.shared_bucket if is_twice else None
+
+    def size(self, *buckets: int) -> int:
+        """Elements of these buckets."""
+        return sum(self.buckets[index].end - self.buckets[index].start for index in buckets)
+
+    def _largest_pair(self, *, without: int | None) -> int:
+        sizes = [self.size(*(i for i in layer if i != without)) for layer in self.layers]
+        return max((a + b for a, b in pairwise(sizes)), default=sum(sizes))
 
     def bucket_of(self, position: int) -> int:
         """The bucket that contains an element."""
@@ -98,11 +146,13 @@ def plan_flat(
     dp: int,
     shared: int | None = None,
     bucket_elements: int | None = None,
+    layers: Sequence[int] | None = None,
 ) -> FlatPlan:
     """Plans the flat buffers for parameters of these sizes, which are already in reverse order.
 
     `shared` is the index of the parameter that two stages hold. It gets a bucket of its own: the
-    bucket has the same shares on both stages, so that they can sum it share by share.
+    bucket has the same shares on both stages, so that they can sum it share by share. With the
+    number of each parameter's layer, `layers`, every layer is a bucket.
     """
     if bucket_elements is None:
         bucket_elements = max(BUCKET_ELEMENTS, sum(sizes) // MAX_BUCKETS)
@@ -113,8 +163,11 @@ def plan_flat(
     for index, size in enumerate(sizes):
         offsets.append(start)
         start = _round_up(start + size, ALIGNMENT)
-        is_full = start - bucket_start >= bucket_elements
-        if is_full or index == len(sizes) - 1 or shared in (index, index + 1):
+        is_last = index == len(sizes) - 1
+        is_full = is_last or start - bucket_start >= bucket_elements
+        if layers is not None:
+            is_full = is_last or layers[index] != layers[index + 1]
+        if is_full or shared in (index, index + 1):
             start = bucket_start + _round_up(start - bucket_start, ALIGNMENT * dp)
             if index == shared:
                 shared_bucket = len(buckets)
@@ -123,51 +176,114 @@ def plan_flat(
     return FlatPlan(offsets=tuple(offsets), buckets=tuple(buckets), shared_bucket=shared_bucket)
 
 
-class FlatBuffers:
-    """The weights and gradients of one rank; every parameter of the model is a view of them."""
+class Window:
+    """Memory of the whole tensors of two layers at a time: one at its start, one at its end.
+
+    Behind them, `reserved` elements are for a bucket that is there longer.
+    """
 
     def __init__(
-        self,
-        model: nn.Module,
-        mesh: Mesh,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        seed: int,
-        shared: ModelParameter | None = None,
+        self, num_elements: int, dtype: torch.dtype, device: torch.device, *, reserved: int = 0
     ) -> None:
-        """Allocates memory for the model's declared parameters, and initialises them.
+        self.memory = torch.zeros(num_elements, dtype=dtype, device=device)
+        self.end = num_elements - reserved
+        self._taken: list[tuple[int, int]] = []
 
-        `shared` is the parameter that another stage holds, too.
-        """
-        self.plan = plan_model(model, dp=mesh.layout.dp_cp, shared=shared)
-        self.weights = torch.zeros(self.plan.num_elements, dtype=dtype, device=device)
-        self.gradients = torch.zeros(self.plan.num_elements, device=device)
-        self.owned = [
-            bucket.share(mesh.num_shards, mesh.shard_rank) for bucket in self.plan.buckets
-        ]
-        """The part of each bucket that this rank updates; without ZeRO-1, all of it."""
+    def fits(self, size: int) -> bool:
+        """Whether so many elements are free in one piece."""
+        used = sum(end - start for start, end in self._taken)
+        return len(self._taken) < 2 and used + size <= self.end
+
+    def take(self, size: int) -> Span:
+        """Lends so many elements, which must be free."""
+        assert self.fits(size), "two layers are in the window"
+        at_start = all(start > 0 for start, _ in self._taken)
+        start = 0 if at_start else self.end - size
+        self._taken.append((start, start + size))
+        return Span(start, start + size)
+
+    def give_back(self, span: Span) -> None:
+        """Ends a loan."""
+        self._taken.remove((span.start, span.end))
+
+
+class FlatBuffers:
+    """The weights and gradients of one rank; every parameter of the model is a view of them.
+
+    Where they are sharded, parameters are views of the windows, while a layer is in use.
+    """
+
+    def __init__(
+        self, model: RankModel, mesh: Mesh, *, dtype: torch.dtype, device: torch.device, seed: int
+    ) -> None:
+        """Allocates memory for the model's declared parameters, and initialises them."""
+        self.plan = plan = plan_model(model, mesh)
+        self._shares_weights, self._shares_gradients = mesh.shards_weights, mesh.shards_gradients
+        self._num_shards = mesh.num_shards
+        own_elements = plan.num_elements // mesh.num_shards
+        self.weights = torch.zeros(
+            own_elements if mesh.shards_weights else plan.num_elements, dtype=dtype, device=device
+        )
+        self.gradients = torch.zeros(
+            own_elements if mesh.shards_gradients else plan.num_elements, device=device
+        )
+        self.weight_window = self.gradient_window = None
+        if mesh.shards_weights:
+            self.weight_window = Window(plan.window_elements, dtype, device)
+        if mesh.shards_gradients:
+            self.gradient_window = Window(
+                plan.open_elements, torch.float32, device, reserved=plan.reserved_elements
+            )
+        self.owned = [bucket.share(mesh.num_shards, mesh.shard_rank) for bucket in plan.buckets]
+        """The part of each bucket that this rank updates; without ZeRO, all of it."""
         self.slots: list[Slot] = []
         uses = Counter(id(old) for _, _, old in _owned_parameters(model))
         made: dict[ModelParameter, ModelParameter] = {}
         for old, start in zip(_declared_parameters(model)[::-1], self.plan.offsets, strict=True):
             end = start + old.numel()
-            parameter = ModelParameter(self.weights[start:end].view(old.shape))
+            window = self.weight_window
+            whole = self.weights[start:end] if window is None else window.memory[: end - start]
+            parameter = ModelParameter(whole.view(old.shape))
             attach(parameter, old.parts, counted=old.counted)
-            parameter.main_grad = self.gradients[start:end].view(old.shape)
+            if not mesh.shards_gradients:
+                parameter.main_grad = self.gradients[start:end].view(old.shape)
             with torch.no_grad():
                 for part, value in local_parts(old.parts, parameter, tp=mesh.layout.tp):
                     initialise(value, part, seed=seed, tp_rank=mesh.place.tp_rank)
             made[old] = parameter
-            self.slots.append(Slot(parameter=parameter, uses=uses[id(old)], start=start, end=end))
+            slot = Slot(
+                parameter=parameter,
+                shape=old.shape,
+                uses=uses[id(old)],
+                bucket=plan.bucket_of(start),
+                start=start,
+                end=end,
+            )
+            self.slots.append(slot)
+            if window is not None:
+                for first, last in slot.overlaps(self.owned):
+                    self.own_weights(Span(first, last)).copy_(whole[first - start : last - start])
         for module, name, old in list(_owned_parameters(model)):
             setattr(module, name, made[old])
+
+    def own_weights(self, span: Span) -> Tensor:
+        """The weights of a part of a bucket that this rank owns."""
+        return self._own(self.weights, span) if self._shares_weights else self.weights[slice(*span)]
+
+    def own_gradients(self, span: Span) -> Tensor:
+        """The gradients of a part of a bucket that this rank owns."""
+        own = self.gradients
+        return self._own(own, span) if self._shares_gradients else own[slice(*span)]
+
+    def _own(self, shares: Tensor, span: Span) -> Tensor:
+        bucket = self.plan.bucket_of(span.start)
+        start = self.plan.buckets[bucket].start // self._num_shards - self.owned[bucket].start
+        return shares[start + span.start : start + span.end]
 
     def expect_gradients(self, num_microbatches: int) -> None:
         """Begins a step: each parameter's first gradient overwrites that of the previous step."""
         for slot in self.slots:
-            slot.parameter.main_grad_is_stale = True
-            slot.parameter.gradients_left = slot.uses * num_microbatches
+            slot.expect_gradients(num_microbatches)
 
     @property
     def has_all_gradients(self) -> bool:
@@ -175,11 +291,24 @@ class FlatBuffers:
         return all(slot.parameter.gradients_left == 0 for slot in self.slots)
 
 
-def plan_model(model: nn.Module, *, dp: int, shared: ModelParameter | None) -> FlatPlan:
+def plan_model(model: RankModel, mesh: Mesh) -> FlatPlan:
     """Plans the flat buffers of the model's declared parameters."""
-    declared = _declared_parameters(model)[::-1]
+    declared, shared = _declared_parameters(model)[::-1], model.tied_weight
     index = next((i for i, parameter in enumerate(declared) if parameter is shared), None)
-    return plan_flat([parameter.numel() for parameter in declared], dp=dp, shared=index)
+    sizes, dp = [parameter.numel() for parameter in declared], mesh.layout.dp_cp
+    if not mesh.shards_gradients:
+        return plan_flat(sizes, dp=dp, shared=index)
+    layers = [
+        [id(parameter) for module in layer for parameter in module.parameters()]
+        for layer in model.layers
+    ]
+    of = {key: number for number, keys in reversed(list(enumerate(layers))) for key in keys}
+    numbers = [of[id(parameter)] for parameter in declared]
+    plan = plan_flat(sizes, dp=dp, shared=index, layers=numbers)
+    places = zip(declared, plan.offsets, strict=True)
+    bucket_of = {id(parameter): plan.bucket_of(start) for parameter, start in places}
+    held = (tuple(sorted({bucket_of[key] for key in keys})) for keys in layers)
+    return replace(plan, layers=tuple(held))
 
 
 def _declared_parameters(model: nn.Module) -> list[ModelParameter]:

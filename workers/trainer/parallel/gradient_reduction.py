@@ -22,7 +22,7 @@ from workers.trainer.comm.collectives import (
     start_sum_of_shares,
 )
 from workers.trainer.comm.mesh import Mesh
-from workers.trainer.parallel.flat_buffers import FlatBuffers
+from workers.trainer.parallel.flat_buffers import FlatBuffers, Span
 from workers.trainer.stopwatch import part
 
 _BUCKETS_IN_FLIGHT: Final = 2
@@ -34,8 +34,9 @@ class GradientReduction:
 
     Communicates, for each bucket: a reduce-scatter over the shard group (ZeRO-1), then an
     all-reduce of the owned span over the replica group. After the last bucket, of the owned
-    elements: under sequence parallelism an all-reduce of replicated parameters' gradients over tp,
-    and for a tied embedding an all-reduce over the embedding group.
+    elements: an all-reduce over tp of the gradients of replicated parameters of which each tp rank
+    has a part (under sequence parallelism, all), and for a tied embedding an all-reduce over the
+    embedding group.
     """
 
     def __init__(self, flat: FlatBuffers, mesh: Mesh) -> None:
@@ -44,23 +45,30 @@ class GradientReduction:
         self._waits_early = mesh.shard_group is not None and (
             mesh.replica_group is not None or flat.gradients.device.type == "cpu"
         )
+        self._summed_over_tp = [
+            slot
+            for slot in flat.slots
+            if mesh.tp_group is not None
+            and slot.parameter.replicated
+            and (mesh.cuts_tokens or slot.parameter.parts[0].partial_gradient)
+        ]
         self._members = [0] * len(self.owned)
         self._pending: list[Pending | None] = []
         self._num_scattered = 0
         if mesh.layout.dp_cp > 1:
             for slot in flat.slots:
-                bucket = flat.plan.bucket_of(slot.start)
-                self._members[bucket] += 1
-                slot.parameter.when_final = partial(self._count, bucket)
+                self._members[slot.bucket] += 1
+                slot.parameter.when_final = partial(self._count, slot.bucket)
 
     def begin(self) -> None:
         """Begins a step, in which no gradient is final yet."""
+        self.flat.expect_gradients(self.mesh.layout.num_microbatches)
         self._missing = list(self._members)
         self._pending, self._num_scattered = [], 0
 
     def finished(self) -> Iterator[int]:
         """Yields the buckets in order, each when its owned gradients are of the global batch."""
-        needs_sums = self.mesh.cuts_tokens or self.mesh.embedding_group is not None
+        needs_sums = bool(self._summed_over_tp) or self.mesh.embedding_group is not None
         if self.mesh.layout.dp_cp > 1:
             assert len(self._pending) == len(self.owned), "a bucket was not started"
         for bucket in range(len(self.owned)):
@@ -112,21 +120,17 @@ class GradientReduction:
         self._pending[index] = None
 
     def _own(self, index: int) -> Tensor:
-        span = self.owned[index]
-        return self.flat.gradients[span.start : span.end]
+        return self.flat.own_gradients(self.owned[index])
 
     def _sum_replicated(self) -> None:
-        """Sums the gradients of replicated parameters over tp, in one all-reduce.
+        """Sums the gradients of which each tp rank has a part, in one all-reduce.
 
         Under sequence parallelism each tp rank computes them from its own tokens.
         """
-        if not self.mesh.cuts_tokens:
-            return
-        slots = [slot for slot in self.flat.slots if slot.parameter.replicated]
         views = [
-            self.flat.gradients[start:end]
-            for slot in slots
-            for start, end in slot.overlaps(self.owned)
+            self.flat.own_gradients(Span(*overlap))
+            for slot in self._summed_over_tp
+            for overlap in slot.overlaps(self.owned)
         ]
         if not views:  # the other tp ranks have none either: their buffers have the same plan
             return

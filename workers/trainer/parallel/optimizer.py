@@ -1,7 +1,9 @@
-"""The optimizer on flat buffers: ZeRO-0 (every replica updates all) and ZeRO-1 (its share).
+"""The optimizer on flat buffers: ZeRO-0 (every replica updates all) and ZeRO-1 to 3 (its share).
 
 Communication of a step over the dp axis: ZeRO-0 all-reduces the gradients. ZeRO-1 reduce-scatters
 them and all-gathers the updated weights in place. Both send the same bytes (arXiv:1910.02054).
+ZeRO-2 reduce-scatters the gradients of each micro-batch. ZeRO-3 gathers no updated weights: each
+pass gathers those of its layers.
 With `zero_replicas` a shard group has dp / zero_replicas neighbouring ranks. Weights are gathered
 within it, and gradients are also summed over the ranks that own the same share.
 """
@@ -48,8 +50,8 @@ class FlatOptimizer:
     ) -> None:
         self.flat, self.mesh, self.settings = flat, mesh, settings
         self.spans = spans = flat.owned
-        self.weights = [flat.weights[span.start : span.end] for span in spans]
-        self.gradients = [flat.gradients[span.start : span.end] for span in spans]
+        self.weights = [flat.own_weights(span) for span in spans]
+        self.gradients = [flat.own_gradients(span) for span in spans]
         # One tensor for each kind of state, divided like the weights: few allocations.
         self.masters = self._like_spans(spans) if master_weights else self.weights
         self.is_mixed = master_weights
@@ -77,7 +79,7 @@ class FlatOptimizer:
             elsewhere = slot.parameter.replicated and mesh.place.tp_rank > 0
             if slot.parameter.counted and not elsewhere:
                 overlaps = slot.overlaps([counted])
-                views += [self.flat.gradients[first:last] for first, last in overlaps]
+                views += [self.flat.own_gradients(Span(*overlap)) for overlap in overlaps]
         return views
 
     @property
@@ -113,7 +115,8 @@ class FlatOptimizer:
     ) -> None:
         """Updates the owned weights of these buckets.
 
-        Communicates: starts an all-gather of each bucket's weights over the shard group (ZeRO-1).
+        Communicates: starts an all-gather of each bucket's weights over the shard group (ZeRO-1
+        and 2).
         """
         scale = None
         if divisor is not None and self.settings.kind == "adamw":
@@ -130,7 +133,7 @@ class FlatOptimizer:
     def publish_weights(self) -> None:
         """Rounds the master weights to the weights' type, and updates every replica's copy.
 
-        Communicates: an all-gather of every bucket over the shard group (ZeRO-1).
+        Communicates: an all-gather of every bucket over the shard group (ZeRO-1 and 2).
         """
         with torch.no_grad():
             for index in range(len(self.spans)):
@@ -141,7 +144,7 @@ class FlatOptimizer:
         if self.is_mixed:
             self.weights[index].copy_(self.masters[index])
         group, bucket = self.mesh.shard_group, self.flat.plan.buckets[index]
-        if group is not None:
+        if group is not None and not self.mesh.shards_weights:
             whole = self.flat.weights[bucket.start : bucket.end]
             with part("dp"):
                 self._gathering.append(start_gather_of_shares(whole, group, tag=index))

@@ -110,6 +110,21 @@ def largest_disturbance(own: Disturbance, device: torch.device) -> Disturbance:
     return Disturbance(others_share=share, throttled=None if throttled is None else throttled > 0)
 
 
+def mean_expert_load(training: Training) -> float | None:
+    """Tokens of the fullest expert over the mean, since the sums were last set to 0.
+
+    The mean over layers, micro-batches and steps. None: the model has no experts.
+
+    Communicates: an all-reduce of two numbers over all ranks; a stage may have no experts.
+    """
+    if training.expert_loads is None:
+        return None
+    sums = training.expert_loads.double()
+    dist.all_reduce(sums)
+    total, passes = sums.tolist()
+    return total / passes  # type: ignore[no-any-return]
+
+
 def summarise(
     iterations: Sequence[Iteration],
     *,
@@ -121,6 +136,8 @@ def summarise(
     memory: PeakMemory,
     oversubscribed: bool,
     disturbance: Disturbance,
+    balanced_routing: bool | None = None,
+    expert_load: float | None = None,
 ) -> Measurement:
     """The measurement of a probe, warm-up included: medians over its timed iterations.
 
@@ -155,6 +172,8 @@ def summarise(
         iterations_asked=iterations_asked,
         others_share=disturbance.others_share,
         throttled=disturbance.throttled,
+        balanced_routing=balanced_routing,
+        expert_load=expert_load,
     )
 
 

@@ -22,6 +22,8 @@ from tests.workers.trainer.cases import (
     TP,
     VPP,
     ZERO,
+    ZERO_2,
+    ZERO_3,
     make_layout,
     make_shape,
     make_training,
@@ -305,7 +307,10 @@ def test_a_file_that_is_another_one_is_refused() -> None:
 
 
 @pytest.mark.sampled(4)
-@over_axes(TP, CUT, PP, VPP, DP, ZERO, *({"cp": 2, "cp_comm_type": each} for each in CP_COMM_TYPES))
+@over_axes(
+    *(TP, CUT, PP, VPP, DP, ZERO, ZERO_2, ZERO_3),
+    *({"cp": 2, "cp_comm_type": each} for each in CP_COMM_TYPES),
+)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_two_ranks_train_to_the_bit_as_over_gloo(axes: dict[str, Any], precision: str) -> None:
     """A sum of two is the same in any order, so that nothing but the transport differs."""

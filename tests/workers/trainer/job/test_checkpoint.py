@@ -49,7 +49,7 @@ pytestmark = pytest.mark.ranks
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_the_same_layout_goes_on_to_the_bit(tmp_path: Path, precision: Precision) -> None:
-    layout = make_layout(dp=2, zero_stage=1, precision=precision)
+    layout = make_layout(dp=2, zero_stage=3 if precision == "fp16" else 1, precision=precision)
     whole = losses_of(run_job(make_job(tmp_path, layout, checkpoint=None)))
     first = save_half(tmp_path, layout)
     assert kinds_of(first) == ["checkpoint"]
@@ -89,6 +89,11 @@ LAYOUTS = {
         cp=2, dp=2, cp_comm_type="p2p", zero_stage=1, zero_replicas=2, num_microbatches=2
     ),
     "uneven": make_layout(pp=2, pipeline_split="embedding_and_head"),
+    "zero-2-pp": make_layout(dp=2, pp=2, zero_stage=2),
+    "zero-3": make_layout(dp=2, zero_stage=3),
+    "hybrid": make_layout(
+        dp=4, zero_stage=3, zero_replicas=2, micro_batch_size=1, num_microbatches=2
+    ),
     "four": make_layout(dp=4, zero_stage=1, micro_batch_size=1, num_microbatches=2),
 }
 
@@ -108,6 +113,11 @@ LAYOUTS = {
         ("gpt", "uneven", "pp"),
         ("llama", "interleaved", "uneven"),
         ("llama", "uneven", "zero-tp"),
+        ("gpt", "zero-3", "zero-pp"),
+        ("gpt", "zero-2-pp", "zero-3"),
+        ("gpt", "alone", "zero-2-pp"),
+        ("llama", "zero-pp", "hybrid"),
+        ("llama", "hybrid", "zero-3"),
         ("gpt", "context", "alone"),
         ("llama", "tp", "context"),
         ("gpt", "context-groups", "pp"),

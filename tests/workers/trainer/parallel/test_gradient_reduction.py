@@ -78,6 +78,40 @@ def test_nothing_is_sent_while_gradients_accumulate(zero_stage: int) -> None:
     assert Counter(counts) == expected
 
 
+@pytest.mark.parametrize("pp", [1, 2])
+@pytest.mark.parametrize("zero_stage", [2, 3])
+def test_a_layer_is_sent_once_a_microbatch_and_gathered_once_a_use(
+    zero_stage: int, pp: int
+) -> None:
+    """Elements over the shard group; a rank sends half of each, as there are two ranks."""
+    layout = replace(DP, zero_stage=zero_stage, pp=pp, num_microbatches=3)
+
+    def work(training: Training) -> Any:
+        sent: Counter[str] = Counter()
+        lane = training.mesh.shard_group.lane  # type: ignore[union-attr]
+        start = lane._start  # type: ignore[union-attr]
+
+        def noting(kind: str, operation: Any) -> Any:
+            if kind in ("reduce_scatter", "all_gather"):
+                sent[kind] += 2 * sum(len(piece) for piece in operation._own)
+            return start(kind, operation)
+
+        lane._start = noting  # type: ignore[union-attr, method-assign]
+        training.step(training.batch(0))
+        plan = training.flat.plan
+        return sent, plan.num_elements, [plan.size(*layer) for layer in plan.layers]
+
+    # Of four blocks, gathered for each pass, one is still there when it is used for the next but
+    # one layer: around the head, and around the embedding. Of two, more often.
+    blocks_gathered = {1: 2 * 4 * 3 - 3 - 2, 2: 5}[pp]
+    for sent, whole, sizes in on_layout(layout, work, make_shape(num_layers=4)):
+        assert sent["reduce_scatter"] == 3 * whole
+        blocks = 4 // pp
+        ends = sum(sizes) - blocks * sizes[1]
+        gathered = whole if zero_stage == 2 else 3 * ends + blocks_gathered * sizes[1]
+        assert sent["all_gather"] == gathered
+
+
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_a_tied_embedding_holds_no_other_bucket_up(family: str) -> None:
     """Its two ends are summed after dp, share by share; the others start in the backward pass."""

@@ -15,6 +15,7 @@ from tests.workers.trainer.cases import (
     TP,
     VPP,
     ZERO,
+    ZERO_3,
     assert_bitwise_equal,
     assert_same_training,
     make_layout,
@@ -55,7 +56,7 @@ def test_interleaving_is_bitwise_equal_to_the_same_layout_without_a_pipeline(
 
 @pytest.mark.sampled(3)
 @FAMILIES
-@over_axes({}, CUT, DP)
+@over_axes({}, CUT, DP, ZERO_3)
 def test_a_tied_embedding_lies_on_first_and_last_chunk(family: str, axes: dict[str, Any]) -> None:
     """Gradients of both ends are summed as in a plain pipeline; `train` refuses unequal copies."""
     shape = make_shape(family, num_layers=4, tied_embeddings=True)

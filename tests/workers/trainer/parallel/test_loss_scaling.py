@@ -17,6 +17,8 @@ from tests.workers.trainer.cases import (
     REPLICAS,
     TP,
     ZERO,
+    ZERO_2,
+    ZERO_3,
     assert_same_training,
     make_layout,
     make_shape,
@@ -38,7 +40,7 @@ from workers.trainer.training import Training
 pytestmark = pytest.mark.ranks
 
 TOO_LARGE = 2.0**60
-AXES = over_axes({}, TP, PP, DP, ZERO, CUT, slow=[REPLICAS, TP | PP | ZERO])
+AXES = over_axes({}, TP, PP, DP, ZERO, ZERO_3, CUT, slow=[REPLICAS, TP | PP | ZERO, PP | ZERO_2])
 
 
 def test_an_overflow_halves_the_scale_until_it_is_a_divergence() -> None:

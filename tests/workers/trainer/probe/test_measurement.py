@@ -11,7 +11,16 @@ from torch import distributed as dist
 
 from search_spaces.protocol.measurement import Breakdown
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from tests.workers.trainer.cases import CPU, PP, TP, ZERO, make_layout, over_axes
+from tests.workers.trainer.cases import (
+    CPU,
+    PP,
+    TP,
+    ZERO,
+    ZERO_2,
+    ZERO_3,
+    make_layout,
+    over_axes,
+)
 from tests.workers.trainer.probes import make_request, measured, probe
 from tests.workers.trainer.ranks import RanksFailedError, run_ranks
 from workers.trainer.device_peak import DENSE_PEAK_TFLOPS, MEASURED, known_device
@@ -27,7 +36,9 @@ pytestmark = pytest.mark.ranks
 NOTHING: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
 
 
-@over_axes({}, TP, PP, ZERO, TP | PP | {"recompute": "full"}, {"cp": 2}, TP | {"cp": 2})
+@over_axes(
+    *({}, TP, PP, ZERO, ZERO_2, ZERO_3, TP | PP | {"recompute": "full"}, {"cp": 2}, TP | {"cp": 2})
+)
 def test_the_breakdown_adds_up_to_the_step(axes: dict[str, Any]) -> None:
     layout = make_layout(**axes)
     m = measured(make_request(layout=layout))

@@ -1,0 +1,133 @@
+"""Sharded gradients (ZeRO-2 and 3): a rank keeps the sums of its own shares alone.
+
+The gradients of a layer are whole only from its backward pass until they have been sent, so they
+are sent for each micro-batch. To send them once a step they would have to accumulate in a whole
+buffer, which is what ZeRO-1 has. The window holds two layers: the gradients of one are on their way
+while the next layer's are computed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import NamedTuple
+
+from torch import Tensor
+
+from workers.trainer.comm.collectives import Pending, finish, start_all_reduce, start_sum_of_shares
+from workers.trainer.comm.mesh import Mesh
+from workers.trainer.parallel.flat_buffers import FlatBuffers, Slot, Span, Window
+from workers.trainer.parallel.gradient_reduction import GradientReduction
+from workers.trainer.stopwatch import part
+
+
+class _Sent(NamedTuple):
+    """A bucket's gradients of one micro-batch, on their way."""
+
+    bucket: int
+    span: Span
+    """Their place in the window."""
+    work: Pending | None
+
+
+class ShardedGradients(GradientReduction):
+    """Reduces the gradients of one rank, for each bucket and micro-batch.
+
+    Communicates, for each bucket: a reduce-scatter over the shard group for each micro-batch; after
+    the last one an all-reduce of the owned share over the replica group. Then, as
+    `GradientReduction` does, over tp and the embedding group. The order is that of the passes,
+    which is the same on all ranks along dp.
+    """
+
+    def __init__(self, flat: FlatBuffers, mesh: Mesh) -> None:
+        super().__init__(flat, mesh)
+        assert flat.gradient_window is not None
+        self._window: Window = flat.gradient_window
+        self._slots: list[list[Slot]] = [[] for _ in self.owned]
+        for slot in flat.slots:
+            self._slots[slot.bucket].append(slot)
+            slot.parameter.when_first = partial(self._open, slot.bucket)
+        self._shares = [self._own(index) for index in range(len(self.owned))]
+        self._views: dict[tuple[int, Span], tuple[list[Tensor], list[Tensor]]] = {}
+
+    def begin(self) -> None:
+        """Begins a step, in which no gradient is there yet."""
+        self.flat.expect_gradients(1)
+        self._missing = list(self._members)
+        self._unsent = [self.mesh.layout.num_microbatches] * len(self.owned)
+        self._open_at: dict[int, Span] = {}
+        self._sent: deque[_Sent] = deque()
+        self._pending = [None] * len(self.owned)
+
+    def _open(self, bucket: int) -> None:
+        """Gives the gradients of a bucket their place, at the first of a micro-batch."""
+        if bucket in self._open_at:
+            return
+        size, window = self.flat.plan.size(bucket), self._window
+        is_reserved = bucket == self.flat.plan.used_twice
+        with part("dp"):
+            while any(sent.bucket == bucket for sent in self._sent) or not (
+                is_reserved or window.fits(size)
+            ):
+                self._end_first()
+        span = Span(window.end, window.end + size) if is_reserved else window.take(size)
+        self._open_at[bucket] = span
+        views, gaps = self._views_at(bucket, span)
+        for slot, view in zip(self._slots[bucket], views, strict=True):
+            slot.parameter.main_grad = view
+        for gap in gaps:
+            gap.zero_()
+
+    def _views_at(self, bucket: int, span: Span) -> tuple[list[Tensor], list[Tensor]]:
+        """The gradients of a bucket's parameters, and the padding after each."""
+        if (bucket, span) not in self._views:
+            slots, of = self._slots[bucket], self.flat.plan.buckets[bucket]
+            memory = self._window.memory[slice(*span)]
+            ends = [*(slot.start for slot in slots[1:]), of.end]
+            gaps = [
+                memory[slot.end - of.start : end - of.start]
+                for slot, end in zip(slots, ends, strict=True)
+                if slot.end < end
+            ]
+            values = [
+                memory[slot.start - of.start : slot.end - of.start].view(slot.shape)
+                for slot in slots
+            ]
+            self._views[bucket, span] = values, gaps
+        return self._views[bucket, span]
+
+    def _count(self, bucket: int) -> None:
+        """Counts a parameter that has its gradients of a micro-batch; sends a complete bucket."""
+        self._missing[bucket] -= 1
+        if self._missing[bucket]:
+            return
+        span, group = self._open_at.pop(bucket), self.mesh.shard_group
+        assert group is not None
+        whole, share = self._window.memory[slice(*span)], self._shares[bucket]
+        is_first = self._unsent[bucket] == self.mesh.layout.num_microbatches
+        with part("dp"):
+            work = start_sum_of_shares(
+                whole, group, tag=bucket, into=share, accumulates=not is_first
+            )
+        self._sent.append(_Sent(bucket, span, work))
+        self._unsent[bucket] -= 1
+        if self._unsent[bucket]:
+            self._missing[bucket] = self._members[bucket]
+            for slot in self._slots[bucket]:
+                slot.expect_gradients(1)
+
+    def _end_first(self) -> None:
+        """Waits until the gradients that were sent first are in the share."""
+        assert self._sent, "more layers have open gradients than the window holds"
+        bucket, span, work = self._sent.popleft()
+        finish(work)
+        if bucket != self.flat.plan.used_twice:
+            self._window.give_back(span)
+        if not self._unsent[bucket] and all(sent.bucket != bucket for sent in self._sent):
+            self._pending[bucket] = start_all_reduce(self._shares[bucket], self.mesh.replica_group)
+
+    def _finish(self, index: int) -> None:
+        while self._sent:
+            self._end_first()
+        finish(self._pending[index])
+        self._pending[index] = None
