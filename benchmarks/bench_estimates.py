@@ -127,6 +127,8 @@ def _columns(count: int) -> LayoutColumns:
     return LayoutColumns(
         num_nodes=np.full(count, 1024),
         tp=power(3),
+        cp=np.ones(count, dtype=np.int64),
+        cp_comm_type=np.zeros(count, dtype=np.int64),
         pp=power(4),
         dp=power(6),
         vpp=power(1),

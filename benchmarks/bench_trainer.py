@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.arguments import count, refuse
 from benchmarks.results_file import describe_machine, record
@@ -39,7 +39,7 @@ from benchmarks.trainer.trainer_table import (
 )
 from benchmarks.workers.forked_ranks import RankFailedError, restart_with_rank_environment
 from search_spaces.errors import SearchSpaceError
-from search_spaces.spec.layout import Precision
+from search_spaces.spec.layout import CP_COMM_TYPES, Precision
 
 PRECISIONS: Final[tuple[Precision, ...]] = ("fp32", "bf16")
 NOTHING: Final = float("nan")
@@ -70,6 +70,13 @@ ASKED: Final[dict[str, dict[Precision, dict[str, float]]]] = {
         "fp32": {"FSDP2": 1.05, "ours, ZeRO-1": NOTHING},
         "bf16": {"FSDP2": 1.05, "ours, ZeRO-1": NOTHING},
     },
+    **{
+        f"1,1,1,1,2,{comm_type}": {
+            "fp32": {"torch-native": 1.05 if comm_type == "all_gather" else NOTHING},
+            "bf16": {"torch-native": 1.05 if comm_type == "all_gather" else NOTHING},
+        }
+        for comm_type in CP_COMM_TYPES
+    },
 }
 """By cell, by precision, by peer: how many times longer the peer should take."""
 
@@ -85,8 +92,17 @@ ALL_CELLS: Final[dict[Precision, dict[str, int]]] = {
         "2,2,1": 3,
         "2,1,2": 3,
         "1,2,2": 3,
+        **{f"1,1,1,1,2,{comm_type}": 6 for comm_type in CP_COMM_TYPES},
     },
-    "bf16": {"1,1,1": 6, "2,1,1": 5, "1,2,1": 8, "1,1,2": 6, "1,1,2,1,2": 8, "1,1,2,1,3": 6},
+    "bf16": {
+        "1,1,1": 6,
+        "2,1,1": 5,
+        "1,2,1": 8,
+        "1,1,2": 6,
+        "1,1,2,1,2": 8,
+        "1,1,2,1,3": 6,
+        "1,1,1,1,2,all_gather": 6,
+    },
 }
 """Rounds of each cell of the whole table."""
 
@@ -125,20 +141,26 @@ def _cells(arguments: argparse.Namespace) -> list[tuple[Cell, int]]:
 
 
 def make_cell(name: str, precision: Precision) -> Cell:
-    """The cell of tp,pp,dp, with vpp and the ZeRO stage where they are given.
+    """The cell of tp,pp,dp[,vpp[,zero_stage]], or of tp,pp,dp,vpp,cp,cp_comm_type.
 
     Raises:
         ValueError: the name is not such numbers.
         SearchSpaceError: they make no layout.
     """
     parts = name.split(",")
-    if len(parts) not in (3, 4, 5) or not all(part.isdecimal() for part in parts):
-        raise ValueError(f"cell {name!r} is not tp,pp,dp[,vpp[,zero]], such as 2,1,1")
+    if len(parts) not in range(3, 7) or not all(part.isdecimal() for part in parts[:5]):
+        raise ValueError(
+            f"cell {name!r} is not tp,pp,dp[,vpp[,zero]] or tp,pp,dp,vpp,cp,comm_type, such as 2,1,1"
+        )
     tp, pp, dp, vpp = map(int, [*parts, "1"][:4])
-    zero = {"zero_stage": int(parts[4])} if len(parts) == 5 else {}
+    more: dict[str, Any] = {}
+    if len(parts) == 5:
+        more = {"zero_stage": int(parts[4])}
+    elif len(parts) == 6:
+        more = {"cp": int(parts[4]), "cp_comm_type": parts[5]}
     asked = ASKED.get(name, {}).get(precision, {"torch-native": NOTHING})
-    layout = make_layout(tp=tp, pp=pp, dp=dp, vpp=vpp, precision=precision, **zero)
-    return Cell(layout=layout, asked=asked, by_cpu_time=tp * pp * dp > 2)
+    layout = make_layout(tp=tp, pp=pp, dp=dp, vpp=vpp, precision=precision, **more)
+    return Cell(layout=layout, asked=asked, by_cpu_time=layout.num_devices > 2)
 
 
 def _measure(cells: Sequence[tuple[Cell, int]], *, everything: bool) -> str:

@@ -246,6 +246,10 @@ class MeasurementRecord:
     """Share, from 0 to 1, of a device's time that others took, the largest. None: not known."""
     throttled: bool | None
     """Whether heat or power held the clock of a device down. None: not known."""
+    balanced_routing: bool | None = None
+    """Whether experts got equally many tokens, in place of what the router chose."""
+    expert_load: float | None = None
+    """Tokens of the fullest expert over the mean; None: the model has no experts."""
 
     @property
     def is_disturbed(self) -> bool:

@@ -1,4 +1,4 @@
-"""The mesh: where a rank of a job is on the axes tp, dp and pp, and on the nodes."""
+"""The mesh: where a rank of a job is on the axes tp, cp, dp and pp, and on the nodes."""
 
 from __future__ import annotations
 
@@ -9,25 +9,35 @@ from search_spaces.spec.layout import Layout
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coordinates:
-    """A rank's position on the three axes. tp varies fastest, then dp, then pp (Megatron-LM)."""
+    """A rank's position on the axes. tp varies fastest, then cp, dp and pp (Megatron-LM)."""
 
     tp_rank: int
+    cp_rank: int = 0
     dp_rank: int
     pp_rank: int
 
 
 def coordinates(rank: int, layout: Layout) -> Coordinates:
-    """The position of a global rank: rank = (pp_rank * dp + dp_rank) * tp + tp_rank."""
-    return Coordinates(
-        tp_rank=rank % layout.tp,
-        dp_rank=rank // layout.tp % layout.dp,
-        pp_rank=rank // (layout.tp * layout.dp),
-    )
+    """The position of a global rank, ((pp_rank * dp + dp_rank) * cp + cp_rank) * tp + tp_rank."""
+    rest, tp_rank = divmod(rank, layout.tp)
+    rest, cp_rank = divmod(rest, layout.cp)
+    pp_rank, dp_rank = divmod(rest, layout.dp)
+    return Coordinates(tp_rank=tp_rank, cp_rank=cp_rank, dp_rank=dp_rank, pp_rank=pp_rank)
 
 
 def global_rank(place: Coordinates, layout: Layout) -> int:
     """The global rank of a position."""
-    return (place.pp_rank * layout.dp + place.dp_rank) * layout.tp + place.tp_rank
+    data_rank = (place.pp_rank * layout.dp + place.dp_rank) * layout.cp + place.cp_rank
+    return data_rank * layout.tp + place.tp_rank
+
+
+def sequence_chunks(cp: int, cp_rank: int) -> list[int]:
+    """The two of a sequence's 2 cp equal chunks that a context-parallel rank holds.
+
+    With the head and the tail of the sequence in pairs, causal attention is the same work on every
+    rank.
+    """
+    return [cp_rank, 2 * cp - 1 - cp_rank]
 
 
 def ranks_per_node(num_ranks: int, num_nodes: int) -> int:

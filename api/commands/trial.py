@@ -29,6 +29,7 @@ from api.formatting import (
 from results_db.trials.filter import TrialFilter
 from results_db.trials.sort_order import SORT_KEYS, SortKey
 from search_spaces.documents.limits import MAX_ID
+from search_spaces.protocol.measurement import routing_words
 from search_spaces.statistics.disturbance import MEANING, disturbance_words
 from search_spaces.terminal.console import write_bytes
 from search_spaces.terminal.text_table import print_table
@@ -247,6 +248,8 @@ def _facts(trial: TrialDetailRead) -> list[tuple[str, str]]:
         ]
         if words := disturbance_words(measured.others_share, measured.throttled):
             facts.append(("taken by others", words))
+        if words := routing_words(measured.balanced_routing, measured.expert_load):
+            facts.append(("routing", words))
         if words := trainer_words(measured):
             facts.append(("trainer", words))
     if trial.prediction is not None:

@@ -71,12 +71,14 @@ def export(
     if refusals := adapter.refusals(source.job):
         raise ExportImpossibleError("; ".join(refusals))
     rendered = form.render(source)
+    model = source.job.model
+    lacks = (f"{model.name} as published also has {model.lacks}",) if model.lacks else ()
     return ExportBundle(
         format=adapter.name,
         target_version=adapter.target_version,
         files=rendered.files,
         commands=rendered.commands,
-        notes=(*source.remarks, *adapter.notes(source.job), *rendered.notes),
+        notes=(*source.remarks, *lacks, *adapter.notes(source.job), *rendered.notes),
     )
 
 

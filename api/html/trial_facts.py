@@ -30,6 +30,7 @@ from results_db.trials.filter import TrialFilter
 from search_spaces.belief.extrapolation import CheapProbe
 from search_spaces.campaigns.fidelity import with_layers
 from search_spaces.estimates.memory import stage_memory
+from search_spaces.protocol.measurement import routing_words
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.statistics.disturbance import disturbance_words
@@ -215,6 +216,10 @@ def figure_pairs(
     yield "peak memory a device", memory_of(measured.peak_memory_bytes, memory_bytes)
     if words := disturbance_words(measured.others_share, measured.throttled):
         yield "taken by others", words
+    if words := routing_words(measured.balanced_routing, measured.expert_load):
+        yield "routing", words
+    if lacks := campaign.spec["model"].get("lacks"):
+        yield "the model lacks", lacks
     if words := trainer_words(measured):
         yield "trainer", words
         yield "memory is", measured.memory_kind or "not known"

@@ -27,6 +27,7 @@ PARTS: Final[Mapping[str, str]] = {
     "dp_s": "data parallel",
     "optimizer_s": "optimizer",
     "unexplained_s": "unexplained",
+    "cp_s": "context parallel",
 }
 """The parts of a step in their fixed order, with their names; the n-th has the colour `--partn`."""
 
@@ -69,6 +70,12 @@ def time_parts(
                 "measurements were imported."
             ]
         )
+    shown = [
+        place
+        for place, part in enumerate(PARTS)
+        if part != "cp_s" or any(step.parts[place] for step in steps)
+    ]
+    names = list(PARTS.values())
     says = [
         "The best layouts, the best first, and the baseline, on one scale. The line at each bar is "
         "the measured step time. The hatched part is unexplained; where the measured parts add up "
@@ -77,7 +84,7 @@ def time_parts(
     if any(step.estimated is not None for step in steps):
         says.append("Triangles are the estimates from before the trials ran.")
     return PlottedData(
-        traces=[*_parts(steps), *_ends(steps)],
+        traces=[*_parts(steps, shown), *_ends(steps)],
         layout=rows_layout(
             "time of a step, ms",
             1.04 * max(step.end for step in steps),
@@ -85,13 +92,13 @@ def time_parts(
         ),
         says=says,
         row_ids=[step.trial_id for step in steps],
-        headings=("layout", ">step", ">compute", *(f">{name}" for name in PARTS.values()), "key"),
+        headings=("layout", ">step", ">compute", *(f">{names[place]}" for place in shown), "key"),
         rows=[
             (
                 step.label,
                 _ms(step.measured),
                 percent(step.parts[0] / step.measured),
-                *map(_ms, step.parts),
+                *(_ms(step.parts[place]) for place in shown),
                 step.layout_key,
             )
             for step in steps
@@ -119,9 +126,11 @@ def _steps(
         )
 
 
-def _parts(steps: Sequence[_Step]) -> Iterator[Trace]:
+def _parts(steps: Sequence[_Step], shown: Sequence[int]) -> Iterator[Trace]:
     """The bars of one part after the other."""
-    for place, name in enumerate(PARTS.values()):
+    names = list(PARTS.values())
+    for place in shown:
+        name = names[place]
         hatched = {"pattern": {"shape": "/"}} if name == "unexplained" else {}
         found = []
         for row, step in enumerate(steps):

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from api.plot_data.plot_data import both_ends
 from api.plots.svg import WIDTH, Plot, join, number, svg_tag, tag
-from search_spaces.mesh import coordinates, ranks_per_node
+from search_spaces.mesh import Coordinates, coordinates, ranks_per_node
 from search_spaces.spec.layout import Layout
 from search_spaces.terminal.plurals import counted
 
@@ -32,12 +32,12 @@ _CHARACTER: Final = 5.6
 
 
 def layout_map(layout: Layout) -> Plot:
-    """Nodes, devices, stages, tensor-parallel groups and replicas of a layout."""
+    """Nodes, devices, stages, groups and replicas of a layout."""
     per_node = ranks_per_node(layout.num_devices, layout.num_nodes)
     is_folded = layout.num_devices > MAX_DEVICES
     nodes = _drawn_nodes(layout, per_node) if is_folded else list(range(layout.num_nodes))
     shown = min(per_node, MAX_PER_NODE) if is_folded else per_node
-    cell = 8.0 + _CHARACTER * len(_cell_text(layout.pp - 1, layout.dp - 1))
+    cell = 8.0 + _CHARACTER * len(_cell_text(coordinates(layout.num_devices - 1, layout), layout))
     columns = min(shown, _COLUMNS)
     width = max(columns * cell + 2 * _MARGIN, 150.0)
     height = _HEAD + -(-shown // columns) * _CELL_HEIGHT + 2 * _MARGIN
@@ -69,7 +69,7 @@ def layout_map(layout: Layout) -> Plot:
 def _drawn_nodes(layout: Layout, per_node: int) -> list[int]:
     """The first node of each stage; of many stages, of the first and the last ones."""
     stages = both_ends(layout.pp, MAX_NODES)
-    firsts = [stage * layout.dp * layout.tp // per_node for stage in stages]
+    firsts = [stage * layout.dp_cp * layout.tp // per_node for stage in stages]
     return list(dict.fromkeys(firsts))
 
 
@@ -96,9 +96,7 @@ def _node(
             f"M{number(x)} {number(y)}h{number(cell - 2)}v{number(_CELL_HEIGHT - 2)}"
             f"h-{number(cell - 2)}z"
         )
-        texts.append(
-            tag("text", _cell_text(place.pp_rank, place.dp_rank), x=x + cell / 2 - 1, y=y + 13.0)
-        )
+        texts.append(tag("text", _cell_text(place, layout), x=x + cell / 2 - 1, y=y + 13.0))
         runs.setdefault((rank // layout.tp, index // columns), [x, y, 0.0])[2] += cell
     frames = "".join(
         f"M{number(x - 1)} {number(y - 1)}h{number(length)}v{number(_CELL_HEIGHT)}"
@@ -117,8 +115,9 @@ def _node(
     )
 
 
-def _cell_text(stage: int, replica: int) -> str:
-    return f"S{stage} R{replica}"
+def _cell_text(place: Coordinates, layout: Layout) -> str:
+    context = f" C{place.cp_rank}" if layout.cp > 1 else ""
+    return f"S{place.pp_rank} R{place.dp_rank}{context}"
 
 
 def _words(layout: Layout) -> str:
@@ -126,6 +125,7 @@ def _words(layout: Layout) -> str:
         f"{counted(layout.num_devices, 'rank')} on {counted(layout.num_nodes, 'node')}: "
         f"{counted(layout.pp, 'pipeline stage')}, {counted(layout.dp, 'data-parallel replica')}, "
         f"tensor-parallel groups of {layout.tp}"
+        + (f", context-parallel groups of {layout.cp}" if layout.cp > 1 else "")
     )
 
 
@@ -135,6 +135,11 @@ def _notes(layout: Layout, nodes: Sequence[int], per_node: int, shown: int) -> l
         "tint) and its data-parallel replica (R)."
         + (f" A frame holds a tensor-parallel group of {layout.tp}." if layout.tp > 1 else "")
     ]
+    if layout.cp > 1:
+        found.append(
+            f"C is the rank of a context-parallel group: the {layout.cp} ranks with the same S, R "
+            "and place in their frame share each sequence."
+        )
     ends = (("S0", "embedding"), (f"S{layout.pp - 1}", "head"))
     for (stage, end), counts in zip(ends, layout.counted_ends, strict=True):
         if counts:

@@ -75,8 +75,9 @@ def probe_command(
             words += [option, str(given)]
     if is_limited and (limit := spec["cluster"].get("device_memory_bytes")):
         words += ["--memory-limit-gb", str(limit / GIB)]
-    if probe.get("compile"):
-        words.append("--compile")
+    routes_freely = not probe.get("balanced_routing", default.balanced_routing)
+    switches = {"--compile": probe.get("compile"), "--no-balanced-routing": routes_freely}
+    words += [option for option, is_set in switches.items() if is_set]
     if (trainer := probe.get("trainer", default.trainer)) != default.trainer:
         words += ["--trainers", TRAINERS_FILE, "--trainer", trainer]
         for name, value in probe["parameters"].items():

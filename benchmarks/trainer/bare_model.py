@@ -10,6 +10,7 @@ M micro-batches.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final, Literal
 
 import torch
@@ -69,6 +70,9 @@ class BareAttention(nn.Module):
         self.key = nn.Linear(hidden, shape.kv_hidden_size, bias=False)
         self.value = nn.Linear(hidden, shape.kv_hidden_size, bias=False)
         self.out = nn.Linear(hidden, hidden, bias=False)
+        self.attend: Callable[[Tensor, Tensor, Tensor], Tensor] = partial(
+            F.scaled_dot_product_attention, is_causal=True, enable_gqa=self.grouped
+        )
 
     def forward(self, x_BSH: Tensor, cos_SD: Tensor, sin_SD: Tensor) -> Tensor:
         # A tensor-parallel rank has fewer heads: -1 stands for those it has.
@@ -76,9 +80,7 @@ class BareAttention(nn.Module):
         q_BNSD = rotate(self.query(x_BSH).view(heads).transpose(1, 2), cos_SD, sin_SD)
         k_BKSD = rotate(self.key(x_BSH).view(heads).transpose(1, 2), cos_SD, sin_SD)
         v_BKSD = self.value(x_BSH).view(heads).transpose(1, 2)
-        y_BNSD = F.scaled_dot_product_attention(
-            q_BNSD, k_BKSD, v_BKSD, is_causal=True, enable_gqa=self.grouped
-        )
+        y_BNSD = self.attend(q_BNSD, k_BKSD, v_BKSD)
         return self.out(y_BNSD.transpose(1, 2).flatten(2))
 
 

@@ -1,21 +1,24 @@
 """The torch-native composition: the bare model under torch's own parallelism.
 
-DTensor tensor parallelism (`parallelize_module`), `torch.distributed.pipelining`, DDP and
+DTensor tensor parallelism (`parallelize_module`), keys and values gathered by functional
+collectives for context parallelism, `torch.distributed.pipelining`, DDP and
 ZeroRedundancyOptimizer, or FSDP2 (`fully_shard`) for ZeRO-3, put together in the order that
 torchtitan applies them. The model, the weights, the tokens and the optimizer's arithmetic are the
 bare model's.
 """
 
-# ruff: noqa: N803, N806 (tensors carry their shape in the name)
+# ruff: noqa: N803, N806, N812 (tensors carry their shape in the name)
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import _functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -30,6 +33,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
+from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.trainer.bare_model import (
@@ -42,7 +46,7 @@ from benchmarks.trainer.bare_model import (
 )
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
-from workers.trainer.batches import Batch
+from workers.trainer.batches import Batch, own_chunks
 from workers.trainer.model.precision import COMPUTE_DTYPES
 from workers.trainer.parallel.optimizer import OptimizerSettings
 
@@ -90,6 +94,39 @@ def apply_tensor_parallel(
     parallelize_module(model, mesh, kept)
 
 
+def apply_context_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Lets every attention gather keys and values over the mesh; rotary positions are the rank's.
+
+    The mesh has the replicas of one context-parallel group alone.
+    """
+    assert isinstance(model, Llama)
+    cp, rank = mesh.size(), mesh.get_local_rank()
+    whole = torch.arange(len(model.cos_SD))
+    gathered_S = torch.cat([own_chunks(whole, cp, peer) for peer in range(cp)])
+    sees_TS = own_chunks(whole, cp, rank)[:, None] >= gathered_S
+    for name in ("cos_SD", "sin_SD"):
+        own_SD = own_chunks(getattr(model, name), cp, rank)
+        delattr(model, name)  # DDP would copy the first rank's buffers
+        setattr(model, name, own_SD)
+    for block in model.layers.values():
+        block.attention.attend = partial(_attend_to_gathered, mesh=mesh, sees_TS=sees_TS)
+
+
+def _attend_to_gathered(
+    q_BNTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, *, mesh: DeviceMesh, sees_TS: Tensor
+) -> Tensor:
+    kv_BKTD = torch.cat((k_BKTD, v_BKTD), dim=1)
+    # Newer torch deprecates the old name, and older torch lacks the new one.
+    gather: Any = getattr(collectives, "all_gather_single_autograd", None)
+    gather = gather or collectives.all_gather_tensor_autograd
+    kv_BKSD = gather(kv_BKTD.contiguous(), 2, mesh)
+    k_BKSD, v_BKSD = kv_BKSD.chunk(2, dim=1)
+    grouped = q_BNTD.shape[1] != k_BKSD.shape[1]
+    return F.scaled_dot_product_attention(
+        q_BNTD, k_BKSD, v_BKSD, attn_mask=sees_TS, enable_gqa=grouped
+    )
+
+
 class NativeLoop:
     """A rank's part of the composition; needs the process group."""
 
@@ -106,12 +143,12 @@ class NativeLoop:
     ) -> None:
         self.shape, self.layout, self.settings = shape, layout, settings
         self.mesh = init_device_mesh(
-            "cpu", (layout.pp, layout.dp, layout.tp), mesh_dim_names=("pp", "dp", "tp")
+            "cpu", (layout.pp, layout.dp_cp, layout.tp), mesh_dim_names=("pp", "dp", "tp")
         )
         self.dtype = COMPUTE_DTYPES[layout.precision]
         self.is_fsdp = layout.dp > 1 and layout.zero_stage == 3
         # DDP adds up and reduces what autograd gives it: fp32 only where the parameters are.
-        mixed = mixed or ("autocast" if layout.dp > 1 else "masters")
+        mixed = mixed or ("autocast" if layout.dp_cp > 1 else "masters")
         self.autocasts = layout.precision != "fp32" and mixed == "autocast" and not self.is_fsdp
         self.has_masters = layout.precision != "fp32" and mixed == "masters"
         self.loss_in_parts = loss_in_parts and layout.tp > 1
@@ -128,6 +165,8 @@ class NativeLoop:
         part: nn.Module = make_llama(
             self.shape, seed=seed, device=torch.device("cpu"), layers=layers
         )
+        if layout.cp > 1:
+            apply_context_parallel(part, self.mesh["dp"])
         if layout.tp > 1:
             apply_tensor_parallel(
                 part, self.mesh["tp"], plan=plan, loss_in_parts=self.loss_in_parts
@@ -136,7 +175,7 @@ class NativeLoop:
             self.copies.append(MasterCopies(part.to(self.dtype).parameters()))
         if self.is_fsdp:
             self._shard(part)
-        elif layout.dp > 1:
+        elif layout.dp_cp > 1:
             if layout.tp > 1:
                 _pre_dp_module_transform(part)
             part = DistributedDataParallel(
@@ -159,7 +198,7 @@ class NativeLoop:
         if self.has_masters:
             trained = [master for copies in self.copies for master in copies.masters]
         options = adamw_options(self.settings)
-        if self.layout.dp > 1 and self.layout.zero_stage in (1, 2):
+        if self.layout.dp_cp > 1 and self.layout.zero_stage in (1, 2):
             return ZeroRedundancyOptimizer(
                 trained,
                 torch.optim.AdamW,
@@ -203,11 +242,11 @@ class NativeLoop:
         if not losses:
             return 0.0
         loss = torch.stack([_local(loss) for loss in losses]).double().sum().item()
-        return loss / (self.layout.dp * self.layout.tp)
+        return loss / (self.layout.dp_cp * self.layout.tp)
 
     def _passes(self, batch: Batch) -> list[Tensor]:
         (part,) = self.parts
-        size = (-1, self.shape.seq_length)
+        size = (-1, self.shape.seq_length // self.layout.cp)
         losses, last = [], len(batch.ids_MT) - 1
         for index, (ids_T, targets_T) in enumerate(
             zip(batch.ids_MT, batch.targets_MT, strict=True)
@@ -221,7 +260,7 @@ class NativeLoop:
 
     def _pipeline(self, batch: Batch) -> list[Tensor]:
         assert self.schedule is not None
-        size = (-1, self.shape.seq_length)
+        size = (-1, self.shape.seq_length // self.layout.cp)
         stage, losses = self.mesh["pp"].get_local_rank(), []
         inputs = (batch.ids_MT.view(size),) if stage == 0 else ()
         if stage < self.layout.pp - 1:

@@ -48,11 +48,12 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """tp,pp,dp, the model chunks of a rank where there are several, and ZeRO above stage 1."""
+        """tp,pp,dp, and where they are used model chunks of a rank, cp, and ZeRO above stage 1."""
         layout = self.layout
         interleaved = f" vpp {layout.vpp}" if layout.vpp > 1 else ""
+        context = f" cp {layout.cp} {layout.cp_comm_type}" if layout.cp > 1 else ""
         sharded = f" ZeRO-{layout.zero_stage}" if layout.zero_stage > 1 else ""
-        return f"{layout.tp},{layout.pp},{layout.dp}{interleaved}{sharded}"
+        return f"{layout.tp},{layout.pp},{layout.dp}{interleaved}{context}{sharded}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,10 +84,10 @@ class CellResult:
         return flops / self.series["ours"].step_time_s / 1e12
 
 
-def make_layout(*, precision: Precision, **degrees: int) -> Layout:
+def make_layout(*, precision: Precision, **degrees: Any) -> Layout:
     """A cell's layout: replicas shard the optimizer's states, as the peer's ZeRO does."""
     defaults = {
-        "zero_stage": 1 if degrees.get("dp", 1) > 1 else 0,
+        "zero_stage": 1 if degrees.get("dp", 1) * degrees.get("cp", 1) > 1 else 0,
         "micro_batch_size": MICRO_BATCH_SIZE,
         "num_microbatches": NUM_MICROBATCHES,
     }

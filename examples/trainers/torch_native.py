@@ -41,8 +41,8 @@ from torch.utils.checkpoint import checkpoint
 from layout_tuner import report_step
 
 COUNTS = {
-    "tp": 1, "pp": 1, "dp": 1, "vpp": 1, "micro_batch_size": 1, "num_microbatches": 1,
-    "zero_stage": 0, "zero_replicas": 1, "num_layers": 4, "hidden_size": 128,
+    "tp": 1, "cp": 1, "pp": 1, "dp": 1, "vpp": 1, "micro_batch_size": 1,
+    "num_microbatches": 1, "zero_stage": 0, "zero_replicas": 1, "num_layers": 4, "hidden_size": 128,
     "ffn_hidden_size": 512, "num_heads": 4, "num_kv_heads": 4, "seq_length": 128,
     "vocab_size": 1024, "steps": 10, "seed": 0,
 }  # fmt: skip
@@ -52,6 +52,7 @@ WORDS = {
     "precision": ("fp32", "bf16", "fp16"),
     "sequence_parallel": ("false", "true"),
     "tied_embeddings": ("false", "true"),
+    "cp_comm_type": ("all_gather", "p2p", "a2a"),
     "pipeline_split": ("layers", "embedding", "head", "embedding_and_head"),
 }
 
@@ -74,6 +75,8 @@ def read_arguments() -> argparse.Namespace:
         sys.exit(f"zero_stage={args.zero_stage} is not written here; choose 0 or 1")
     if args.zero_replicas > 1:
         sys.exit(f"zero_replicas={args.zero_replicas} is not written here; choose 1")
+    if args.cp > 1:
+        sys.exit(f"cp={args.cp} is not written here; choose 1")
     if args.pipeline_split != "layers":
         sys.exit(f"pipeline_split={args.pipeline_split} is not written here; choose layers")
     if args.tied_embeddings == "true" and args.tp * args.pp > 1:

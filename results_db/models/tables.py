@@ -149,7 +149,7 @@ class Trial(WithCosts, Base):
         CheckConstraint(f"zero_stage IN ({', '.join(map(str, ZERO_STAGES))})", name="zero_stage"),
         *(
             CheckConstraint(one_of(name, KNOBS[name].choices), name=name)
-            for name in ("pipeline_split", "recompute", "precision")
+            for name in ("cp_comm_type", "pipeline_split", "recompute", "precision")
         ),
         CheckConstraint(
             "number >= 1 AND " + is_at_least(0, "repeat_index", "lost_attempts", "iterations_done"),
@@ -179,9 +179,11 @@ class Trial(WithCosts, Base):
 
     num_nodes: Mapped[int]
     tp: Mapped[int]
+    cp: Mapped[int] = mapped_column(server_default="1")
     pp: Mapped[int]
     dp: Mapped[int]
     vpp: Mapped[int]
+    cp_comm_type: Mapped[str] = mapped_column(String(16), server_default="all_gather")
     pipeline_split: Mapped[str] = mapped_column(String(24), server_default="layers")
     micro_batch_size: Mapped[int]
     num_microbatches: Mapped[int]
@@ -305,6 +307,8 @@ class MeasurementRow(Base):
     losses_comparable: Mapped[bool] = mapped_column(default=True, server_default=true())
     others_share: Mapped[float | None]
     throttled: Mapped[bool | None]
+    balanced_routing: Mapped[bool | None]
+    expert_load: Mapped[float | None]
 
     stages: Mapped[list[StageMemoryRow]] = relationship(
         lazy="raise", viewonly=True, order_by="StageMemoryRow.stage"
@@ -322,6 +326,7 @@ class BreakdownRow(Base):
     )
     compute_s: Mapped[float]
     tp_s: Mapped[float]
+    cp_s: Mapped[float] = mapped_column(server_default="0")
     pp_s: Mapped[float]
     dp_s: Mapped[float]
     optimizer_s: Mapped[float]

@@ -38,6 +38,7 @@ _NEAR_BEST: Final = 10
 StepPart = Literal[
     "compute",
     "tensor parallel",
+    "context parallel",
     "pipeline bubble",
     "pipeline transfers",
     "data parallel",
@@ -49,6 +50,7 @@ micro-batch, or for a slower stage."""
 
 _TERMS: Final[Mapping[StepPart, tuple[str, ...]]] = {
     "tensor parallel": ("tensor_inside", "tensor_across", "latency_inside", "latency_across"),
+    "context parallel": ("context",),
     "pipeline bubble": ("imbalance", "equal_layers"),
     "pipeline transfers": ("pipeline_inside", "pipeline_across", "pipeline_latency"),
     "data parallel": (
@@ -65,7 +67,9 @@ _PARTS: Final = {term: part for part, terms in _TERMS.items() for term in terms}
 _NOT_EACH_SLOT: Final = frozenset({"accumulation", "each_step"})
 """Terms of compute and host that do not repeat in the slots of the pipeline's bubble."""
 
-_SLOTTED: Final = frozenset({"compute", "tensor parallel", "host", "pipeline transfers"})
+_SLOTTED: Final = frozenset(
+    {"compute", "tensor parallel", "context parallel", "host", "pipeline transfers"}
+)
 """Parts whose terms take m + (p - 1) / v slots, of which (p - 1) / v are the bubble."""
 
 

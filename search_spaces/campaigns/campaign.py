@@ -131,6 +131,10 @@ class CampaignSpec:
     def __post_init__(self) -> None:
         problems = Problems(CampaignInvalidError)
         problems.note(url_name_problem(self.name), field="name")
+        if isinstance(self.model, ModelShape) and isinstance(self.probe, ProbeSettings):
+            # Otherwise their readers have refused them.
+            routing = self.model.routing_problem(self.probe.balanced_routing)
+            problems.note(routing, field="probe.balanced_routing")
         with problems.collecting("objective"):
             object.__setattr__(self, "objectives", read_objectives(self.objectives))
         with problems.collecting():
@@ -246,7 +250,7 @@ class CampaignSpec:
             "strategy": self.strategy,
             "seed": self.seed,
             "budget": asdict(self.budget),
-            "probe": asdict(self.probe),
+            "probe": self.probe.to_mapping(),
             "stop": asdict(self.stop),
             "knowledge": self.knowledge,
             "start_from": list(self.start_from),
@@ -400,6 +404,7 @@ class CampaignSpec:
             trainer=self.probe.trainer,
             parameters=self.probe.parameters,
             stop_above_step_time_s=stop_above_step_time_s,
+            balanced_routing=self.probe.balanced_routing,
         )
 
 

@@ -155,6 +155,9 @@ class ProbeSettings:
     fidelity: ProbeFidelity = "auto"
     """Whether the search may use cheap probes (`search_spaces.campaigns.fidelity`); the layouts
     that may be the best are measured in full in any case."""
+    balanced_routing: bool = True
+    """Whether each expert gets the same number of tokens, in place of what a router with random
+    weights chooses; false is for models with experts alone."""
 
     def __post_init__(self) -> None:
         problems = Problems(CampaignInvalidError)
@@ -162,6 +165,7 @@ class ProbeSettings:
             number = getattr(self, name)
             problems.note(whole_number_problem(number, low=low, high=MAX_ITERATIONS), field=name)
         problems.note(switch_problem(self.compile), field="compile")
+        problems.note(switch_problem(self.balanced_routing), field="balanced_routing")
         with problems.collecting():
             read_choice(self.fidelity, PROBE_FIDELITIES, CampaignInvalidError, field="fidelity")
         problems.note(url_name_problem(self.trainer), field="trainer")
@@ -173,6 +177,13 @@ class ProbeSettings:
             seconds = read_duration_s(self.deadline_s, field="deadline_s")
             object.__setattr__(self, "deadline_s", seconds)
         problems.refuse()
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The settings by name; balanced_routing only where it is not the default."""
+        values = asdict(self)
+        if self.balanced_routing:
+            del values["balanced_routing"]
+        return values
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:

@@ -19,7 +19,15 @@ from search_spaces.spec.batch import GlobalBatch
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.default_precision import default_precision
 from search_spaces.spec.knobs import read_choices
-from search_spaces.spec.layout import KNOBS, PIPELINE_SPLITS, RECOMPUTE_MODES, ZERO_STAGES, Layout
+from search_spaces.spec.layout import (
+    CP_COMM_TYPES,
+    KNOBS,
+    PIPELINE_SPLITS,
+    RECOMPUTE_MODES,
+    ZERO_STAGES,
+    CpCommType,
+    Layout,
+)
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.space import DERIVABLE, read_auto
@@ -33,6 +41,12 @@ MAX_AUTO_COMBINATIONS: Final = 1_000_000
 MAX_AUTO_MICRO_BATCH: Final = 32
 """Largest micro-batch that is tried where the document states none."""
 
+LONG_SEQUENCE: Final = 8192
+"""Tokens of a sequence from which context parallelism may be the faster choice."""
+
+LEAST_SHARE: Final = 4096
+"""Fewest tokens that a context-parallel rank gets, if memory asks for no more ranks."""
+
 MAX_NODES_OF_TP: Final = 4
 """Most nodes that a tensor-parallel group spans where the document allows more than one."""
 
@@ -40,12 +54,14 @@ OF_WHOLE_JOB: Final = ("tokens_per_s", "memory_headroom")
 """Objectives that fewer nodes do not serve; the others are per device or cost."""
 
 _GIVEN_UP: Final = (
+    "cp_comm_type",
     "vpp",
     "sequence_parallel",
     "recompute",
     "zero_stage",
     "num_nodes",
     "micro_batch_size",
+    "cp",
     "pp",
     "tp",
 )
@@ -164,10 +180,11 @@ class _Choices:
         most = node * min(
             MAX_NODES_OF_TP if self._tp_leaves_node else 1, max(self._devices) // node
         )
+        experts = (model.moe_ffn_hidden_size, model.shared_expert_ffn_hidden_size)
         sizes = (model.num_heads, model.num_kv_heads, model.ffn_hidden_size, model.vocab_size)
         degrees = [
             tp
-            for tp in _divisors(math.gcd(*sizes))
+            for tp in _divisors(math.gcd(*sizes, *experts))
             if tp <= most and (node % tp == 0 or tp % node == 0)
         ]
         pp = min(self._stated.get("pp", (1,)))
@@ -182,6 +199,31 @@ class _Choices:
             if self._split_over(pp) and any(devices % pp == 0 for devices in self._devices)
         ]
         return _needed(degrees, lambda pp: self._suffices(tp, pp))
+
+    @cached_property
+    def cp(self) -> tuple[int, ...]:
+        """Powers of two: of long sequences, and where one of them does not fit otherwise."""
+        length = self._model.seq_length
+        degrees = [
+            cp
+            for cp in (1 << power for power in range(length.bit_length()))
+            if (cp == 1 or length % (2 * cp) == 0) and any(n % cp == 0 for n in self._devices)
+        ]
+        least = next((cp for cp in degrees if self._sequence_fits(cp)), 1)
+        share = LEAST_SHARE if length >= LONG_SEQUENCE else length
+        return tuple(cp for cp in degrees if least <= cp <= max(length // share, 2 * least - 1))
+
+    def _sequence_fits(self, cp: int) -> bool:
+        """Whether one sequence fits with the largest other degrees and full recomputation."""
+        tp, pp = max(self._of("tp")), max(self._of("pp"))
+        return self._fits(tp, pp, cp=cp, recompute="full", zero_stage=1, dp=self._devices[-1])
+
+    @cached_property
+    def cp_comm_type(self) -> tuple[CpCommType, ...]:
+        degrees = [cp for cp in self._of("cp") if cp > 1]
+        heads = math.gcd(self._model.num_heads, self._model.num_kv_heads)
+        exchanges = any(heads % (min(self._of("tp")) * cp) == 0 for cp in degrees)
+        return CP_COMM_TYPES[: 3 if exchanges else 2] if degrees else ("all_gather",)
 
     @cached_property
     def vpp(self) -> tuple[int, ...]:
@@ -224,7 +266,8 @@ class _Choices:
     def num_microbatches(self) -> tuple[int, ...]:
         """Powers of two with which some layout has a batch within the bounds."""
         at_once = [
-            devices // (min(self._of("tp")) * min(self._of("pp"))) for devices in self._devices
+            devices // (min(self._of("tp")) * min(self._of("cp")) * min(self._of("pp")))
+            for devices in self._devices
         ]
         least = max(max(at_once), 1) * max(self._of("micro_batch_size"))
         most = self._batch.maximum // min(self._of("micro_batch_size"))
@@ -256,7 +299,7 @@ class _Choices:
     def _suffices(self, tp: int, pp: int) -> bool:
         """Whether the model fits with these degrees, and the batch divides over the replicas."""
         return self._fits(tp, pp) and all(
-            self._may_fill(devices, tp * pp) for devices in self._devices
+            self._may_fill(devices, tp * pp * self._least_cp) for devices in self._devices
         )
 
     def _may_fill(self, devices: int, replica: int) -> bool:
@@ -274,15 +317,24 @@ class _Choices:
         batch = self._batch
         return batch.minimum % at_once == 0 if batch.is_fixed else at_once <= batch.maximum
 
-    def _fits(self, tp: int, pp: int) -> bool:
-        """Whether the estimate fits without ZeRO or recomputation, at the smallest micro-batch."""
+    @property
+    def _least_cp(self) -> int:
+        return int(min(self._stated.get("cp", (1,))))
+
+    def _fits(self, tp: int, pp: int, cp: int | None = None, **others: Any) -> bool:
+        """Whether the estimate fits at the smallest micro-batch; `others` are further knobs.
+
+        Without them there is neither ZeRO nor recomputation.
+        """
         layout = Layout(
             tp=tp,
+            cp=cp or self._least_cp,
             pp=pp,
             pipeline_split=self._split_over(pp) or "layers",
             micro_batch_size=min(self._of("micro_batch_size")),
             num_microbatches=pp,
             precision=self._of("precision")[0],
+            **others,
         )
         (peak,) = peak_memory_bytes(LayoutColumns.of_each([layout]), self._model)
         return float(peak) <= self._context.memory_bytes

@@ -160,7 +160,7 @@ def _fewest_replicas(layout: Layout) -> int:
     return next(
         dp
         for dp in range(1, layout.dp + 1)
-        if layout.dp % dp == 0 and layout.tp * layout.pp * dp % ranks_per_node == 0
+        if layout.dp % dp == 0 and layout.num_devices // layout.dp * dp % ranks_per_node == 0
     )
 
 

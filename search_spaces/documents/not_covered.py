@@ -9,19 +9,16 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-_CONTEXT: Final = "context parallelism (ring attention, Ulysses)"
-_EXPERTS: Final = "mixture-of-experts models and expert parallelism"
+_EXPERTS: Final = "expert parallelism"
+_CAPACITY: Final = "experts that drop tokens over a capacity"
 
 _NOT_COVERED: Final[Mapping[str, str]] = MappingProxyType(
-    dict.fromkeys(("context", "cp", "ring_attention", "ulysses", "ds_sequence"), _CONTEXT)
-    | dict.fromkeys(("expert", "expert_model", "expert_tensor", "ep", "etp", "moe"), _EXPERTS)
-    | dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "experts"), _EXPERTS)
-    | dict.fromkeys(("top_k", "moe_router_topk", "num_experts_per_tok", "mixtral"), _EXPERTS)
-    | dict.fromkeys(("deepseek", "qwen_moe", "capacity_factor"), _EXPERTS)
+    dict.fromkeys(("expert", "expert_model", "expert_tensor", "ep", "etp"), _EXPERTS)
+    | dict.fromkeys(("capacity_factor", "moe_expert_capacity_factor"), _CAPACITY)
     | dict.fromkeys(("offload", "cpu_offload", "optimizer_offload"), "offloading to host memory")
     | dict.fromkeys(("mxfp8", "fp4", "nvfp4", "int8"), "types narrower than fp8, and its recipes")
-    | dict.fromkeys(("sliding_window", "attention_window"), "sliding-window attention")
     | dict.fromkeys(("mla", "q_lora_rank", "kv_lora_rank"), "multi-head latent attention")
+    | dict.fromkeys(("deepseek", "deepseek_v3"), "multi-head latent attention")
     | dict.fromkeys(("lora", "lora_rank", "peft"), "fine-tuning with adapters")
     | dict.fromkeys(("zero_bubble", "dualpipe"), "zero-bubble pipeline schedules")
     | dict.fromkeys(("t5", "bert", "vit", "mamba", "encoder_layers"), "models other than decoders")
@@ -33,6 +30,7 @@ _OTHER_NAMES: Final[Mapping[str, str]] = MappingProxyType(
     | dict.fromkeys(("pipeline", "pipeline_model"), "pp")
     | dict.fromkeys(("data", "data_replicate"), "dp")
     | dict.fromkeys(("fsdp", "fsdp2", "hsdp", "zero3", "data_shard", "dp_shard"), "zero_stage")
+    | dict.fromkeys(("context", "ring_attention", "ulysses", "ds_sequence"), "cp")
     | dict.fromkeys(("virtual_pipeline", "virtual_pipeline_model", "interleave"), "vpp")
     | dict.fromkeys(("account_for_embedding_in_pipeline_split",), "pipeline_split")
     | dict.fromkeys(("account_for_loss_in_pipeline_split",), "pipeline_split")
@@ -41,6 +39,15 @@ _OTHER_NAMES: Final[Mapping[str, str]] = MappingProxyType(
     | dict.fromkeys(("gas", "gradient_accumulation_steps"), "num_microbatches")
     | dict.fromkeys(("activation_checkpointing", "recompute_granularity"), "recompute")
     | dict.fromkeys(("dtype", "mixed_precision", "fp8_format"), "precision")
+    | dict.fromkeys(("num_local_experts", "n_routed_experts", "experts"), "num_experts")
+    | dict.fromkeys(("top_k", "moe_router_topk", "num_experts_per_tok"), "experts_per_token")
+    | dict.fromkeys(("moe_intermediate_size",), "moe_ffn_hidden_size")
+    | dict.fromkeys(("moe_shared_expert_intermediate",), "shared_expert_ffn_hidden_size")
+    | dict.fromkeys(("first_k_dense_replace",), "num_dense_layers")
+    | dict.fromkeys(("sliding_window", "window"), "attention_window")
+    | dict.fromkeys(("kv_channels",), "head_dim")
+    | dict.fromkeys(("qk_layernorm",), "qk_norm")
+    | dict.fromkeys(("mixtral", "qwen_moe", "qwen3_moe"), "llama")
 )
 """The names that documents of this program use, by those of trainers."""
 

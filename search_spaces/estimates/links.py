@@ -1,6 +1,6 @@
 """Bandwidth and latency of the links that the groups of a layout use, inside and between nodes.
 
-Ranks are numbered with tp fastest, then dp, then pp, as in Megatron-LM and the embedded trainer.
+Ranks are numbered with tp fastest, then cp, dp and pp, as in Megatron-LM and the embedded trainer.
 """
 
 from __future__ import annotations
@@ -32,14 +32,18 @@ class Links:
     """Bandwidth per rank of a ring over a tensor-parallel group."""
     tensor_latency_s: Floats
     """Latency of one step around it."""
+    context_bytes_per_s: Floats
+    """Bandwidth per rank of a ring over a context-parallel group."""
+    context_latency_s: Floats
+    """Latency of one step around it."""
     data_inside: Bools
-    """Whether a data-parallel group stays inside a node."""
+    """Whether a group that sums gradients, over dp and cp, stays inside a node."""
     data_bytes_per_s: Floats
-    """Bandwidth per rank of a ring over a data-parallel group."""
+    """Bandwidth per rank of a ring over such a group."""
     data_latency_s: Floats
     """Latency of one step around it."""
     data_doublings: Floats
-    """log2 of the number of nodes that a data-parallel group spans."""
+    """log2 of the number of nodes that such a group spans."""
     pipeline_inside: Bools
     """Whether all stages are on one node."""
     pipeline_bytes_per_s: Floats
@@ -56,11 +60,12 @@ class Links:
         data parallelism a little less, and at most the bandwidth inside the node.
         """
         node = cluster.devices_per_node
-        tp, dp = columns.tp, columns.dp
+        tp, cp, dp = columns.tp, columns.cp, columns.dp_cp
         inside = inside_bandwidths(cluster)
         tp_here = np.minimum(tp, node)
-        dp_here = np.clip(node // tp, 1, dp)
+        dp_here, cp_here = np.clip(node // tp, 1, dp), np.clip(node // tp, 1, cp)
         tensor_inside, data_inside = tp <= node, tp * dp <= node
+        context_inside = tp * cp <= node
         pipeline_inside = columns.num_devices <= node
         between = cluster.inter_node_bandwidth_bytes_per_s
         near, far = cluster.intra_node_latency_s, cluster.inter_node_latency_s
@@ -69,6 +74,10 @@ class Links:
             tensor_inside=tensor_inside,
             tensor_bytes_per_s=_bandwidth(inside[tp_here], tensor_inside, between * tp_here),
             tensor_latency_s=np.where(tensor_inside, near, far),
+            context_bytes_per_s=_bandwidth(
+                inside[cp_here], context_inside, between * cp_here**_CARDS_EXPONENT
+            ),
+            context_latency_s=np.where(context_inside, near, far),
             data_inside=data_inside,
             data_bytes_per_s=_bandwidth(
                 np.where(alone, np.inf, inside[dp_here]),

@@ -31,6 +31,8 @@ _FP32: Final = code_of("precision", "fp32")
 _FP16: Final = code_of("precision", "fp16")
 _FULL: Final = code_of("recompute", "full")
 _SELECTIVE: Final = code_of("recompute", "selective")
+_P2P: Final = code_of("cp_comm_type", "p2p")
+_A2A: Final = code_of("cp_comm_type", "a2a")
 
 _CHUNK: Final = 4096
 """Layouts that are computed together: the intermediate arrays fit into the cache."""
@@ -261,7 +263,7 @@ def stage_parts(
         gathered, unsent = _whole_layers(columns, model, stage, layers)
         gradients = np.where(zero >= 2, own + unsent, gradients)
         weights = np.where(zero == 3, own + gathered, weights)
-    token_bytes = element * model.seq_length * columns.micro_batch_size
+    token_bytes = element * _tokens(columns, model)
     kept_bytes = token_bytes * _layers_in_flight(columns, stage, layers)
     return StageParts(
         weights=weights * element,
@@ -410,12 +412,37 @@ def _backward_elements(
     """
     h, f = model.hidden_size, model.ffn_hidden_size
     made = h + (3.0 if model.family == "llama" else 1.0) * f / columns.tp
+    made = np.maximum(made, _context_elements(columns, model))
     whole = _layer_elements(columns, model, storage, fused_attention=storage.fused_attention)
     share = _residual_elements(columns, model)
     whole += storage.gathered_share * 2.0 * (h - share)
     revived = np.where(columns.recompute == _FULL, whole - share, 0.0)
     under_way = np.where(columns.vpp > 1, 2.0 * share, 0.0)
     return np.asarray(made + revived + under_way, dtype=np.float64)
+
+
+def _context_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
+    """Elements per token that attention's backward pass holds where ranks share sequences.
+
+    Of the first rank, to whose tail half all other keys are later: keys and values of all ranks,
+    their gradients, and those that a block makes, which are in fp32 on a CPU, for each query head.
+    A ring holds those of one rank, and what is on its way. An exchange of tokens for heads takes no
+    more than attention without it.
+    """
+    element = np.where(columns.precision == _FP32, _FP32_BYTES, _HALF_BYTES)
+    long = _FP32_BYTES / element  # an fp32 number, in elements
+    heads, keys = model.hidden_size / columns.tp, 2.0 * model.kv_hidden_size / columns.tp
+    expanded = 2.0 * heads * (model.num_kv_heads < model.num_heads)
+    others = columns.cp - 1.0
+    held = keys * (3.0 * others + 3.0) + others * (expanded + 2.0 * heads * long)
+    passed = keys * (3.0 + 2.0 * long) + expanded + 2.0 * heads * long
+    own = model.hidden_size + heads * (1.0 + 1.5 * long) + keys * long
+    by_type = np.where(columns.cp_comm_type == _P2P, passed, held)
+    is_shared = (columns.cp > 1) & (columns.cp_comm_type != _A2A)
+    # By then the layer's feed-forward has freed what it kept.
+    freed = 2.0 * _residual_elements(columns, model)
+    freed += (3.0 if model.family == "llama" else 2.0) * model.ffn_hidden_size / columns.tp
+    return np.asarray(np.where(is_shared, by_type + own - freed, 0.0), dtype=np.float64)
 
 
 def _head_bytes(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
@@ -433,8 +460,7 @@ def _head_bytes(columns: LayoutColumns, model: ModelShape, storage: TrainerStora
     gradient = np.where(is_fp32, model.hidden_size, 0.0)
     coming = np.where(columns.vpp > 1, _residual_elements(columns, model), 0.0)
     others = element * (norm_input + head_input + gradient + coming)
-    tokens = model.seq_length * columns.micro_batch_size
-    return np.asarray(tokens * (logits + others), dtype=np.float64)
+    return np.asarray(_tokens(columns, model) * (logits + others), dtype=np.float64)
 
 
 def _layer_elements(
@@ -466,6 +492,11 @@ def _residual_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
     """Elements per token of the residual stream on one rank."""
     shares = np.where(columns.sequence_parallel == 1, columns.tp, 1)
     return np.asarray(model.hidden_size / shares, dtype=np.float64)
+
+
+def _tokens(columns: LayoutColumns, model: ModelShape) -> Floats:
+    """Tokens that a rank holds of a micro-batch."""
+    return np.asarray(model.seq_length * columns.micro_batch_size / columns.cp, dtype=np.float64)
 
 
 def _layers_in_flight(columns: LayoutColumns, stage: NDArray[Any], layers: Floats) -> Floats:

@@ -65,6 +65,7 @@ _FACTORS: Final = (
     _factor("tensor_across", "device", 2.2, 0.8, "tensor parallel between nodes"),
     _factor("latency_inside", "device", 1.8, 0.6, "latency of tensor parallelism inside a node"),
     _factor("latency_across", "device", 2.2, 0.8, "latency of tensor parallelism between nodes"),
+    _factor("context", "device", 1.5, 0.8, "exchange of keys and values over cp"),
     _factor("head", "device", 1.12, 0.3, "output projection"),
     _factor("logits", "device", 1.0, 0.5, "logits and loss"),
     # The cluster's bandwidths are effective ones already.

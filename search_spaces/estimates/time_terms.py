@@ -28,6 +28,8 @@ _BF16: Final = code_of("precision", "bf16")
 _FP8: Final = code_of("precision", "fp8")
 _FULL: Final = code_of("recompute", "full")
 _SELECTIVE: Final = code_of("recompute", "selective")
+_P2P: Final = code_of("cp_comm_type", "p2p")
+_A2A: Final = code_of("cp_comm_type", "a2a")
 
 GRADIENT_BYTES: Final = 4.0
 """Gradients are accumulated and reduced in fp32, as Megatron-LM, nanotron and the embedded trainer
@@ -78,11 +80,14 @@ class StepShape:
     links: Links
     tp: Floats
     pp: Floats
-    dp: Floats
+    dp_cp: Floats
+    """Ranks that sum gradients: dp * cp."""
+    cp: Floats
+    cp_comm_type: NDArray[np.int64]
     vpp: Floats
     num_microbatches: Floats
     tokens: Floats
-    """Tokens of a micro-batch."""
+    """Tokens that a rank processes of a micro-batch: 1 / cp of them."""
     element_bytes: Floats
     """Bytes of an activation or a weight in a matrix multiplication."""
     peak_flops_per_s: Floats
@@ -115,7 +120,8 @@ class StepShape:
         score_traffic: float = 1.0,
     ) -> StepShape:
         """The shape of a step of each layout."""
-        tp, pp, dp = (np.asarray(c, dtype=np.float64) for c in (columns.tp, columns.pp, columns.dp))
+        degrees = (columns.tp, columns.pp, columns.dp_cp, columns.cp)
+        tp, pp, dp_cp, cp = (np.asarray(degree, dtype=np.float64) for degree in degrees)
         vpp = np.asarray(columns.vpp, dtype=np.float64)
         peaks = _peaks(cluster)
         microbatches = np.asarray(columns.num_microbatches, dtype=np.float64)
@@ -126,10 +132,12 @@ class StepShape:
             links=Links.of(columns, cluster),
             tp=tp,
             pp=pp,
-            dp=dp,
+            dp_cp=dp_cp,
+            cp=cp,
+            cp_comm_type=columns.cp_comm_type,
             vpp=vpp,
             num_microbatches=microbatches,
-            tokens=np.asarray(columns.micro_batch_size * float(model.seq_length), dtype=np.float64),
+            tokens=columns.micro_batch_size * float(model.seq_length) / cp,
             element_bytes=np.where(columns.precision == _FP32, 4.0, 2.0),
             peak_flops_per_s=np.take(peaks, columns.precision),
             wide_flops_per_s=np.take(
@@ -306,6 +314,36 @@ def _collectives(step: StepShape) -> Floats:
     return np.where(step.tp > 1, count, 0.0)
 
 
+def context_terms(step: StepShape, attention_s: Floats) -> Iterator[tuple[str, Floats]]:
+    """Context parallelism: what attention exchanges, by `cp_comm_type`.
+
+    Of n ranks, each sends (n - 1) / n of the keys and values of all, which are n times its own. One
+    pass gathers them, or passes them around a ring; the backward pass does so again and returns
+    their gradients, in fp32 where a ring adds them up (arXiv:2310.01889). An exchange of tokens for
+    heads sends (n - 1) / n of the own queries, keys, values and outputs once a pass
+    (arXiv:2309.14509).
+
+    Args:
+        step: the step.
+        attention_s: seconds of attention in the step, beside which a ring runs.
+    """
+    model, n = step.model, step.cp
+    again = np.where(step.recomputes_attention + step.forward_passes > 1.0, 1.0, 0.0)
+    keys = 2.0 * (n - 1.0) * step.tokens * model.kv_hidden_size / step.tp
+    gathered = keys * step.element_bytes * (3.0 + again)
+    passed = keys * (step.element_bytes * (2.0 + again) + GRADIENT_BYTES)
+    heads = 2.0 * (model.hidden_size + model.kv_hidden_size) * step.tokens / step.tp
+    exchanged = heads * (n - 1.0) / n * step.element_bytes * (1.0 + step.forward_passes)
+    is_ring, is_exchange = (step.cp_comm_type == code for code in (_P2P, _A2A))
+    sent = np.where(is_exchange, exchanged, np.where(is_ring, passed, gathered))
+    count = np.where(is_exchange, 2.0 * (1.0 + step.forward_passes), 3.0 + again)
+    latency_s = count * (COLLECTIVE_S + (n - 1.0) * step.links.context_latency_s)
+    seconds = step.layer_slots * (sent / step.links.context_bytes_per_s + latency_s)
+    # All steps of a ring but its share of latency run beside a block of attention.
+    exposed = np.where(is_ring, np.maximum(seconds - attention_s, 0.1 * seconds), seconds)
+    yield "context", np.where(n > 1.0, exposed, 0.0)
+
+
 def host_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     """The host, which launches every operation on the device."""
     collectives = HOST_COLLECTIVE * _collectives(step)
@@ -315,19 +353,20 @@ def host_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
 
 
 def data_terms(step: StepShape, backward_s: Floats) -> Iterator[tuple[str, Floats]]:
-    """Data parallelism: the reduction of the gradients, and ZeRO's gathering of the weights.
+    """The reduction of the gradients over dp and cp, and ZeRO's gathering of the weights.
 
-    A ring over d ranks moves 2 (d - 1) / d of the gradients in 2 (d - 1) steps, once per training
-    step and bucket. With ZeRO-1 (arXiv:1910.02054) it is a reduce-scatter over the shards, half of
-    that, and an all-reduce of a shard over its copies; the weights are gathered after the step,
-    where no computation hides it. ZeRO-2 scatters for every micro-batch. ZeRO-3 also gathers the
-    weights for every pass forward and backward, instead of after the step; prefetching hides it.
+    A ring over d = dp * cp ranks moves 2 (d - 1) / d of the gradients in 2 (d - 1) steps, once per
+    training step and bucket. With ZeRO-1 (arXiv:1910.02054) it is a reduce-scatter over the shards,
+    half of that, and an all-reduce of a shard over its copies; the weights are gathered after the
+    step, where no computation hides it. ZeRO-2 scatters for every micro-batch. ZeRO-3 also gathers
+    the weights for every pass forward and backward, instead of after the step; prefetching hides
+    it.
 
     Args:
         step: the step.
         backward_s: the passes (`backward_share`) behind which a reduction can hide.
     """
-    parameters, z, d, links = step.rank_parameters, step.zero_shards, step.dp, step.links
+    parameters, z, d, links = step.rank_parameters, step.zero_shards, step.dp_cp, step.links
     copies, is_zero, is_gathering = d / z, step.zero_stage > 0, step.zero_stage == 3
     scatters = np.where(step.zero_stage >= 2, step.num_microbatches, 1.0)
     gathers = np.where(is_gathering, 2.0 * step.num_microbatches, 0.0)
@@ -414,6 +453,7 @@ def all_terms(step: StepShape, expected: Mapping[str, float]) -> Iterator[tuple[
             wait for each other, and how much of a reduction can be hidden.
     """
     blocks = [*layer_terms(step), *tensor_terms(step)]
+    blocks += context_terms(step, dict(blocks)["attention"])
     ends = list(head_terms(step))
     layer_s = sum(expected[name] * term for name, term in blocks) / step.layer_slots
     head_s = sum(expected[name] * term for name, term in ends) / step.slots * step.pp

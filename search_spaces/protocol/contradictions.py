@@ -48,6 +48,7 @@ def refuse_contradictions(
     stages = len(measured.peak_memory_bytes_by_stage)
     num_timed = len(measured.iterations) - warmup
     # Other trainers may drop or pad sequences: they count what they consumed.
+    routing = request.balanced_routing if model.num_experts else None
     tokens, said = layout.global_batch_size * model.seq_length, measured.tokens_per_step
     is_fewer = said < tokens and not is_embedded and measured.tokens == "counted"
     peak, least = measured.peak_memory_bytes, _least_memory_bytes(measured, request)
@@ -83,6 +84,12 @@ def refuse_contradictions(
             stages == layout.pp or (stages == 0 and not is_embedded),
             "peak_memory_bytes_by_stage",
             f"there is the peak memory of {stages} stages; the layout has pp={layout.pp}",
+        ),
+        (
+            not is_embedded or measured.balanced_routing is routing,
+            "balanced_routing",
+            f"{str(measured.balanced_routing).lower()} is not what the probe was to do, "
+            f"{str(routing).lower()}; its losses and times would not be those of the other layouts",
         ),
         (
             largest <= most,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import asdict, astuple, dataclass, field, fields
 from typing import Any, Final, Literal, Self, get_args
 
 from search_spaces.documents.dataclass_documents import (
@@ -145,6 +145,8 @@ class Breakdown:
     """Forward and backward, communication left out."""
     tp_s: float
     """Communication over the tensor-parallel axis, as far as compute does not hide it."""
+    cp_s: float = 0.0
+    """Communication over the context-parallel axis, as far as compute does not hide it."""
     pp_s: float
     """The pipeline: its bubble and its transfers."""
     dp_s: float
@@ -168,9 +170,13 @@ class Breakdown:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Each part of it, by name without the unit, as a share of the whole."""
+        """Each part by name without the unit, as a share of the whole; cp if there is any."""
         total_s = self.total_s
-        return {f.name.removesuffix("_s"): getattr(self, f.name) / total_s for f in fields(self)}
+        return {
+            f.name.removesuffix("_s"): getattr(self, f.name) / total_s
+            for f in fields(self)
+            if f.name != "cp_s" or self.cp_s
+        }
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
@@ -182,7 +188,7 @@ class Breakdown:
         return cls(**read_plain(cls, read_fields(cls, mapping, "a breakdown")))
 
 
-_EXPLAINED: Final = ("compute_s", "tp_s", "pp_s", "dp_s", "optimizer_s")
+_EXPLAINED: Final = ("compute_s", "tp_s", "cp_s", "pp_s", "dp_s", "optimizer_s")
 """Parts of an iteration that were measured."""
 
 OVER_ZERO: Final[Mapping[str, Any]] = {"over_zero": True}
@@ -267,6 +273,12 @@ class Measurement:
     throttled: bool | None = None
     """Whether heat or power held the clock of a device down during the timed iterations. None: not
     known."""
+    balanced_routing: bool | None = None
+    """Whether experts got equally many tokens, in place of what the router chose. None: the model
+    has no experts, or another trainer ran it."""
+    expert_load: float | None = None
+    """Tokens of the fullest expert over the mean of all, of a layer and micro-batch of the timed
+    iterations on average. None: as of balanced_routing."""
 
     def __post_init__(self) -> None:
         refuse_unusable_texts(self, **_LONGEST)
@@ -279,6 +291,19 @@ class Measurement:
                     field="others_share",
                 )
         read_choice(self.tokens, TOKEN_SOURCES, OutcomeInvalidError, field="tokens")
+        if (self.balanced_routing is None) != (self.expert_load is None):
+            raise OutcomeInvalidError(
+                "balanced_routing and expert_load go together: state both, or neither",
+                field="expert_load",
+            )
+        if self.expert_load is not None:
+            refuse_figures(self, over_zero=("expert_load",), from_zero=())
+            if self.expert_load < 1 - FIGURE_TOLERANCE:
+                raise OutcomeInvalidError(
+                    f"{shown(self.expert_load)} is less than 1: the fullest expert has the mean at "
+                    "least",
+                    field="expert_load",
+                )
         self._refuse_impossible_counts()
         for place, iteration in enumerate(self.iterations):
             within(f"iterations.{place}", self._refuse_impossible_iteration, iteration)
@@ -391,6 +416,13 @@ class Measurement:
                 field="breakdown",
             )
 
+    def to_mapping(self) -> dict[str, Any]:
+        """The document as plain JSON values; figures of experts only where there are experts."""
+        values: dict[str, Any] = asdict(self)
+        if self.balanced_routing is None:
+            del values["balanced_routing"], values["expert_load"]
+        return values
+
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """Reads the document back.
@@ -410,6 +442,14 @@ class Measurement:
         if values.get("breakdown") is not None:
             values["breakdown"] = within("breakdown", Breakdown.from_mapping, values["breakdown"])
         return cls(**values)
+
+
+def routing_words(balanced_routing: bool | None, expert_load: float | None) -> str:
+    """How a probe routed, for people; empty: the model has no experts."""
+    if expert_load is None:
+        return ""
+    how = "balanced by force, not by the router" if balanced_routing else "by the router"
+    return f"{how}; the fullest expert has {expert_load:.2f} times the mean"
 
 
 def refuse_unequal(measured: Measurement, **expected: tuple[float, str]) -> None:

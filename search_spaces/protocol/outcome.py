@@ -110,6 +110,8 @@ class ProbeRequest:
     """What trains: the embedded trainer, or one of the worker's by its name."""
     parameters: Mapping[str, int | float | bool | str] = field(default_factory=dict)
     """Values of the trainer's parameters, which the worker checks."""
+    balanced_routing: bool = True
+    """Whether experts get equally many tokens, in place of what the router chooses."""
 
     def __post_init__(self) -> None:
         for name, low in (("seed", 0), ("warmup", MIN_WARMUP), ("iterations", 1)):
@@ -127,6 +129,8 @@ class ProbeRequest:
                 raise OutcomeInvalidError(problem, field="memory_limit_bytes")
         if problem := switch_problem(self.compile):
             raise OutcomeInvalidError(problem, field="compile")
+        if problem := self.model.routing_problem(self.balanced_routing):
+            raise OutcomeInvalidError(problem, field="balanced_routing")
         if problem := url_name_problem(self.trainer):
             raise OutcomeInvalidError(problem, field="trainer")
         within("parameters", read_parameters, self.parameters)
@@ -138,7 +142,13 @@ class ProbeRequest:
 
     def to_mapping(self) -> dict[str, Any]:
         """The document as plain JSON values."""
-        return asdict(self) | {"layout": self.layout.to_mapping()}
+        values = asdict(self) | {
+            "layout": self.layout.to_mapping(),
+            "model": self.model.to_mapping(),
+        }
+        if self.balanced_routing:
+            del values["balanced_routing"]
+        return values
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
@@ -223,7 +233,10 @@ class Outcome:
 
     def to_mapping(self) -> dict[str, Any]:
         """The document as plain JSON values."""
-        return asdict(self)
+        values = asdict(self)
+        if self.measurement is not None:
+            values["measurement"] = self.measurement.to_mapping()
+        return values
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:

@@ -26,6 +26,12 @@ RECOMPUTE_MODES: Final[tuple[Recompute, ...]] = get_args(Recompute)
 PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
 ZERO_STAGES: Final = (0, 1, 2, 3)
 
+CpCommType = Literal["all_gather", "p2p", "a2a"]
+"""How attention exchanges tokens over cp: it gathers keys and values, passes them around a ring, or
+exchanges tokens for heads."""
+
+CP_COMM_TYPES: Final[tuple[CpCommType, ...]] = get_args(CpCommType)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
@@ -52,6 +58,16 @@ class Layout:
         ),
     )
     """Tensor-parallel degree: ranks that share each weight matrix."""
+    cp: int = field(
+        default=1,
+        metadata=knob(
+            label="context parallel, cp",
+            word="cp",
+            help="Context-parallel ranks.",
+            is_new=True,
+        ),
+    )
+    """Context-parallel degree: ranks that share each sequence."""
     pp: int = field(
         default=1,
         metadata=knob(
@@ -84,6 +100,17 @@ class Layout:
         ),
     )
     """Virtual stages a pipeline rank (interleaved schedule); 1 is plain 1F1B."""
+    cp_comm_type: CpCommType = field(
+        default="all_gather",
+        metadata=knob(
+            label="communication of cp",
+            word="cp by",
+            help="How attention exchanges keys and values over cp.",
+            choices=CP_COMM_TYPES,
+            is_new=True,
+        ),
+    )
+    """Communication of attention over cp."""
     pipeline_split: PipelineSplit = field(
         default="layers",
         metadata=knob(
@@ -129,8 +156,8 @@ class Layout:
             table_column="may_be_empty",
         ),
     )
-    """What is sharded over dp: nothing (0), optimizer states (1), gradients too (2), or weights too
-    (3), which are gathered for each layer before it computes, as FSDP does."""
+    """What is sharded over dp * cp: nothing (0), optimizer states (1), gradients too (2), or also
+    weights (3), which are gathered for each layer before it computes, as FSDP does."""
     zero_replicas: int = field(
         default=1,
         metadata=knob(
@@ -140,8 +167,8 @@ class Layout:
             is_shown=False,
         ),
     )
-    """Copies of what ZeRO shards: a shard group is dp / zero_replicas neighbouring data-parallel
-    ranks, and the groups hold the same. 1: one group of all dp."""
+    """Copies of what ZeRO shards: a shard group is dp * cp / zero_replicas neighbouring ranks, and
+    the groups hold the same. 1: one group of all dp * cp."""
     recompute: Recompute = field(
         default="none",
         metadata=knob(
@@ -180,8 +207,21 @@ class Layout:
 
     @property
     def num_devices(self) -> int:
-        """Ranks of the job, one a device: tp * pp * dp."""
-        return self.tp * self.pp * self.dp
+        """Ranks of the job, one a device: tp * cp * pp * dp."""
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """The factors of `num_devices` by name, without new ones (`Knob.is_new`) that are 1."""
+        degrees = {name: getattr(self, name) for name in DEGREES}
+        return {
+            name: degree for name, degree in degrees.items() if degree > 1 or not KNOBS[name].is_new
+        }
+
+    @property
+    def dp_cp(self) -> int:
+        """Ranks that hold the same weights and sum their gradients: dp * cp."""
+        return self.dp * self.cp
 
     @property
     def counted_ends(self) -> tuple[int, int]:
@@ -205,7 +245,7 @@ class Layout:
     @property
     def zero_group_size(self) -> int:
         """Ranks that share one copy of what ZeRO shards: 1 without ZeRO."""
-        return max(self.dp // self.zero_replicas, 1) if self.zero_stage else 1
+        return max(self.dp_cp // self.zero_replicas, 1) if self.zero_stage else 1
 
     @property
     def global_batch_size(self) -> int:
@@ -216,11 +256,14 @@ class Layout:
     def key(self) -> str:
         """The canonical name of the layout: equal layouts, and only those, have equal keys."""
         copies = f"x{self.zero_replicas}" if self.zero_replicas > 1 else ""
+        context = f"-cp{self.cp}" if self.cp > 1 else ""
+        if self.cp_comm_type != "all_gather":
+            context = f"-cp{self.cp}_{self.cp_comm_type}"
         split = "" if self.pipeline_split == "layers" else f"-ps_{self.pipeline_split}"
         return (
             f"n{self.num_nodes}-tp{self.tp}-pp{self.pp}-dp{self.dp}-vpp{self.vpp}{split}"
             f"-mbs{self.micro_batch_size}-mb{self.num_microbatches}-z{self.zero_stage}{copies}"
-            f"-rc_{self.recompute}-sp{int(self.sequence_parallel)}-{self.precision}"
+            f"-rc_{self.recompute}-sp{int(self.sequence_parallel)}-{self.precision}{context}"
         )
 
     @classmethod
@@ -267,7 +310,8 @@ _KEY: Final = re.compile(
     r"-vpp(?P<vpp>\d{1,9})(?:-ps_(?P<pipeline_split>[a-z_]+))?"
     r"-mbs(?P<micro_batch_size>\d{1,9})-mb(?P<num_microbatches>\d{1,9})"
     r"-z(?P<zero_stage>\d)(?:x(?P<zero_replicas>\d{1,9}))?-rc_(?P<recompute>[a-z]+)"
-    r"-sp(?P<sequence_parallel>[01])-(?P<precision>[a-z0-9]+)",
+    r"-sp(?P<sequence_parallel>[01])-(?P<precision>[a-z0-9]+)"
+    r"(?:-cp(?P<cp>\d{1,9})(?:_(?P<cp_comm_type>[a-z0-9_]+))?)?",
     re.ASCII,
 )
 
@@ -280,5 +324,5 @@ LAYOUT_FIELDS: Final = tuple(KNOBS)
 COUNT_KNOBS: Final = tuple(name for name, each in KNOBS.items() if each.is_count)
 """Layout fields that are whole numbers of at least 1."""
 
-DEGREES: Final = ("tp", "pp", "dp")
+DEGREES: Final = ("tp", "cp", "pp", "dp")
 """Layout fields whose product is the number of devices."""

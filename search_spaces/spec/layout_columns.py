@@ -39,9 +39,11 @@ class LayoutColumns:
 
     num_nodes: Ints
     tp: Ints
+    cp: Ints
     pp: Ints
     dp: Ints
     vpp: Ints
+    cp_comm_type: Codes
     pipeline_split: Codes
     micro_batch_size: Ints
     num_microbatches: Ints
@@ -84,8 +86,13 @@ class LayoutColumns:
 
     @property
     def num_devices(self) -> Ints:
-        """Ranks of the job: tp * pp * dp."""
-        return self.tp * self.pp * self.dp
+        """Ranks of the job: tp * cp * pp * dp."""
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def dp_cp(self) -> Ints:
+        """Ranks that hold the same weights and sum their gradients: dp * cp."""
+        return self.dp * self.cp
 
     @property
     def counted_ends(self) -> tuple[Ints, Ints]:
@@ -98,8 +105,8 @@ class LayoutColumns:
 
     @property
     def zero_group_size(self) -> Ints:
-        """Ranks that share one copy of what ZeRO shards: dp / zero_replicas, 1 without ZeRO."""
-        return np.where(self.zero_stage > 0, np.maximum(self.dp // self.zero_replicas, 1), 1)
+        """Ranks that share one copy of what ZeRO shards: dp * cp / zero_replicas with ZeRO."""
+        return np.where(self.zero_stage > 0, np.maximum(self.dp_cp // self.zero_replicas, 1), 1)
 
     @property
     def global_batch_size(self) -> Ints:

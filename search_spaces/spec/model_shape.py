@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal, Self, get_args
 
@@ -11,6 +11,7 @@ from search_spaces.documents.not_covered import known_word
 from search_spaces.documents.reading import (
     MAX_NAME_LENGTH,
     Problems,
+    is_line,
     is_name,
     read_mapping,
     refuse_all,
@@ -37,10 +38,38 @@ MODEL_RANGES: Final[Mapping[str, Range]] = MappingProxyType(
         "seq_length": Range(1, 1 << 26, "tokens"),
         "vocab_size": Range(1, 1 << 24, "tokens"),
         "rotary_base": Range(2.0, 1e12),
+        "head_dim": Range(1, 1 << 16),
+        "attention_window": Range(1, 1 << 26, "tokens"),
+        "full_attention_every": Range(2, 1 << 14, "layers"),
+        "num_experts": Range(1, 1 << 12),
+        "experts_per_token": Range(1, 1 << 12),
+        "moe_ffn_hidden_size": Range(1, 1 << 20),
+        "shared_expert_ffn_hidden_size": Range(1, 1 << 20),
+        "num_dense_layers": Range(1, 1 << 14),
     }
 )
-"""The range of each number: the number of parameters and the FLOPs per token then fit into 64
-bits."""
+"""The range of each number; `_MOST` bounds the products that ranges do not."""
+
+_MOST: Final = 1 << 63
+"""Parameters and FLOPs per token fit into 64 bits."""
+
+EXPERT_FIELDS: Final = (
+    "num_experts",
+    "experts_per_token",
+    "moe_ffn_hidden_size",
+    "shared_expert_ffn_hidden_size",
+    "num_dense_layers",
+)
+"""The fields of a mixture of experts; all are 0 in a dense model."""
+
+_LLAMA_ONLY: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "rotary_base": "learned positions",
+        "qk_norm": "no norms of queries and keys",
+        "num_experts": "dense feed-forwards alone",
+    }
+)
+"""Fields that other families lack, each with what these have instead."""
 
 ROTARY_BASE: Final = 10000.0
 """The base of rotary positions in arXiv:2104.09864, and the default."""
@@ -77,57 +106,175 @@ class ModelShape:
     rotary_base: float = ROTARY_BASE
     """Base of the rotary positions (theta): pair i of D / 2 turns by base^(-2i/D) per token; llama
     only."""
+    head_dim: int | None = None
+    """Width of one head, where it is not hidden_size over num_heads; that value becomes None."""
+    qk_norm: bool = False
+    """Whether each head of query and key passes an RMSNorm before its rotation; its weights are
+    shared by the heads (Qwen3, arXiv:2505.09388); llama only."""
+    attention_window: int | None = None
+    """Positions that a token attends to, itself included; None: all up to itself."""
+    full_attention_every: int | None = None
+    """Of so many layers the last one ignores the window; None: none does."""
+    num_experts: int = 0
+    """Routed experts of a layer, each a gated feed-forward; 0: the feed-forward is dense. llama
+    only, as are the other fields of experts."""
+    experts_per_token: int = 0
+    """Experts that each token takes."""
+    moe_ffn_hidden_size: int = 0
+    """Inner width of one expert."""
+    shared_expert_ffn_hidden_size: int = 0
+    """Inner width of the expert that every token takes besides; 0: there is none."""
+    num_dense_layers: int = 0
+    """First layers, whose feed-forward is dense."""
+    lacks: str = ""
+    """What the published model of this name has and this shape lacks, for people to read."""
 
     def __post_init__(self) -> None:
         refuse_all(_wrong_fields(asdict(self)))
         refuse_all(self._contradictions())
+        if self.head_size * self.num_heads == self.hidden_size:
+            object.__setattr__(self, "head_dim", None)  # equal shapes are equal
 
     def _contradictions(self) -> Iterator[ModelShapeInvalidError]:
-        if self.hidden_size % self.num_heads:
+        if self.head_dim is None and self.hidden_size % self.num_heads:
             yield ModelShapeInvalidError(
-                f"hidden_size={self.hidden_size} is not divisible by num_heads={self.num_heads}"
+                f"hidden_size={self.hidden_size} is not divisible by num_heads={self.num_heads}; "
+                "state head_dim if heads have a width of their own"
             )
         if self.num_heads % self.num_kv_heads:
             yield ModelShapeInvalidError(
                 f"num_heads={self.num_heads} is not divisible by num_kv_heads={self.num_kv_heads}"
             )
         if self.family == "llama" and self.head_size % 2:
+            stated = "" if self.head_dim else f"(hidden_size={self.hidden_size} over "
+            stated += f"num_heads={self.num_heads}) " if stated else ""
             yield ModelShapeInvalidError(
-                f"head size {self.head_size} (hidden_size={self.hidden_size} over "
-                f"num_heads={self.num_heads}) is odd; rotary positions need an even one"
+                f"head size {self.head_size} {stated}is odd; rotary positions need an even one"
             )
-        if self.family != "llama" and self.rotary_base != ROTARY_BASE:
+        defaults = {field.name: field.default for field in fields(self)}
+        for name, instead in _LLAMA_ONLY.items():
+            value = getattr(self, name)
+            if self.family != "llama" and value != defaults[name]:
+                text = f"{value:g}" if isinstance(value, float) else str(value).lower()
+                yield ModelShapeInvalidError.of_field(
+                    name,
+                    f"{name}={text} has no meaning for family={self.family}, which has "
+                    f"{instead}; leave it out",
+                )
+        if self.full_attention_every and not self.attention_window:
             yield ModelShapeInvalidError.of_field(
-                "rotary_base",
-                f"rotary_base={self.rotary_base:g} has no meaning for family={self.family}, which has "
-                "learned positions; leave it out",
+                "full_attention_every",
+                f"full_attention_every={self.full_attention_every} needs attention_window: without "
+                "a window every layer attends to all positions",
+            )
+        if max(self.num_parameters, self.model_flops_per_token) >= _MOST:
+            yield ModelShapeInvalidError(
+                f"the model has {self.num_parameters:.3g} parameters and takes "
+                f"{self.model_flops_per_token:.3g} FLOPs per token; at most {_MOST:.3g} of each are "
+                "accepted"
+            )
+        yield from self._contradictions_of_experts()
+
+    def _contradictions_of_experts(self) -> Iterator[ModelShapeInvalidError]:
+        experts, chosen = self.num_experts, self.experts_per_token
+        refused = ModelShapeInvalidError.of_field
+        if not experts:
+            for name in EXPERT_FIELDS[1:]:
+                if value := getattr(self, name):
+                    yield refused(name, f"{name}={value} needs experts: state num_experts")
+            return
+        if not 1 <= chosen <= experts:
+            yield refused(
+                "experts_per_token",
+                f"experts_per_token={chosen} is not from 1 to num_experts={experts}",
+            )
+        if not self.moe_ffn_hidden_size:
+            yield refused("moe_ffn_hidden_size", "the model's moe_ffn_hidden_size is missing")
+        if self.num_dense_layers >= self.num_layers:
+            yield refused(
+                "num_dense_layers",
+                f"num_dense_layers={self.num_dense_layers} leaves none of "
+                f"num_layers={self.num_layers} with experts",
+            )
+        if not self.num_dense_layers and self.ffn_hidden_size != self.moe_ffn_hidden_size:
+            yield refused(
+                "ffn_hidden_size",
+                f"ffn_hidden_size={self.ffn_hidden_size} is the width of dense layers and there are "
+                "none; leave it out",
             )
 
     @property
     def head_size(self) -> int:
         """Width of one head."""
-        return self.hidden_size // self.num_heads
+        return self.head_dim or self.hidden_size // self.num_heads
+
+    @property
+    def query_size(self) -> int:
+        """Width of all query heads together, and of what attention hands to its projection."""
+        return self.num_heads * self.head_size
 
     @property
     def kv_hidden_size(self) -> int:
         """Width of all key heads together (and of all value heads)."""
         return self.num_kv_heads * self.head_size
 
+    def has_experts(self, layer: int) -> bool:
+        """Whether the feed-forward of a layer, counted from 0, is a mixture of experts."""
+        return self.num_experts > 0 and layer >= self.num_dense_layers
+
+    def window_of(self, layer: int) -> int | None:
+        """Positions that a token attends to in a layer, counted from 0; None: all up to itself."""
+        every = self.full_attention_every
+        ignores = every is not None and (layer + 1) % every == 0
+        too_long = self.attention_window is None or self.attention_window >= self.seq_length
+        return None if ignores or too_long else self.attention_window
+
+    @property
+    def dense(self) -> ModelShape:
+        """The shape with the dense layers' feed-forward in every layer."""
+        none: dict[str, Any] = dict.fromkeys(EXPERT_FIELDS, 0)
+        return replace(self, **none) if self.num_experts else self
+
+    @property
+    def num_expert_layers(self) -> int:
+        """Layers with experts."""
+        return self.num_layers - self.num_dense_layers if self.num_experts else 0
+
+    @property
+    def num_attention_matrix_parameters(self) -> int:
+        """Parameters in the matrices of one block's attention."""
+        q = self.query_size
+        return self.hidden_size * (q + 2 * self.kv_hidden_size) + q * self.hidden_size
+
+    @property
+    def num_expert_parameters(self) -> int:
+        """Parameters of all routed experts of one layer."""
+        return self.num_experts * 3 * self.hidden_size * self.moe_ffn_hidden_size
+
     @property
     def num_layer_matrix_parameters(self) -> int:
-        """Parameters in the matrices of one block: attention and feed-forward."""
-        h = self.hidden_size
-        attention = h * (h + 2 * self.kv_hidden_size) + h * h
+        """Parameters in the matrices of one block: attention and feed-forward.
+
+        With experts: of a block that has them, all of them and their router.
+        """
+        h, attention = self.hidden_size, self.num_attention_matrix_parameters
+        if self.num_experts:
+            shared = 3 * h * self.shared_expert_ffn_hidden_size
+            return attention + self.num_expert_parameters + shared + h * self.num_experts
         matrices = 3 if self.family == "llama" else 2
         return attention + matrices * h * self.ffn_hidden_size
 
     @property
     def num_layer_parameters(self) -> int:
-        """Parameters of one block, norms and biases included, as the embedded trainer builds it."""
-        h = self.hidden_size
+        """Parameters of one block, norms and biases included, as the embedded trainer builds it.
+
+        With experts: of a block that has them.
+        """
+        h, q = self.hidden_size, self.query_size
         if self.family == "llama":
-            return self.num_layer_matrix_parameters + 2 * h
-        biases = (h + 2 * self.kv_hidden_size) + h + self.ffn_hidden_size + h
+            norms = 2 * h + (2 * self.head_size if self.qk_norm else 0)
+            return self.num_layer_matrix_parameters + norms
+        biases = (q + 2 * self.kv_hidden_size) + h + self.ffn_hidden_size + h
         return self.num_layer_matrix_parameters + biases + 4 * h
 
     @property
@@ -145,35 +292,82 @@ class ModelShape:
     @property
     def num_parameters(self) -> int:
         """Parameters of the whole model, each counted once."""
+        dense = self.num_layers - self.num_expert_layers
         return (
-            self.num_layers * self.num_layer_parameters
+            self.num_expert_layers * self.num_layer_parameters
+            + dense * self.dense.num_layer_parameters
             + self.num_embedding_parameters
             + self.num_head_parameters
         )
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Parameters that one token uses: all but the experts that it does not take.
+
+        The embedding counts as a whole, as in the totals of Mixtral (arXiv:2401.04088) and Qwen3.
+        """
+        return self.num_parameters - self.num_expert_layers * self._idle_parameters
+
+    @property
+    def _idle_parameters(self) -> int:
+        """Parameters of a layer's experts that a token does not take."""
+        if not self.num_experts:
+            return 0
+        idle = self.num_experts - self.experts_per_token
+        return self.num_expert_parameters // self.num_experts * idle
 
     @property
     def model_flops_per_token(self) -> int:
         """FLOPs per token of a forward and a backward pass, without recomputation.
 
         Three times the forward pass: 2 operations per matrix parameter (with the output projection,
-        without the embedding look-up), and 4 s h for the two attention products. For the GPT shape
+        without the embedding look-up, and of the experts only those that a token takes), and 4 s q
+        for the two attention products, q being the width of the query heads. For the GPT shape
         with ffn = 4h this is 72 L h^2 (1 + s/(6h) + V/(12 L h)), arXiv:2104.04473 equation 3 less
         its recomputation (and arXiv:2205.05198, appendix A).
         """
-        return 3 * (
-            self.num_layers * self.layer_forward_flops_per_token
-            + self.logit_forward_flops_per_token
-        )
+        return 3 * (self.layers_forward_flops_per_token + self.logit_forward_flops_per_token)
 
     @property
-    def layer_forward_flops_per_token(self) -> int:
-        """Floating-point operations per token of one block's forward pass."""
-        return 2 * self.num_layer_matrix_parameters + 4 * self.seq_length * self.hidden_size
+    def layers_forward_flops_per_token(self) -> int:
+        """Floating-point operations per token of all blocks' forward pass."""
+        active = self.num_layer_matrix_parameters - self._idle_parameters
+        dense = self.dense.num_layer_matrix_parameters
+        matrices = self.num_expert_layers * active
+        matrices += (self.num_layers - self.num_expert_layers) * dense
+        return 2 * matrices + self.attention_forward_flops_per_token
+
+    @property
+    def attention_forward_flops_per_token(self) -> int:
+        """Floating-point operations per token of the two attention products of all blocks."""
+        return 4 * self.query_size * self.attention_positions
+
+    @property
+    def attention_positions(self) -> int:
+        """Positions that a token's products are counted over, summed over the layers.
+
+        The sequence s without a window w: the half that the causal mask hides counts too, as in
+        arXiv:2104.04473. Likewise with a window twice the pairs inside it: (s^2 - (s - w)^2) / s.
+        """
+        s, window = self.seq_length, self.attention_window
+        if window is None or window >= s:
+            return self.num_layers * s
+        whole = self.num_layers // self.full_attention_every if self.full_attention_every else 0
+        return whole * s + (self.num_layers - whole) * (window * (2 * s - window) // s)
 
     @property
     def logit_forward_flops_per_token(self) -> int:
         """Floating-point operations per token of the output projection's forward pass."""
         return 2 * self.hidden_size * self.vocab_size
+
+    def routing_problem(self, balanced_routing: object) -> str | None:
+        """Why a probe of this model can't route so, or None."""
+        if (problem := switch_problem(balanced_routing)) or balanced_routing or self.num_experts:
+            return problem
+        return (
+            f"false measures how unevenly tokens reach experts, and the model {self.name} has none; "
+            "leave it out"
+        )
 
     def hardware_flops_per_token(self, recompute: str) -> int:
         """Floating-point operations per token with recomputation.
@@ -183,14 +377,18 @@ class ModelShape:
         """
         extra = 0
         if recompute == "full":
-            extra = self.num_layers * self.layer_forward_flops_per_token
+            extra = self.layers_forward_flops_per_token
         elif recompute == "selective":
-            extra = self.num_layers * 4 * self.seq_length * self.hidden_size
+            extra = self.attention_forward_flops_per_token
         return self.model_flops_per_token + extra
 
     def to_mapping(self) -> dict[str, Any]:
-        """The fields by name, as plain JSON values."""
-        return asdict(self)
+        """The fields by name, as plain JSON values, without later fields at their defaults."""
+        values = asdict(self)
+        for field in fields(self)[_NUM_FIRST_FIELDS:]:
+            if values[field.name] == field.default:
+                del values[field.name]
+        return values
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
@@ -198,7 +396,8 @@ class ModelShape:
 
         `num_kv_heads` defaults to `num_heads`; `ffn_hidden_size` to four times the hidden size for
         gpt; `name` to "custom"; `tied_embeddings` to true for gpt and false for llama;
-        `rotary_base` to 10000.
+        `rotary_base` to 10000; `moe_ffn_hidden_size` to `ffn_hidden_size`, and the other way round
+        where no layer is dense; what later versions added to "not there".
 
         Raises:
             ModelShapeInvalidError: a field is unknown, missing, or out of range.
@@ -209,13 +408,23 @@ class ModelShape:
         values.setdefault("name", "custom")
         values.setdefault("num_kv_heads", values.get("num_heads"))
         values.setdefault("tied_embeddings", values.get("family") == "gpt")
-        values.setdefault("rotary_base", ROTARY_BASE)
+        if values.get("num_experts") and "ffn_hidden_size" in values:
+            values.setdefault("moe_ffn_hidden_size", values["ffn_hidden_size"])
+        elif values.get("num_experts") and not values.get("num_dense_layers"):
+            values["ffn_hidden_size"] = values.get("moe_ffn_hidden_size")
+        optional = {
+            field.name: field.default for field in fields(cls) if field.default is not MISSING
+        }
+        values = optional | values
         if values.get("family") == "gpt" and isinstance(values.get("hidden_size"), int):
             values.setdefault("ffn_hidden_size", 4 * values["hidden_size"])
         problems = Problems()
         problems.add(*unknown_names(given, known, ModelShapeInvalidError, "model field"))
         for name in known:
-            if values.get(name) is None and (name != "num_kv_heads" or name in given):
+            is_optional = optional.get(name, "") is None or (
+                name == "num_kv_heads" and name not in given
+            )
+            if values.get(name) is None and not is_optional:
                 problems.add(
                     ModelShapeInvalidError.of_field(name, f"the model's {name} is missing")
                 )
@@ -223,6 +432,16 @@ class ModelShape:
         problems.add(*_wrong_fields(stated))
         problems.refuse()
         return cls(**values)
+
+
+_NUM_FIRST_FIELDS: Final = 11
+"""Fields that every document states; those after them are left out at their defaults."""
+
+_UNSTATED: Final[Mapping[str, int | None]] = MappingProxyType(
+    dict.fromkeys(("head_dim", "attention_window", "full_attention_every"))
+    | dict.fromkeys(EXPERT_FIELDS, 0)
+)
+"""Numbers that a model may lack, each with the value that says so."""
 
 
 def _wrong_fields(values: Mapping[str, Any]) -> Iterator[ModelShapeInvalidError]:
@@ -237,7 +456,17 @@ def _wrong_fields(values: Mapping[str, Any]) -> Iterator[ModelShapeInvalidError]
                 name,
                 f"family={shown(value)} is not one of {', '.join(FAMILIES)}{known_word(value)}",
             )
-        elif name in MODEL_RANGES and (problem := MODEL_RANGES[name].problem(value)):
+        elif problem := _plain_problem(name, value):
             yield ModelShapeInvalidError.of_field(name, f"{name}={problem}")
-        elif name == "tied_embeddings" and (problem := switch_problem(value)):
-            yield ModelShapeInvalidError.of_field(name, f"tied_embeddings={problem}")
+        elif name == "lacks" and not is_line(value):
+            yield ModelShapeInvalidError.of_field(
+                name, f"lacks={shown(value)} is not a line of text"
+            )
+
+
+def _plain_problem(name: str, value: object) -> str | None:
+    """Why a number or a switch is impossible, or None."""
+    if name in ("tied_embeddings", "qk_norm"):
+        return switch_problem(value)
+    is_unstated = name in _UNSTATED and value == _UNSTATED[name] and not isinstance(value, bool)
+    return None if name not in MODEL_RANGES or is_unstated else MODEL_RANGES[name].problem(value)

@@ -13,8 +13,8 @@ import numpy as np
 
 from search_spaces.spec.batch import GlobalBatch
 from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import DEGREES, PIPELINE_SPLITS, Layout, Precision
-from search_spaces.spec.layout_columns import Bools, LayoutColumns, codes_of
+from search_spaces.spec.layout import PIPELINE_SPLITS, Layout, Precision
+from search_spaces.spec.layout_columns import Bools, LayoutColumns, code_of, codes_of
 from search_spaces.spec.model_shape import ModelShape
 
 Scope = Literal["model", "machine", "batch", "redundant", "trainer"]
@@ -174,8 +174,8 @@ def _world_is_wrong(c: LayoutColumns, x: RuleContext) -> Bools:
 def _world_sentence(layout: Layout, x: RuleContext) -> str:
     per_node = x.cluster.devices_per_node
     devices = layout.num_nodes * per_node
-    degrees = "*".join(str(getattr(layout, name)) for name in DEGREES)
-    product = f"{'*'.join(DEGREES)}={degrees}={layout.num_devices}"
+    degrees = "*".join(map(str, layout.degrees.values()))
+    product = f"{'*'.join(layout.degrees)}={degrees}={layout.num_devices}"
     machine = f"num_nodes*devices_per_node={layout.num_nodes}*{per_node}={devices}"
     if layout.num_devices > devices:
         return f"{product} is more than {machine}"
@@ -227,10 +227,44 @@ def _interleaved_sentence(layout: Layout, _: RuleContext) -> str:
 
 
 def _sequence_sentence(layout: Layout, x: RuleContext) -> str:
+    if layout.cp > 1:
+        product = 2 * layout.cp * layout.tp
+        divisor = f"2*cp*tp=2*{layout.cp}*{layout.tp}={product}"
+    else:
+        divisor = f"tp={layout.tp}"
     return (
-        f"seq_length={x.model.seq_length} is not divisible by tp={layout.tp}, which "
+        f"seq_length={x.model.seq_length} is not divisible by {divisor}, which "
         "sequence_parallel needs"
     )
+
+
+def _chunks_sentence(layout: Layout, x: RuleContext) -> str:
+    return (
+        f"seq_length={x.model.seq_length} is not divisible by 2*cp=2*{layout.cp}={2 * layout.cp}: "
+        "each context-parallel rank holds two equal chunks of every sequence"
+    )
+
+
+def _exchanges_heads(c: LayoutColumns) -> Bools:
+    """Where attention exchanges tokens for heads."""
+    exchanges: Bools = (c.cp > 1) & (c.cp_comm_type == code_of("cp_comm_type", "a2a"))
+    return exchanges
+
+
+def _exchanged_heads_sentence(layout: Layout, x: RuleContext) -> str:
+    ranks = layout.tp * layout.cp
+    heads = "num_heads" if x.model.num_heads % ranks else "num_kv_heads"
+    return (
+        f"{heads}={getattr(x.model, heads)} is not divisible by tp*cp={layout.tp}*{layout.cp}"
+        f"={ranks}, which cp_comm_type=a2a needs; take all_gather or p2p"
+    )
+
+
+def _dp_cp(layout: Layout) -> str:
+    """The ranks that sum gradients, with the factors."""
+    if layout.cp == 1:
+        return f"dp={layout.dp}"
+    return f"dp*cp={layout.dp}*{layout.cp}={layout.dp_cp}"
 
 
 def _trainer_precision_sentence(layout: Layout, _: RuleContext) -> str:
@@ -249,6 +283,8 @@ RULES: Final[tuple[Rule, ...]] = (
         sentence=_kv_heads_sentence,
     ),
     _divides("ffn_over_tp", "ffn_hidden_size", "tp"),
+    _divides("experts_over_tp", "moe_ffn_hidden_size", "tp"),
+    _divides("shared_expert_over_tp", "shared_expert_ffn_hidden_size", "tp"),
     _divides("vocab_over_tp", "vocab_size", "tp"),
     Rule(
         name="layers_over_stages",
@@ -271,8 +307,45 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="sequence_over_tp",
         scope="model",
-        illegal=lambda c, x: (c.sequence_parallel == 1) & (x.model.seq_length % c.tp != 0),
+        # Where 2 cp does not divide the sequence, the rule below gives the reason.
+        illegal=lambda c, x: (
+            (c.sequence_parallel == 1)
+            & (x.model.seq_length % np.where(c.cp > 1, 2 * c.cp * c.tp, c.tp) != 0)
+            & ((c.cp == 1) | (x.model.seq_length % (2 * c.cp) == 0))
+        ),
         sentence=_sequence_sentence,
+    ),
+    Rule(
+        name="sequence_over_cp",
+        scope="model",
+        illegal=lambda c, x: (c.cp > 1) & (x.model.seq_length % (2 * c.cp) != 0),
+        sentence=_chunks_sentence,
+    ),
+    Rule(
+        name="heads_over_cp",
+        scope="model",
+        # Where tp does not divide the heads, the rules of tp give the reason.
+        illegal=lambda c, x: (
+            _exchanges_heads(c)
+            & (x.model.num_heads % c.tp == 0)
+            & (x.model.num_kv_heads % c.tp == 0)
+            & (
+                (x.model.num_heads % (c.tp * c.cp) != 0)
+                | (x.model.num_kv_heads % (c.tp * c.cp) != 0)
+            )
+        ),
+        sentence=_exchanged_heads_sentence,
+    ),
+    Rule(
+        name="cp_comm_type_needs_cp",
+        scope="redundant",
+        illegal=lambda c, _: (
+            (c.cp == 1) & (c.cp_comm_type != code_of("cp_comm_type", "all_gather"))
+        ),
+        sentence=lambda layout, _: (
+            f"cp_comm_type={layout.cp_comm_type} with cp=1 is the same job as "
+            "cp_comm_type=all_gather"
+        ),
     ),
     Rule(
         name="nodes_exist",
@@ -307,9 +380,9 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="zero_groups_over_dp",
         scope="model",
-        illegal=lambda c, _: c.dp % c.zero_replicas != 0,
+        illegal=lambda c, _: c.dp_cp % c.zero_replicas != 0,
         sentence=lambda layout, _: (
-            f"dp={layout.dp} is not divisible by zero_replicas={layout.zero_replicas}"
+            f"{_dp_cp(layout)} is not divisible by zero_replicas={layout.zero_replicas}"
         ),
     ),
     Rule(
@@ -333,7 +406,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="zero_needs_replicas",
         scope="redundant",
-        illegal=lambda c, _: (c.zero_stage > 0) & (c.dp == 1),
+        illegal=lambda c, _: (c.zero_stage > 0) & (c.dp_cp == 1),
         sentence=lambda layout, _: (
             f"zero_stage={layout.zero_stage} with dp=1 is the same job as zero_stage=0"
         ),
@@ -341,10 +414,10 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="zero_needs_groups",
         scope="redundant",
-        illegal=lambda c, _: (c.zero_stage > 0) & (c.dp > 1) & (c.zero_replicas == c.dp),
+        illegal=lambda c, _: (c.zero_stage > 0) & (c.dp_cp > 1) & (c.zero_replicas == c.dp_cp),
         sentence=lambda layout, _: (
             f"zero_stage={layout.zero_stage} with zero_replicas={layout.zero_replicas} of "
-            f"dp={layout.dp} is the same job as zero_stage=0: every rank would hold all optimizer "
+            f"{_dp_cp(layout)} is the same job as zero_stage=0: every rank would hold all optimizer "
             "states"
         ),
     ),
@@ -354,6 +427,19 @@ RULES: Final[tuple[Rule, ...]] = (
         illegal=lambda c, _: (c.sequence_parallel == 1) & (c.tp == 1),
         sentence=lambda _layout, _: (
             "sequence_parallel=true with tp=1 is the same job as sequence_parallel=false"
+        ),
+    ),
+    Rule(
+        name="trainer_window_over_cp",
+        scope="trainer",
+        illegal=lambda c, x: (
+            (x.model.attention_window is not None)
+            & (c.cp > 1)
+            & (c.cp_comm_type != code_of("cp_comm_type", "a2a"))
+        ),
+        sentence=lambda layout, x: (
+            f"cp={layout.cp} with cp_comm_type={layout.cp_comm_type}: the embedded trainer has the "
+            f"attention_window={x.model.attention_window} only with cp_comm_type=a2a"
         ),
     ),
     Rule(

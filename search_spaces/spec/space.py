@@ -52,12 +52,16 @@ class SearchSpace:
     """Nodes of the job."""
     tp: WholeNumbers = 1
     """Tensor-parallel degree."""
+    cp: WholeNumbers = 1
+    """Context-parallel degree."""
     pp: WholeNumbers = 1
     """Pipeline-parallel degree."""
     dp: WholeNumbers | None = None
     """Data-parallel degree; left out: as many replicas as fill the nodes."""
     vpp: WholeNumbers = 1
     """Virtual stages a pipeline rank."""
+    cp_comm_type: str | Sequence[str] = "all_gather"
+    """all_gather, p2p, a2a."""
     pipeline_split: str | Sequence[str] = "layers"
     """layers, embedding, head, embedding_and_head."""
     micro_batch_size: WholeNumbers = 1
@@ -165,7 +169,7 @@ class SearchSpace:
         knobs = dict(chosen)
         if "dp" not in knobs:
             devices = knobs["num_nodes"] * devices_per_node
-            devices_of_replica = math.prod(knobs[name] for name in _OTHER_DEGREES)
+            devices_of_replica = math.prod(knobs.get(name, 1) for name in _OTHER_DEGREES)
             knobs["dp"] = min(max(devices // devices_of_replica, 1), MAX_COUNT)
         if "num_microbatches" not in knobs:
             once = knobs["dp"] * knobs["micro_batch_size"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from search_spaces.spec.layout import KNOBS
+from search_spaces.spec.model_shape import EXPERT_FIELDS
 
 COLUMNS: Final = (
     "source",
@@ -39,8 +40,18 @@ COLUMNS: Final = (
 )
 """The columns that every written table has, in this order."""
 
+EXTRA_MODEL_COLUMNS: Final = (
+    "head_dim",
+    "qk_norm",
+    "attention_window",
+    "full_attention_every",
+    *EXPERT_FIELDS,
+)
+"""Fields of the model's shape that a table has if some model states them."""
+
 EXTRA_COLUMNS: Final = (
     "family",
+    *EXTRA_MODEL_COLUMNS,
     *(name for name, knob in KNOBS.items() if knob.table_column == "if_not_default"),
 )
 """Columns that are written after the others if some row differs from the assumed value."""

@@ -6,6 +6,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -199,7 +200,7 @@ class _Cells:
 
 
 def _shape(model: ModelShape) -> dict[str, object]:
-    return {name: value for name, value in model.to_mapping().items() if name != "seq_length"}
+    return {name: value for name, value in asdict(model).items() if name != "seq_length"}
 
 
 def _machine(cluster: Cluster) -> dict[str, object]:

@@ -12,7 +12,13 @@ from search_spaces.spec.knobs import Knob
 from search_spaces.spec.layout import DEGREES, KNOBS, Layout
 from search_spaces.spec.model_shape import FAMILIES, Family, ModelShape
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, LOCAL_CPU, resolve_cluster
-from search_spaces.tables.columns import COLUMNS, EXTRA_COLUMNS, STATUSES, UNSTATED_KNOBS
+from search_spaces.tables.columns import (
+    COLUMNS,
+    EXTRA_COLUMNS,
+    EXTRA_MODEL_COLUMNS,
+    STATUSES,
+    UNSTATED_KNOBS,
+)
 from search_spaces.tables.fields import Fields
 from search_spaces.tables.plausibility import refuse_impossible_row, refuse_wrong_device_memory
 from search_spaces.tables.table import CellKey, Status, TableRow
@@ -89,13 +95,20 @@ class RowReader:
             "vocab_size": fields.whole("vocab_size"),
             "tied_embeddings": fields.truth("tied_embeddings"),
         }
-        named = tuple(values.values())
+        for name in EXTRA_MODEL_COLUMNS:
+            if fields.has(name):
+                values[name] = fields.truth(name) if name == "qk_norm" else fields.whole(name)
+        named = tuple(values.items())
         if named not in self._models:
-            self._models[named] = ModelShape(**values)
+            self._models[named] = ModelShape.from_mapping(values)
         return self._models[named]
 
     def _layout(self, fields: Fields) -> tuple[Layout, tuple[str, ...]]:
-        degrees = {name: _knob_value(fields, KNOBS[name]) for name in DEGREES}
+        degrees = {
+            name: degree
+            for name in DEGREES
+            if (degree := _knob_value(fields, KNOBS[name])) > 1 or not KNOBS[name].is_new
+        }
         num_devices, per_node = fields.whole("num_devices"), fields.whole("devices_per_node")
         product = math.prod(degrees.values())
         if product != num_devices:

@@ -13,6 +13,7 @@ from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables.columns import (
     COLUMNS,
     EXTRA_COLUMNS,
+    EXTRA_MODEL_COLUMNS,
     MEASURED_COLUMNS,
     MODEL_COLUMNS,
 )
@@ -76,6 +77,8 @@ def model_values(model: ModelShape) -> dict[str, Any]:
     """A model's shape, by column; its family only where readers would take it for another."""
     inferred = inferred_family(hidden_size=model.hidden_size, ffn_hidden_size=model.ffn_hidden_size)
     values = {"model": model.name, **{name: getattr(model, name) for name in MODEL_COLUMNS}}
+    stated = model.to_mapping()
+    values |= {name: stated[name] for name in EXTRA_MODEL_COLUMNS if name in stated}
     return values | {"family": None if model.family == inferred else model.family}
 
 

@@ -22,7 +22,7 @@ _FP8: Final = {"backend": "TE", "fp8_format": "HYBRID"}
 
 def accelerate_backend(layout: Layout) -> str:
     """Accelerate's `distributed_type`."""
-    if layout.tp > 1 or layout.pp > 1:
+    if layout.tp > 1 or layout.cp > 1 or layout.pp > 1:
         return "MEGATRON_LM"
     if layout.zero_stage:
         return "DEEPSPEED" if layout.zero_stage == 1 else "FSDP"
@@ -40,6 +40,11 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
         lacking["pipeline_split"] = (
             "accelerate's file has no key for it; without it the stages have equally many transformer "
             "layers, unless your script gives its plugin other_megatron_args"
+        )
+    if layout.cp > 1 and layout.cp_comm_type != "p2p":
+        lacking["cp_comm_type"] = (
+            "accelerate's file has no key for it; without the choice Megatron-LM passes keys and values "
+            "around a ring, unless your script gives its plugin other_megatron_args"
         )
     is_megatron = accelerate_backend(layout) == "MEGATRON_LM"
     if layout.zero_stage > 1 and is_megatron:
@@ -123,7 +128,7 @@ def _megatron_lm(job: TrainerJob) -> dict[str, Any]:
         "sequence_parallelism": layout.sequence_parallel,
         "use_distributed_optimizer": layout.zero_stage == 1,
         "gradient_clipping": 1.0,
-        "context_parallel_size": 1,  # 2 where the file says nothing
+        "context_parallel_size": layout.cp,  # 2 where the file says nothing
         # these three also where the file says nothing
         "recompute_granularity": "full",
         "recompute_method": "uniform",

@@ -47,6 +47,12 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
 
 def _refusals(job: TrainerJob) -> list[str]:
     layout, found = job.layout, refusals_of_precision(job)
+    if layout.cp > 1:
+        found.append(
+            f"cp={layout.cp}: no key of ds_config.json turns sequence parallelism on, which a script "
+            "builds with DeepSpeed's DistributedAttention (Ulysses); export a trial with cp=1, or use "
+            "the format megatron-deepspeed"
+        )
     if layout.tp > 1 and layout.pp > 1:
         found.append(
             f"tp={layout.tp} with pp={layout.pp}: DeepSpeed trains with AutoTP or with pipeline "

@@ -101,6 +101,7 @@ def _parallelism(layout: Layout) -> dict[str, Any]:
     counted = zip(names, layout.counted_ends, strict=True)
     return {
         **{name: True for name, counts in counted if counts},
+        **_context(layout),
         "tensor_model_parallel_size": layout.tp,
         "pipeline_model_parallel_size": layout.pp,
         "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
@@ -109,6 +110,12 @@ def _parallelism(layout: Layout) -> dict[str, Any]:
         "recompute_method": "uniform" if is_full else None,
         "recompute_num_layers": 1 if is_full else None,
     }
+
+
+def _context(layout: Layout) -> dict[str, Any]:
+    if layout.cp == 1:
+        return {}
+    return {"context_parallel_size": layout.cp, "cp_comm_type": layout.cp_comm_type}
 
 
 def _arguments(job: TrainerJob) -> Sequence[str]:

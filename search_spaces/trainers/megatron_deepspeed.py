@@ -30,10 +30,6 @@ from search_spaces.trainers.megatron_lm import (
 )
 
 
-def _refusals(job: TrainerJob) -> Sequence[str]:
-    return [*refusals(job), *refusals_of_zero(job), *refusals_of_precision(job)]
-
-
 def _lacking(job: TrainerJob) -> Mapping[str, str]:
     layout = job.layout
     found = {}
@@ -47,10 +43,31 @@ def _lacking(job: TrainerJob) -> Mapping[str, str]:
             "Megatron-DeepSpeed splits the transformer layers alone; without the choice the stages have "
             "equally many of them"
         )
+    if layout.cp > 1 and layout.cp_comm_type != "a2a":
+        found["cp_comm_type"] = (
+            "Megatron-DeepSpeed has Ulysses alone, cp_comm_type=a2a; without the choice tokens are "
+            "exchanged for heads"
+        )
     if layout.zero_replicas > 1:
         found["zero_replicas"] = (
             f"DeepSpeed shards the optimizer states over all of dp={layout.dp}, instead of over "
             f"{layout.zero_replicas} groups of {layout.zero_group_size}"
+        )
+    return found
+
+
+def _refusals(job: TrainerJob) -> list[str]:
+    layout = job.layout
+    found = [*refusals(job), *refusals_of_zero(job), *refusals_of_precision(job)]
+    if layout.cp > 1 and layout.sequence_parallel:
+        found.append(
+            f"cp={layout.cp} with sequence_parallel=true: Megatron-DeepSpeed refuses its two sequence "
+            "parallelisms together; export a trial with one of them"
+        )
+    if layout.cp > 1 and job.model.num_heads % (layout.tp * layout.cp):
+        found.append(
+            f"num_heads={job.model.num_heads} is not divisible by tp*cp={layout.tp * layout.cp}, which "
+            "Megatron-DeepSpeed needs: it exchanges tokens for heads"
         )
     return found
 
@@ -60,6 +77,7 @@ def argument_groups(job: TrainerJob) -> list[list[str]]:
     layout, model = job.layout, job.model
     groups = [
         *parallel_flags(layout),
+        *([["--ds-sequence-parallel-size", str(layout.cp)]] if layout.cp > 1 else []),
         *batch_flags(layout),
         *shape_flags(model),
         # Its NullTokenizer adds a token of its own to --vocab-size.

@@ -39,7 +39,7 @@ def _checks(job: TrainerJob) -> Iterator[tuple[bool, str]]:
     tp, pp, vpp = layout.tp, layout.pp, layout.vpp
     yield (
         layout.num_nodes * job.ranks_per_node != layout.num_devices,
-        f"tp*pp*dp={layout.num_devices} ranks are not the same number on each of "
+        f"{'*'.join(layout.degrees)}={layout.num_devices} ranks are not the same number on each of "
         f"num_nodes={layout.num_nodes}",
     )
     for name in ("num_heads", "ffn_hidden_size", "vocab_size"):
@@ -67,9 +67,18 @@ def _checks(job: TrainerJob) -> Iterator[tuple[bool, str]]:
         layout.sequence_parallel and model.seq_length % tp != 0,
         f"seq_length={model.seq_length} is not divisible by tp={tp}, which sequence_parallel needs",
     )
+    chunks = 2 * layout.cp
     yield (
-        layout.dp % layout.zero_replicas != 0,
-        f"dp={layout.dp} is not divisible by zero_replicas={layout.zero_replicas}",
+        layout.cp > 1 and model.seq_length % chunks != 0,
+        f"seq_length={model.seq_length} is not divisible by 2*cp={chunks}",
+    )
+    yield (
+        layout.cp_comm_type == "a2a" and model.num_heads % (tp * layout.cp) != 0,
+        f"num_heads={model.num_heads} is not divisible by tp*cp={tp * layout.cp}, which a2a needs",
+    )
+    yield (
+        layout.dp_cp % layout.zero_replicas != 0,
+        f"{'dp' if layout.cp == 1 else 'dp*cp'}={layout.dp_cp} is not divisible by zero_replicas={layout.zero_replicas}",
     )
     yield (
         model.rotary_base % 1 != 0,
@@ -82,6 +91,7 @@ def argument_groups(job: TrainerJob) -> list[list[str]]:
     layout, model = job.layout, job.model
     return [
         *parallel_flags(layout),
+        *_context_flags(layout),
         *_split_flags(layout),
         *_interleaving_and_zero_flags(layout),
         *batch_flags(layout),
@@ -115,6 +125,12 @@ SHARDING_STRATEGIES: Final[Mapping[int, str]] = MappingProxyType(
 """Megatron-FSDP's strategy by ZeRO stage; in Megatron Core from 0.14 on."""
 FSDP_CHECKPOINTS: Final = "fsdp_dtensor"
 """The only format of checkpoints that Megatron-FSDP accepts."""
+
+
+def _context_flags(layout: Layout) -> list[list[str]]:
+    if layout.cp == 1:
+        return []
+    return [["--context-parallel-size", str(layout.cp), "--cp-comm-type", layout.cp_comm_type]]
 
 
 def _split_flags(layout: Layout) -> list[list[str]]:

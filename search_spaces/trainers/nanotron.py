@@ -58,6 +58,11 @@ def _refusals(job: TrainerJob) -> list[str]:
             f"family={model.family} has no counterpart in nanotron, which trains Llama and "
             "Starcoder2; search with a model of family llama"
         )
+    if layout.cp > 1:
+        refusals.append(
+            f"cp={layout.cp}: nanotron 0.4 has no context parallelism (its main branch has "
+            "parallelism.context_parallel_size); export a trial with cp=1"
+        )
     if layout.precision != "bf16":
         refusals.append(
             f"precision={layout.precision}: nanotron's attention takes 16-bit numbers only, and it "

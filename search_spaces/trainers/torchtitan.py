@@ -36,7 +36,7 @@ _HALF: Final = ("bf16", "fp8")
 
 
 def _is_parallel_beyond_data(layout: Layout) -> bool:
-    return layout.tp > 1 or layout.pp > 1
+    return layout.tp > 1 or layout.cp > 1 or layout.pp > 1
 
 
 def _lacking(job: TrainerJob) -> dict[str, str]:
@@ -47,6 +47,16 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
         lacking["zero_stage"] = (
             "torchtitan has DDP, HSDP and FSDP, but no ZeRO-1; without it every replica holds whole "
             "optimizer states, which need more memory than was measured"
+        )
+    if layout.cp > 1:
+        lacking["zero_stage"] = (
+            "torchtitan has context parallelism beside FSDP only; without the choice weights, gradients "
+            f"and optimizer states are sharded over cp={layout.cp}"
+        )
+    if layout.cp > 1 and layout.cp_comm_type == "a2a":
+        lacking["cp_comm_type"] = (
+            "torchtitan gathers keys and values or passes them around a ring, and does not exchange "
+            "tokens for heads; without the choice it gathers them"
         )
     if layout.recompute == "selective":
         lacking["recompute"] = (
@@ -74,7 +84,7 @@ def _lacking_in_0_2(job: TrainerJob) -> dict[str, str]:
             f"supported > 1D parallelism; tp={layout.tp}, pp={layout.pp}); without it FSDP shards "
             f"weights, gradients and optimizer states over dp={layout.dp}"
         )
-    if layout.precision in _HALF and layout.dp == 1 and _is_parallel_beyond_data(layout):
+    if layout.precision in _HALF and layout.dp_cp == 1 and _is_parallel_beyond_data(layout):
         lacking["precision"] = (
             "torchtitan 0.2 has mixed precision beside tp or pp only with FSDP, and so not with dp=1; "
             "without it training is in fp32"
@@ -90,10 +100,12 @@ def _refusals(job: TrainerJob) -> list[str]:
             f"family={model.family} has no counterpart: the export trains torchtitan's llama3; "
             "search with a model of family llama"
         )
-    if model.seq_length % (2 * layout.tp):
+    parts = 2 * layout.tp * layout.cp
+    if model.seq_length % parts:
+        product = "2 * tp" if layout.cp == 1 else "2 * tp * cp"
         refusals.append(
-            f"seq_length={model.seq_length} is not divisible by 2 * tp = {2 * layout.tp}, which "
-            "torchtitan asks for"
+            f"seq_length={model.seq_length} is not divisible by {product} = {parts}, which torchtitan "
+            "asks for"
         )
     if model.num_kv_heads % layout.tp:
         refusals.append(
@@ -149,16 +161,21 @@ def _pipeline(job: TrainerJob) -> dict[str, Any]:
 
 _RESHARD: Final = {2: "never", 3: "always"}
 """When FSDP frees a layer's weights after its forward pass, by ZeRO stage."""
+_ROTATE_METHODS: Final = {"all_gather": "allgather", "p2p": "alltoall"}
+"""The names that torch gives them. Its all-to-all is the step of a ring."""
 
 
 def _degrees(layout: Layout, replicas: int) -> dict[str, Any]:
     """Degrees; `replicas` without FSDP, which has the copies of the shards."""
-    reshard = {}
+    more: dict[str, Any] = {}
     if layout.zero_stage in _RESHARD:
         replicas = layout.zero_replicas
-        reshard = {"fsdp_reshard_after_forward": _RESHARD[layout.zero_stage]}
+        more["fsdp_reshard_after_forward"] = _RESHARD[layout.zero_stage]
+    if layout.cp > 1:
+        more["context_parallel_degree"] = layout.cp
+        more["context_parallel_rotate_method"] = _ROTATE_METHODS[layout.cp_comm_type]
     return {
-        **reshard,
+        **more,
         "data_parallel_replicate_degree": replicas,
         "data_parallel_shard_degree": layout.dp // replicas,
         "tensor_parallel_degree": layout.tp,

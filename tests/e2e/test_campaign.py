@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from search_spaces.spec.layout import Layout
+
 pytestmark = pytest.mark.ranks
 
 NUM_TRIALS = 6
@@ -40,7 +42,8 @@ def test_a_campaign_goes_from_http_to_a_training_job(service, tmp_path: Path) ->
     exported = service.run("export", "tiny", "--format", "trainer", "--out", str(tmp_path / "job"))
     assert exported.returncode == 0, exported.stderr
     job = tmp_path / "job" / "job.json"
-    assert json.loads(job.read_text())["layout"] == board[0]["layout"]
+    written = Layout.from_mapping(json.loads(job.read_text())["layout"])
+    assert written == Layout.from_mapping(board[0]["layout"])
     trained = service.run("train", "--config", str(job), "--steps", "20", "--json")
     assert trained.returncode == 0, trained.stderr
     result = json.loads(trained.stdout)

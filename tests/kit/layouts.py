@@ -11,9 +11,11 @@ from search_spaces.spec.layout import Layout
 EVERY_KNOB: Final = Layout(
     num_nodes=2,
     tp=2,
+    cp=2,
     pp=2,
     dp=4,
     vpp=2,
+    cp_comm_type="p2p",
     pipeline_split="embedding_and_head",
     micro_batch_size=2,
     num_microbatches=4,

@@ -120,6 +120,12 @@ def worker(
     show_default=True,
     help="Fuse a Llama's norms and SwiGLU by torch.compile.",
 )
+@click.option(
+    "--balanced-routing/--no-balanced-routing",
+    default=True,
+    show_default=True,
+    help="Give each expert of a mixture the same number of tokens, or measure what its router does.",
+)
 @click.option("--steps", default=10, show_default=True, help="Timed iterations.")
 @click.option(
     "--warmup",
@@ -161,6 +167,7 @@ def probe(
     warmup: int,
     seed: int,
     compiled: bool,
+    balanced_routing: bool,
     memory_limit_gb: float | None,
     deadline: float,
     as_json: bool,
@@ -190,6 +197,7 @@ def probe(
             compile=compiled,
             trainer=chosen_trainer(trainers, trainer),
             parameters=parameters_of(parameters),
+            balanced_routing=balanced_routing,
         )
     _refuse_illegal(request.layout, request.model, machine)
     with (
@@ -361,7 +369,7 @@ def probe_document(request: ProbeRequest, outcome: Outcome) -> dict[str, Any]:
         "losses": [iteration.loss for iteration in iterations],
         "grad_norms": [iteration.grad_norm for iteration in iterations],
         "step_times_s": [i.step_time_s for i in iterations if i.kind == "timed"],
-        **{name: value for name, value in asdict(measurement).items() if name != "iterations"},
+        **{name: value for name, value in measurement.to_mapping().items() if name != "iterations"},
     }
 
 
@@ -374,10 +382,12 @@ def probe_text(request: ProbeRequest, outcome: Outcome) -> str:
     if measurement is None:
         log = f"\n{outcome.log_tail}" if outcome.log_tail else ""
         return f"{head}: {status_of(outcome)} ({outcome.reason})\n{outcome.message}{log}"
-    return "\n".join([head, *_lines(measurement)])
+    lacks = [f"  the model lacks {request.model.lacks}"] if request.model.lacks else []
+    return "\n".join([head, *_lines(measurement), *lacks])
 
 
 def _lines(measured: Measurement) -> list[str]:
+    from search_spaces.protocol.measurement import routing_words
     from search_spaces.statistics.disturbance import MEANING, disturbance_words, is_disturbed
     from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
@@ -398,6 +408,8 @@ def _lines(measured: Measurement) -> list[str]:
         rows["loss"] = f"{losses[0]:.4f} to {losses[-1]:.4f}"
     if measured.trainer != EMBEDDED_TRAINER:
         rows["trainer"] = f"{measured.trainer} {measured.trainer_version}, tokens {measured.tokens}"
+    if words := routing_words(measured.balanced_routing, measured.expert_load):
+        rows["routing"] = words
     if taken := disturbance_words(measured.others_share, measured.throttled):
         rows["others took"] = taken
     if measured.breakdown is not None:

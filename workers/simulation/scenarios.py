@@ -37,6 +37,9 @@ wrong and a distortion on top."""
 
 Floats = NDArray[np.float64]
 
+_NOT_SIMULATED: Final = {"num_experts", "head_dim", "qk_norm", "attention_window"}
+"""Fields of models that the simulated cluster does not have."""
+
 SIMULATED: Final = "simulated"
 """The beginning of the source of a simulated table."""
 
@@ -57,6 +60,14 @@ class Scenario:
     """The space of layouts, which all use the same devices and the same batch."""
     truth: Truth
     """What step times follow."""
+
+    def __post_init__(self) -> None:
+        newer = self.model.to_mapping().keys() & _NOT_SIMULATED
+        if newer:
+            raise ScenarioUnknownError(
+                f"the simulated cluster has no {', '.join(sorted(newer))}, which the model "
+                f"{self.model.name} has; simulate a dense model"
+            )
 
     def legal_set(self) -> LegalSet:
         """Its layouts: those that some trainer could run."""
@@ -152,7 +163,12 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
 
 
 _SIMULATED: Final[Mapping[str, Sequence[Any]]] = MappingProxyType(
-    {"pipeline_split": ("layers",), "zero_stage": (0, 1), "precision": ("fp32", "bf16", "fp16")}
+    {
+        "cp": (1,),
+        "pipeline_split": ("layers",),
+        "zero_stage": (0, 1),
+        "precision": ("fp32", "bf16", "fp16"),
+    }
 )
 """The values of knobs that simulated clusters have, where they lack others."""
 

@@ -19,6 +19,7 @@ from numpy.random import default_rng
 from numpy.typing import NDArray
 from torch import Tensor
 
+from search_spaces.mesh import sequence_chunks
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 
@@ -29,10 +30,10 @@ _SKEW: Final = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """One replica's tokens of one step, by micro-batch."""
+    """A rank's tokens of one step, by micro-batch."""
 
     ids_MT: Tensor
-    """Inputs: num_microbatches rows of micro_batch_size * seq_length tokens."""
+    """Inputs: num_microbatches rows of micro_batch_size * seq_length / cp tokens."""
     targets_MT: Tensor
     """The token that follows each input."""
 
@@ -68,19 +69,32 @@ def cut_batch(
     *,
     step: int,
     dp_rank: int,
+    cp_rank: int = 0,
     device: torch.device | None = None,
 ) -> Batch:
-    """One replica's share of the global batch, which is the same in every layout.
+    """A rank's share of the global batch, which is the same in every layout.
 
-    Replica r takes the samples r * n to (r + 1) * n - 1 of the step, n being its share.
+    Replica r takes the samples r * n to (r + 1) * n - 1 of the step, n being its share. Each of its
+    context-parallel ranks takes its chunks of every one of them.
     """
     share = layout.micro_batch_size * layout.num_microbatches
     samples = source.samples(step, range(dp_rank * share, (dp_rank + 1) * share))
     tokens = torch.from_numpy(samples).to(device)
-    return Batch(
-        ids_MT=tokens[:, :-1].reshape(layout.num_microbatches, -1),
-        targets_MT=tokens[:, 1:].reshape(layout.num_microbatches, -1),
+    ids, targets = (
+        own_chunks(of, layout.cp, cp_rank, dim=1) for of in (tokens[:, :-1], tokens[:, 1:])
     )
+    return Batch(
+        ids_MT=ids.reshape(layout.num_microbatches, -1),
+        targets_MT=targets.reshape(layout.num_microbatches, -1),
+    )
+
+
+def own_chunks(whole: Tensor, cp: int, cp_rank: int, *, dim: int = 0) -> Tensor:
+    """The positions of a context-parallel rank, of a tensor with those of whole sequences."""
+    if cp == 1:
+        return whole
+    chunks = whole.chunk(2 * cp, dim)
+    return torch.cat([chunks[index] for index in sequence_chunks(cp, cp_rank)], dim)
 
 
 def _sample(shape: ModelShape, *, seed: int, step: int, index: int) -> NDArray[np.int64]:

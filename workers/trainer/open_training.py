@@ -58,6 +58,8 @@ class TrainingSettings:
     compile: bool = False
     """Whether torch.compile compiles the arithmetic between the matrix products. It changes nothing
     for a GPT, whose norms and activation are single kernels."""
+    balanced_routing: bool = False
+    """Whether each expert gets the same number of tokens, in place of what the router chooses."""
 
 
 def open_training(settings: TrainingSettings, ctx: RankContext) -> Training:
@@ -98,7 +100,12 @@ def open_training(settings: TrainingSettings, ctx: RankContext) -> Training:
         )
         enforce_limit(settings.memory_limit_bytes, device)
     training = Training(
-        settings.model, mesh, seed=settings.seed, device=device, settings=settings.optimizer
+        settings.model,
+        mesh,
+        seed=settings.seed,
+        device=device,
+        settings=settings.optimizer,
+        balanced_routing=settings.balanced_routing,
     )
     use_kernels(training.model, kernels)
     return training

@@ -19,8 +19,8 @@ from typing import Any, Final, Literal, get_args
 
 import torch
 
-Part = Literal["compute", "tp", "pp", "dp", "optimizer", "idle", "unexplained"]
-"""compute: passes over micro-batches. tp, pp, dp: communication over that axis that computation
+Part = Literal["compute", "tp", "cp", "pp", "dp", "optimizer", "idle", "unexplained"]
+"""compute: passes over micro-batches. tp, cp, pp, dp: communication over that axis that computation
 does not hide, including the wait for the peer. optimizer: the update. idle: the wait for all ranks
 at the end of a step. unexplained: time outside all parts."""
 

@@ -51,7 +51,9 @@ class Training:
         seed: int,
         device: torch.device,
         settings: OptimizerSettings,
+        balanced_routing: bool = False,
     ) -> None:
+        """Builds the model. `balanced_routing` gives each expert the same number of tokens."""
         layout = mesh.layout
         dtype = COMPUTE_DTYPES[layout.precision]
         self.shape, self.mesh, self.seed, self.device = shape, mesh, seed, device
@@ -59,7 +61,12 @@ class Training:
         self.source: SampleSource = SyntheticTokens(shape=shape, seed=seed)
         self.model = RankModel(shape, mesh, recompute=layout.recompute)
         self.flat = FlatBuffers(self.model, mesh, dtype=dtype, device=device, seed=seed)
-        self.model.prepare_rotary(shape, dtype=dtype, device=device)
+        self.model.prepare_tables(shape, dtype=dtype, device=device)
+        self.expert_loads = torch.zeros(2, device=device) if shape.num_experts else None
+        """Since they were last set to 0: the sum over passes through layers with experts of the
+        tokens of the fullest expert over the mean, and the number of passes."""
+        for mixture in self.model.mixtures:
+            mixture.balanced, mixture.load_sums = balanced_routing, self.expert_loads
         self.optimizer = FlatOptimizer(
             self.flat, mesh, settings, master_weights=keeps_master_weights(layout.precision)
         )
@@ -74,12 +81,13 @@ class Training:
         self.stopwatch = Stopwatch(device)
 
     def batch(self, step: int) -> Batch:
-        """This replica's tokens of a step."""
+        """This rank's tokens of a step."""
         return cut_batch(
             self.source,
             self.mesh.layout,
             step=step,
             dp_rank=self.mesh.place.dp_rank,
+            cp_rank=self.mesh.place.cp_rank,
             device=self.device,
         )
 
@@ -87,8 +95,8 @@ class Training:
         """Takes one optimizer step over the global batch.
 
         Communicates:
-            - over tp and pp in the passes over micro-batches;
-            - over dp, and where they apply over tp and the embedding group, gradients
+            - over tp, cp and pp in the passes over micro-batches;
+            - over dp and cp, and where they apply over tp and the embedding group, gradients
               (`GradientReduction`, `ShardedGradients`) and weights (`FlatOptimizer`,
               `GatheredWeights`);
             - over all ranks an all-reduce of loss, tokens and squared gradient norm.
@@ -168,7 +176,7 @@ class Training:
             self.flat.gradients,
             *(window.memory for window in windows if window is not None),
             *self.optimizer.state_tensors,
-            *self.model.rotary_tables,
+            *self.model.tables,
         ]
 
 

@@ -47,6 +47,7 @@ def _llama(
     vocab: int = 128256,
     tied: bool = False,
     base: float = ROTARY_BASE,
+    **others: Any,
 ) -> ModelShape:
     return ModelShape(
         name=name,
@@ -60,7 +61,42 @@ def _llama(
         vocab_size=vocab,
         tied_embeddings=tied,
         rotary_base=base,
+        **others,
     )
+
+
+def _experts(count: int, per_token: int, width: int) -> dict[str, Any]:
+    return {
+        "ffn": width,
+        "num_experts": count,
+        "experts_per_token": per_token,
+        "moe_ffn_hidden_size": width,
+    }
+
+
+def _mixtral(
+    name: str, *, layers: int, hidden: int, heads: int, width: int, vocab: int
+) -> ModelShape:
+    sizes: dict[str, Any] = {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": 8,
+        "vocab": vocab,
+    }
+    return _llama(name, **sizes, seq=4096, base=1e6, **_experts(8, 2, width))
+
+
+def _qwen3(name: str, *, layers: int, hidden: int, heads: int, width: int) -> ModelShape:
+    sizes: dict[str, Any] = {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": 4,
+        "head_dim": 128,
+    }
+    more: dict[str, Any] = {"seq": 4096, "vocab": 151936, "base": 1e6, "qk_norm": True}
+    return _llama(name, **sizes, **more, **_experts(128, 8, width))
 
 
 _SHAPES: Final = (
@@ -69,6 +105,17 @@ _SHAPES: Final = (
     _llama("tiny-llama", layers=4, hidden=128, ffn=384, heads=4, kv_heads=2, seq=128, vocab=1024),
     _gpt("small", layers=8, hidden=256, heads=8, seq=256, vocab=4096, tied=False),
     _llama("small-llama", layers=8, hidden=256, ffn=768, heads=8, kv_heads=4, seq=256, vocab=4096),
+    _llama(
+        "tiny-moe",
+        layers=4,
+        hidden=128,
+        heads=4,
+        kv_heads=2,
+        seq=128,
+        vocab=1024,
+        qk_norm=True,
+        **_experts(8, 2, 128),
+    ),
     # GPT-3's small and XL shapes (arXiv:2005.14165, table 2.1; XL with Megatron's 16 heads).
     _gpt("gpt-125m", layers=12, hidden=768, heads=12),
     _gpt("gpt-1.3b", layers=24, hidden=2048, heads=16),
@@ -84,6 +131,26 @@ _SHAPES: Final = (
     ),
     _llama("llama-8b", layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, base=5e5),
     _llama("llama-70b", layers=80, hidden=8192, ffn=28672, heads=64, kv_heads=8, base=5e5),
+    # Mixtures of experts, from their config.json files; sequences of 4,096 tokens.
+    _mixtral("mixtral-8x7b", layers=32, hidden=4096, heads=32, width=14336, vocab=32000),
+    _mixtral("mixtral-8x22b", layers=56, hidden=6144, heads=48, width=16384, vocab=32768),
+    _qwen3("qwen3-30b-a3b", layers=48, hidden=2048, heads=32, width=768),
+    _qwen3("qwen3-235b-a22b", layers=94, hidden=4096, heads=64, width=1536),
+    _llama(
+        "gpt-oss-120b",
+        layers=36,
+        hidden=2880,
+        heads=64,
+        kv_heads=8,
+        seq=4096,
+        vocab=201088,
+        base=150000.0,
+        head_dim=64,
+        attention_window=128,
+        full_attention_every=2,
+        lacks="biases, attention sinks, the clamped SwiGLU, and YaRN's scaling of rotary positions",
+        **_experts(128, 4, 2880),
+    ),
 )
 
 MODEL_PRESETS: Final[Mapping[str, ModelShape]] = MappingProxyType(
@@ -124,4 +191,6 @@ def resolve_model(described: str | Mapping[str, Any]) -> ModelShape:
     if not values:
         return base
     changed = base.to_mapping() | {"name": f"{preset}-custom"} | values
+    if base.num_experts and not base.num_dense_layers and "ffn_hidden_size" not in values:
+        del changed["ffn_hidden_size"]  # it is that of the experts, which may have changed
     return ModelShape.from_mapping(changed)

@@ -32,7 +32,10 @@ def test_the_count_is_the_one_that_submission_stores(submission: Submission) -> 
     assert check.counts.legal.num_combinations == 12
     assert check.counts.fitting.num_fitting == len(check.counts.legal)
     sentences = {exclusion.rule: exclusion.example for exclusion in check.counts.legal.exclusions}
-    assert sentences["layers_over_stages"] == "num_layers=4 is not divisible by pp*vpp=3*1=3"
+    assert sentences["layers_over_stages"] == (
+        "num_layers=4 is not divisible by pp*vpp=3*1=3; it would be with "
+        "pipeline_split=embedding_and_head"
+    )
 
 
 def test_all_problems_are_found_at_once_and_layouts_are_counted_all_the_same(

@@ -65,3 +65,15 @@ def test_a_large_job_is_folded_and_says_so(layout: Layout, num_nodes: int, says:
     if layout.pp == 16:  # as many stages as nodes are drawn
         stages = {cell.split()[0] for cell in cells(drawn.svg)}
         assert stages == {f"S{stage}" for stage in range(16)}
+
+
+def test_cells_name_the_rank_of_a_context_parallel_group() -> None:
+    layout = Layout(num_nodes=2, cp=4, dp=2, pp=2)
+    drawn = layout_map(layout)
+    places = [coordinates(rank, layout) for rank in range(16)]
+    cells = [f"S{place.pp_rank} R{place.dp_rank} C{place.cp_rank}" for place in places]
+    found = re.findall(r"S\d+ R\d+ C\d+", str(drawn.svg))
+    assert found == cells
+    assert "context-parallel groups of 4" in str(drawn.svg)
+    assert any("the 4 ranks with the same S, R" in note for note in drawn.notes)
+    assert " C0" not in str(layout_map(Layout(dp=8)).svg)

@@ -15,7 +15,15 @@ from results_db.store import Store
 from tests.results_db.first_weeks import write_first_weeks
 from tests.results_db.sealed import sealed
 
-ADDED = {"trials": ("repeat_reason",), "measurements": ("others_share", "throttled")}
+ADDED = {
+    "trials": ("repeat_reason",),
+    "measurements": ("others_share", "throttled", "balanced_routing", "expert_load"),
+}
+
+LATER: dict[str, dict[str, object]] = {
+    "trials": {"pipeline_split": "layers", "cp": 1, "cp_comm_type": "all_gather"}
+}
+"""What later revisions add, with the values of earlier rows."""
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -45,7 +53,7 @@ def test_earlier_rows_keep_their_values_and_what_they_lack_is_null(earlier: str)
         unknown = dict.fromkeys(added)
         after = {str(row.get("id", row.get("trial_id"))): row for row in rows(earlier, table)}
         for row in before[table]:
-            later = {"pipeline_split": "layers"} if table == "trials" else {}  # of r004
+            later = LATER.get(table, {})
             assert after[str(row.get("id", row.get("trial_id")))] == row | unknown | later
     assert check_database(earlier).findings == ()
     with closing(Store.connect(earlier)) as store:

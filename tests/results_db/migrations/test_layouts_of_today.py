@@ -14,7 +14,7 @@ from results_db.migrations import migrate
 from tests.results_db.first_weeks import write_first_weeks
 from tests.results_db.sealed import sealed
 
-NEW_COLUMNS = {"pipeline_split"}
+NEW_COLUMNS = {"cp", "cp_comm_type", "pipeline_split"}
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

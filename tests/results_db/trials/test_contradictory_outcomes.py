@@ -336,6 +336,8 @@ UNCONTRADICTED: Final[dict[str, str]] = {
     "losses_comparable": "seen by the worker alone",
     "others_share": "seen by the worker alone",
     "throttled": "seen by the worker alone",
+    "balanced_routing": "models with experts (tests/search_spaces/protocol/test_routing.py)",
+    "expert_load": "models with experts; the router's choice is seen by the worker alone",
 }
 """What nothing contradicts, always or in some outcomes, and why."""
 FACTORS: Final = (

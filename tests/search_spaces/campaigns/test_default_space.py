@@ -67,6 +67,30 @@ def test_a_large_model_has_every_axis_and_a_small_one_keeps_degrees_of_one() -> 
     assert small.values("recompute") == ("none",)
 
 
+def test_long_sequences_open_context_parallelism() -> None:
+    def of(seq_length: int, **changes: Any) -> Any:
+        model = {"preset": "llama-8b", "seq_length": seq_length}
+        return spec_of(model=model, **changes).space
+
+    assert of(4096).values("cp") == (1,)
+    assert of(4096).values("cp_comm_type") == ("all_gather",)
+    assert "cp" not in of(4096).to_mapping()
+    assert of(8192).values("cp") == (1, 2)
+    assert of(8192).values("cp_comm_type") == ("all_gather", "p2p", "a2a")
+    assert of(32768).values("cp") == (1, 2, 4, 8)
+    stated = {"global_batch_size": 1024, "cp": 4, "tp": 1}
+    assert of(32768, space=stated).values("cp") == (4,)
+
+
+def test_a_sequence_that_fits_no_device_is_shared() -> None:
+    small = {"preset": "h100-sxm", "num_nodes": 4, "device_memory_bytes": 8 << 30}
+    model = {"preset": "llama-1b", "seq_length": 262144}
+    space = spec_of(model=model, cluster=small).space
+    least = min(space.values("cp"))
+    assert least > 1
+    assert max(space.values("cp")) >= least
+
+
 def test_a_batch_with_fewer_sequences_than_devices_opens_the_degrees() -> None:
     spec = spec_of(
         model="llama-1b",
@@ -121,12 +145,12 @@ def test_a_stated_knob_is_left_as_it_is_and_the_word_auto_is_like_leaving_it_out
     absent = spec_of(space=space)
     assert spec_of(space={**space, knob: "auto"}) == absent
     value = {"precision": "fp16", "recompute": "full", "sequence_parallel": True, "zero_stage": 1}
-    value["pipeline_split"] = "head"
+    value |= {"pipeline_split": "head", "cp_comm_type": "p2p"}
     stated = spec_of(space={**space, knob: value.get(knob, 2)}).space
     assert stated.values(knob) == (value.get(knob, 2),)
     assert knob not in stated.auto
-    # A new knob at its default is in no document.
-    assert (knob in absent.space.auto) == (knob not in ("dp", "pipeline_split"))
+    # A new knob at its default is in no document; the space is so large that cp has one way.
+    assert (knob in absent.space.auto) == (knob not in ("dp", "pipeline_split", "cp_comm_type"))
 
 
 LAYERS_126 = {"preset": "llama-70b", "num_layers": 126}
@@ -201,7 +225,7 @@ def test_a_wrong_knob_is_refused_as_ever_beside_words_auto() -> None:
 def test_few_legal_layouts_are_a_warning_once() -> None:
     spec = spec_of(
         space={"global_batch_size": 1024, "tp": 8, "pp": 1, "zero_stage": 1, "recompute": "full"}
-        | {"micro_batch_size": 1, "num_nodes": 64}
+        | {"micro_batch_size": 1, "num_nodes": 64, "cp": 1}
     )
     legal = spec.legal_set()
     assert len(legal) == 2

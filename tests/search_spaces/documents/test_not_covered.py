@@ -15,11 +15,13 @@ BATCH = {"global_batch_size": 8}
 @pytest.mark.parametrize(
     ("model", "space", "says"),
     [
-        ("tiny", {"context_parallel": 2}, "context parallelism (ring attention, Ulysses): not"),
-        ("tiny", {"cp": 2}, "context parallelism"),
+        ("tiny", {"context_parallel_size": 2}, "(here it is called 'cp')"),
+        ("tiny", {"ulysses": 2}, "(here it is called 'cp')"),
+        ("tiny", {"ep": 2}, "expert parallelism: not covered"),
         ("tiny", {"expert_model_parallel_size": 2}, "expert parallelism: not covered"),
-        ({"preset": "tiny", "num_experts": 8}, {}, "mixture-of-experts models"),
-        ({"preset": "tiny", "family": "mixtral"}, {}, "mixture-of-experts models"),
+        ({"preset": "tiny", "num_local_experts": 8}, {}, "(here it is called 'num_experts')"),
+        ({"preset": "tiny", "family": "mixtral"}, {}, "(here it is called 'llama')"),
+        ({"preset": "tiny", "capacity_factor": 1}, {}, "experts that drop tokens over a capacity"),
         ("tiny", {"fsdp": True}, "(here it is called 'zero_stage')"),
         ("tiny", {"precision": "mxfp8"}, "types narrower than fp8, and its recipes: not covered"),
         ("tiny", {"tensor_model_parallel_size": 2}, "(here it is called 'tp')"),

@@ -247,6 +247,37 @@ def test_zero_scatters_exactly_half_as_much() -> None:
     assert term("data_across", dp=8, zero_stage=1) == pytest.approx(term("data_across", dp=8) / 2)
 
 
+@pytest.mark.parametrize(
+    ("comm_type", "elements", "steps"),
+    # Keys and values three times; queries, keys, values and outputs twice, of each other rank.
+    [("all_gather", 3 * 2 * (4 - 1) / 4, 3), ("a2a", 2 * 4 * (4 - 1) / 16, 4)],
+)
+def test_context_parallelism_takes(comm_type: str, elements: float, steps: int) -> None:
+    slots = MODEL.num_layers * 2
+    sent_s = elements * RESIDUAL_BYTES / 100e9
+    expected_s = slots * (sent_s + steps * (4e-5 + 3 * 1e-6))
+    found = term("context", cp=4, cp_comm_type=comm_type, num_microbatches=2)
+    assert found == pytest.approx(expected_s)
+    assert term("context", num_microbatches=2) == 0
+
+
+def test_a_ring_hides_its_steps_beside_attention() -> None:
+    ring = term("context", cp=4, cp_comm_type="p2p")
+    assert 0 < ring < term("context", cp=4)
+    long = replace(MODEL, seq_length=32768)
+    attention = term("attention", long, cp=4, cp_comm_type="p2p")
+    assert term("context", long, cp=4, cp_comm_type="p2p") < 0.1 * attention
+
+
+def test_context_parallelism_cuts_everything_but_the_weights() -> None:
+    for name in ("matrices", "attention", "elementwise", "logits"):
+        share = term(name, cp=4) / term(name)
+        assert share == pytest.approx(0.25, rel=0.1), name  # fewer rows are slower
+    assert term("optimizer", cp=4) == term("optimizer")
+    assert term("data_inside", cp=4) == term("data_inside", dp=4)
+    assert term("optimizer", cp=4, zero_stage=1) == term("optimizer", dp=4, zero_stage=1)
+
+
 def test_uneven_layers_wait_for_the_fullest_stage() -> None:
     knobs = {"pp": 4, "num_microbatches": 9}
     even = replace(MODEL, num_layers=8, vocab_size=1)

@@ -50,6 +50,14 @@ def case(
     )
 
 
+EXPERTS = {
+    "family": "llama",
+    "num_experts": 4,
+    "experts_per_token": 2,
+    "moe_ffn_hidden_size": 96,
+    "num_dense_layers": 1,
+}
+
 CASES = [
     case(
         "heads_over_tp",
@@ -69,6 +77,18 @@ CASES = [
         "ffn_hidden_size=3076 is not divisible by tp=8",
         tp=8,
         model={"ffn_hidden_size": 3076},
+    ),
+    case(
+        "experts_over_tp",
+        "moe_ffn_hidden_size=100 is not divisible by tp=8",
+        tp=8,
+        model=EXPERTS | {"moe_ffn_hidden_size": 100},
+    ),
+    case(
+        "shared_expert_over_tp",
+        "shared_expert_ffn_hidden_size=100 is not divisible by tp=8",
+        tp=8,
+        model=EXPERTS | {"shared_expert_ffn_hidden_size": 100},
     ),
     case(
         "vocab_over_tp",
@@ -120,6 +140,35 @@ CASES = [
         tp=8,
         sequence_parallel=True,
         model={"seq_length": 100},
+    ),
+    case(
+        "sequence_over_tp",
+        "seq_length=100 is not divisible by 2*cp*tp=2*2*2=8, which sequence_parallel needs",
+        tp=2,
+        cp=2,
+        sequence_parallel=True,
+        model={"seq_length": 100},
+    ),
+    case(
+        "sequence_over_cp",
+        "seq_length=100 is not divisible by 2*cp=2*4=8: each context-parallel rank holds two equal "
+        "chunks of every sequence",
+        cp=4,
+        model={"seq_length": 100},
+    ),
+    case(
+        "heads_over_cp",
+        "num_kv_heads=4 is not divisible by tp*cp=2*4=8, which cp_comm_type=a2a needs; take "
+        "all_gather or p2p",
+        tp=2,
+        cp=4,
+        cp_comm_type="a2a",
+        model={"num_kv_heads": 4},
+    ),
+    case(
+        "cp_comm_type_needs_cp",
+        "cp_comm_type=p2p with cp=1 is the same job as cp_comm_type=all_gather",
+        cp_comm_type="p2p",
     ),
     case("nodes_exist", "num_nodes=5 is more than the 4 of box", num_nodes=5, dp=40),
     case(
@@ -190,6 +239,14 @@ CASES = [
         zero_replicas=3,
     ),
     case(
+        "zero_groups_over_dp",
+        "dp*cp=2*2=4 is not divisible by zero_replicas=3",
+        dp=2,
+        cp=2,
+        zero_stage=1,
+        zero_replicas=3,
+    ),
+    case(
         "zero_groups_need_zero",
         "zero_replicas=2 has no sharded optimizer states to copy: zero_stage=0",
         dp=4,
@@ -254,7 +311,20 @@ def test_what_the_embedded_trainer_lacks_is_refused_unless_that_scope_is_left_ou
         "precision=fp16 is not supported by the embedded trainer (fp32, bf16)"
     ]
     assert violations(layout, model, NODES, scopes=WITHOUT_TRAINER) == []
-    assert len([rule for rule in RULES if rule.scope == "trainer"]) == 1, "it has a case here"
+    names = {rule.name for rule in RULES if rule.scope == "trainer"}
+    assert names == {"trainer_precision", "trainer_window_over_cp"}, "each has a case here"
+
+
+def test_the_embedded_trainer_has_windows_over_cp_only_where_ranks_have_whole_sequences() -> None:
+    model = make_model(family="llama", attention_window=16)
+    for comm_type in ("all_gather", "p2p"):
+        layout = Layout(cp=2, cp_comm_type=comm_type)
+        assert violations(layout, model, NODES, scopes={"trainer"}) == [
+            f"cp=2 with cp_comm_type={comm_type}: the embedded trainer has the attention_window=16 "
+            "only with cp_comm_type=a2a"
+        ]
+        assert violations(layout, make_model(), NODES, scopes={"trainer"}) == []
+    assert violations(Layout(cp=2, cp_comm_type="a2a"), model, NODES, scopes={"trainer"}) == []
 
 
 def test_several_broken_rules_give_a_sentence_each() -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from search_spaces.spec.layout import Layout, PipelineSplit
+from search_spaces.spec.layout import CP_COMM_TYPES, Layout, PipelineSplit
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.models import model_preset
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
@@ -148,6 +149,16 @@ def test_the_vocabulary_is_the_model_s_in_spite_of_the_token_that_deepspeed_s_fo
             Layout(dp=3, zero_stage=1, zero_replicas=2, precision="bf16"),
             "dp=3 is not divisible by zero_replicas=2",
         ),
+        (
+            replace(GPT, seq_length=2044),
+            Layout(cp=4, tp=2),
+            "seq_length=2044 is not divisible by 2*cp=8",
+        ),
+        (
+            replace(GPT, num_heads=12, num_kv_heads=12),
+            Layout(cp=4, cp_comm_type="a2a", tp=2),
+            "num_heads=12 is not divisible by tp*cp=8",
+        ),
         (GPT, Layout(num_nodes=2, dp=3), "3 ranks are not the same number on each of num_nodes=2"),
     ],
 )
@@ -157,7 +168,8 @@ def test_what_the_family_asserts_is_refused_with_the_numbers(
     said = adapter.refusals(TrainerJob(model=model, layout=layout))
     assert any(why in sentence for sentence in said), said
     # 46 layers, the embedding and the head are 48 on 4 stages.
-    assert not adapter.refusals(TrainerJob(model=replace(GPT, num_layers=46), layout=EVERY_KNOB))
+    other = replace(EVERY_KNOB, sequence_parallel=adapter is not MEGATRON_DEEPSPEED)
+    assert not adapter.refusals(TrainerJob(model=replace(GPT, num_layers=46), layout=other))
 
 
 def test_deepspeed_s_configuration_is_consistent_with_the_layout() -> None:
@@ -262,3 +274,21 @@ def test_every_adapter_states_a_version_and_what_it_needs() -> None:
         assert adapter.target_version
         assert adapter.needs
         assert not adapter.needs.endswith(".")
+
+
+@pytest.mark.parametrize("comm_type", CP_COMM_TYPES)
+def test_context_parallelism_has_its_flags_and_what_is_lacking_is_named(comm_type: Any) -> None:
+    job = TrainerJob(model=GPT, layout=Layout(cp=4, cp_comm_type=comm_type, tp=2))
+    assert value_after(MEGATRON_LM, job, "--context-parallel-size") == "4"
+    assert value_after(MEGATRON_LM, job, "--cp-comm-type") == comm_type
+    model = MEGATRON_BRIDGE.values(job)["model"]
+    assert (model["context_parallel_size"], model["cp_comm_type"]) == (4, comm_type)
+    assert value_after(MEGATRON_DEEPSPEED, job, "--ds-sequence-parallel-size") == "4"
+    assert ("cp_comm_type" in MEGATRON_DEEPSPEED.lacking(job)) is (comm_type != "a2a")
+    assert "--context-parallel-size" not in MEGATRON_LM.arguments(replace(job, layout=Layout()))
+
+
+def test_megatron_deepspeed_refuses_two_sequence_parallelisms() -> None:
+    layout = Layout(cp=2, cp_comm_type="a2a", tp=2, sequence_parallel=True)
+    said = MEGATRON_DEEPSPEED.refusals(TrainerJob(model=GPT, layout=layout))
+    assert any("cp=2 with sequence_parallel=true" in sentence for sentence in said), said

@@ -52,6 +52,32 @@ def test_knobs_that_a_trainer_lacks_are_named(name: str, knobs: set[str]) -> Non
     assert all("without" in sentence for sentence in found.values())
 
 
+@pytest.mark.parametrize("name", TITANS)
+def test_torchtitan_gathers_keys_or_passes_them_around_beside_fsdp(name: str) -> None:
+    for comm_type, method in (("all_gather", "allgather"), ("p2p", "alltoall")):
+        values = ADAPTERS[name].values(job(cp=2, cp_comm_type=comm_type, **BF16))["parallelism"]
+        assert values["context_parallel_degree"] == 2
+        assert values["context_parallel_rotate_method"] == method
+    found = lacking(name, cp=2, cp_comm_type="a2a", **BF16)
+    assert set(found) == {"zero_stage", "cp_comm_type"}
+    assert "cp=2" in found["zero_stage"]
+    assert "not divisible by 2 * tp * cp = 512" in refusals(name, cp=128, tp=2)
+    assert "context_parallel_degree" not in ADAPTERS[name].values(job(**BF16))["parallelism"]
+
+
+def test_accelerate_passes_cp_on_to_megatron_lm() -> None:
+    values = ADAPTERS["accelerate"].values(job(cp=2, cp_comm_type="p2p"))
+    assert values["distributed_type"] == "MEGATRON_LM"
+    assert values["megatron_lm_config"]["megatron_lm_context_parallel_size"] == 2
+    assert lacking("accelerate", cp=2, cp_comm_type="p2p", recompute="full") == {}
+    assert set(lacking("accelerate", cp=2, recompute="full")) == {"cp_comm_type"}
+
+
+@pytest.mark.parametrize("name", ["nanotron", "deepspeed"])
+def test_trainers_without_context_parallelism_refuse_it_by_name(name: str) -> None:
+    assert "cp=2: " in refusals(name, cp=2, **BF16)
+
+
 @pytest.mark.parametrize("name", [name for name in ADAPTERS if name != "megatron-lm"])
 def test_a_plain_layout_of_a_llama_is_accepted_by_all(name: str) -> None:
     assert lacking(name, dp=2, num_microbatches=4, **BF16) == {}

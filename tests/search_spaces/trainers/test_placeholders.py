@@ -45,11 +45,11 @@ def test_every_field_of_the_layout_and_of_the_model_has_a_placeholder() -> None:
 
 def test_derived_numbers_are_those_of_the_arithmetic() -> None:
     values = placeholder_values(JOB)
-    assert values["num_devices"] == str(2 * 3 * 4)
-    assert values["ranks_per_node"] == "12"
+    assert values["num_devices"] == str(2 * 2 * 3 * 4)
+    assert values["ranks_per_node"] == "24"
     assert values["global_batch_size"] == str(4 * 5 * 6)
     assert values["tokens_per_step"] == str(4 * 5 * 6 * 32)
-    assert values["zero_group_size"] == "2"
+    assert values["zero_group_size"] == "4"
     assert values["layers_per_stage"] == "4"
     assert values["layers_per_virtual_stage"] == "2"
     assert values["head_size"] == "16"
@@ -72,7 +72,9 @@ def test_a_value_is_not_filled_again() -> None:
 
 
 def test_an_unknown_placeholder_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(PlaceholderUnknownError, match=r"\{tpp\} in '--tp \{tpp\}'.* tp, pp, dp"):
+    with pytest.raises(
+        PlaceholderUnknownError, match=r"\{tpp\} in '--tp \{tpp\}'.* tp, cp, pp, dp"
+    ):
         filled("--tp {tpp}", placeholder_values(JOB))
 
 

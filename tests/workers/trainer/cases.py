@@ -46,7 +46,23 @@ def over_axes(*axes: dict[str, Any], slow: Sequence[dict[str, Any]] = ()) -> pyt
     return pytest.mark.parametrize("axes", [*axes, *marked], ids=str)
 
 
+EXPERTS = {
+    "num_experts": 4,
+    "experts_per_token": 2,
+    "moe_ffn_hidden_size": 32,
+    "shared_expert_ffn_hidden_size": 32,
+    "head_dim": 16,
+    "qk_norm": True,
+    "attention_window": 6,
+    "full_attention_every": 2,
+}
+"""A mixture of experts with all that its family may have, but dense layers."""
+
+
 def make_shape(family: str = "llama", **changes: Any) -> ModelShape:
+    if family == "moe":
+        widths = {"name": "test-moe", "ffn_hidden_size": 32}
+        return make_shape("llama", **widths | EXPERTS | changes)
     fields = {
         "name": f"test-{family}",
         "family": family,
@@ -89,9 +105,15 @@ def make_training(
     mesh: Mesh | None = None,
     settings: OptimizerSettings | None = None,
     seed: int = 0,
+    balanced_routing: bool = False,
 ) -> Training:
     return Training(
-        shape, mesh or lone_mesh(layout), seed=seed, device=CPU, settings=settings or ADAMW
+        shape,
+        mesh or lone_mesh(layout),
+        seed=seed,
+        device=CPU,
+        settings=settings or ADAMW,
+        balanced_routing=balanced_routing,
     )
 
 

@@ -15,7 +15,15 @@ from workers.trainer.comm.mesh import Mesh, build_mesh
 from workers.trainer.model.parameters import ModelParameter
 
 TP = 2
-GROUPS = ("tp_group", "shard_group", "replica_group", "pp_group", "embedding_group", "world_group")
+GROUPS = (
+    "cp_group",
+    "tp_group",
+    "shard_group",
+    "replica_group",
+    "pp_group",
+    "embedding_group",
+    "world_group",
+)
 
 
 def weight(value: Tensor) -> ModelParameter:

@@ -15,9 +15,20 @@ from torch.nn import functional as F
 from search_spaces.spec.model_shape import ModelShape
 
 
+def router_gap(chances: Tensor, per_token: int) -> float:
+    """How near the chances of a taken and of an untaken expert come, relative to them."""
+    best = chances.detach().sort(descending=True).values[:, per_token - 1 : per_token + 1]
+    return float((best[:, 0] / best[:, -1]).log().min()) if best.shape[1] > 1 else float("inf")
+
+
 class ReferenceModel(nn.Module):
+    balanced = False
+    """Whether the tokens of a sequence take the experts in turn."""
+
     def __init__(self, shape: ModelShape, weights: dict[str, Tensor]) -> None:
         super().__init__()
+        self.gaps: list[float] = []
+        """`router_gap` of every pass through a layer with experts."""
         self.shape = shape
         self.names = list(weights)
         self.weights = nn.ParameterDict(
@@ -42,23 +53,51 @@ class ReferenceModel(nn.Module):
             return F.rms_norm(x, size, weight, 1e-5)
         return F.layer_norm(x, size, weight, self.weight(f"{name}.bias"), 1e-5)
 
-    def attention(self, x: Tensor, prefix: str) -> Tensor:
+    def attention(self, x: Tensor, layer: int) -> Tensor:
+        prefix = f"layers.{layer}.attention"
         batch, seq, _ = x.shape
         size, shape = self.shape.head_size, self.shape
         q = self.linear(x, f"{prefix}.query").view(batch, seq, shape.num_heads, size)
         k = self.linear(x, f"{prefix}.key").view(batch, seq, shape.num_kv_heads, size)
         v = self.linear(x, f"{prefix}.value").view(batch, seq, shape.num_kv_heads, size)
+        if shape.qk_norm:
+            q, k = self.norm(q, f"{prefix}.query_norm"), self.norm(k, f"{prefix}.key_norm")
         if shape.family == "llama":
             q, k = (rotate_half(x, self.shape.rotary_base) for x in (q, k))
         repeat = shape.num_heads // shape.num_kv_heads
         k, v = k.repeat_interleave(repeat, dim=2), v.repeat_interleave(repeat, dim=2)
         scores = torch.einsum("bqnd,bknd->bnqk", q, k) / size**0.5
-        future = torch.ones(seq, seq).triu(1).bool()
-        attended = scores.masked_fill(future, float("-inf")).softmax(-1)
+        unseen = torch.ones(seq, seq).triu(1).bool()
+        if window := shape.window_of(layer):
+            unseen |= torch.ones(seq, seq).tril(-window).bool()
+        attended = scores.masked_fill(unseen, float("-inf")).softmax(-1)
         y = torch.einsum("bnqk,bknd->bqnd", attended, v).reshape(batch, seq, -1)
         return self.linear(y, f"{prefix}.out")
 
+    def experts(self, x: Tensor, prefix: str) -> Tensor:
+        """A loop over the experts; each adds its output to that of the tokens that take it."""
+        shape, tokens = self.shape, x.flatten(0, 1)
+        chances = self.linear(tokens, f"{prefix}.router").softmax(-1)
+        taken = chances.topk(shape.experts_per_token).indices
+        if self.balanced:
+            places = torch.arange(shape.seq_length).repeat(len(x))[:, None]
+            choices = torch.arange(shape.experts_per_token)
+            taken = (places * shape.experts_per_token + choices) % shape.num_experts
+        self.gaps.append(router_gap(chances, shape.experts_per_token))
+        total = chances.gather(1, taken).sum(-1)
+        y = torch.zeros_like(tokens)
+        for expert in range(shape.num_experts):
+            some = (taken == expert).any(-1)
+            own = self.feed_forward(tokens[some], f"{prefix}.experts.{expert}")
+            weight = chances[some, expert] / total[some]
+            y = y.index_put((some,), y[some] + weight[:, None] * own)
+        if shape.shared_expert_ffn_hidden_size:
+            y = y + self.feed_forward(tokens, f"{prefix}.shared_expert")
+        return y.view_as(x)
+
     def feed_forward(self, x: Tensor, prefix: str) -> Tensor:
+        if f"{prefix}.router.weight" in self.names:
+            return self.experts(x, prefix)
         up = self.linear(x, f"{prefix}.up")
         if self.shape.family == "llama":
             inner = F.silu(self.linear(x, f"{prefix}.gate")) * up
@@ -72,7 +111,7 @@ class ReferenceModel(nn.Module):
             x = x + self.weight("positions.weight")
         for i in range(self.shape.num_layers):
             layer = f"layers.{i}"
-            x = x + self.attention(self.norm(x, f"{layer}.attention_norm"), f"{layer}.attention")
+            x = x + self.attention(self.norm(x, f"{layer}.attention_norm"), i)
             normal = self.norm(x, f"{layer}.feed_forward_norm")
             x = x + self.feed_forward(normal, f"{layer}.feed_forward")
         head = "embedding.weight" if self.shape.tied_embeddings else "head.weight"
@@ -120,4 +159,5 @@ def train_reference(
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit)))
         optimizer.step()
         losses.append(loss.item())
+    assert min(model.gaps, default=1.0) > 1e-6, "rounding could change a router's decision"
     return losses, norms, model.named_weights()

@@ -61,7 +61,7 @@ GRID = [
     )
     for tp, pp, dp, zero in itertools.product((1, 2), (1, 2), (1, 2), (0, 1, 2, 3))
 ]
-FAMILIES = pytest.mark.parametrize("family", ["gpt", "llama"])
+FAMILIES = pytest.mark.parametrize("family", ["gpt", "llama", "moe"])
 BF16, FP16 = {"precision": "bf16"}, {"precision": "fp16"}
 ONE_PASS = {"micro_batch_size": 4, "num_microbatches": 1}
 
@@ -109,7 +109,7 @@ def reference(shape: ModelShape, settings: OptimizerSettings) -> Run:
     return Run(shape=shape, settings=settings, precision="fp32", **told)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @FAMILIES
 @pytest.mark.parametrize("axes", GRID)
 def test_ten_adamw_steps_follow_the_reference(family: str, axes: dict[str, int]) -> None:
@@ -132,7 +132,7 @@ def test_ten_sgd_steps_move_the_weights_as_the_reference_does(axes: dict[str, in
     assert_same_training(train(shape, make_layout(**axes), SGD), reference(shape, SGD))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @FAMILIES
 @pytest.mark.parametrize(
     ("change", "axes"),
@@ -190,7 +190,7 @@ def test_an_uneven_pipeline_is_bitwise_equal_to_none(
         assert_bitwise_equal(found, train(shape, plain))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(5)
 @FAMILIES
 # With micro-batches of one, sequences are cut within, not between.
 @over_axes({}, PP, DP, ZERO, {"micro_batch_size": 1, "num_microbatches": 8}, slow=[PP | ZERO])
@@ -219,7 +219,7 @@ def test_cut_tokens_move_the_weights_as_whole_ones_do(micro_batch_size: int) -> 
         assert relative_l2({name: moved[name]}, {name: should[name]}) < allowed, name
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @FAMILIES
 @over_axes({}, PP, TP, TP | PP, PP | ZERO, CUT, CUT | PP)
 def test_a_tied_embedding_stays_one_weight(family: str, axes: dict[str, int]) -> None:
@@ -228,7 +228,7 @@ def test_a_tied_embedding_stays_one_weight(family: str, axes: dict[str, int]) ->
     assert_same_training(train(shape, make_layout(**axes)), reference(shape, ADAMW))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @FAMILIES
 @over_axes({}, TP, PP, ZERO, TP | PP, CUT, CUT | PP)
 def test_bf16_follows_fp32_within_its_precision(family: str, axes: dict[str, int]) -> None:

@@ -7,13 +7,20 @@ is trained here.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from search_spaces.spec.cluster import detect_local_cpu
-from search_spaces.spec.layout import PIPELINE_SPLITS, RECOMPUTE_MODES, ZERO_STAGES, Layout
+from search_spaces.spec.layout import (
+    CP_COMM_TYPES,
+    PIPELINE_SPLITS,
+    RECOMPUTE_MODES,
+    ZERO_STAGES,
+    Layout,
+)
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.rules import ALL_SCOPES
 from search_spaces.spec.space import SearchSpace, enumerate_legal
@@ -31,6 +38,7 @@ MODELS = [
     make_shape("llama", num_layers=4, num_kv_heads=1, tied_embeddings=True),
     make_shape("gpt", num_layers=3, tied_embeddings=True),
     make_shape("llama", num_layers=6),
+    make_shape("moe", num_layers=4, num_dense_layers=1),
 ]
 CLIPPING = [None, 0.5]
 """The second is below every gradient norm of these models, so that each step is clipped."""
@@ -39,6 +47,8 @@ CLIPPING = [None, 0.5]
 SPACE = SearchSpace(
     global_batch_size=GLOBAL_BATCH,
     tp=(1, 2, 4, 8),
+    cp=(1, 2, 4),
+    cp_comm_type=CP_COMM_TYPES,
     pp=(1, 2, 4, 8),
     dp=(1, 2, 4, 8),
     vpp=(1, 2, 4),
@@ -59,8 +69,9 @@ def legal_layouts(model: ModelShape, *, num_devices: int) -> list[Layout]:
     return [layout for layout in layouts if layout.num_devices == num_devices]
 
 
-def _degrees(layout: Layout) -> tuple[int, int, int, int, str]:
-    return layout.tp, layout.pp, layout.dp, layout.vpp, layout.pipeline_split
+def _degrees(layout: Layout) -> tuple[Any, ...]:
+    cp = layout.cp, layout.cp_comm_type
+    return layout.tp, *cp, layout.pp, layout.dp, layout.vpp, layout.pipeline_split
 
 
 @st.composite
@@ -85,7 +96,7 @@ def test_the_rules_open_every_knob_to_the_drawn_layouts() -> None:
     four = [layout for model in MODELS for layout in legal_layouts(model, num_devices=4)]
     eight = [layout for model in MODELS for layout in legal_layouts(model, num_devices=8)]
     for layouts in (four, eight):
-        for knob in ("tp", "pp", "dp", "micro_batch_size", "zero_stage"):
+        for knob in ("tp", "cp", "cp_comm_type", "pp", "dp", "micro_batch_size", "zero_stage"):
             assert len({getattr(layout, knob) for layout in layouts}) > 1, knob
         assert {layout.recompute for layout in layouts} == set(RECOMPUTE_MODES)
         assert {layout.sequence_parallel for layout in layouts} == {False, True}

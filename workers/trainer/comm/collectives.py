@@ -32,6 +32,8 @@ from workers.trainer.stopwatch import communication
 _RELEASED_WITHIN_S: Final = 1.0
 """How long a collective's tensors may be held after its end; what is held longer is counted."""
 _POLL_S: Final = 2e-5
+_RING_TAG: Final = 1 << 16
+"""Above the tags of shares of buckets, whose exchanges may be in flight in the same group."""
 
 
 class Pending(Protocol):
@@ -114,6 +116,43 @@ def finish(work: Pending | None) -> None:
     if work is not None:
         with communication:
             work.wait()
+
+
+def all_to_all(shares: Tensor, group: AxisGroup) -> Tensor:
+    """Sends share r to rank r of the group; returns what the ranks sent, in their order."""
+    received = torch.empty_like(shares)
+    with communication:
+        if group.lane is not None:
+            group.lane.start_all_to_all(received, shares).wait()
+        else:
+            collective = dist.all_to_all_single
+            _start_collective(collective, received, shares, group=group.process_group).wait()
+    return received
+
+
+def start_ring_step(
+    outgoing: Tensor, incoming: Tensor, group: AxisGroup, channel: int
+) -> list[Pending]:
+    """Starts sending a tensor to the next rank of the group, and receiving the previous one's.
+
+    Tensors on different channels, 0 and 1, may be in flight at once.
+    """
+    after, before = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    with communication:
+        if group.lane is not None:
+            return [
+                group.lane.start_send(outgoing, after, channel),
+                group.lane.start_receive(incoming, before, channel),
+            ]
+        ranks, pg, tag = group.ranks, group.process_group, _RING_TAG + channel
+        return list(
+            dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, outgoing, ranks[after], pg, tag),
+                    dist.P2POp(dist.irecv, incoming, ranks[before], pg, tag),
+                ]
+            )
+        )
 
 
 def barrier(device: torch.device) -> None:

@@ -77,6 +77,10 @@ class Lane:
         """Starts filling `whole` with the `own` of every rank; `own` may be a part of `whole`."""
         return self._start("all_gather", _AllGather(self, whole, own))
 
+    def start_all_to_all(self, received: Tensor, shares: Tensor) -> Operation:
+        """Starts sending share r of `shares` to rank r, and filling `received` with the peers'."""
+        return self._start("all_to_all", _AllToAll(self, received, shares))
+
     def start_send(self, tensor: Tensor, to: int, channel: int) -> Operation:
         """Starts sending to rank `to` of the group, over the stream (this rank, channel)."""
         return self._start_transfer("send", tensor, writer=self.rank, peer=to, channel=channel)
@@ -226,6 +230,31 @@ class _AllGather(_Collective):
             if place != self._lane.rank:
                 into = self._shares[place][piece]
                 into.copy_(slot[: len(into)])
+
+
+class _AllToAll(_Collective):
+    """A piece holds a part of every rank's share, one after the other; a reader takes its own."""
+
+    def __init__(self, lane: Lane, received: Tensor, shares: Tensor) -> None:
+        size = max(SLOT_BYTES // shares.itemsize // lane.size, 1)
+        self._shares = [torch.split(share, size) for share in shares.view(lane.size, -1)]
+        self._received = [torch.split(share, size) for share in received.view(lane.size, -1)]
+        self._size = size
+        super().__init__(lane, len(self._shares[0]) if shares.numel() else 0, shares.dtype)
+
+    def _post(self, piece: int, slot: Tensor) -> None:
+        for place, share in enumerate(self._shares):
+            mine = share[piece]
+            if place == self._lane.rank:
+                self._received[place][piece].copy_(mine)
+            else:
+                slot[place * self._size :][: len(mine)].copy_(mine)
+
+    def _take(self, piece: int, slots: list[Tensor]) -> None:
+        for place, slot in enumerate(slots):
+            if place != self._lane.rank:
+                into = self._received[place][piece]
+                into.copy_(slot[self._lane.rank * self._size :][: len(into)])
 
 
 class _Transfer(Operation):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 
+from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import ProcessGroup
 
 from search_spaces.mesh import Coordinates, coordinates, global_rank
 from search_spaces.spec.layout import Layout
+from workers.trainer.batches import own_chunks
 from workers.trainer.comm.groups import AxisGroup, make_groups
 from workers.trainer.errors import RankContextInvalidError
 
@@ -28,15 +30,17 @@ class Mesh:
     tp_group: AxisGroup | None
     """Ranks that share this rank's weight matrices."""
     shard_group: AxisGroup | None
-    """Data-parallel ranks that share one copy of what ZeRO divides."""
+    """Ranks of dp and cp that share one copy of what ZeRO divides."""
     replica_group: AxisGroup | None
-    """Data-parallel ranks that own the same part of it; with ZeRO-0, all."""
+    """Ranks of dp and cp that own the same part of it; with ZeRO-0, all."""
     pp_group: AxisGroup | None
     """Stages of this rank's pipeline, first to last."""
     embedding_group: AxisGroup | None
     """First and last stage of this rank's pipeline, if they share a tied embedding."""
     world_group: AxisGroup | None = None
     """All ranks of the job."""
+    cp_group: AxisGroup | None = None
+    """Ranks that share each sequence."""
 
     @property
     def cuts_tokens(self) -> bool:
@@ -60,18 +64,26 @@ class Mesh:
 
     @property
     def shard_rank(self) -> int:
-        """The part that this rank owns; neighbours on the dp axis own different parts."""
-        return self.place.dp_rank % self.num_shards
+        """The part that this rank owns; neighbours on dp and cp own different parts."""
+        return self._data_rank % self.num_shards
 
     @property
     def replica_rank(self) -> int:
         """This rank's index among the ranks that own the same part."""
-        return self.place.dp_rank // self.num_shards
+        return self._data_rank // self.num_shards
+
+    @property
+    def _data_rank(self) -> int:
+        """This rank's index among the dp * cp ranks with the same weights."""
+        return self.place.dp_rank * self.layout.cp + self.place.cp_rank
+
+    def own_positions(self, whole: Tensor) -> Tensor:
+        """This rank's rows of a tensor with a row for each position of a sequence."""
+        return own_chunks(whole, self.layout.cp, self.place.cp_rank)
 
     def stage_rank(self, pp_rank: int) -> int:
         """The global rank of another stage of this rank's pipeline."""
-        place = Coordinates(tp_rank=self.place.tp_rank, dp_rank=self.place.dp_rank, pp_rank=pp_rank)
-        return global_rank(place, self.layout)
+        return global_rank(replace(self.place, pp_rank=pp_rank), self.layout)
 
 
 def build_mesh(
@@ -100,22 +112,27 @@ def build_mesh(
     """
     refuse_wrong_world(layout, dist.get_world_size())
     place = coordinates(rank, layout)
-    tp_rank, dp_rank, pp_rank = place.tp_rank, place.dp_rank, place.pp_rank
     shards = layout.zero_group_size
-    first_shard = dp_rank - dp_rank % shards
-    owners = range(dp_rank % shards, layout.dp, shards)
-    pp_places = [(tp_rank, dp_rank, i) for i in range(layout.pp)]
+    same_weights = [
+        replace(place, dp_rank=dp_rank, cp_rank=cp_rank)
+        for dp_rank in range(layout.dp)
+        for cp_rank in range(layout.cp)
+    ]
+    own = same_weights.index(place)
+    first_shard = own - own % shards
+    pp_places = [replace(place, pp_rank=i) for i in range(layout.pp)]
     make = partial(_group, layout=layout, timeout=timeout)
     found = {
-        "tp_group": make([(i, dp_rank, pp_rank) for i in range(layout.tp)]),
-        "shard_group": make([(tp_rank, first_shard + i, pp_rank) for i in range(shards)]),
-        "replica_group": make([(tp_rank, i, pp_rank) for i in owners]),
+        "tp_group": make([replace(place, tp_rank=i) for i in range(layout.tp)]),
+        "cp_group": make([replace(place, cp_rank=i) for i in range(layout.cp)]),
+        "shard_group": make(same_weights[first_shard : first_shard + shards]),
+        "replica_group": make(same_weights[own % shards :: shards]),
         "pp_group": make(pp_places),
         "embedding_group": None,
         "world_group": dist.group.WORLD if layout.num_devices > 1 else None,
     }
     if layout.pp > 1 and tied_embeddings:
-        if pp_rank in (0, layout.pp - 1):
+        if place.pp_rank in (0, layout.pp - 1):
             found["embedding_group"] = make([pp_places[0], pp_places[-1]])
         else:
             # NCCL splits the world's communicator for each group, in which every rank must take
@@ -133,14 +150,15 @@ def build_mesh(
 def refuse_wrong_world(layout: Layout, world_size: int) -> None:
     """Raises RankContextInvalidError unless the layout has exactly this many ranks."""
     if world_size != layout.num_devices:
+        degrees = " x ".join(f"{name}={degree}" for name, degree in layout.degrees.items())
         raise RankContextInvalidError(
-            f"{world_size} ranks were started for a layout of tp={layout.tp} x pp={layout.pp} x "
-            f"dp={layout.dp} = {layout.num_devices}; start exactly that many"
+            f"{world_size} ranks were started for a layout of {degrees} = {layout.num_devices}; "
+            "start exactly that many"
         )
 
 
 def _group(
-    places: list[tuple[int, int, int]], layout: Layout, timeout: timedelta | None
+    places: list[Coordinates], layout: Layout, timeout: timedelta | None
 ) -> ProcessGroup | None:
     """The group of these positions, which alone take part in making it; None for one rank."""
     if len(places) < 2:
@@ -151,11 +169,8 @@ def _group(
 
 
 def _new_group(
-    places: list[tuple[int, int, int]], layout: Layout, timeout: timedelta | None
+    places: list[Coordinates], layout: Layout, timeout: timedelta | None
 ) -> ProcessGroup:
-    ranks = [
-        global_rank(Coordinates(tp_rank=tp, dp_rank=dp, pp_rank=pp), layout)
-        for tp, dp, pp in places
-    ]
+    ranks = [global_rank(place, layout) for place in places]
     group: ProcessGroup = dist.new_group(ranks, timeout, use_local_synchronization=True)
     return group

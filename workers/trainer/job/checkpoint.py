@@ -144,7 +144,7 @@ def _is_written(training: Training, piece: Piece) -> bool:
     mesh, parameter = training.mesh, piece.rectangle.parameter
     if not parameter.counted or (parameter.replicated and mesh.place.tp_rank > 0):
         return False
-    return piece.bucket % (mesh.layout.dp // mesh.num_shards) == mesh.replica_rank
+    return piece.bucket % (mesh.layout.dp_cp // mesh.num_shards) == mesh.replica_rank
 
 
 class _SavePieces(DefaultSavePlanner):

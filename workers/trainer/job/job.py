@@ -90,8 +90,11 @@ class TrainJob:
 
     def to_mapping(self) -> dict[str, Any]:
         """The document as plain JSON values."""
-        fields = asdict(self) | {"layout": self.layout.to_mapping()}
-        return {"format": FORMAT, "version": VERSION, **fields}
+        values = asdict(self) | {
+            "layout": self.layout.to_mapping(),
+            "model": self.model.to_mapping(),
+        }
+        return {"format": FORMAT, "version": VERSION, **values}
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:

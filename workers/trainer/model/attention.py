@@ -1,11 +1,12 @@
 """Attention without its linear layers: rotary positions, the core, and selective recomputation.
 
-On CPUs the core has its own backward pass. Nothing here communicates.
+On CPUs the core has its own backward pass. Nothing here communicates; `context_parallel` computes
+attention of sequences that several ranks share, from the blocks that this module computes.
 
-Shapes: B sequences, S positions, T = B S tokens, D head size. M heads of a fused projection: N
-local query heads, then K key and K value heads. R = N + K heads are rotated, each in P = D / 2
-pairs of dims. The backward pass processes G heads and C positions at once, with the E positions
-that they attend to.
+Shapes: B sequences, S positions, T = B S tokens, E positions of keys, D head size. M heads of a
+fused projection: N local query heads, then K key and K value heads. R = N + K heads are rotated,
+each in P = D / 2 pairs of dims. The backward pass processes G heads and C positions at once, with
+the E positions that they attend to.
 """
 
 # ruff: noqa: N803, N806, N812 (tensors carry their shape in the name)
@@ -29,21 +30,30 @@ _SCORES_AT_ONCE: Final = 1 << 19
 
 _LOG2_E: Final = math.log2(math.e)
 
+AttentionCore = Callable[[Tensor, int], Tensor]
+"""Attention of fused queries, keys and values (B, S, M, D) with N query heads: (B, S, N, D)."""
 
-def causal_attention(qkv_BSMD: Tensor, num_heads: int) -> Tensor:
+
+def causal_attention(qkv_BSMD: Tensor, num_heads: int, window_SS: Tensor | None = None) -> Tensor:
     """softmax(q k^T / sqrt(D)) v with a causal mask, (B, S, N, D); fused where torch has a kernel.
 
-    On CPUs it has its own backward pass, unless query heads share key heads.
+    On CPUs it has its own backward pass, unless query heads share key heads or there is a window:
+    `window_SS` says where query i sees key j.
     """
     num_kv_heads = (qkv_BSMD.shape[2] - num_heads) // 2
     # The switch of the flash kernels (`torch.nn.attention.sdpa_kernel`) also covers the CPU's.
     has_flash = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
-    if qkv_BSMD.is_cpu and num_heads == num_kv_heads and has_flash:
+    if qkv_BSMD.is_cpu and num_heads == num_kv_heads and has_flash and window_SS is None:
         return _cpu_attention(qkv_BSMD)
     heads = [num_heads, num_kv_heads, num_kv_heads]
     q_BNSD, k_BKSD, v_BKSD = (part.transpose(1, 2) for part in torch.split(qkv_BSMD, heads, dim=2))
     y_BNSD = F.scaled_dot_product_attention(
-        q_BNSD, k_BKSD, v_BKSD, is_causal=True, enable_gqa=num_heads != num_kv_heads
+        q_BNSD,
+        k_BKSD,
+        v_BKSD,
+        attn_mask=window_SS,
+        is_causal=window_SS is None,
+        enable_gqa=num_heads != num_kv_heads,
     )
     return y_BNSD.transpose(1, 2)
 
@@ -98,6 +108,12 @@ def rotary_tables(
     )
 
 
+def attention_window(seq_length: int, window: int, device: torch.device) -> Tensor:
+    """Where query i sees key j, (S, S): the last `window` positions up to its own."""
+    near_SS = torch.ones(seq_length, seq_length, dtype=torch.bool, device=device)
+    return near_SS.tril_().triu_(1 - window)
+
+
 class CpuAttention(Function):
     """Forward: torch's flash kernel. Backward: batched products of blocks of several heads.
 
@@ -121,28 +137,123 @@ class CpuAttention(Function):
         grad_BNSD = grad_BSND.transpose(1, 2)
         # dS = P (dP - rowsum(dP P)), and that sum is dy y^T (arXiv:2205.14135, appendix B.2).
         dot_BNS = (grad_BNSD.float() * y_BNSD).sum(-1)
-        num_heads, seq_length = lse_BNS.shape[1:]
-        size = max(_SCORES_AT_ONCE // (_POSITIONS_AT_ONCE * seq_length), 1)
         grad_qkv_BSMD = torch.empty_like(qkv_BSMD)
-        for sequence in range(len(qkv_BSMD)):
-            q_NSD, k_NSD, v_NSD = qkv_BSMD[sequence].transpose(0, 1).chunk(3)
-            grads_NSD = grad_qkv_BSMD[sequence].transpose(0, 1).chunk(3)
-            for first in range(0, num_heads, size):
-                some = slice(first, first + size)
-                _attend_backward(
-                    (q_NSD[some], k_NSD[some], v_NSD[some], grad_BNSD[sequence, some]),
-                    lse_BNS[sequence, some] * _LOG2_E,
-                    dot_BNS[sequence, some],
-                    tuple(grad[some] for grad in grads_NSD),
-                )
+        inputs = *(part.transpose(1, 2) for part in qkv_BSMD.chunk(3, dim=2)), grad_BNSD
+        grads = tuple(part.transpose(1, 2) for part in grad_qkv_BSMD.chunk(3, dim=2))
+        _cpu_backward(inputs, lse_BNS, dot_BNS, grads, is_causal=True)
         return grad_qkv_BSMD
 
 
+def _cpu_backward(
+    inputs_BNSD: tuple[Tensor, ...],
+    lse_BNS: Tensor,
+    dot_BNS: Tensor,
+    grads_BNSD: tuple[Tensor, ...],
+    *,
+    is_causal: bool,
+) -> None:
+    """Writes the gradients of query, key and value, given those three and that of the output."""
+    num_heads, num_keys = inputs_BNSD[1].shape[1:3]
+    size = max(_SCORES_AT_ONCE // (_POSITIONS_AT_ONCE * num_keys), 1)
+    for sequence in range(len(lse_BNS)):
+        for first in range(0, num_heads, size):
+            some = sequence, slice(first, first + size)
+            _attend_backward(
+                tuple(value[some] for value in inputs_BNSD),
+                lse_BNS[some] * _LOG2_E,
+                dot_BNS[some],
+                tuple(grad[some] for grad in grads_BNSD),
+                is_causal=is_causal,
+            )
+
+
+def attend_block(
+    q_BNSD: Tensor, k_BNED: Tensor, v_BNED: Tensor, *, is_causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Attention of S queries to E keys alone, and the log-sum-exp of each row of scores, (B, N, S).
+
+    A causal block has as many keys as queries. Backward: `block_gradients`.
+    """
+    inputs, size = (q_BNSD, k_BNED, v_BNED), q_BNSD.shape[2]
+    if q_BNSD.is_cpu:
+        y, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*inputs, 0.0, is_causal)
+    elif _uses_flash(q_BNSD):
+        y, lse = torch.ops.aten._scaled_dot_product_flash_attention(*inputs, 0.0, is_causal)[:2]
+    else:
+        y, lse = torch.ops.aten._scaled_dot_product_efficient_attention(
+            *inputs, None, True, 0.0, is_causal
+        )[:2]
+    return y, lse[:, :, :size]  # one kernel pads the rows
+
+
+def block_gradients(
+    inputs_BNSD: tuple[Tensor, Tensor, Tensor],
+    grad_BNSD: Tensor,
+    y_BNSD: Tensor,
+    lse_BNS: Tensor,
+    *,
+    is_causal: bool,
+) -> tuple[Tensor, Tensor]:
+    """The block's part of the gradients of its queries, and of its keys and values (B, 2 N, E, D).
+
+    Output, its gradient and the log-sum-exp are those of the attention to all keys, of which the
+    block may be a part.
+    """
+    if grad_BNSD.is_cpu:
+        batch, num_heads, *positions = inputs_BNSD[1].shape
+        dq_BNSD = torch.empty(inputs_BNSD[0].shape)
+        dkv_BMED = torch.empty(batch, 2 * num_heads, *positions)
+        grads, dot_BNS = (dq_BNSD, *dkv_BMED.chunk(2, 1)), (grad_BNSD.float() * y_BNSD).sum(-1)
+        _cpu_backward((*inputs_BNSD, grad_BNSD), lse_BNS, dot_BNS, grads, is_causal=is_causal)
+        return dq_BNSD, dkv_BMED
+    queries, keys = grad_BNSD.shape[2], inputs_BNSD[1].shape[2]
+    unused = torch.zeros((), dtype=torch.int64, device=grad_BNSD.device)  # of dropout
+    if _uses_flash(grad_BNSD):
+        no_lengths = torch.empty(0, dtype=torch.int32, device=grad_BNSD.device)
+        dq_BNSD, *dkv_BNED = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            grad_BNSD,
+            *inputs_BNSD,
+            y_BNSD,
+            lse_BNS.contiguous(),
+            no_lengths,
+            no_lengths,
+            queries,
+            keys,
+            0.0,
+            is_causal,
+            unused,
+            unused,
+        )
+        return dq_BNSD, torch.cat(dkv_BNED, 1)
+    if torch.version.hip is None:
+        lse_BNS = F.pad(lse_BNS, (0, -queries % 32), value=math.inf)
+    dq_BNSD, *dkv_BNED = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+        grad_BNSD,
+        *inputs_BNSD,
+        None,
+        y_BNSD,
+        lse_BNS.contiguous(),
+        unused,
+        unused,
+        0.0,
+        [True, True, True, False],
+        is_causal,
+    )[:3]
+    return dq_BNSD, torch.cat(dkv_BNED, 1)
+
+
+def _uses_flash(x_BNSD: Tensor) -> bool:
+    """Whether a GPU's flash kernels take the tensor; the memory-efficient ones take the others."""
+    return x_BNSD.dtype != torch.float32 and x_BNSD.shape[3] % 8 == 0 and x_BNSD.shape[3] <= 256
+
+
 def _attend_backward(
-    inputs_GSD: tuple[Tensor, Tensor, Tensor, Tensor],
+    inputs_GSD: tuple[Tensor, ...],
     lse_GS: Tensor,
     dot_GS: Tensor,
     grads_GSD: tuple[Tensor, ...],
+    *,
+    is_causal: bool,
 ) -> None:
     """Writes the gradients of query, key and value of G heads of a sequence.
 
@@ -151,6 +262,7 @@ def _attend_backward(
     cheapest.
     """
     q_GSD, k_GSD, _, dy_GSD = inputs_GSD
+    num_keys = k_GSD.shape[1]
     q32_GSD, k32_GSD, v32_GSD, dy32_GSD = (value.float() for value in inputs_GSD)
     dtype, (_, seq_length, head_size) = q_GSD.dtype, q_GSD.shape
     scale = head_size**-0.5
@@ -159,23 +271,24 @@ def _attend_backward(
     dv_GSD = torch.zeros(k_GSD.shape)
     for start in range(0, seq_length, _POSITIONS_AT_ONCE):
         end = min(start + _POSITIONS_AT_ONCE, seq_length)
-        rows = slice(start, end)
+        rows, last = slice(start, end), end if is_causal else num_keys
         p_GCE = torch.baddbmm(
             lse_GS[:, rows, None],
             q32_GSD[:, rows],
-            k32_GSD[:, :end].mT,
+            k32_GSD[:, :last].mT,
             beta=-1.0,
             alpha=scale * _LOG2_E,
         )
-        p_GCE[:, :, rows].masked_fill_(future_CC[: end - start, : end - start], -math.inf)
+        if is_causal:
+            p_GCE[:, :, rows].masked_fill_(future_CC[: end - start, : end - start], -math.inf)
         p_GCE.exp2_()
         ds_GCE = torch.baddbmm(
-            dot_GS[:, rows, None], dy32_GSD[:, rows], v32_GSD[:, :end].mT, beta=-1.0
+            dot_GS[:, rows, None], dy32_GSD[:, rows], v32_GSD[:, :last].mT, beta=-1.0
         ).mul_(p_GCE)
-        _add_product(dv_GSD[:, :end], p_GCE.to(dtype).mT, dy_GSD[:, rows])
+        _add_product(dv_GSD[:, :last], p_GCE.to(dtype).mT, dy_GSD[:, rows])
         ds_GCE = ds_GCE.to(dtype)
-        _add_product(dk_GSD[:, :end], ds_GCE.mT, q_GSD[:, rows])
-        torch.mul(torch.bmm(ds_GCE, k_GSD[:, :end]), scale, out=grads_GSD[0][:, rows])
+        _add_product(dk_GSD[:, :last], ds_GCE.mT, q_GSD[:, rows])
+        torch.mul(torch.bmm(ds_GCE, k_GSD[:, :last]), scale, out=grads_GSD[0][:, rows])
     torch.mul(dk_GSD, scale, out=grads_GSD[1])
     grads_GSD[2].copy_(dv_GSD)
 
@@ -190,25 +303,27 @@ def _add_product(sum_GED: Tensor, left_GEC: Tensor, right_GCD: Tensor) -> None:
 class RecomputedAttention(Function):
     """Selective recomputation: keeps query, key and value, and computes attention again.
 
-    It does not communicate. Without it a fused kernel would keep one more number per head and
-    token; unfused attention would keep the probabilities, S numbers per head and token
-    (arXiv:2205.05198, section 5).
+    It communicates as `attend` does, forward and backward. Without it a fused kernel would keep one
+    more number per head and token; unfused attention would keep the probabilities, S numbers per
+    head and token (arXiv:2205.05198, section 5).
     """
 
     @staticmethod
-    def forward(ctx: Any, qkv_BSMD: Tensor, num_heads: int) -> Tensor:
+    def forward(
+        ctx: Any, qkv_BSMD: Tensor, num_heads: int, attend: AttentionCore = causal_attention
+    ) -> Tensor:
         ctx.save_for_backward(qkv_BSMD)
-        ctx.num_heads = num_heads
-        return causal_attention(qkv_BSMD, num_heads)
+        ctx.num_heads, ctx.attend = num_heads, attend
+        return attend(qkv_BSMD, num_heads)
 
     @staticmethod
-    def backward(ctx: Any, grad_BSND: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad_BSND: Tensor) -> tuple[Tensor, None, None]:
         qkv_BSMD = ctx.saved_tensors[0].detach().requires_grad_()
         with torch.enable_grad():
-            y_BSND = causal_attention(qkv_BSMD, ctx.num_heads)
+            y_BSND = ctx.attend(qkv_BSMD, ctx.num_heads)
         (grad_qkv_BSMD,) = gradients_of(y_BSND, grad_BSND, (qkv_BSMD,))
-        return grad_qkv_BSMD, None
+        return grad_qkv_BSMD, None, None
 
 
 _cpu_attention: Callable[[Tensor], Tensor] = CpuAttention.apply
-recomputed_attention: Callable[[Tensor, int], Tensor] = RecomputedAttention.apply
+recomputed_attention: Callable[..., Tensor] = RecomputedAttention.apply

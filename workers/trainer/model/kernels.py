@@ -227,6 +227,38 @@ class RMSNormFunction(Function):
         return grad_x_TH, None, None
 
 
+class QueryKeyNormFunction(Function):
+    """RMSNorm of each head of query and key, in place; the weights of each are shared by its heads.
+
+    The heads are kept as they were, beside the output.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, qkv_TM: Tensor, norm: QueryKeyNorm) -> Tensor:
+        ctx.norm, ctx.kept = norm, []
+        ctx.mark_dirty(qkv_TM)
+        for part_TR, weight_D in norm.parts(qkv_TM):
+            copy_TR = part_TR.clone(memory_format=torch.contiguous_format)
+            x_RD = copy_TR.view(-1, len(weight_D))
+            y_RD, rstd_R1 = norm.kernels.rms_norm(x_RD, weight_D)
+            part_TR.copy_(y_RD.view_as(part_TR))
+            ctx.kept.append((x_RD, rstd_R1))
+        return qkv_TM
+
+    @staticmethod
+    def backward(ctx: Any, grad_TM: Tensor) -> tuple[Tensor, None]:
+        # Attention made this gradient, and nothing else reads it: it may be overwritten.
+        norm = ctx.norm
+        for (grad_TR, weight_D), (x_RD, rstd_R1) in zip(norm.parts(grad_TM), ctx.kept, strict=True):
+            grad_RD = grad_TR.reshape(-1, len(weight_D))
+            grad_x_RD, grad_weight_D = norm.kernels.rms_norm_backward(
+                grad_RD, x_RD, rstd_R1, weight_D
+            )
+            grad_TR.copy_(grad_x_RD.view_as(grad_TR))
+            weight_D.add_gradient(grad_weight_D)
+        return grad_TM, None
+
+
 class SwiGLU(Function):
     """silu(gate) * up of a fused projection (arXiv:2002.05202). Only the input is kept."""
 
@@ -245,6 +277,7 @@ class SwiGLU(Function):
 _apply_layer_norm: Callable[..., Tensor] = LayerNormFunction.apply
 _apply_rms_norm: Callable[..., Tensor] = RMSNormFunction.apply
 _apply_swiglu: Callable[..., Tensor] = SwiGLU.apply
+_apply_query_key_norm: Callable[..., Tensor] = QueryKeyNormFunction.apply
 
 
 class LayerNorm(nn.Module):
@@ -263,6 +296,26 @@ class RMSNorm(nn.Module):
 
     def forward(self, x_TH: Tensor) -> Tensor:
         return _apply_rms_norm(x_TH, self.weight, self.kernels)
+
+
+class QueryKeyNorm(nn.Module):
+    """Norms of N query heads and K key heads, which come first in a fused projection of width M."""
+
+    def __init__(
+        self, query: ModelParameter, key: ModelParameter, *, num_heads: int, num_kv_heads: int
+    ) -> None:
+        super().__init__()
+        self.query, self.key, self.kernels = query, key, EAGER
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
+
+    def parts(self, qkv_TM: Tensor) -> list[tuple[Tensor, ModelParameter]]:
+        """The columns of the queries and of the keys, as views, each with its weight."""
+        size = len(self.query)
+        first, last = self.num_heads * size, (self.num_heads + self.num_kv_heads) * size
+        return [(qkv_TM[:, :first], self.query), (qkv_TM[:, first:last], self.key)]
+
+    def forward(self, qkv_TM: Tensor) -> Tensor:
+        return _apply_query_key_norm(qkv_TM, self)
 
 
 def swiglu(gate_up_T2F: Tensor, kernels: Kernels = EAGER) -> Tensor:

@@ -1,6 +1,7 @@
 """The matrix products of a linear layer, by the library that is faster on this processor.
 
-Shapes: T tokens of a micro-batch, I and O local input and output features.
+Shapes: T tokens of a micro-batch, I and O local input and output features; E experts, M rows that
+are sorted by expert.
 """
 
 # ruff: noqa: N803, N812 (tensors carry their shape in the name)
@@ -14,6 +15,8 @@ from typing import Final
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from workers.trainer.errors import LayoutUnsupportedError
 
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 
@@ -30,6 +33,23 @@ def input_gradient(grad_TO: Tensor, weight_OI: Tensor) -> Tensor:
     if grad_TO.dtype == torch.float32 and grad_TO.is_cpu and prefers_onednn():
         return _onednn_linear(grad_TO, weight_OI.t(), None)
     return grad_TO @ weight_OI
+
+
+def grouped_products(x_MI: Tensor, weight_EIO: Tensor, ends_E: Tensor) -> Tensor:
+    """The rows of each expert times its matrix, (M, O), without autograd.
+
+    `ends_E` has the end of each expert's rows, in int32.
+    """
+    return F.grouped_mm(x_MI, weight_EIO, offs=ends_E)
+
+
+def refuse_without_grouped_products() -> None:
+    """Raises LayoutUnsupportedError if this torch is too old for models with experts."""
+    if not hasattr(F, "grouped_mm"):
+        raise LayoutUnsupportedError(
+            f"models with experts need torch.nn.functional.grouped_mm, and torch {torch.__version__} "
+            "has none; install torch 2.10 or newer"
+        )
 
 
 @functools.cache

@@ -13,6 +13,7 @@ layers: T / tp under sequence parallelism, else T.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +22,11 @@ from torch.nn import functional as F
 from search_spaces.spec.layout import Recompute
 from search_spaces.spec.model_shape import ModelShape
 from workers.trainer.comm.mesh import Mesh
-from workers.trainer.model.attention import (
-    causal_attention,
-    recomputed_attention,
-    rotary_tables,
-    rotate,
-)
+from workers.trainer.model.attention import attention_window, rotary_tables, rotate
 from workers.trainer.model.backward import recomputed
-from workers.trainer.model.kernels import EAGER, LayerNorm, RMSNorm, swiglu
+from workers.trainer.model.context_parallel import attention_core
+from workers.trainer.model.experts import MixtureOfExperts
+from workers.trainer.model.kernels import EAGER, LayerNorm, QueryKeyNorm, RMSNorm, swiglu
 from workers.trainer.model.parameters import ModelParameter, ParameterPart, declare
 from workers.trainer.model.tensor_parallel import ColumnParallel, RowParallel
 from workers.trainer.model.vocabulary import Embedding, vocab_cross_entropy
@@ -64,12 +62,17 @@ class StageBuilder:
             )
         return ColumnParallel(weight, bias, self.mesh.tp_group, cuts_tokens=self.mesh.cuts_tokens)
 
+    @property
+    def row_std(self) -> float:
+        """Standard deviation of initial weights of projections back to the residual stream."""
+        return 0.02 / (2 * self.shape.num_layers) ** 0.5  # type: ignore[no-any-return]
+
     def row(self, prefix: str, inputs: int) -> RowParallel:
         """A row-parallel projection back to the residual stream.
 
         The standard deviation of its initial weights is divided by sqrt(2 num_layers), as in GPT-2.
         """
-        outputs, std = self.shape.hidden_size, 0.02 / (2 * self.shape.num_layers) ** 0.5
+        outputs, std = self.shape.hidden_size, self.row_std
         weight = self.declare(_normal(f"{prefix}.weight", outputs, inputs, dim=1, std=std))
         bias = self.declare(_zeros(f"{prefix}.bias", outputs)) if self.has_biases else None
         return RowParallel(weight, bias, self.mesh.tp_group, cuts_tokens=self.mesh.cuts_tokens)
@@ -83,6 +86,39 @@ class StageBuilder:
             return RMSNorm(weight)
         return LayerNorm(weight, self.declare(_zeros(f"{prefix}.bias", *size)))
 
+    def query_key_norm(self, prefix: str) -> QueryKeyNorm:
+        """Norms of this rank's heads: its part of their weights' gradient is that of its heads."""
+        query, key = (
+            self.declare(_whole(f"{prefix}.{name}_norm.weight", self.shape.head_size, init="ones"))
+            for name in ("query", "key")
+        )
+        tp = self.mesh.layout.tp
+        heads, kv_heads = self.shape.num_heads // tp, self.shape.num_kv_heads // tp
+        return QueryKeyNorm(query, key, num_heads=heads, num_kv_heads=kv_heads)
+
+    def experts(self, prefix: str) -> MixtureOfExperts:
+        """The router and all experts, each a logical parameter of its own for each matrix."""
+        shape, mesh = self.shape, self.mesh
+        width, hidden = shape.moe_ffn_hidden_size, shape.hidden_size
+        names = [f"{prefix}.experts.{index}" for index in range(shape.num_experts)]
+        up = [
+            _normal(f"{name}.{half}.weight", width, hidden, dim=0)
+            for name in names
+            for half in ("gate", "up")
+        ]
+        down = [_normal(f"{n}.down.weight", hidden, width, dim=1, std=self.row_std) for n in names]
+        shared = shape.shared_expert_ffn_hidden_size
+        return MixtureOfExperts(
+            self.declare(_whole(f"{prefix}.router.weight", shape.num_experts, hidden)),
+            self.declare(*up),
+            self.declare(*down),
+            per_token=shape.experts_per_token,
+            positions_S=mesh.own_positions(torch.arange(shape.seq_length)),
+            group=mesh.tp_group,
+            cuts_tokens=mesh.cuts_tokens,
+            shared=FeedForward(self, f"{prefix}.shared_expert", shared) if shared else None,
+        )
+
     def embedding(self) -> Embedding:
         shape, positions = self.shape, None
         if shape.family == "gpt":
@@ -95,6 +131,9 @@ class StageBuilder:
             tp_rank=self.mesh.place.tp_rank,
             group=self.mesh.tp_group,
             cuts_tokens=self.mesh.cuts_tokens,
+            own_positions=self.mesh.own_positions(torch.arange(shape.seq_length))
+            if self.mesh.cp_group is not None
+            else None,
         )
 
     def vocabulary(self, name: str, *, counted: bool = True) -> ModelParameter:
@@ -108,6 +147,11 @@ def _normal(
     return ParameterPart(name=name, shape=(rows, columns), shard_dim=dim, init="normal", std=std)
 
 
+def _whole(name: str, *sizes: int, init: Literal["normal", "ones"] = "normal") -> ParameterPart:
+    """A parameter that every tp rank holds, each with a part of its gradient."""
+    return ParameterPart(name=name, shape=sizes, shard_dim=None, init=init, partial_gradient=True)
+
+
 def _zeros(name: str, size: int, *, dim: int | None = None) -> ParameterPart:
     return ParameterPart(name=name, shape=(size,), shard_dim=dim, init="zeros")
 
@@ -116,28 +160,32 @@ class Attention(nn.Module):
     """Causal attention over the heads of this rank.
 
     Forward and backward: one all-reduce over tp each; under sequence parallelism one all-gather and
-    one reduce-scatter over tp each.
+    one reduce-scatter over tp each. Over cp it communicates as `context_parallel` says.
     """
 
-    def __init__(self, build: StageBuilder, prefix: str) -> None:
+    def __init__(self, build: StageBuilder, prefix: str, window: int | None = None) -> None:
         super().__init__()
         shape, tp = build.shape, build.mesh.layout.tp
-        outputs = {"query": shape.hidden_size, "key": shape.kv_hidden_size}
+        outputs = {"query": shape.query_size, "key": shape.kv_hidden_size}
         self.qkv = build.column(prefix, {**outputs, "value": shape.kv_hidden_size})
-        self.out = build.row(f"{prefix}.out", shape.hidden_size)
-        self.seq_length, self.head_size = shape.seq_length, shape.head_size
+        self.norm = build.query_key_norm(prefix) if shape.qk_norm else None
+        self.out = build.row(f"{prefix}.out", shape.query_size)
+        self.seq_length = shape.seq_length // build.mesh.layout.cp
+        self.head_size = shape.head_size
         self.num_heads, self.num_kv_heads = shape.num_heads // tp, shape.num_kv_heads // tp
-        self.recompute_core = build.mesh.layout.recompute == "selective"
+        self.attend = attention_core(build.mesh)
         self.rotary: tuple[Tensor, Tensor] | None = None
+        self.window = window
 
     def forward(self, x_LH: Tensor, residual_LH: Tensor) -> Tensor:
         qkv_TM = self.qkv(x_LH)
+        if self.norm is not None:
+            qkv_TM = self.norm(qkv_TM)
         if self.rotary is not None:
             qkv_TM = rotate(qkv_TM, *self.rotary, self.num_heads + self.num_kv_heads)
         num_heads = self.num_heads + 2 * self.num_kv_heads
         qkv_BSMD = qkv_TM.view(-1, self.seq_length, num_heads, self.head_size)
-        attend = recomputed_attention if self.recompute_core else causal_attention
-        y_BSND = attend(qkv_BSMD, self.num_heads)
+        y_BSND = self.attend(qkv_BSMD, self.num_heads)
         return self.out(y_BSND.reshape(len(qkv_TM), -1), residual_LH)  # type: ignore[no-any-return]
 
 
@@ -147,9 +195,8 @@ class FeedForward(nn.Module):
     Communicates over tp as `Attention` does.
     """
 
-    def __init__(self, build: StageBuilder, prefix: str) -> None:
+    def __init__(self, build: StageBuilder, prefix: str, size: int) -> None:
         super().__init__()
-        size = build.shape.ffn_hidden_size
         self.is_gated = build.shape.family == "llama"
         names = ("gate", "up") if self.is_gated else ("up",)
         self.up = build.column(prefix, dict.fromkeys(names, size))
@@ -163,18 +210,25 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer layer.
+    """One transformer layer, by its index in the model.
 
     Forward and backward: two all-reduces over tp each; under sequence parallelism two all-gathers
     and two reduce-scatters over tp each.
     """
 
-    def __init__(self, build: StageBuilder, prefix: str) -> None:
+    feed_forward: FeedForward | MixtureOfExperts
+
+    def __init__(self, build: StageBuilder, index: int) -> None:
         super().__init__()
+        shape, prefix = build.shape, f"layers.{index}"
         self.attention_norm = build.norm(f"{prefix}.attention_norm")
-        self.attention = Attention(build, f"{prefix}.attention")
+        self.attention = Attention(build, f"{prefix}.attention", shape.window_of(index))
         self.feed_forward_norm = build.norm(f"{prefix}.feed_forward_norm")
-        self.feed_forward = FeedForward(build, f"{prefix}.feed_forward")
+        prefix = f"{prefix}.feed_forward"
+        if shape.has_experts(index):
+            self.feed_forward = build.experts(prefix)
+        else:
+            self.feed_forward = FeedForward(build, prefix, shape.ffn_hidden_size)
 
     def forward(self, x_LH: Tensor) -> Tensor:
         x_LH = self.attention(self.attention_norm(x_LH), x_LH)
@@ -199,7 +253,7 @@ class Stage(nn.Module):
         self.is_first, self.is_last = index == 0, index == num_stages - 1
         self.embedding = build.embedding() if self.is_first else None
         layers = mesh.layout.layers_of_stage(index, shape.num_layers)
-        self.blocks = nn.ModuleList(Block(build, f"layers.{layer}") for layer in layers)
+        self.blocks = nn.ModuleList(Block(build, layer) for layer in layers)
         self.recompute, self.tp_rank = recompute, mesh.place.tp_rank
         self.tied = shape.tied_embeddings
         self.final_norm = build.norm("final_norm") if self.is_last else None
@@ -255,6 +309,8 @@ class RankModel(nn.Module):
 
     def __init__(self, shape: ModelShape, mesh: Mesh, *, recompute: Recompute) -> None:
         super().__init__()
+        self.mesh = mesh
+        self.window_SS: Tensor | None = None
         self.chunks = nn.ModuleList(
             Stage(shape, mesh, recompute=recompute, chunk=chunk) for chunk in range(mesh.layout.vpp)
         )
@@ -275,24 +331,43 @@ class RankModel(nn.Module):
         weights = (stage.tied_weight for stage in self.stages)
         return next((weight for weight in weights if weight is not None), None)
 
-    def prepare_rotary(
+    def prepare_tables(
         self, shape: ModelShape, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Sets the rotary tables of every attention, if the family has them."""
+        """Sets the rotary tables of every attention, if the family has them, and windows.
+
+        Rotary tables hold the rank's positions of a sequence.
+        """
+        if shape.attention_window is not None:
+            self.window_SS = attention_window(shape.seq_length, shape.attention_window, device)
+            for attention in self.attentions:
+                if attention.window is not None:
+                    attention.attend = attention_core(self.mesh, self.window_SS)
         if shape.family == "llama":
-            tables = rotary_tables(
+            whole = rotary_tables(
                 shape.seq_length,
                 shape.head_size,
                 base=shape.rotary_base,
                 dtype=dtype,
                 device=device,
             )
-            for stage in self.stages:
-                for attention in stage.attentions:
-                    attention.rotary = tables
+            cosines, sines = (self.mesh.own_positions(table) for table in whole)
+            for attention in self.attentions:
+                attention.rotary = cosines, sines
 
     @property
-    def rotary_tables(self) -> tuple[Tensor, ...]:
-        """The tables that all attentions of this rank share; empty without rotary positions."""
-        attentions = (attention for stage in self.stages for attention in stage.attentions)
-        return next((attention.rotary or () for attention in attentions), ())
+    def attentions(self) -> list[Attention]:
+        """The attentions of all stages, first to last."""
+        return [each for stage in self.stages for each in stage.attentions]
+
+    @property
+    def tables(self) -> tuple[Tensor, ...]:
+        """The tables that attentions of this rank share: rotary positions, and the window."""
+        windows = () if self.window_SS is None else (self.window_SS,)
+        rotary = next((each.rotary or () for each in self.attentions), ())
+        return (*rotary, *windows)
+
+    @property
+    def mixtures(self) -> list[MixtureOfExperts]:
+        """The mixtures of experts of this rank."""
+        return [module for module in self.modules() if isinstance(module, MixtureOfExperts)]

@@ -3,10 +3,11 @@
 A fused weight (query, key and value; gate and up) consists of several logical parameters. Each is
 named, seeded and sliced on its own, so that every layout holds slices of the same logical model.
 
-Shapes: T tokens of a micro-batch, O and I local output and input features, H hidden.
+Shapes: T tokens of a micro-batch, O and I local output and input features, H hidden; E experts, M
+rows of tokens that are sorted by expert.
 """
 
-# ruff: noqa: N803 (tensors carry their shape in the name)
+# ruff: noqa: N803, N806, N812 (tensors carry their shape in the name)
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from typing import Final, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 _BLOCK_ELEMENTS: Final = 1 << 16
 """Elements that one seed initialises. A rank draws only the blocks that overlap its slice."""
@@ -38,6 +40,8 @@ class ParameterPart:
     init: Literal["normal", "zeros", "ones"]
     std: float = 0.02
     """Standard deviation, if init is "normal"."""
+    partial_gradient: bool = False
+    """Whether each tp rank has a part of the gradient of a parameter that it holds whole."""
 
     def local_shape(self, tp: int) -> tuple[int, ...]:
         """Shape of one rank's slice."""
@@ -78,16 +82,18 @@ class ModelParameter(nn.Parameter):
     def add_gradient(self, gradient: Tensor) -> None:
         """Adds a gradient of any precision to `main_grad`."""
         self._begin_gradient()
+        self._add(self.main_grad, gradient)
+        self._count_gradient()
+
+    def _add(self, sum_: Tensor, gradient: Tensor) -> None:
         if self.main_grad_is_stale:
-            self.main_grad.copy_(gradient)
-            self.main_grad_is_stale = False
-        elif gradient.dtype == self.main_grad.dtype or gradient.is_cuda:
-            self.main_grad.add_(gradient)
+            sum_.copy_(gradient)
+        elif gradient.dtype == sum_.dtype or gradient.is_cuda:
+            sum_.add_(gradient)
         else:
             # On the CPU torch first converts the whole operand; a few rows at once stay in cache.
             rows = max(_CONVERTED_ELEMENTS // gradient[0].numel(), 1)
-            torch._foreach_add_(torch.split(self.main_grad, rows), torch.split(gradient, rows))
-        self._count_gradient()
+            torch._foreach_add_(torch.split(sum_, rows), torch.split(gradient, rows))
 
     def add_product(self, left_OT: Tensor, right_TI: Tensor) -> None:
         """Adds a matrix product to `main_grad`, without a temporary if the factors are fp32."""
@@ -96,7 +102,28 @@ class ModelParameter(nn.Parameter):
             return
         self._begin_gradient()
         self.main_grad.addmm_(left_OT, right_TI, beta=0 if self.main_grad_is_stale else 1)
-        self.main_grad_is_stale = False
+        self._count_gradient()
+
+    def add_products(self, left_MO: Tensor, right_MI: Tensor, ends_E: Tensor) -> None:
+        """Adds the product of each expert's rows to its O rows of `main_grad`, (E O, I).
+
+        On a CPU one expert after the other: the temporary, if there is one, stays in the cache.
+        """
+        if left_MO.is_cuda:
+            products_EOI = F.grouped_mm(left_MO.t(), right_MI, offs=ends_E)
+            self.add_gradient(products_EOI.flatten(0, 1))
+            return
+        self._begin_gradient()
+        ends = ends_E.tolist()
+        sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+        sums = self.main_grad.view(len(ends), -1, self.main_grad.shape[-1])
+        for sum_OI, left_TO, right_TI in zip(
+            sums, torch.split(left_MO, sizes), torch.split(right_MI, sizes), strict=True
+        ):
+            if left_MO.dtype == sum_OI.dtype:
+                sum_OI.addmm_(left_TO.t(), right_TI, beta=0 if self.main_grad_is_stale else 1)
+            else:
+                self._add(sum_OI, left_TO.t() @ right_TI)
         self._count_gradient()
 
     def add_rows(self, rows_T: Tensor, gradient_TH: Tensor) -> None:
@@ -104,7 +131,6 @@ class ModelParameter(nn.Parameter):
         self._begin_gradient()
         if self.main_grad_is_stale:
             self.main_grad.zero_()
-            self.main_grad_is_stale = False
         self.main_grad.index_add_(0, rows_T, gradient_TH)
         self._count_gradient()
 
@@ -113,6 +139,7 @@ class ModelParameter(nn.Parameter):
             self.when_first()
 
     def _count_gradient(self) -> None:
+        self.main_grad_is_stale = False
         self.gradients_left -= 1
         if self.gradients_left == 0 and self.when_final is not None:
             self.when_final()

@@ -84,15 +84,13 @@ class AddPositions(Function):
 
 
 class AddOwnPositions(Function):
-    """Adds the learned positions to this rank's tokens, in place, under sequence parallelism.
+    """Adds the learned positions to this rank's tokens, in place, where ranks share sequences.
 
-    They need not be whole sequences. Does not communicate.
+    Row l of the positions' weight belongs to token l. Does not communicate.
     """
 
     @staticmethod
-    def forward(ctx: Any, x_LH: Tensor, positions_SH: ModelParameter, first_token: int) -> Tensor:
-        last_token, seq_length = first_token + x_LH.shape[0], positions_SH.shape[0]
-        rows_L = torch.arange(first_token, last_token, device=x_LH.device) % seq_length
+    def forward(ctx: Any, x_LH: Tensor, positions_SH: ModelParameter, rows_L: Tensor) -> Tensor:
         ctx.save_for_backward(rows_L)
         ctx.positions_SH = positions_SH
         ctx.mark_dirty(x_LH)
@@ -201,10 +199,13 @@ class Embedding(nn.Module):
         tp_rank: int,
         group: AxisGroup | None,
         cuts_tokens: bool = False,
+        own_positions: Tensor | None = None,
     ) -> None:
+        """`own_positions`: where ranks share each sequence, this rank's positions of one, (S,)."""
         super().__init__()
         self.weight, self.group = weight, group
         self.tp_rank, self.cuts_tokens = tp_rank, cuts_tokens
+        self.own_positions = own_positions
         self.register_parameter("positions", positions)
         self.first_row = tp_rank * weight.shape[0]
 
@@ -212,6 +213,12 @@ class Embedding(nn.Module):
         x_TH = _embed(ids_T, self.weight, self.first_row, self.group, self.cuts_tokens)
         if self.positions is None:
             return x_TH
-        if self.cuts_tokens:
-            return _add_own_positions(x_TH, self.positions, self.tp_rank * x_TH.shape[0])
-        return _add_positions(x_TH, self.positions)
+        if not self.cuts_tokens and self.own_positions is None:
+            return _add_positions(x_TH, self.positions)
+        first = self.tp_rank * x_TH.shape[0] if self.cuts_tokens else 0
+        tokens = torch.arange(first, first + x_TH.shape[0], device=x_TH.device)
+        if self.own_positions is None:
+            rows_L = tokens % self.positions.shape[0]
+        else:
+            rows_L = self.own_positions.to(x_TH.device)[tokens % len(self.own_positions)]
+        return _add_own_positions(x_TH, self.positions, rows_L)

@@ -295,7 +295,7 @@ def plan_model(model: RankModel, mesh: Mesh) -> FlatPlan:
     """Plans the flat buffers of the model's declared parameters."""
     declared, shared = _declared_parameters(model)[::-1], model.tied_weight
     index = next((i for i, parameter in enumerate(declared) if parameter is shared), None)
-    sizes, dp = [parameter.numel() for parameter in declared], mesh.layout.dp
+    sizes, dp = [parameter.numel() for parameter in declared], mesh.layout.dp_cp
     if not mesh.shards_gradients:
         return plan_flat(sizes, dp=dp, shared=index)
     layers = [

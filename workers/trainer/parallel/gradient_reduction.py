@@ -1,4 +1,4 @@
-"""Sums gradients over the data-parallel ranks during the backward pass.
+"""Sums gradients over the ranks of dp and cp during the backward pass.
 
 A bucket is sent as soon as its last gradient of the step is final. This happens in the backward
 pass of the last micro-batch; nothing is sent while gradients still accumulate. Every rank starts
@@ -34,8 +34,9 @@ class GradientReduction:
 
     Communicates, for each bucket: a reduce-scatter over the shard group (ZeRO-1), then an
     all-reduce of the owned span over the replica group. After the last bucket, of the owned
-    elements: under sequence parallelism an all-reduce of replicated parameters' gradients over tp,
-    and for a tied embedding an all-reduce over the embedding group.
+    elements: an all-reduce over tp of the gradients of replicated parameters of which each tp rank
+    has a part (under sequence parallelism, all), and for a tied embedding an all-reduce over the
+    embedding group.
     """
 
     def __init__(self, flat: FlatBuffers, mesh: Mesh) -> None:
@@ -44,10 +45,17 @@ class GradientReduction:
         self._waits_early = mesh.shard_group is not None and (
             mesh.replica_group is not None or flat.gradients.device.type == "cpu"
         )
+        self._summed_over_tp = [
+            slot
+            for slot in flat.slots
+            if mesh.tp_group is not None
+            and slot.parameter.replicated
+            and (mesh.cuts_tokens or slot.parameter.parts[0].partial_gradient)
+        ]
         self._members = [0] * len(self.owned)
         self._pending: list[Pending | None] = []
         self._num_scattered = 0
-        if mesh.layout.dp > 1:
+        if mesh.layout.dp_cp > 1:
             for slot in flat.slots:
                 self._members[slot.bucket] += 1
                 slot.parameter.when_final = partial(self._count, slot.bucket)
@@ -60,8 +68,8 @@ class GradientReduction:
 
     def finished(self) -> Iterator[int]:
         """Yields the buckets in order, each when its owned gradients are of the global batch."""
-        needs_sums = self.mesh.cuts_tokens or self.mesh.embedding_group is not None
-        if self.mesh.layout.dp > 1:
+        needs_sums = bool(self._summed_over_tp) or self.mesh.embedding_group is not None
+        if self.mesh.layout.dp_cp > 1:
             assert len(self._pending) == len(self.owned), "a bucket was not started"
         for bucket in range(len(self.owned)):
             with part("dp"):
@@ -100,7 +108,7 @@ class GradientReduction:
         self._num_scattered = index + 1
 
     def _finish(self, index: int) -> None:
-        if self.mesh.layout.dp == 1:
+        if self.mesh.layout.dp_cp == 1:
             return
         if self.mesh.replica_group is not None:
             # Starts the replica sums of all later buckets before it waits for the first one.
@@ -115,16 +123,13 @@ class GradientReduction:
         return self.flat.own_gradients(self.owned[index])
 
     def _sum_replicated(self) -> None:
-        """Sums the gradients of replicated parameters over tp, in one all-reduce.
+        """Sums the gradients of which each tp rank has a part, in one all-reduce.
 
         Under sequence parallelism each tp rank computes them from its own tokens.
         """
-        if not self.mesh.cuts_tokens:
-            return
-        slots = [slot for slot in self.flat.slots if slot.parameter.replicated]
         views = [
             self.flat.own_gradients(Span(*overlap))
-            for slot in slots
+            for slot in self._summed_over_tp
             for overlap in slot.overlaps(self.owned)
         ]
         if not views:  # the other tp ranks have none either: their buffers have the same plan

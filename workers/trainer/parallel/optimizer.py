@@ -74,7 +74,7 @@ class FlatOptimizer:
     def _counted(self, span: Span) -> list[Tensor]:
         """The gradients of an owned span that this rank, and no other, counts in the norm."""
         mesh, views = self.mesh, []
-        counted = span.share(mesh.layout.dp // mesh.num_shards, mesh.replica_rank)
+        counted = span.share(mesh.layout.dp_cp // mesh.num_shards, mesh.replica_rank)
         for slot in self.flat.slots:
             elsewhere = slot.parameter.replicated and mesh.place.tp_rank > 0
             if slot.parameter.counted and not elsewhere:

@@ -92,7 +92,7 @@ class Pipeline:
             num_microbatches=layout.num_microbatches,
         )
         self.token_shares = layout.tp if mesh.cuts_tokens else 1
-        self.loss_scale = 1.0 / (layout.num_microbatches * layout.dp)
+        self.loss_scale = 1.0 / (layout.num_microbatches * layout.dp_cp)
 
     def run(self, batch: Batch, *, gradient_scale: float = 1.0) -> tuple[Tensor, int]:
         """Runs forward and backward of every micro-batch; gradients accumulate in the flat buffer.
@@ -100,7 +100,7 @@ class Pipeline:
         Gradients are multiplied by `gradient_scale`; the returned loss is not.
 
         Returns:
-            This replica's share of the global batch's mean loss (0 on all but the last stage), and
+            This rank's share of the global batch's mean loss (0 on all but the last stage), and
             the number of tokens that this rank embedded (0 on all but the first stage).
         """
         flight, losses, num_tokens = _InFlight(gradient_scale), [], 0

@@ -110,6 +110,21 @@ def largest_disturbance(own: Disturbance, device: torch.device) -> Disturbance:
     return Disturbance(others_share=share, throttled=None if throttled is None else throttled > 0)
 
 
+def mean_expert_load(training: Training) -> float | None:
+    """Tokens of the fullest expert over the mean, since the sums were last set to 0.
+
+    The mean over layers, micro-batches and steps. None: the model has no experts.
+
+    Communicates: an all-reduce of two numbers over all ranks; a stage may have no experts.
+    """
+    if training.expert_loads is None:
+        return None
+    sums = training.expert_loads.double()
+    dist.all_reduce(sums)
+    total, passes = sums.tolist()
+    return total / passes  # type: ignore[no-any-return]
+
+
 def summarise(
     iterations: Sequence[Iteration],
     *,
@@ -121,6 +136,8 @@ def summarise(
     memory: PeakMemory,
     oversubscribed: bool,
     disturbance: Disturbance,
+    balanced_routing: bool | None = None,
+    expert_load: float | None = None,
 ) -> Measurement:
     """The measurement of a probe, warm-up included: medians over its timed iterations.
 
@@ -155,6 +172,8 @@ def summarise(
         iterations_asked=iterations_asked,
         others_share=disturbance.others_share,
         throttled=disturbance.throttled,
+        balanced_routing=balanced_routing,
+        expert_load=expert_load,
     )
 
 
@@ -186,9 +205,10 @@ def breakdown_of(parts_s: Mapping[Part, float], layout: Layout, *, step_time_s: 
     """The breakdown of one step.
 
     The wait for all ranks at the end of the step counts for the axis that makes ranks unequal: pp,
-    whose last stages finish first; else dp, else tp. An axis of one rank has no time.
+    whose last stages finish first; else dp, else cp, else tp. An axis of one rank has no time,
+    except dp under cp, over which gradients are summed too.
     """
-    axes: dict[Part, int] = {"pp": layout.pp, "dp": layout.dp, "tp": layout.tp}
+    axes: dict[Part, int] = {"pp": layout.pp, "dp": layout.dp_cp, "cp": layout.cp, "tp": layout.tp}
     exposed_s = {name: parts_s[name] if size > 1 else 0.0 for name, size in axes.items()}
     waiting = next((name for name, size in axes.items() if size > 1), None)
     if waiting is not None:
@@ -197,6 +217,7 @@ def breakdown_of(parts_s: Mapping[Part, float], layout: Layout, *, step_time_s: 
     return Breakdown(
         compute_s=compute_s,
         tp_s=exposed_s["tp"],
+        cp_s=exposed_s["cp"],
         pp_s=exposed_s["pp"],
         dp_s=exposed_s["dp"],
         optimizer_s=optimizer_s,

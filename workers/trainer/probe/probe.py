@@ -27,6 +27,7 @@ from workers.trainer.probe.measurement import (
     break_down,
     describe_environment,
     largest_disturbance,
+    mean_expert_load,
     peak_memory,
     rehearse,
     summarise,
@@ -73,10 +74,13 @@ def run_probe(request: ProbeRequest, ctx: RankContext, report: Report) -> RankRe
     warmups = _warm_up(training, request, report)
     indices = range(len(warmups), len(warmups) + request.iterations)
     watch = watch_device(training.device, oversubscribed=ctx.oversubscribed)
+    if training.expert_loads is not None:
+        training.expert_loads.zero_()
     timed = _time(training, indices, request.stop_above_step_time_s, report)
     disturbance = largest_disturbance(watch(), training.device)
     _refuse_all_skipped(timed)
     memory = peak_memory(training, logical_peak_bytes)
+    expert_load = mean_expert_load(training)
     breakdowns = break_down(timed, request.layout, device=training.device)
     speed = Throughput(
         model=request.model,
@@ -104,6 +108,8 @@ def run_probe(request: ProbeRequest, ctx: RankContext, report: Report) -> RankRe
         memory=memory,
         oversubscribed=ctx.oversubscribed,
         disturbance=disturbance,
+        balanced_routing=None if expert_load is None else request.balanced_routing,
+        expert_load=expert_load,
     )
     return RankResult(measurement=measurement, environment=environment)
 
@@ -117,6 +123,7 @@ def _settings(request: ProbeRequest) -> TrainingSettings:
         memory_limit_bytes=request.memory_limit_bytes,
         timeout_s=request.deadline_s,
         compile=request.compile,
+        balanced_routing=request.balanced_routing,
     )
 
 

@@ -26,12 +26,15 @@ pytestmark = pytest.mark.ranks
 
 
 @pytest.mark.parametrize("pp", [2, 3, 4])
-@pytest.mark.parametrize(("tp", "dp"), [(1, 1), (2, 2), (1, 4)])
+@pytest.mark.parametrize(
+    ("tp", "cp", "dp"), [(1, 1, 1), (2, 1, 2), (1, 1, 4), (2, 2, 2), (1, 4, 1)]
+)
 def test_every_rank_makes_as_many_groups_as_its_peers(
-    monkeypatch: pytest.MonkeyPatch, tp: int, pp: int, dp: int
+    monkeypatch: pytest.MonkeyPatch, tp: int, cp: int, pp: int, dp: int
 ) -> None:
     """NCCL splits the world's communicator for each: whoever stays away lets all others wait."""
-    layout = make_layout(tp=tp, pp=pp, dp=dp, zero_stage=1, zero_replicas=2 if dp == 4 else 1)
+    copies = 2 if cp * dp == 4 else 1
+    layout = make_layout(tp=tp, cp=cp, pp=pp, dp=dp, zero_stage=1, zero_replicas=copies)
     world = range(layout.num_devices)
     made = [_groups_that_are_made(monkeypatch, rank, layout) for rank in world]
     assert len({len(groups) for groups in made}) == 1
@@ -93,6 +96,8 @@ def test_neighbours_share_one_copy_and_owners_of_the_same_share_are_replicas() -
     ]
     assert groups_of(Layout(dp=2, zero_stage=1)) == [([0, 1], None, 0, 0), ([0, 1], None, 1, 0)]
     assert groups_of(Layout(dp=2)) == [(None, [0, 1], 0, 0), (None, [0, 1], 0, 1)]
+    context = groups_of(Layout(cp=2, dp=2, zero_stage=1, zero_replicas=2))
+    assert context == groups_of(GROUPS), "the ranks of cp come first"
     strided = groups_of(Layout(tp=2, dp=2, zero_stage=1))
     assert [groups[0] for groups in strided] == [[0, 2], [1, 3], [0, 2], [1, 3]]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout import CP_COMM_TYPES, Layout
 from tests.workers.trainer.cases import (
     CUT,
     DP,
@@ -34,6 +34,7 @@ from workers.trainer.comm import groups
 from workers.trainer.comm.collectives import (
     all_reduce,
     all_reduce_max,
+    all_to_all,
     gather_rows,
     scatter_rows,
     start_all_reduce,
@@ -150,6 +151,7 @@ def test_everything_else_equals_what_gloo_does(num_ranks: int) -> None:
                 own = shares.view(num_ranks, -1)[rank]
                 scattered = scatter_rows(whole.view(-1, 8), group)
                 found += [largest, own, gathered, scattered, gather_rows(scattered, group)]
+                found.append(all_to_all(whole.view(num_ranks, -1), group))
             results.append(found)
         return all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
@@ -305,7 +307,10 @@ def test_a_file_that_is_another_one_is_refused() -> None:
 
 
 @pytest.mark.sampled(4)
-@over_axes(TP, CUT, PP, VPP, DP, ZERO, ZERO_2, ZERO_3)
+@over_axes(
+    *(TP, CUT, PP, VPP, DP, ZERO, ZERO_2, ZERO_3),
+    *({"cp": 2, "cp_comm_type": each} for each in CP_COMM_TYPES),
+)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_two_ranks_train_to_the_bit_as_over_gloo(axes: dict[str, Any], precision: str) -> None:
     """A sum of two is the same in any order, so that nothing but the transport differs."""

@@ -84,6 +84,10 @@ LAYOUTS = {
         dp=4, zero_stage=1, zero_replicas=2, micro_batch_size=1, num_microbatches=2
     ),
     "interleaved": make_layout(pp=2, vpp=2),
+    "context": make_layout(cp=2, zero_stage=1),
+    "context-groups": make_layout(
+        cp=2, dp=2, cp_comm_type="p2p", zero_stage=1, zero_replicas=2, num_microbatches=2
+    ),
     "uneven": make_layout(pp=2, pipeline_split="embedding_and_head"),
     "zero-2-pp": make_layout(dp=2, pp=2, zero_stage=2),
     "zero-3": make_layout(dp=2, zero_stage=3),
@@ -114,6 +118,10 @@ LAYOUTS = {
         ("gpt", "alone", "zero-2-pp"),
         ("llama", "zero-pp", "hybrid"),
         ("llama", "hybrid", "zero-3"),
+        ("gpt", "context", "alone"),
+        ("llama", "tp", "context"),
+        ("gpt", "context-groups", "pp"),
+        ("llama", "replicas", "context-groups"),
     ],
 )
 def test_any_layout_goes_on_the_same(tmp_path: Path, family: str, before: str, after: str) -> None:

@@ -36,7 +36,9 @@ pytestmark = pytest.mark.ranks
 NOTHING: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
 
 
-@over_axes({}, TP, PP, ZERO, ZERO_2, ZERO_3, TP | PP | {"recompute": "full"})
+@over_axes(
+    *({}, TP, PP, ZERO, ZERO_2, ZERO_3, TP | PP | {"recompute": "full"}, {"cp": 2}, TP | {"cp": 2})
+)
 def test_the_breakdown_adds_up_to_the_step(axes: dict[str, Any]) -> None:
     layout = make_layout(**axes)
     m = measured(make_request(layout=layout))
@@ -45,8 +47,9 @@ def test_the_breakdown_adds_up_to_the_step(axes: dict[str, Any]) -> None:
     assert parts.total_s == pytest.approx(m.step_time_s, rel=1e-9)
     assert min(parts.compute_s, parts.optimizer_s) > 0
     assert parts.unexplained_s >= 0
-    for axis in ("tp", "pp", "dp"):
+    for axis in ("tp", "cp", "pp"):
         assert (getattr(parts, f"{axis}_s") > 0) == (getattr(layout, axis) > 1), axis
+    assert (parts.dp_s > 0) == (layout.dp_cp > 1), "gradients are summed over cp too"
 
 
 @pytest.mark.parametrize(
@@ -54,6 +57,7 @@ def test_the_breakdown_adds_up_to_the_step(axes: dict[str, Any]) -> None:
     [
         ({"tp": 2, "pp": 2, "dp": 2}, "pp_s"),
         ({"tp": 2, "dp": 2}, "dp_s"),
+        ({"tp": 2, "cp": 2}, "dp_s"),
         ({"tp": 2}, "tp_s"),
         ({}, "unexplained_s"),
     ],

@@ -204,10 +204,32 @@ def test_a_loss_that_is_not_finite_ends_the_probe(monkeypatch: pytest.MonkeyPatc
         probe(make_request())
 
 
+@pytest.mark.sampled(2)
+@over_axes({}, TP, PP, ZERO, {"recompute": "full"})
+def test_a_probe_of_experts_balances_them_or_measures_how_uneven_they_are(
+    axes: dict[str, Any],
+) -> None:
+    shape = make_shape("moe", num_dense_layers=1)  # with pp=2 the first stage has no experts
+    found = {
+        balanced: measured(
+            make_request(model=shape, layout=make_layout(**axes), balanced_routing=balanced)
+        )
+        for balanced in (True, False)
+    }
+    assert found[True].balanced_routing is True
+    assert found[True].expert_load == 1.0
+    assert found[False].balanced_routing is False
+    assert 1.05 < found[False].expert_load < 2.0
+    assert found[True].iterations[0].loss != found[False].iterations[0].loss
+    assert measured(make_request()).expert_load is None
+
+
 @pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("family", ["gpt", "llama"])
+@pytest.mark.parametrize("family", ["gpt", "llama", "moe"])
 def test_the_formulas_count_the_operations_of_the_model(family: str, recompute: str) -> None:
-    shape = make_shape(family)
+    # torch's operator of attention with a window computes what the window hides, too.
+    whole = {"attention_window": None, "full_attention_every": None}
+    shape = make_shape(family, **whole if family == "moe" else {})
     aten = torch.ops.aten
     # torch's counter counts attention on GPUs only, and omits oneDNN's products and in-place
     # products.
@@ -215,6 +237,7 @@ def test_the_formulas_count_the_operations_of_the_model(family: str, recompute: 
         aten.addmm_: lambda _, a, b, **__: 2 * a[0] * a[1] * b[1],
         aten.baddbmm_: lambda _, a, b, **__: 2 * math.prod(a) * b[2],
         torch.ops.mkldnn._linear_pointwise: lambda x, w, *_, **__: 2 * math.prod(x) * w[0],
+        aten._grouped_mm: lambda x, w, *_, **__: 2 * math.prod(x) * w[-1],
         aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(
             q, repeated(q, k), repeated(q, v)
         ),
@@ -233,7 +256,7 @@ def test_the_formulas_count_the_operations_of_the_model(family: str, recompute: 
     tokens = 8 * shape.seq_length
     formula = shape.hardware_flops_per_token(recompute) * tokens
     # Flash attention's backward pass computes its scores again: 5 products instead of 4.
-    attention = 2 * shape.num_layers * shape.seq_length * shape.hidden_size * tokens
+    attention = 2 * shape.num_layers * shape.seq_length * shape.query_size * tokens
     assert run_ranks(1, work)[0] == pytest.approx(formula + attention, rel=0.01)
 
 
