@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -232,7 +232,10 @@ def _matrix_operations(step: StepShape, model: ModelShape) -> Floats:
     t, tokens = step.tp, step.tokens
     h, q, kv = float(model.hidden_size), float(model.query_size), model.kv_hidden_size
     ups = 2.0 if model.family == "llama" else 1.0
-    products = [(1.0, tokens, h, (q + 2.0 * kv) / t), (1.0, tokens, q / t, h)]
+    products: list[tuple[float, Floats, Any, Any]] = [
+        (1.0, tokens, h, (q + 2.0 * kv) / t),
+        (1.0, tokens, q / t, h),
+    ]
     for count, rows, f in _feed_forwards(step, model):
         products += [(count, rows, h, ups * f / t), (count, rows, f / t, h)]
     total = np.zeros(np.broadcast_shapes(t.shape, tokens.shape))

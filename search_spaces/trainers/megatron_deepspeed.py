@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from search_spaces.spec.model_shape import ModelShape
-from search_spaces.trainers.base import TrainerAdapter, TrainerJob
+from search_spaces.trainers.base import TrainerAdapter, TrainerJob, refusals_of_shape
 from search_spaces.trainers.deepspeed import batch_and_zero, refusals_of_precision
 from search_spaces.trainers.log_patterns import LogPatterns
 from search_spaces.trainers.megatron_lm import (
@@ -27,7 +27,8 @@ from search_spaces.trainers.megatron_lm import (
 
 
 def _refusals(job: TrainerJob) -> Sequence[str]:
-    return [*refusals(job), *refusals_of_precision(job)]
+    shape = refusals_of_shape(job.model, "this Megatron-DeepSpeed")
+    return [*refusals(job), *refusals_of_precision(job), *shape]
 
 
 def _lacking(job: TrainerJob) -> Mapping[str, str]:
