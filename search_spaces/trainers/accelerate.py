@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from search_spaces.spec.layout import Layout
-from search_spaces.trainers.base import TrainerAdapter, TrainerJob
+from search_spaces.trainers.base import TrainerAdapter, TrainerJob, refusals_of_shape
 
 _MIXED_PRECISION: Final = {"fp32": "no", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 
@@ -89,6 +89,13 @@ def _without_recompute(layout: Layout) -> str:
 
 
 def _refusals(job: TrainerJob) -> list[str]:
+    shape = []
+    if accelerate_backend(job.layout) == "MEGATRON_LM":
+        shape = refusals_of_shape(job.model, "accelerate's plugin for Megatron-LM")
+    return [*shape, *_refusals_of_precision(job)]
+
+
+def _refusals_of_precision(job: TrainerJob) -> list[str]:
     if job.layout.precision == "fp8" and accelerate_backend(job.layout) == "MEGATRON_LM":
         return [
             "precision=fp8 with tp or pp: accelerate's plugin does not pass it to Megatron-LM; use the "

@@ -26,6 +26,8 @@ class TrainerJob:
     """Untimed iterations."""
     compile: bool = False
     """Whether torch.compile is used."""
+    balanced_routing: bool = False
+    """Whether experts get equally many tokens by force, as in a probe."""
 
     @property
     def ranks_per_node(self) -> int:
@@ -38,6 +40,17 @@ class TrainerJob:
         if "zero_stage" in dropped:
             dropped["zero_replicas"] = KNOBS["zero_replicas"].default
         return replace(self, layout=replace(self.layout, **dropped))
+
+
+def refusals_of_shape(model: ModelShape, trainer: str) -> list[str]:
+    """Why a trainer without experts, and with plain attention, can't have the model."""
+    stated = model.to_mapping()
+    return [
+        f"{name}={str(stated[name]).lower()} has no counterpart in {trainer}; use the format "
+        "megatron-lm, or megatron-bridge"
+        for name in ("num_experts", "head_dim", "qk_norm", "attention_window")
+        if name in stated
+    ]
 
 
 def _none(_job: TrainerJob) -> Sequence[str]:

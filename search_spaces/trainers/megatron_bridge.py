@@ -19,6 +19,7 @@ from search_spaces.trainers.megatron_lm import (
     NORM_EPSILON,
     SHARDING_STRATEGIES,
     STEP_PATTERN,
+    expert_values,
     notes,
     refusals,
 )
@@ -44,7 +45,7 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
         "average_in_collective": False,
     }
     return {
-        "model": {**_model(model), **_parallelism(layout)},
+        "model": {**_model(model), **expert_values(job), **_parallelism(layout)},
         "train": {
             "train_iters": 100,
             "micro_batch_size": layout.micro_batch_size,
@@ -92,6 +93,13 @@ def _model(model: ModelShape) -> dict[str, Any]:
     }
     if is_llama:
         values["rotary_base"] = int(model.rotary_base)
+    if model.head_dim is not None:
+        values["kv_channels"] = model.head_dim
+    if model.qk_norm:
+        values["qk_layernorm"] = True
+    if model.attention_window is not None:
+        values["window_size"] = [model.attention_window - 1, 0]
+        values["window_attn_skip_freq"] = model.full_attention_every
     return values
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from search_spaces.spec.model_shape import ModelShape
-from search_spaces.trainers.base import TrainerAdapter, TrainerJob
+from search_spaces.trainers.base import TrainerAdapter, TrainerJob, refusals_of_shape
 from search_spaces.trainers.deepspeed import (
     batch_and_zero,
     refusals_of_precision,
@@ -58,7 +58,8 @@ def _lacking(job: TrainerJob) -> Mapping[str, str]:
 
 def _refusals(job: TrainerJob) -> list[str]:
     layout = job.layout
-    found = [*refusals(job), *refusals_of_zero(job), *refusals_of_precision(job)]
+    shape = refusals_of_shape(job.model, "this Megatron-DeepSpeed")
+    found = [*refusals(job), *refusals_of_zero(job), *refusals_of_precision(job), *shape]
     if layout.cp > 1 and layout.sequence_parallel:
         found.append(
             f"cp={layout.cp} with sequence_parallel=true: Megatron-DeepSpeed refuses its two sequence "

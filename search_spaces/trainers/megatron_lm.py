@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from search_spaces.spec.layout import Layout, Precision
 from search_spaces.spec.model_shape import ModelShape
@@ -56,6 +56,9 @@ def _checks(job: TrainerJob) -> Iterator[tuple[bool, str]]:
         f"num_layers{'+1' * sum(layout.counted_ends)}={counted} is not divisible by pp*vpp={pp}*{vpp}"
         f"={pp * vpp}",
     )
+    for name in ("moe_ffn_hidden_size", "shared_expert_ffn_hidden_size"):
+        size = getattr(model, name)
+        yield size % tp != 0, f"{name}={size} is not divisible by tp={tp}"
     yield vpp > 1 and pp == 1, f"vpp={vpp} needs a pipeline, and pp=1"
     yield (
         vpp > 1 and layout.num_microbatches % pp != 0,
@@ -99,6 +102,8 @@ def argument_groups(job: TrainerJob) -> list[list[str]]:
         # No padding of the vocabulary, as in the probe.
         ["--tokenizer-type", "NullTokenizer", "--vocab-size", str(model.vocab_size)],
         *_family_flags(model),
+        *_attention_flags(model),
+        *_expert_flags(job),
         *recompute_flags(layout),
         *seed_flags(job),
     ]
@@ -207,6 +212,55 @@ def _family_flags(model: ModelShape) -> list[list[str]]:
         flags += [["--normalization", "RMSNorm"], ["--position-embedding-type", "rope", *base]]
     else:
         flags.append(["--position-embedding-type", "learned_absolute"])
+    return flags
+
+
+def _attention_flags(model: ModelShape) -> list[list[str]]:
+    flags = []
+    if model.head_dim is not None:
+        flags.append(["--kv-channels", str(model.head_dim)])
+    if model.qk_norm:
+        flags.append(["--qk-layernorm"])
+    if model.attention_window is not None:
+        # Megatron counts the positions before a token's own.
+        window = ["--window-size", f"{model.attention_window - 1},0"]
+        if model.full_attention_every is not None:
+            window += ["--window-attn-skip-freq", str(model.full_attention_every)]
+        flags.append(window)
+    return flags
+
+
+def expert_values(job: TrainerJob) -> dict[str, Any]:
+    """The mixture of experts by the fields of megatron-core; empty: the model is dense.
+
+    The router's choice is the probe's: the largest logits in fp32, and no loss that balances.
+    """
+    model = job.model
+    if not model.num_experts:
+        return {}
+    values: dict[str, Any] = {
+        "num_moe_experts": model.num_experts,
+        "moe_router_topk": model.experts_per_token,
+        "moe_ffn_hidden_size": model.moe_ffn_hidden_size,
+        "moe_grouped_gemm": True,
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "none",
+        "moe_token_dispatcher_type": "alltoall",
+    }
+    if model.shared_expert_ffn_hidden_size:
+        values["moe_shared_expert_intermediate_size"] = model.shared_expert_ffn_hidden_size
+    if model.num_dense_layers:
+        values["moe_layer_freq"] = [int(model.has_experts(i)) for i in range(model.num_layers)]
+    if job.balanced_routing:
+        values["moe_router_force_load_balancing"] = True
+    return values
+
+
+def _expert_flags(job: TrainerJob) -> list[list[str]]:
+    flags = []
+    for name, value in expert_values(job).items():
+        flag = f"--{name.replace('_', '-').replace('num-moe-', 'num-')}"
+        flags.append([flag] if value is True else [flag, str(value).replace(" ", "")])
     return flags
 
 

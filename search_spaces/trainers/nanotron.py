@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from search_spaces.trainers.base import TrainerAdapter, TrainerJob
+from search_spaces.trainers.base import TrainerAdapter, TrainerJob, refusals_of_shape
 from search_spaces.trainers.log_patterns import LogPatterns
 
 _STEPS: Final = 100
@@ -77,6 +77,7 @@ def _refusals(job: TrainerJob) -> list[str]:
             f"num_kv_heads={model.num_kv_heads} is not divisible by tp={layout.tp}, which nanotron "
             "asks for"
         )
+    refusals += refusals_of_shape(model, "nanotron 0.4")
     if model.rotary_base != _ROTARY_BASE:
         refusals.append(
             f"rotary_base={model.rotary_base:g} has no counterpart: nanotron 0.4 has 10000 only"

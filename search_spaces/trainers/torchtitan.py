@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
-from search_spaces.trainers.base import TrainerAdapter, TrainerJob
+from search_spaces.trainers.base import TrainerAdapter, TrainerJob, refusals_of_shape
 from search_spaces.trainers.log_patterns import LogPatterns
 
 TORCHTITAN_MAIN_REVISION: Final = "b5bcd76c"
@@ -100,6 +100,7 @@ def _refusals(job: TrainerJob) -> list[str]:
             f"family={model.family} has no counterpart: the export trains torchtitan's llama3; "
             "search with a model of family llama"
         )
+    refusals += refusals_of_shape(model, "torchtitan's llama3, which the export trains")
     parts = 2 * layout.tp * layout.cp
     if model.seq_length % parts:
         product = "2 * tp" if layout.cp == 1 else "2 * tp * cp"

@@ -51,6 +51,7 @@ def job_of(request: ProbeRequest) -> TrainerJob:
         seed=request.seed,
         warmup=request.warmup,
         compile=request.compile,
+        balanced_routing=request.balanced_routing,
     )
 
 

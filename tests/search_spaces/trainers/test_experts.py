@@ -1,0 +1,95 @@
+"""Models with experts as other trainers get them, or why these refuse them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from api.exporters import ExportSource, export
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.presets.models import model_preset
+from search_spaces.trainers.accelerate import ACCELERATE
+from search_spaces.trainers.base import TrainerAdapter, TrainerJob
+from search_spaces.trainers.embedded import EMBEDDED
+from search_spaces.trainers.megatron_bridge import MEGATRON_BRIDGE
+from search_spaces.trainers.megatron_deepspeed import MEGATRON_DEEPSPEED
+from search_spaces.trainers.megatron_lm import MEGATRON_LM
+from search_spaces.trainers.nanotron import NANOTRON
+from search_spaces.trainers.torchtitan import TORCHTITAN_0_2, TORCHTITAN_0_3, TORCHTITAN_MAIN
+
+LAYOUT = Layout(tp=2, dp=2, micro_batch_size=1, num_microbatches=2, precision="bf16")
+
+
+def flags(job: TrainerJob) -> str:
+    return " ".join(MEGATRON_LM.arguments(job))
+
+
+def test_megatron_gets_experts_heads_and_norms() -> None:
+    job = TrainerJob(model=model_preset("qwen3-30b-a3b"), layout=LAYOUT)
+    found = flags(job)
+    for part in (
+        "--num-experts 128 ",
+        "--moe-router-topk 8 ",
+        "--moe-ffn-hidden-size 768 ",
+        "--moe-grouped-gemm ",
+        "--moe-router-dtype fp32 ",
+        "--moe-router-load-balancing-type none ",
+        "--kv-channels 128 ",
+        "--qk-layernorm ",
+    ):
+        assert part in found
+    assert "force-load-balancing" not in found
+    assert "--moe-router-force-load-balancing" in flags(replace(job, balanced_routing=True))
+    dense = flags(TrainerJob(model=model_preset("llama-8b"), layout=LAYOUT, balanced_routing=True))
+    assert "moe" not in dense
+    assert "kv-channels" not in dense
+
+
+def test_megatron_gets_windows_shared_experts_and_dense_layers() -> None:
+    found = flags(TrainerJob(model=model_preset("gpt-oss-120b"), layout=LAYOUT))
+    assert "--window-size 127,0 --window-attn-skip-freq 2" in found
+    mixed = replace(model_preset("tiny-moe"), num_dense_layers=1, shared_expert_ffn_hidden_size=64)
+    job = TrainerJob(model=mixed, layout=LAYOUT)
+    assert "--moe-layer-freq [0,1,1,1]" in flags(job)
+    assert "--moe-shared-expert-intermediate-size 64" in flags(job)
+    bridge = MEGATRON_BRIDGE.values(job)["model"]
+    assert bridge["moe_layer_freq"] == [0, 1, 1, 1]
+    assert bridge["num_moe_experts"] == 8
+    assert bridge["qk_layernorm"] is True
+    (odd,) = MEGATRON_LM.refusals(
+        TrainerJob(model=replace(mixed, shared_expert_ffn_hidden_size=63), layout=LAYOUT)
+    )
+    assert odd == "shared_expert_ffn_hidden_size=63 is not divisible by tp=2"
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        ACCELERATE,
+        MEGATRON_DEEPSPEED,
+        NANOTRON,
+        TORCHTITAN_0_2,
+        TORCHTITAN_0_3,
+        TORCHTITAN_MAIN,
+    ],
+    ids=lambda adapter: adapter.name,
+)
+def test_trainers_without_experts_say_so(adapter: TrainerAdapter) -> None:
+    reasons = "; ".join(adapter.refusals(TrainerJob(model=model_preset("tiny-moe"), layout=LAYOUT)))
+    assert "num_experts=8 has no counterpart in " in reasons
+    assert "qk_norm=true has no counterpart in " in reasons
+    dense = adapter.refusals(TrainerJob(model=model_preset("tiny-llama"), layout=LAYOUT))
+    assert "counterpart in" not in "; ".join(dense)
+
+
+@pytest.mark.parametrize("name", ["megatron-lm", "megatron-bridge", "embedded"])
+def test_exports_name_what_the_published_model_has_besides(name: str) -> None:
+    job = TrainerJob(model=model_preset("gpt-oss-120b"), layout=LAYOUT)
+    notes = export(name, ExportSource(campaign="c", trial=1, job=job)).notes
+    assert any("as published also has biases, attention sinks" in note for note in notes)
+
+
+def test_the_embedded_job_states_the_experts() -> None:
+    job = TrainerJob(model=model_preset("tiny-moe"), layout=LAYOUT)
+    assert EMBEDDED.values(job)["model"]["experts_per_token"] == 2
