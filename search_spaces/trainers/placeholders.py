@@ -60,15 +60,21 @@ def placeholder_values(job: TrainerJob) -> Mapping[str, str]:
         **{name: getattr(job.model, field) for name, field in _MODEL.items()},
         **{name: derived(job) for name, derived in _DERIVED.items()},
     }
+    values["head_dim"] = job.model.head_size
     return MappingProxyType({name: _text(value) for name, value in values.items()})
 
 
 def environment_values(job: TrainerJob) -> Mapping[str, str]:
-    """The same values as environment variables: LAYOUT_TP, LAYOUT_MICRO_BATCH_SIZE and so on."""
+    """The same values as environment variables: LAYOUT_TP, LAYOUT_MICRO_BATCH_SIZE and so on.
+
+    Those of experts and of other fields that a model may lack are there if the model states them.
+    """
+    unstated = set(_MODEL.values()) - job.model.to_mapping().keys()
     return MappingProxyType(
         {
             f"{ENVIRONMENT_PREFIX}{name.upper()}": value
             for name, value in placeholder_values(job).items()
+            if name not in unstated
         }
     )
 
@@ -94,4 +100,6 @@ def filled(template: str, values: Mapping[str, str]) -> str:
 
 
 def _text(value: object) -> str:
+    if value is None:
+        return "0"  # a model without an attention window
     return str(value).lower() if isinstance(value, bool) else str(value)
