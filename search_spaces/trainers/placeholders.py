@@ -62,15 +62,18 @@ def placeholder_values(job: TrainerJob) -> Mapping[str, str]:
         **{name: getattr(job.model, field) for name, field in _MODEL.items()},
         **{name: derived(job) for name, derived in _DERIVED.items()},
     }
+    values["head_dim"] = job.model.head_size
     return MappingProxyType({name: _text(value) for name, value in values.items()})
 
 
 def environment_values(job: TrainerJob) -> Mapping[str, str]:
     """The same values as environment variables: LAYOUT_TP, LAYOUT_MICRO_BATCH_SIZE and so on.
 
-    New knobs at their default are left out (`Knob.is_new`).
+    New knobs at their default are left out (`Knob.is_new`), and fields of experts and others that a
+    model may lack are there if it states them.
     """
-    unstated = set(LAYOUT_FIELDS) - job.layout.to_mapping().keys()
+    stated = job.layout.to_mapping().keys() | job.model.to_mapping().keys()
+    unstated = {*LAYOUT_FIELDS, *_MODEL.values()} - stated
     return MappingProxyType(
         {
             f"{ENVIRONMENT_PREFIX}{name.upper()}": value
@@ -101,4 +104,6 @@ def filled(template: str, values: Mapping[str, str]) -> str:
 
 
 def _text(value: object) -> str:
+    if value is None:
+        return "0"  # a model without an attention window
     return str(value).lower() if isinstance(value, bool) else str(value)

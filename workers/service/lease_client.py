@@ -58,7 +58,7 @@ class EncodedOutcome:
     @classmethod
     def of(cls, report: OutcomeReport) -> Self:
         """Encodes an outcome."""
-        document = asdict(report)
+        document = asdict(report) | {"outcome": report.outcome.to_mapping()}
         trial_id = document.pop("trial_id")
         body = json.dumps(document).encode()
         return cls(trial_id=trial_id, attempt=report.attempt, body=body)

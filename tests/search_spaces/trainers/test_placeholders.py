@@ -6,6 +6,7 @@ import pytest
 
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.presets.models import model_preset
 from search_spaces.trainers.base import TrainerJob
 from search_spaces.trainers.placeholders import (
     PLACEHOLDERS,
@@ -82,4 +83,15 @@ def test_environment_variables_have_the_same_values() -> None:
     environment = environment_values(JOB)
     assert environment["LAYOUT_TP"] == "2"
     assert environment["LAYOUT_MICRO_BATCH_SIZE"] == "5"
-    assert len(environment) == len(PLACEHOLDERS)
+    unstated = {each.name for each in fields(ModelShape)} - JOB.model.to_mapping().keys()
+    assert len(environment) == len(PLACEHOLDERS) - len(unstated)
+    assert "LAYOUT_NUM_EXPERTS" not in environment
+
+
+def test_a_model_with_experts_has_their_values() -> None:
+    job = replace(JOB, model=model_preset("tiny-moe"))
+    environment = environment_values(job)
+    assert environment["LAYOUT_NUM_EXPERTS"] == "8"
+    assert environment["LAYOUT_QK_NORM"] == "true"
+    assert placeholder_values(job)["attention_window"] == "0"
+    assert placeholder_values(job)["head_dim"] == "32"

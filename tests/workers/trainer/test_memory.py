@@ -191,7 +191,7 @@ def test_a_sharded_rank_holds_what_was_said_before(
     layout = make_layout(dp=2, pp=pp, zero_stage=zero_stage, precision=precision)
 
     def work(training: Training) -> tuple[int, int]:
-        aside = {id(t) for t in (*training.model.rotary_tables, *training.optimizer.steps)}
+        aside = {id(t) for t in (*training.model.tables, *training.optimizer.steps)}
         tensors = [t for t in training.persistent_tensors() if id(t) not in aside]
         told = persistent_bytes(shape, training.mesh, OptimizerSettings())
         return told, sum(t.untyped_storage().nbytes() for t in tensors[: 2 + zero_stage - 1]) + sum(
