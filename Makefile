@@ -146,6 +146,7 @@ bench-estimates: $(INSTALLED)
 
 bench-trainer: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_trainer --record
+	$(BIN)/python -m benchmarks.trainer.mixture_layer --record
 
 # TABLES: a folder of measurement tables (docs/reference/measurement-tables.md).
 bench-search: $(INSTALLED)
