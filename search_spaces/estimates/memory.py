@@ -457,17 +457,17 @@ def _backward_elements(
     With full recomputation the layer's activations are added, except for its input, which was kept.
 
     With k experts a token there are k rows of each: of h the sorted gradient, and later the input's
-    gradient before and after it is put in order; of f the gradients of the activation's output,
-    weighted and not, its input's gradient of 2 f, and a product.
+    gradient before and after it is put in order; of f the activation's output, its gradient and the
+    product of the two, or the gradient of its input of 2 f and a product.
     """
     h, f = model.hidden_size, model.ffn_hidden_size
     made = h + (3.0 if model.family == "llama" else 1.0) * f / columns.tp
     if model.num_experts:
         k = model.experts_per_token
         inside = k * model.moe_ffn_hidden_size / columns.tp
-        wide = np.where(columns.precision == _FP32, 3.0, 5.0)  # weights multiply in fp32
+        wide = np.where(columns.precision == _FP32, 3.0, 6.0)  # one product is in fp32
         made = h + np.maximum(
-            np.maximum(k * h + wide * inside, (wide + 2.0) * inside), 2.0 * (inside + k * h) + h
+            np.maximum(k * h + wide * inside, 4.0 * inside), 2.0 * (inside + k * h) + h
         )
     made = np.maximum(made, _context_elements(columns, model))
     whole = _layer_elements(columns, model, storage, fused_attention=storage.fused_attention)

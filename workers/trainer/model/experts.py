@@ -96,11 +96,10 @@ class MixtureFunction(Function):
         whole = layer.token_group is None
         grad_MH = routing.sorted(grad_LH if whole else gather_rows(grad_LH, layer.token_group))
         grad_inside_MF = grouped_products(grad_MH, layer.down_EHF, routing.ends_E)
-        activated_MF = layer.kernels.swiglu(gate_up_M2F)
-        layer.down.add_products(grad_MH, _weighted(activated_MF, routing), routing.ends_E)
-        del grad_MH
-        grad_weight_M = (grad_inside_MF.float() * activated_MF).sum(-1)
-        del activated_MF
+        inside_MF = layer.kernels.swiglu(gate_up_M2F)
+        grad_weight_M = (grad_inside_MF.float() * inside_MF).sum(-1)
+        layer.down.add_products(grad_MH, _weighted(inside_MF, routing), routing.ends_E)
+        del grad_MH, inside_MF
         grad_M2F = layer.kernels.swiglu_backward(gate_up_M2F, _weighted(grad_inside_MF, routing))
         del grad_inside_MF
         grad_x_MH = grouped_products(grad_M2F, layer.up_EFH, routing.ends_E)
@@ -119,9 +118,9 @@ class MixtureFunction(Function):
 
 
 def _weighted(x_MF: Tensor, routing: Routing) -> Tensor:
-    """Each row times the weight of its expert; the product is rounded once."""
+    """Each row times the weight of its expert, in place; the product is rounded once."""
     weights_M = routing.weights_TK.flatten().index_select(0, routing.order_M)
-    return (x_MF * weights_M[:, None]).to(x_MF.dtype)
+    return x_MF.mul_(weights_M[:, None])
 
 
 def _logit_gradient(grad_weight_M: Tensor, routing: Routing, num_experts: int) -> Tensor:
