@@ -178,11 +178,18 @@ def whole_parameters(training: Training) -> Iterator[ModelParameter]:
 
 @functools.cache
 def train(
-    shape: ModelShape, layout: Layout, settings: OptimizerSettings = ADAMW, steps: int = STEPS
+    shape: ModelShape,
+    layout: Layout,
+    settings: OptimizerSettings = ADAMW,
+    steps: int = STEPS,
+    *,
+    balanced_routing: bool = False,
 ) -> Run:
     """Trains on forked ranks; every rank must report the same losses and norms."""
 
     def work(training: Training) -> Any:
+        for mixture in training.model.mixtures:
+            mixture.balanced = balanced_routing
         stats = [training.step(training.batch(i)) for i in range(steps)]
         slices = [
             (part, training.mesh.place.tp_rank, value.detach().float().numpy().copy())
