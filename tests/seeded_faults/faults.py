@@ -62,8 +62,8 @@ SEARCH_SPACES: Final = (
     Fault(
         name="replicas-reduce-the-whole-buffer",
         function="data_terms",
-        before="2.0 * (copies - 1.0) / d,",
-        after="2.0 * (copies - 1.0) / copies,",
+        before="(z - 1.0) / z + 2.0 * (copies - 1.0) / d",
+        after="(z - 1.0) / z + 2.0 * (copies - 1.0) / copies",
         what="The time estimate lets ZeRO replicas all-reduce all gradients instead of one shard.",
     ),
     Fault(
@@ -338,7 +338,7 @@ TRAINER: Final = (
     Fault(
         name="every-replica-counts-the-norm",
         function="FlatOptimizer._counted",
-        before="span.share(mesh.layout.dp // mesh.num_shards, mesh.replica_rank)",
+        before="span.share(mesh.layout.dp_cp // mesh.num_shards, mesh.replica_rank)",
         after="span",
         what="Replicas of the same gradients each add them to the global norm.",
     ),

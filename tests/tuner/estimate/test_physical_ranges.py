@@ -17,7 +17,7 @@ from search_spaces.documents.reading import MAX_COUNT
 from search_spaces.errors import ModelTooLargeError, NoLegalLayoutError, SearchSpaceError
 from search_spaces.spec.cluster import CLUSTER_RANGES, Cluster
 from search_spaces.spec.layout import PRECISIONS, RECOMPUTE_MODES, Layout
-from search_spaces.spec.model_shape import MODEL_RANGES, ModelShape
+from search_spaces.spec.model_shape import EXPERT_FIELDS, MODEL_RANGES, ModelShape
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import MODEL_PRESETS
 from tuner.estimate.estimator import Estimator
@@ -161,7 +161,8 @@ def test_constants_of_a_cluster_outside_of_their_range_are_refused_with_it(
 
 @pytest.mark.parametrize("name", MODEL_RANGES)
 def test_sizes_of_a_model_outside_of_their_range_are_refused_with_it(name: str) -> None:
-    for value in (2**63, 0, -1, 10**400):
+    zero = () if name in EXPERT_FIELDS else (0,)  # 0 experts: a dense model
+    for value in (2**63, -1, 10**400, *zero):
         with pytest.raises(SearchSpaceError) as refused:
             ModelShape.from_mapping(MODEL | {name: value})
         assert f"{name}=" in str(refused.value)
@@ -171,7 +172,7 @@ def test_sizes_of_a_model_outside_of_their_range_are_refused_with_it(name: str) 
 def test_every_number_of_a_cluster_and_a_model_has_a_range() -> None:
     words = {"name", "device", "source"}
     assert {field.name for field in fields(Cluster)} - words == set(CLUSTER_RANGES)
-    words = {"name", "family", "tied_embeddings"}
+    words = {"name", "family", "tied_embeddings", "qk_norm", "lacks"}
     assert {field.name for field in fields(ModelShape)} - words == set(MODEL_RANGES)
     for preset in CLUSTER_PRESETS.values():
         assert Cluster.from_mapping(preset.to_mapping()) == preset
