@@ -17,7 +17,14 @@ from workers.trainer.parallel.flat_buffers import Slot, Span, rectangles
 
 def a_slot(*parts: ParameterPart, tp: int, start: int = 64) -> Slot:
     parameter = declare(*parts, tp=tp)
-    return Slot(parameter=parameter, uses=1, start=start, end=start + parameter.numel())
+    return Slot(
+        parameter=parameter,
+        shape=parameter.shape,
+        uses=1,
+        bucket=0,
+        start=start,
+        end=start + parameter.numel(),
+    )
 
 
 def a_part(shape: tuple[int, ...], shard_dim: int | None) -> ParameterPart:
