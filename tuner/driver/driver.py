@@ -115,7 +115,13 @@ class Driver:
             else:
                 outage.worked()
             failures = 0 if ok else failures + 1
+        self.close()
         _log.info("driver stopped")
+
+    def close(self) -> None:
+        """Closes its own connection, which would keep SQLite from emptying the write-ahead log."""
+        if self._mark is not None:
+            self._mark.close()
 
     def step(self) -> bool:
         """Drives every running campaign once.

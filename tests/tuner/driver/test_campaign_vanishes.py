@@ -48,11 +48,13 @@ def new(_store: Store, _victim: int) -> None:
 
 
 def half_done(store: Store, victim: int, num_done: int = 5) -> None:
+    driver = Driver(store)
     drive_until(
         lambda: store.campaigns.count_trials(victim)["COMPLETED"] >= num_done,
-        Driver(store).step,
+        driver.step,
         FakeWorker(store),
     )
+    driver.close()
 
 
 def nearly_done(store: Store, victim: int) -> None:
