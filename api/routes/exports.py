@@ -19,17 +19,16 @@ from results_db.campaigns.imports import IMPORTED
 from results_db.records import CampaignRecord, TrialRecord
 from results_db.store import Store
 from search_spaces.belief.extrapolation import CheapProbe
-from search_spaces.campaigns.campaign import CampaignSpec
+from search_spaces.campaigns.campaign import CampaignSpec, scopes_for
 from search_spaces.documents.limits import MAX_ID, visible_line
 from search_spaces.documents.reading import MAX_COUNT
 from search_spaces.errors import LayoutInvalidError
 from search_spaces.protocol.worker_messages import MAX_WORDS
 from search_spaces.spec.layout import LAYOUT_FIELDS
-from search_spaces.spec.rules import ALL_SCOPES, OTHER_TRAINER_SCOPES, violations
+from search_spaces.spec.rules import violations
 from search_spaces.spec.scaling import scaled
 from search_spaces.terminal.plurals import counted
 from search_spaces.trainers.base import TrainerJob
-from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
 router = APIRouter(prefix="/v1", tags=["exports"])
 
@@ -198,7 +197,7 @@ def _refuse_illegal(
         spec.model,
         spec.cluster,
         allow_tp_across_nodes=spec.space.allow_tp_across_nodes,
-        scopes=ALL_SCOPES if format_name == EMBEDDED_TRAINER else OTHER_TRAINER_SCOPES,
+        scopes=scopes_for(format_name),
     )
     if sentences:
         raise ExportUnavailableError(

@@ -280,7 +280,7 @@ class CampaignSpec:
     @property
     def rule_scopes(self) -> frozenset[Scope]:
         """Scopes of the rules that its layouts obey."""
-        return _scopes_for(self.probe)
+        return scopes_for(self.probe.trainer)
 
     def legal_set(self, scopes: Collection[Scope] | None = None) -> LegalSet:
         """Every legal layout, or those that the campaign lists.
@@ -466,9 +466,9 @@ def _read_space(
     return resolve_space(described, precision=default_precision(cluster))
 
 
-def _scopes_for(probe: ProbeSettings) -> frozenset[Scope]:
-    """The limits of the embedded trainer hold for its own probes."""
-    return ALL_SCOPES if probe.trainer == EMBEDDED_TRAINER else OTHER_TRAINER_SCOPES
+def scopes_for(trainer: str) -> frozenset[Scope]:
+    """Scopes of the rules for what a trainer runs: the limits of the embedded one are its own."""
+    return ALL_SCOPES if trainer == EMBEDDED_TRAINER else OTHER_TRAINER_SCOPES
 
 
 def _read_baseline(described: Any, values: Mapping[str, Any]) -> Layout | None:
@@ -483,7 +483,7 @@ def _read_baseline(described: Any, values: Mapping[str, Any]) -> Layout | None:
     ):
         return None
     probe = values.get("probe")
-    scopes = _scopes_for(probe) if isinstance(probe, ProbeSettings) else ALL_SCOPES
+    scopes = scopes_for(probe.trainer) if isinstance(probe, ProbeSettings) else ALL_SCOPES
     return complete_baseline(stated, space=space, model=model, cluster=cluster, scopes=scopes)
 
 

@@ -433,9 +433,7 @@ RULES: Final[tuple[Rule, ...]] = (
         name="trainer_window_over_cp",
         scope="trainer",
         illegal=lambda c, x: (
-            (x.model.attention_window is not None)
-            & (c.cp > 1)
-            & (c.cp_comm_type != code_of("cp_comm_type", "a2a"))
+            (x.model.attention_window is not None) & (c.cp > 1) & ~_exchanges_heads(c)
         ),
         sentence=lambda layout, x: (
             f"cp={layout.cp} with cp_comm_type={layout.cp_comm_type}: the embedded trainer has the "

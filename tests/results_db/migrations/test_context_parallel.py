@@ -1,28 +1,20 @@
 """Revision r004 adds context parallelism, which earlier trials do not use."""
 
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from results_db.admin.integrity import check_database
-from results_db.admin.restore import restore_into_postgresql
 from results_db.database.database import Database
 from results_db.migrations import migrate
 from results_db.store import Store
-from tests.results_db.first_weeks import write_first_weeks
-from tests.results_db.sealed import sealed
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def upgraded(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """URL of a database with a group's rows that was at r003 and was upgraded."""
-    url = write_first_weeks(tmp_path / "results.sqlite3")
-    if request.param == "postgresql":
-        url = str(request.getfixturevalue("empty_postgres_url"))
-        restore_into_postgresql(sealed(tmp_path / "results.sqlite3"), url)
+@pytest.fixture
+def upgraded(url: str) -> str:
+    """URL of such a database that was at r003 and was upgraded."""
     migrate.downgrade(url, "r003")
     migrate.upgrade(url)
     return url

@@ -8,24 +8,11 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from results_db.admin.integrity import check_database
-from results_db.admin.restore import restore_into_postgresql
 from results_db.database.database import Database
 from results_db.migrations import migrate
 from tests.results_db.first_weeks import write_first_weeks
-from tests.results_db.sealed import sealed
 
 NEW_COLUMNS = {"cp", "cp_comm_type", "pipeline_split"}
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """URL of a database with a group's rows."""
-    own = write_first_weeks(tmp_path / "results.sqlite3")
-    if request.param == "sqlite":
-        return own
-    other = str(request.getfixturevalue("empty_postgres_url"))
-    restore_into_postgresql(sealed(tmp_path / "results.sqlite3"), other)
-    return other
 
 
 def assign(url: str, assignment: str) -> None:

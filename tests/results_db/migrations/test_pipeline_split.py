@@ -2,32 +2,17 @@
 
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from results_db.admin.integrity import check_database
-from results_db.admin.restore import restore_into_postgresql
 from results_db.database.database import Database
 from results_db.migrations import migrate
 from results_db.store import Store
 from search_spaces.spec.layout import Layout
 from tests.kit.store import make_campaign, make_worker, run_trial
-from tests.results_db.first_weeks import write_first_weeks
-from tests.results_db.sealed import sealed
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """URL of a database with a group's rows."""
-    found = write_first_weeks(tmp_path / "results.sqlite3")
-    if request.param == "sqlite":
-        return found
-    target = str(request.getfixturevalue("empty_postgres_url"))
-    restore_into_postgresql(sealed(tmp_path / "results.sqlite3"), target)
-    return target
 
 
 def test_trials_of_r003_split_the_transformer_layers_alone(url: str) -> None:
