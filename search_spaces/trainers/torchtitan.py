@@ -100,6 +100,11 @@ def _refusals(job: TrainerJob) -> list[str]:
             f"family={model.family} has no counterpart: the export trains torchtitan's llama3; "
             "search with a model of family llama"
         )
+    if layout.zero_stage in _RESHARD and layout.dp % layout.zero_replicas:
+        refusals.append(
+            f"dp={layout.dp} is not divisible by zero_replicas={layout.zero_replicas}: torchtitan's "
+            "copies of the shards are replicas of dp, and cp ranks share one copy"
+        )
     refusals += refusals_of_shape(model, "torchtitan's llama3, which the export trains")
     parts = 2 * layout.tp * layout.cp
     if model.seq_length % parts:

@@ -187,6 +187,13 @@ def test_fp8_under_the_keys_of_those_who_have_it() -> None:
     assert "accelerate's plugin" in refusals("accelerate", tp=2, **FP8)
 
 
+@pytest.mark.parametrize("name", TITANS)
+def test_copies_of_shards_over_cp_are_refused_by_torchtitan(name: str) -> None:
+    shared = {"cp": 4, "zero_stage": 3, "zero_replicas": 2, **BF16}
+    assert "dp=1 is not divisible by zero_replicas=2" in refusals(name, dp=1, **shared)
+    assert "zero_replicas" not in refusals(name, dp=2, **shared)
+
+
 def test_half_precision_of_fp16_is_named_by_those_who_lack_it() -> None:
     assert set(lacking("torchtitan-0.3", precision="fp16")) == {"precision"}
     assert "precision=fp16" in refusals("nanotron", precision="fp16")
