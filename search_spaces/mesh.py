@@ -31,6 +31,32 @@ def global_rank(place: Coordinates, layout: Layout) -> int:
     return data_rank * layout.tp + place.tp_rank
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertCoordinates:
+    """A rank's position among the ranks of its stage that hold experts.
+
+    Attention divides the ranks of a stage by tp, cp and dp, experts by etp, ep and edp ("parallel
+    folding", arXiv:2504.14960); etp varies fastest.
+    """
+
+    etp_rank: int
+    ep_rank: int
+    edp_rank: int
+
+
+def expert_coordinates(rank: int, layout: Layout) -> ExpertCoordinates:
+    """The position of a rank, number (edp_rank * ep + ep_rank) * etp + etp_rank of its stage."""
+    rest, etp_rank = divmod(rank % (layout.tp * layout.dp_cp), layout.etp)
+    edp_rank, ep_rank = divmod(rest, layout.ep)
+    return ExpertCoordinates(etp_rank=etp_rank, ep_rank=ep_rank, edp_rank=edp_rank)
+
+
+def expert_rank(place: ExpertCoordinates, pp_rank: int, layout: Layout) -> int:
+    """The global rank of a position of a stage."""
+    of_stage = (place.edp_rank * layout.ep + place.ep_rank) * layout.etp + place.etp_rank
+    return pp_rank * layout.tp * layout.dp_cp + of_stage
+
+
 def sequence_chunks(cp: int, cp_rank: int) -> list[int]:
     """The two of a sequence's 2 cp equal chunks that a context-parallel rank holds.
 

@@ -40,6 +40,8 @@ from search_spaces.protocol.states import ATTEMPT_PHASES, TRIAL_STATES
 from search_spaces.spec.layout import COUNT_KNOBS, DEGREES, KNOBS, ZERO_STAGES
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
+_EXPERT_KNOBS: Final = ("ep", "etp")
+"""Counts whose checks are parts of their columns: revision r005 added them."""
 _COSTS: Final = ("node_seconds", *(f"{part.name}_node_seconds" for part in fields(Cost)))
 
 _FIGURES: Final = (
@@ -145,7 +147,11 @@ class Trial(WithCosts, Base):
             "global_batch_size = dp * micro_batch_size * num_microbatches",
             name="global_batch_size",
         ),
-        CheckConstraint(is_at_least(1, *COUNT_KNOBS), name="layout_counts"),
+        CheckConstraint(
+            is_at_least(1, *(name for name in COUNT_KNOBS if name not in _EXPERT_KNOBS)),
+            name="layout_counts",
+        ),
+        *(CheckConstraint(is_at_least(1, name), name=name) for name in _EXPERT_KNOBS),
         CheckConstraint(f"zero_stage IN ({', '.join(map(str, ZERO_STAGES))})", name="zero_stage"),
         *(
             CheckConstraint(one_of(name, KNOBS[name].choices), name=name)
@@ -182,6 +188,8 @@ class Trial(WithCosts, Base):
     cp: Mapped[int] = mapped_column(server_default="1")
     pp: Mapped[int]
     dp: Mapped[int]
+    ep: Mapped[int] = mapped_column(server_default="1")
+    etp: Mapped[int] = mapped_column(server_default="1")
     vpp: Mapped[int]
     cp_comm_type: Mapped[str] = mapped_column(String(16), server_default="all_gather")
     pipeline_split: Mapped[str] = mapped_column(String(24), server_default="layers")

@@ -90,6 +90,26 @@ class Layout:
         ),
     )
     """Data-parallel degree: replicas of the model."""
+    ep: int = field(
+        default=1,
+        metadata=knob(
+            label="expert parallel, ep",
+            word="ep",
+            help="Ranks that divide the experts of a layer.",
+            is_new=True,
+        ),
+    )
+    """Expert-parallel degree: ranks that each hold some of a layer's experts."""
+    etp: int = field(
+        default=1,
+        metadata=knob(
+            label="expert tensor parallel, etp",
+            word="etp",
+            help="Ranks that share each expert's weights.",
+            is_new=True,
+        ),
+    )
+    """Expert-tensor-parallel degree: ranks that share each weight matrix of an expert."""
     vpp: int = field(
         default=1,
         metadata=knob(
@@ -224,6 +244,11 @@ class Layout:
         return self.dp * self.cp
 
     @property
+    def edp(self) -> int:
+        """Ranks that hold the same experts: tp * cp * dp / (etp * ep), at least 1."""
+        return max(self.tp * self.dp_cp // (self.etp * self.ep), 1)
+
+    @property
     def counted_ends(self) -> tuple[int, int]:
         """Layers that the embedding and the head count as in the pipeline's split: 0 or 1 each."""
         split = self.pipeline_split if self.pp > 1 else "layers"
@@ -248,6 +273,11 @@ class Layout:
         return max(self.dp_cp // self.zero_replicas, 1) if self.zero_stage else 1
 
     @property
+    def expert_zero_group_size(self) -> int:
+        """The same of what belongs to experts."""
+        return max(self.edp // self.zero_replicas, 1) if self.zero_stage else 1
+
+    @property
     def global_batch_size(self) -> int:
         """Sequences a step, over all replicas: dp * micro_batch_size * num_microbatches."""
         return self.dp * self.micro_batch_size * self.num_microbatches
@@ -259,6 +289,8 @@ class Layout:
         context = f"-cp{self.cp}" if self.cp > 1 else ""
         if self.cp_comm_type != "all_gather":
             context = f"-cp{self.cp}_{self.cp_comm_type}"
+        if self.ep > 1 or self.etp > 1:
+            context += f"-ep{self.ep}" + (f"x{self.etp}" if self.etp > 1 else "")
         split = "" if self.pipeline_split == "layers" else f"-ps_{self.pipeline_split}"
         return (
             f"n{self.num_nodes}-tp{self.tp}-pp{self.pp}-dp{self.dp}-vpp{self.vpp}{split}"
@@ -311,7 +343,8 @@ _KEY: Final = re.compile(
     r"-mbs(?P<micro_batch_size>\d{1,9})-mb(?P<num_microbatches>\d{1,9})"
     r"-z(?P<zero_stage>\d)(?:x(?P<zero_replicas>\d{1,9}))?-rc_(?P<recompute>[a-z]+)"
     r"-sp(?P<sequence_parallel>[01])-(?P<precision>[a-z0-9]+)"
-    r"(?:-cp(?P<cp>\d{1,9})(?:_(?P<cp_comm_type>[a-z0-9_]+))?)?",
+    r"(?:-cp(?P<cp>\d{1,9})(?:_(?P<cp_comm_type>[a-z0-9_]+))?)?"
+    r"(?:-ep(?P<ep>\d{1,9})(?:x(?P<etp>\d{1,9}))?)?",
     re.ASCII,
 )
 

@@ -42,6 +42,8 @@ class LayoutColumns:
     cp: Ints
     pp: Ints
     dp: Ints
+    ep: Ints
+    etp: Ints
     vpp: Ints
     cp_comm_type: Codes
     pipeline_split: Codes
@@ -95,6 +97,11 @@ class LayoutColumns:
         return self.dp * self.cp
 
     @property
+    def edp(self) -> Ints:
+        """Ranks that hold the same experts: tp * cp * dp / (etp * ep), at least 1."""
+        return np.maximum(self.tp * self.dp_cp // (self.etp * self.ep), 1)
+
+    @property
     def counted_ends(self) -> tuple[Ints, Ints]:
         """Layers that the embedding and the head count as in the pipeline's split: 0 or 1 each.
 
@@ -107,6 +114,11 @@ class LayoutColumns:
     def zero_group_size(self) -> Ints:
         """Ranks that share one copy of what ZeRO shards: dp * cp / zero_replicas with ZeRO."""
         return np.where(self.zero_stage > 0, np.maximum(self.dp_cp // self.zero_replicas, 1), 1)
+
+    @property
+    def expert_zero_group_size(self) -> Ints:
+        """The same of what belongs to experts: edp / zero_replicas with ZeRO."""
+        return np.where(self.zero_stage > 0, np.maximum(self.edp // self.zero_replicas, 1), 1)
 
     @property
     def global_batch_size(self) -> Ints:

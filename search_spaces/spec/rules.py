@@ -260,6 +260,20 @@ def _exchanged_heads_sentence(layout: Layout, x: RuleContext) -> str:
     )
 
 
+def _folding_sentence(layout: Layout, _: RuleContext) -> str:
+    ranks, parts = layout.tp * layout.dp_cp, layout.etp * layout.ep
+    return (
+        f"tp*cp*dp={layout.tp}*{layout.cp}*{layout.dp}={ranks} is not divisible by "
+        f"etp*ep={layout.etp}*{layout.ep}={parts}: the ranks of a stage divide its experts"
+    )
+
+
+def _experts_are_whole(c: LayoutColumns, x: RuleContext) -> Bools | bool:
+    """Where ZeRO shards nothing of experts: there are none, or none twice."""
+    is_whole: Bools = c.expert_zero_group_size == 1
+    return x.model.num_experts == 0 or is_whole
+
+
 def _dp_cp(layout: Layout) -> str:
     """The ranks that sum gradients, with the factors."""
     if layout.cp == 1:
@@ -283,7 +297,8 @@ RULES: Final[tuple[Rule, ...]] = (
         sentence=_kv_heads_sentence,
     ),
     _divides("ffn_over_tp", "ffn_hidden_size", "tp"),
-    _divides("experts_over_tp", "moe_ffn_hidden_size", "tp"),
+    _divides("expert_width_over_etp", "moe_ffn_hidden_size", "etp"),
+    _divides("experts_over_ep", "num_experts", "ep"),
     _divides("shared_expert_over_tp", "shared_expert_ffn_hidden_size", "tp"),
     _divides("vocab_over_tp", "vocab_size", "tp"),
     Rule(
@@ -337,6 +352,30 @@ RULES: Final[tuple[Rule, ...]] = (
         sentence=_exchanged_heads_sentence,
     ),
     Rule(
+        name="ep_needs_experts",
+        scope="model",
+        illegal=lambda c, x: (x.model.num_experts == 0) & ((c.ep > 1) | (c.etp > 1)),
+        sentence=lambda layout, _: (
+            f"ep={layout.ep} and etp={layout.etp} divide experts, and the model has none; leave "
+            "them out"
+        ),
+    ),
+    Rule(
+        name="ranks_over_experts",
+        scope="model",
+        illegal=lambda c, _: (c.tp * c.dp_cp) % (c.etp * c.ep) != 0,
+        sentence=_folding_sentence,
+    ),
+    Rule(
+        name="experts_need_sequence_parallel",
+        scope="model",
+        illegal=lambda c, x: (x.model.num_experts > 0) & (c.tp > 1) & (c.sequence_parallel == 0),
+        sentence=lambda layout, _: (
+            f"tp={layout.tp} with sequence_parallel=false: all tensor-parallel ranks would send "
+            "the same tokens to the experts; a model with experts needs sequence_parallel=true"
+        ),
+    ),
+    Rule(
         name="cp_comm_type_needs_cp",
         scope="redundant",
         illegal=lambda c, _: (
@@ -386,6 +425,20 @@ RULES: Final[tuple[Rule, ...]] = (
         ),
     ),
     Rule(
+        name="zero_groups_over_edp",
+        scope="model",
+        # Where it does not divide dp * cp, the rule above gives the reason.
+        illegal=lambda c, x: (
+            (x.model.num_experts > 0)
+            & (c.dp_cp % c.zero_replicas == 0)
+            & (c.edp % c.zero_replicas != 0)
+        ),
+        sentence=lambda layout, _: (
+            f"tp*cp*dp/(etp*ep)={layout.edp} ranks hold the same experts, which is not divisible "
+            f"by zero_replicas={layout.zero_replicas}"
+        ),
+    ),
+    Rule(
         name="zero_groups_need_zero",
         scope="model",
         illegal=lambda c, _: (c.zero_replicas > 1) & (c.zero_stage == 0),
@@ -406,7 +459,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="zero_needs_replicas",
         scope="redundant",
-        illegal=lambda c, _: (c.zero_stage > 0) & (c.dp_cp == 1),
+        illegal=lambda c, x: (c.zero_stage > 0) & (c.dp_cp == 1) & _experts_are_whole(c, x),
         sentence=lambda layout, _: (
             f"zero_stage={layout.zero_stage} with dp=1 is the same job as zero_stage=0"
         ),
@@ -414,7 +467,12 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="zero_needs_groups",
         scope="redundant",
-        illegal=lambda c, _: (c.zero_stage > 0) & (c.dp_cp > 1) & (c.zero_replicas == c.dp_cp),
+        illegal=lambda c, x: (
+            (c.zero_stage > 0)
+            & (c.dp_cp > 1)
+            & (c.zero_replicas == c.dp_cp)
+            & _experts_are_whole(c, x)
+        ),
         sentence=lambda layout, _: (
             f"zero_stage={layout.zero_stage} with zero_replicas={layout.zero_replicas} of "
             f"{_dp_cp(layout)} is the same job as zero_stage=0: every rank would hold all optimizer "

@@ -58,6 +58,10 @@ class SearchSpace:
     """Pipeline-parallel degree."""
     dp: WholeNumbers | None = None
     """Data-parallel degree; left out: as many replicas as fill the nodes."""
+    ep: WholeNumbers = 1
+    """Expert-parallel degree."""
+    etp: WholeNumbers = 1
+    """Expert-tensor-parallel degree."""
     vpp: WholeNumbers = 1
     """Virtual stages a pipeline rank."""
     cp_comm_type: str | Sequence[str] = "all_gather"
@@ -69,7 +73,7 @@ class SearchSpace:
     num_microbatches: WholeNumbers | None = None
     """Micro-batches a step; derived where the global batch is fixed, a knob where it is bounded."""
     zero_stage: int | Sequence[int] = 0
-    """0 or 1."""
+    """0, 1, 2, 3."""
     zero_replicas: WholeNumbers = 1
     """Copies of the sharded optimizer states."""
     recompute: str | Sequence[str] = "none"

@@ -1,0 +1,24 @@
+"""Expert parallelism, which earlier trials do not use.
+
+Revision: r005, after r004.
+"""
+
+from alembic import op
+
+revision = "r005"
+down_revision = "r004"
+branch_labels = None
+depends_on = None
+
+_KNOBS = ("ep", "etp")
+
+
+def upgrade() -> None:
+    for name in _KNOBS:
+        check = f"CONSTRAINT ck_trials_{name} CHECK ({name} >= 1)"
+        op.execute(f"ALTER TABLE trials ADD COLUMN {name} INTEGER DEFAULT 1 NOT NULL {check}")
+
+
+def downgrade() -> None:
+    for name in reversed(_KNOBS):
+        op.execute(f"ALTER TABLE trials DROP COLUMN {name}")
