@@ -80,8 +80,6 @@ def layer_of(case: Case, dtype: torch.dtype, *, is_dense: bool) -> nn.Module:
         rank=0,
         place=Coordinates(tp_rank=0, dp_rank=0, pp_rank=0),
         tp_group=None,
-        shard_group=None,
-        replica_group=None,
         pp_group=None,
         embedding_group=None,
     )

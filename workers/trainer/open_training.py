@@ -88,6 +88,7 @@ def open_training(settings: TrainingSettings, ctx: RankContext) -> Training:
         ctx.rank,
         settings.layout,
         tied_embeddings=settings.model.tied_embeddings,
+        has_experts=settings.model.num_experts > 0,
         timeout=timeout,
     )
     if settings.memory_limit_bytes is not None:

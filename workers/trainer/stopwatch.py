@@ -19,10 +19,10 @@ from typing import Any, Final, Literal, get_args
 
 import torch
 
-Part = Literal["compute", "tp", "cp", "pp", "dp", "optimizer", "idle", "unexplained"]
+Part = Literal["compute", "tp", "cp", "ep", "pp", "dp", "optimizer", "idle", "unexplained"]
 """compute: passes over micro-batches. tp, cp, pp, dp: communication over that axis that computation
-does not hide, including the wait for the peer. optimizer: the update. idle: the wait for all ranks
-at the end of a step. unexplained: time outside all parts."""
+does not hide, including the wait for the peer; ep counts etp too. optimizer: the update. idle: the
+wait for all ranks at the end of a step. unexplained: time outside all parts."""
 
 _Opened = Part | Literal["communication"]
 

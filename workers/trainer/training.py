@@ -15,7 +15,7 @@ from workers.trainer.comm.collectives import Pending, finish, start_all_reduce
 from workers.trainer.comm.mesh import Mesh
 from workers.trainer.model.model import RankModel
 from workers.trainer.model.precision import COMPUTE_DTYPES, keeps_master_weights
-from workers.trainer.parallel.flat_buffers import FlatBuffers, plan_model
+from workers.trainer.parallel.flat_buffers import FlatBuffers, kept_of, plan_model
 from workers.trainer.parallel.gathered_weights import GatheredWeights
 from workers.trainer.parallel.gradient_reduction import GradientReduction
 from workers.trainer.parallel.optimizer import FlatOptimizer, OptimizerSettings
@@ -77,7 +77,7 @@ class Training:
         )
         self.gathered = None
         if mesh.shards_weights:
-            self.gathered = GatheredWeights(self.flat, self.model, mesh, self.pipeline.schedule)
+            self.gathered = GatheredWeights(self.flat, self.model, self.pipeline.schedule)
         self.stopwatch = Stopwatch(device)
 
     def batch(self, step: int) -> Batch:
@@ -187,10 +187,14 @@ def persistent_bytes(shape: ModelShape, mesh: Mesh, settings: OptimizerSettings)
     """
     layout = mesh.layout
     plan = plan_model(RankModel(shape, mesh, recompute=layout.recompute), mesh)
-    own = plan.num_elements // mesh.num_shards
     mixed = keeps_master_weights(layout.precision)
     weight_bytes = COMPUTE_DTYPES[layout.precision].itemsize
     state_bytes = (8 if settings.kind == "adamw" else 0) + (4 if mixed else 0)
-    weights = own + plan.window_elements if mesh.shards_weights else plan.num_elements
-    gradients = own + plan.open_elements if mesh.shards_gradients else plan.num_elements
+    weights, gradients = (kept.num_elements for kept in kept_of(plan, mesh))
+    weights += plan.window_elements if mesh.shards_weights else 0
+    gradients += plan.open_elements if mesh.shards_gradients else 0
+    own = sum(
+        plan.size(bucket) // mesh.copies_of(experts=of_experts).num_shards
+        for bucket, of_experts in enumerate(plan.of_experts)
+    )
     return weights * weight_bytes + gradients * 4 + own * state_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -91,8 +91,6 @@ def lone_mesh(layout: Layout | None = None) -> Mesh:
         rank=0,
         place=Coordinates(tp_rank=0, dp_rank=0, pp_rank=0),
         tp_group=None,
-        shard_group=None,
-        replica_group=None,
         pp_group=None,
         embedding_group=None,
     )
@@ -129,7 +127,13 @@ def on_layout(
     model = shape or make_shape()
 
     def run(rank: int) -> Any:
-        mesh = build_mesh(rank, layout, tied_embeddings=model.tied_embeddings, **mesh_options)
+        mesh = build_mesh(
+            rank,
+            layout,
+            tied_embeddings=model.tied_embeddings,
+            has_experts=model.num_experts > 0,
+            **mesh_options,
+        )
         return work(make_training(model, mesh=mesh, settings=settings))
 
     return run_ranks(layout.num_devices, run)
@@ -143,7 +147,7 @@ def initial_weights(shape: ModelShape, seed: int = 0) -> dict[str, Tensor]:
     for parameter in stage.parameters():
         for part in parameter.parts:
             value = torch.empty(part.shape)
-            initialise(value, part, seed=seed, tp_rank=0)
+            initialise(value, part, seed=seed, index=0)
             weights[part.name] = value
     return weights
 
@@ -185,16 +189,21 @@ def train(
     *,
     balanced_routing: bool = False,
 ) -> Run:
-    """Trains on forked ranks; every rank must report the same losses and norms."""
+    """Trains on forked ranks; every rank must report the same losses and norms.
+
+    With experts, tokens are cut over tp (the rule `experts_need_sequence_parallel`).
+    """
+    if shape.num_experts and layout.tp > 1:
+        layout = replace(layout, sequence_parallel=True)
 
     def work(training: Training) -> Any:
         for mixture in training.model.mixtures:
             mixture.balanced = balanced_routing
         stats = [training.step(training.batch(i)) for i in range(steps)]
         slices = [
-            (part, training.mesh.place.tp_rank, value.detach().float().numpy().copy())
+            (part, parameter.cut.place, value.detach().float().numpy().copy())
             for parameter in whole_parameters(training)
-            for part, value in local_parts(parameter.parts, parameter, tp=layout.tp)
+            for part, value in local_parts(parameter, parameter)
         ]
         return [(s.loss, s.grad_norm) for s in stats], slices
 

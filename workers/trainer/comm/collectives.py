@@ -120,14 +120,36 @@ def finish(work: Pending | None) -> None:
 
 def all_to_all(shares: Tensor, group: AxisGroup) -> Tensor:
     """Sends share r to rank r of the group; returns what the ranks sent, in their order."""
-    received = torch.empty_like(shares)
+    each = [len(shares) // group.size] * group.size
+    received, work = start_all_to_all_rows(shares, group, each, each, largest=each[0])
+    finish(work)
+    return received
+
+
+def start_all_to_all_rows(
+    rows: Tensor, group: AxisGroup, sent: list[int], received: list[int], *, largest: int
+) -> tuple[Tensor, Pending | None]:
+    """Starts sending the next `sent[r]` rows to rank r of the group; returns what ranks sent.
+
+    Args:
+        rows: for each rank its rows, one after the other.
+        group: the ranks.
+        sent: rows for each rank.
+        received: rows from each rank.
+        largest: the most rows that any rank of the group sends to one rank.
+    """
+    into = rows.new_empty(sum(received), *rows.shape[1:])
     with communication:
         if group.lane is not None:
-            group.lane.start_all_to_all(received, shares).wait()
-        else:
-            collective = dist.all_to_all_single
-            _start_collective(collective, received, shares, group=group.process_group).wait()
-    return received
+            return into, group.lane.start_all_to_all(into, rows, received, sent, largest)
+        return into, _start_collective(
+            dist.all_to_all_single,
+            into,
+            rows,
+            output_split_sizes=received,
+            input_split_sizes=sent,
+            group=group.process_group,
+        )
 
 
 def start_ring_step(

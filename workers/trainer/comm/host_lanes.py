@@ -11,6 +11,7 @@ values are added in fp32 and rounded once.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -77,9 +78,20 @@ class Lane:
         """Starts filling `whole` with the `own` of every rank; `own` may be a part of `whole`."""
         return self._start("all_gather", _AllGather(self, whole, own))
 
-    def start_all_to_all(self, received: Tensor, shares: Tensor) -> Operation:
-        """Starts sending share r of `shares` to rank r, and filling `received` with the peers'."""
-        return self._start("all_to_all", _AllToAll(self, received, shares))
+    def start_all_to_all(
+        self,
+        received: Tensor,
+        shares: Tensor,
+        rows_received: list[int],
+        rows_sent: list[int],
+        largest: int,
+    ) -> Operation:
+        """Starts sending each rank its rows of `shares`, and filling `received` with the peers'.
+
+        `largest` is the most rows that any rank of the group sends to one rank.
+        """
+        operation = _AllToAll(self, received, shares, rows_received, rows_sent, largest)
+        return self._start("all_to_all", operation)
 
     def start_send(self, tensor: Tensor, to: int, channel: int) -> Operation:
         """Starts sending to rank `to` of the group, over the stream (this rank, channel)."""
@@ -233,28 +245,43 @@ class _AllGather(_Collective):
 
 
 class _AllToAll(_Collective):
-    """A piece holds a part of every rank's share, one after the other; a reader takes its own."""
+    """A piece holds a part of every other rank's share; a reader takes its own.
 
-    def __init__(self, lane: Lane, received: Tensor, shares: Tensor) -> None:
-        size = max(SLOT_BYTES // shares.itemsize // lane.size, 1)
-        self._shares = [torch.split(share, size) for share in shares.view(lane.size, -1)]
-        self._received = [torch.split(share, size) for share in received.view(lane.size, -1)]
-        self._size = size
-        super().__init__(lane, len(self._shares[0]) if shares.numel() else 0, shares.dtype)
+    Shares may differ in size: those that are not the largest have fewer pieces.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        received: Tensor,
+        shares: Tensor,
+        rows_received: list[int],
+        rows_sent: list[int],
+        largest: int,
+    ) -> None:
+        size = max(SLOT_BYTES // shares.itemsize // (lane.size - 1), 1)
+        width, self._size = math.prod(shares.shape[1:]), size
+        sent, into = torch.split(shares, rows_sent), torch.split(received, rows_received)
+        into[lane.rank].copy_(sent[lane.rank])
+        self._shares = [torch.split(share.view(-1), size) for share in sent]
+        self._received = [torch.split(share.view(-1), size) for share in into]
+        super().__init__(lane, -(-largest * width // size), shares.dtype)
 
     def _post(self, piece: int, slot: Tensor) -> None:
         for place, share in enumerate(self._shares):
-            mine = share[piece]
-            if place == self._lane.rank:
-                self._received[place][piece].copy_(mine)
-            else:
-                slot[place * self._size :][: len(mine)].copy_(mine)
+            if place != self._lane.rank and piece < len(share):
+                at = self._place(self._lane.rank, place)
+                slot[at:][: len(share[piece])].copy_(share[piece])
 
     def _take(self, piece: int, slots: list[Tensor]) -> None:
         for place, slot in enumerate(slots):
-            if place != self._lane.rank:
-                into = self._received[place][piece]
-                into.copy_(slot[self._lane.rank * self._size :][: len(into)])
+            if place != self._lane.rank and piece < len(self._received[place]):
+                into, at = self._received[place][piece], self._place(place, self._lane.rank)
+                into.copy_(slot[at:][: len(into)])
+
+    def _place(self, writer: int, reader: int) -> int:
+        """Where a writer's slot has the reader's part."""
+        return (reader - writer - 1) % self._lane.size * self._size
 
 
 class _Transfer(Operation):

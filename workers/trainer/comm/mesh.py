@@ -2,19 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
+from typing import Final
 
 from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import ProcessGroup
 
-from search_spaces.mesh import Coordinates, coordinates, global_rank
+from search_spaces.mesh import (
+    Coordinates,
+    ExpertCoordinates,
+    coordinates,
+    expert_coordinates,
+    expert_rank,
+    global_rank,
+)
 from search_spaces.spec.layout import Layout
 from workers.trainer.batches import own_chunks
 from workers.trainer.comm.groups import AxisGroup, make_groups
 from workers.trainer.errors import RankContextInvalidError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Copies:
+    """The ranks that hold the same parameters and sum their gradients, seen from one of them.
+
+    ZeRO divides what they hold among `num_shards` neighbours.
+    """
+
+    size: int = 1
+    index: int = 0
+    """This rank's place among them."""
+    num_shards: int = 1
+    """Number of parts of what ZeRO divides; 1 if every rank holds all of it."""
+    zero_stage: int = 0
+    shard_group: AxisGroup | None = None
+    """Ranks that share one copy of what ZeRO divides."""
+    replica_group: AxisGroup | None = None
+    """Ranks that own the same part of it; with ZeRO-0, all."""
+
+    @property
+    def shards_gradients(self) -> bool:
+        """Whether a rank keeps only its own share of the gradients (ZeRO-2 and 3)."""
+        return self.zero_stage >= 2 and self.num_shards > 1
+
+    @property
+    def shards_weights(self) -> bool:
+        """Whether a rank keeps only its own share of the weights (ZeRO-3)."""
+        return self.zero_stage >= 3 and self.num_shards > 1
+
+    @property
+    def shard_rank(self) -> int:
+        """The part that this rank owns; neighbours own different parts."""
+        return self.index % self.num_shards
+
+    @property
+    def replica_rank(self) -> int:
+        """This rank's index among the ranks that own the same part."""
+        return self.index // self.num_shards
+
+    @property
+    def num_replicas(self) -> int:
+        """Ranks that own the same part."""
+        return self.size // self.num_shards
+
+
+NO_OTHER: Final = Copies()
+"""One rank holds the parameters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,10 +85,6 @@ class Mesh:
     place: Coordinates
     tp_group: AxisGroup | None
     """Ranks that share this rank's weight matrices."""
-    shard_group: AxisGroup | None
-    """Ranks of dp and cp that share one copy of what ZeRO divides."""
-    replica_group: AxisGroup | None
-    """Ranks of dp and cp that own the same part of it; with ZeRO-0, all."""
     pp_group: AxisGroup | None
     """Stages of this rank's pipeline, first to last."""
     embedding_group: AxisGroup | None
@@ -41,6 +93,14 @@ class Mesh:
     """All ranks of the job."""
     cp_group: AxisGroup | None = None
     """Ranks that share each sequence."""
+    ep_group: AxisGroup | None = None
+    """Ranks that each hold some of a layer's experts."""
+    etp_group: AxisGroup | None = None
+    """Ranks that share the weight matrices of the same experts."""
+    copies: Copies = NO_OTHER
+    """Ranks of dp and cp, which hold the same weights."""
+    expert_copies: Copies = NO_OTHER
+    """Ranks that hold the same experts; the same object where these are the same ranks."""
 
     @property
     def cuts_tokens(self) -> bool:
@@ -48,34 +108,29 @@ class Mesh:
         return self.layout.sequence_parallel and self.layout.tp > 1
 
     @property
-    def num_shards(self) -> int:
-        """Number of parts of the optimizer states; 1 if every replica holds all of them."""
-        return self.layout.zero_group_size
+    def expert_place(self) -> ExpertCoordinates:
+        """This rank's position among the ranks that hold the experts of its stage."""
+        return expert_coordinates(self.rank, self.layout)
+
+    @property
+    def every_copies(self) -> tuple[Copies, ...]:
+        """`copies`, and `expert_copies` where they differ."""
+        same = self.expert_copies is self.copies
+        return (self.copies,) if same else (self.copies, self.expert_copies)
+
+    def copies_of(self, *, experts: bool) -> Copies:
+        """The ranks that hold the same parameters: those of experts, or the others."""
+        return self.expert_copies if experts else self.copies
 
     @property
     def shards_gradients(self) -> bool:
-        """Whether a rank keeps only its own share of the gradients (ZeRO-2 and 3)."""
-        return self.layout.zero_stage >= 2 and self.num_shards > 1
+        """Whether a rank keeps only its own share of some gradients (ZeRO-2 and 3)."""
+        return any(copies.shards_gradients for copies in self.every_copies)
 
     @property
     def shards_weights(self) -> bool:
-        """Whether a rank keeps only its own share of the weights (ZeRO-3)."""
-        return self.layout.zero_stage >= 3 and self.num_shards > 1
-
-    @property
-    def shard_rank(self) -> int:
-        """The part that this rank owns; neighbours on dp and cp own different parts."""
-        return self._data_rank % self.num_shards
-
-    @property
-    def replica_rank(self) -> int:
-        """This rank's index among the ranks that own the same part."""
-        return self._data_rank // self.num_shards
-
-    @property
-    def _data_rank(self) -> int:
-        """This rank's index among the dp * cp ranks with the same weights."""
-        return self.place.dp_rank * self.layout.cp + self.place.cp_rank
+        """Whether a rank keeps only its own share of some weights (ZeRO-3)."""
+        return any(copies.shards_weights for copies in self.every_copies)
 
     def own_positions(self, whole: Tensor) -> Tensor:
         """This rank's rows of a tensor with a row for each position of a sequence."""
@@ -91,6 +146,7 @@ def build_mesh(
     layout: Layout,
     *,
     tied_embeddings: bool,
+    has_experts: bool = False,
     timeout: timedelta | None = None,
     shares_memory: bool = True,
 ) -> Mesh:
@@ -102,6 +158,7 @@ def build_mesh(
         rank: this rank.
         layout: the layout of the job.
         tied_embeddings: whether the first and the last stage share a weight.
+        has_experts: whether the model has layers with experts.
         timeout: how long a collective of these groups waits for a peer; None: torch's default.
             torch does not apply the default group's timeout to new groups.
         shares_memory: whether ranks of one host exchange CPU tensors through shared memory.
@@ -112,39 +169,80 @@ def build_mesh(
     """
     refuse_wrong_world(layout, dist.get_world_size())
     place = coordinates(rank, layout)
-    shards = layout.zero_group_size
-    same_weights = [
-        replace(place, dp_rank=dp_rank, cp_rank=cp_rank)
-        for dp_rank in range(layout.dp)
-        for cp_rank in range(layout.cp)
-    ]
-    own = same_weights.index(place)
-    first_shard = own - own % shards
-    pp_places = [replace(place, pp_rank=i) for i in range(layout.pp)]
-    make = partial(_group, layout=layout, timeout=timeout)
-    found = {
-        "tp_group": make([replace(place, tp_rank=i) for i in range(layout.tp)]),
-        "cp_group": make([replace(place, cp_rank=i) for i in range(layout.cp)]),
-        "shard_group": make(same_weights[first_shard : first_shard + shards]),
-        "replica_group": make(same_weights[own % shards :: shards]),
-        "pp_group": make(pp_places),
-        "embedding_group": None,
-        "world_group": dist.group.WORLD if layout.num_devices > 1 else None,
-    }
+    axes = _axes(rank, place, layout)
+    if not has_experts:
+        axes |= {"ep": [rank], "etp": [rank], "expert_copies": axes["copies"]}
+    make = _Groups(layout, timeout).of
+    found = {name: make(axes[name]) for name in ("tp", "cp", "pp", "ep", "etp")}
+    found["world"] = make(list(range(layout.num_devices)))
+    of_copies = [(axes["copies"], layout.zero_group_size)]
+    if axes["expert_copies"] != axes["copies"]:
+        of_copies.append((axes["expert_copies"], layout.expert_zero_group_size))
+    divided = [_divided(ranks, num_shards, rank, make) for ranks, num_shards in of_copies]
+    found["embedding"] = None
     if layout.pp > 1 and tied_embeddings:
+        stages = axes["pp"]
         if place.pp_rank in (0, layout.pp - 1):
-            found["embedding_group"] = make([pp_places[0], pp_places[-1]])
+            found["embedding"] = make([stages[0], stages[-1]])
         else:
             # NCCL splits the world's communicator for each group, in which every rank must take
             # part. The stages between the ends therefore make a group that is never used.
-            _new_group(pp_places[1:-1], layout, timeout)
-    groups = make_groups(found.values(), timeout=timeout, shares_memory=shares_memory)
+            make(stages[1:-1], is_needed=True)
+    every = [*found.values(), *(group for pair in divided for group in pair)]
+    groups = make_groups(every, timeout=timeout, shares_memory=shares_memory)
+
+    def described(group: ProcessGroup | None) -> AxisGroup | None:
+        return groups[group] if group else None
+
+    copies = [
+        Copies(
+            size=len(ranks),
+            index=ranks.index(rank),
+            num_shards=num_shards,
+            zero_stage=layout.zero_stage,
+            shard_group=described(shard),
+            replica_group=described(replicas),
+        )
+        for (ranks, num_shards), (shard, replicas) in zip(of_copies, divided, strict=True)
+    ]
     return Mesh(
         layout=layout,
         rank=rank,
         place=place,
-        **{name: groups[group] if group else None for name, group in found.items()},
+        copies=copies[0],
+        expert_copies=copies[-1],
+        **{f"{name}_group": described(group) for name, group in found.items()},
     )
+
+
+def _axes(rank: int, place: Coordinates, layout: Layout) -> dict[str, list[int]]:
+    """The global ranks along each axis through this rank, and those with the same parameters."""
+    experts = expert_coordinates(rank, layout)
+
+    def line(name: str, length: int) -> list[int]:
+        return [global_rank(replace(place, **{f"{name}_rank": i}), layout) for i in range(length)]
+
+    def expert_line(name: str, length: int) -> list[int]:
+        places = (replace(experts, **{f"{name}_rank": i}) for i in range(length))
+        return [expert_rank(each, place.pp_rank, layout) for each in places]
+
+    along = {name: line(name, getattr(layout, name)) for name in ("tp", "cp", "pp")}
+    along |= {name: expert_line(name, getattr(layout, name)) for name in ("ep", "etp")}
+    along["copies"] = [
+        global_rank(replace(place, dp_rank=dp_rank, cp_rank=cp_rank), layout)
+        for dp_rank in range(layout.dp)
+        for cp_rank in range(layout.cp)
+    ]
+    return along | {"expert_copies": expert_line("edp", layout.edp)}
+
+
+def _divided(
+    ranks: list[int], num_shards: int, rank: int, make: Callable[..., ProcessGroup | None]
+) -> tuple[ProcessGroup | None, ProcessGroup | None]:
+    """The groups that divide what these ranks hold, and that own the same parts."""
+    own = ranks.index(rank)
+    first = own - own % num_shards
+    return make(ranks[first : first + num_shards]), make(ranks[own % num_shards :: num_shards])
 
 
 def refuse_wrong_world(layout: Layout, world_size: int) -> None:
@@ -157,20 +255,24 @@ def refuse_wrong_world(layout: Layout, world_size: int) -> None:
         )
 
 
-def _group(
-    places: list[Coordinates], layout: Layout, timeout: timedelta | None
-) -> ProcessGroup | None:
-    """The group of these positions, which alone take part in making it; None for one rank."""
-    if len(places) < 2:
-        return None
-    if len(places) == layout.num_devices:
-        return dist.group.WORLD
-    return _new_group(places, layout, timeout)
+class _Groups:
+    """Makes process groups, of the same ranks only once."""
 
+    def __init__(self, layout: Layout, timeout: timedelta | None) -> None:
+        self._num_ranks, self._timeout = layout.num_devices, timeout
+        self._made: dict[tuple[int, ...], ProcessGroup] = {}
 
-def _new_group(
-    places: list[Coordinates], layout: Layout, timeout: timedelta | None
-) -> ProcessGroup:
-    ranks = [global_rank(place, layout) for place in places]
-    group: ProcessGroup = dist.new_group(ranks, timeout, use_local_synchronization=True)
-    return group
+    def of(self, ranks: Sequence[int], *, is_needed: bool = False) -> ProcessGroup | None:
+        """The group of these global ranks, which alone take part in making it.
+
+        None for one rank, unless it is needed.
+        """
+        if len(ranks) < 2 and not is_needed:
+            return None
+        if len(ranks) == self._num_ranks:
+            return dist.group.WORLD
+        key = tuple(ranks)
+        if key not in self._made:
+            group = dist.new_group(list(ranks), self._timeout, use_local_synchronization=True)
+            self._made[key] = group
+        return self._made[key]

@@ -117,15 +117,13 @@ def load_state(training: Training, folder: Path) -> None:
 
 def state_pieces(training: Training) -> Iterator[Piece]:
     """All state of this rank's optimizer: fp32 weights, and AdamW's moments."""
-    optimizer, mesh = training.optimizer, training.mesh
+    optimizer = training.optimizer
     for index, span in enumerate(optimizer.spans):
         states: dict[tuple[str, ...], Tensor] = {("model",): optimizer.masters[index]}
         if optimizer.first_moments:
             states["optimizer", "exp_avg"] = optimizer.first_moments[index]
             states["optimizer", "exp_avg_sq"] = optimizer.second_moments[index]
-        for rectangle in rectangles(
-            training.flat.slots, span, tp=mesh.layout.tp, tp_rank=mesh.place.tp_rank
-        ):
+        for rectangle in rectangles(training.flat.slots, span):
             for keys, state in states.items():
                 value = state[rectangle.start - span.start : rectangle.end - span.start]
                 yield Piece(
@@ -144,7 +142,8 @@ def _is_written(training: Training, piece: Piece) -> bool:
     mesh, parameter = training.mesh, piece.rectangle.parameter
     if not parameter.counted or (parameter.replicated and mesh.place.tp_rank > 0):
         return False
-    return piece.bucket % (mesh.layout.dp_cp // mesh.num_shards) == mesh.replica_rank
+    copies = training.flat.copies[piece.bucket]
+    return piece.bucket % copies.num_replicas == copies.replica_rank
 
 
 class _SavePieces(DefaultSavePlanner):

@@ -1,18 +1,18 @@
 """A mixture of experts: a router, and gated feed-forwards of which each token takes a few.
 
 No token is dropped. Tokens are sorted by expert, and each of the layer's matrix products runs as
-one product of groups of rows.
+one product of groups of rows. `expert_exchange` sends rows to the ranks that hold their experts.
 
-Shapes: T tokens of a micro-batch, L tokens of this rank beside the layer (T / tp where tokens are
-cut), H hidden, E experts, K experts of a token, M = T K rows sorted by expert, F local width of an
-expert.
+Shapes: L tokens of this rank beside the layer, T = L etp tokens that it chooses experts of, H
+hidden, E experts of this rank, A experts of all ranks, K experts of a token, M = T K rows sorted by
+expert, R rows of this rank's experts (M without ep), F local width of an expert.
 """
 
 # ruff: noqa: N802, N803, N806, N812, N815 (tensors carry their shape in the name)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,17 +22,18 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from workers.trainer.comm.collectives import (
-    all_reduce,
+    Pending,
     finish,
     gather_rows,
     scatter_rows,
-    start_all_reduce,
     start_scatter_rows,
 )
 from workers.trainer.comm.groups import AxisGroup
+from workers.trainer.model.expert_exchange import RowExchange
 from workers.trainer.model.kernels import EAGER
 from workers.trainer.model.matrix_products import grouped_products, refuse_without_grouped_products
 from workers.trainer.model.parameters import ModelParameter
+from workers.trainer.stopwatch import part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,11 +49,26 @@ class Routing:
     inverse_M: Tensor
     """For each pair its row."""
     ends_E: Tensor
-    """The end of each expert's rows, int32."""
+    """The end of the rows of each of this rank's experts, int32."""
+    exchange: RowExchange | None
+    """Between the ranks that divide the experts; None: this rank has all."""
+
+    @property
+    def weights_M(self) -> Tensor:
+        """The weight of each row."""
+        return self.weights_TK.flatten().index_select(0, self.order_M)
 
     def sorted(self, x_TH: Tensor) -> Tensor:
         """The rows of the tokens by expert."""
         return x_TH.index_select(0, self.order_M // self.experts_TK.shape[1])
+
+    def at_experts(self, *every_M: Tensor) -> Sequence[Tensor]:
+        """Sorted rows on the ranks of their experts."""
+        return every_M if self.exchange is None else self.exchange.to_experts(*every_M)
+
+    def start_to_tokens(self, each_R: Tensor) -> tuple[Tensor, Pending | None]:
+        """Starts sending rows back to the ranks of their tokens."""
+        return (each_R, None) if self.exchange is None else self.exchange.start_to_tokens(each_R)
 
     def combined(self, y_MH: Tensor) -> Tensor:
         """The sum of each token's rows."""
@@ -63,64 +79,71 @@ class Routing:
 class MixtureFunction(Function):
     """residual + the sum over a token's experts of weight x expert(x).
 
-    Forward: an all-reduce of the output over tp; where tokens are cut, an all-gather of the input
-    and a reduce-scatter of the output. Backward: the same of the gradients. Each rank has a slice
-    of every expert's width, and all of the router: its logits are the same on all tp ranks, and the
-    gradient of its weight is the part of this rank's slices.
+    Forward: over etp an all-gather of the input and a reduce-scatter of the output; over ep an
+    all-to-all of the sorted tokens and their weights, and one of the experts' outputs. Backward:
+    the same of the gradients. Each rank has a slice of the width of its experts, and all of the
+    router, of whose weight's gradient it computes the part of its tokens and slices.
 
     The weight of an expert multiplies the rows before the second product, as in Megatron-LM: the
-    outputs of experts need not be kept. The sorted tokens are not kept either but sorted again.
+    outputs of experts need not be kept. Tokens that were sorted are not kept either but sorted
+    again; those that were received are kept.
     """
 
     @staticmethod
     def forward(ctx: Any, x_LH: Tensor, residual_LH: Tensor, layer: MixtureOfExperts) -> Tensor:
-        x_TH = x_LH if layer.token_group is None else gather_rows(x_LH, layer.token_group)
+        x_TH = layer.gathered(x_LH)
         routing = layer.route(x_TH)
-        gate_up_M2F = grouped_products(routing.sorted(x_TH), layer.up_EFH.mT, routing.ends_E)
+        rows_RH, weights_R = routing.at_experts(routing.sorted(x_TH), routing.weights_M)
+        gate_up_R2F = grouped_products(rows_RH, layer.up_EFH.mT, routing.ends_E)
         ctx.layer, ctx.routing = layer, routing
-        ctx.save_for_backward(x_TH, gate_up_M2F)
-        inside_MF = _weighted(layer.kernels.swiglu(gate_up_M2F), routing)
-        y_MH = grouped_products(inside_MF, layer.down_EHF.mT, routing.ends_E)
-        del inside_MF
+        kept = () if routing.exchange is None else (rows_RH,)
+        ctx.save_for_backward(x_TH, gate_up_R2F, weights_R, *kept)
+        del rows_RH, kept
+        inside_RF = layer.kernels.swiglu(gate_up_R2F).mul_(weights_R[:, None])  # rounded once
+        y_RH = grouped_products(inside_RF, layer.down_EHF.mT, routing.ends_E)
+        del inside_RF
+        y_MH, work = routing.start_to_tokens(y_RH)
+        del y_RH
+        _finish(work)
         y_LH = routing.combined(y_MH)
-        if layer.token_group is None:
-            all_reduce(y_LH, layer.group)
-        else:
-            y_LH = scatter_rows(y_LH, layer.token_group)
+        if layer.etp_group is not None:
+            with part("ep"):
+                y_LH = scatter_rows(y_LH, layer.etp_group)
         return y_LH.add_(residual_LH)
 
     @staticmethod
     def backward(ctx: Any, grad_LH: Tensor) -> tuple[Tensor, Tensor, None]:
         layer, routing = ctx.layer, ctx.routing
-        x_TH, gate_up_M2F = ctx.saved_tensors
-        whole = layer.token_group is None
-        grad_MH = routing.sorted(grad_LH if whole else gather_rows(grad_LH, layer.token_group))
-        grad_inside_MF = grouped_products(grad_MH, layer.down_EHF, routing.ends_E)
-        inside_MF = layer.kernels.swiglu(gate_up_M2F)
-        grad_weight_M = (grad_inside_MF.float() * inside_MF).sum(-1)
-        layer.down.add_products(grad_MH, _weighted(inside_MF, routing), routing.ends_E)
-        del grad_MH, inside_MF
-        grad_M2F = layer.kernels.swiglu_backward(gate_up_M2F, _weighted(grad_inside_MF, routing))
-        del grad_inside_MF
-        grad_x_MH = grouped_products(grad_M2F, layer.up_EFH, routing.ends_E)
+        x_TH, gate_up_R2F, weights_R, *kept = ctx.saved_tensors
+        (grad_RH,) = routing.at_experts(routing.sorted(layer.gathered(grad_LH)))
+        grad_inside_RF = grouped_products(grad_RH, layer.down_EHF, routing.ends_E)
+        inside_RF = layer.kernels.swiglu(gate_up_R2F)
+        grad_weights_R = (grad_inside_RF.float() * inside_RF).sum(-1)
+        layer.down.add_products(grad_RH, inside_RF.mul_(weights_R[:, None]), routing.ends_E)
+        del grad_RH, inside_RF
+        grad_R2F = layer.kernels.swiglu_backward(
+            gate_up_R2F, grad_inside_RF.mul_(weights_R[:, None])
+        )
+        del grad_inside_RF
+        returning = [
+            routing.start_to_tokens(each)
+            for each in (grouped_products(grad_R2F, layer.up_EFH, routing.ends_E), grad_weights_R)
+        ]
+        if kept:  # while the rows are on their way
+            layer.up.add_products(grad_R2F, *kept, routing.ends_E)
+        for _, work in returning:
+            _finish(work)
+        (grad_x_MH, _), (grad_weights_M, _) = returning
         grad_TH = routing.combined(grad_x_MH)
-        del grad_x_MH
-        grad_logits_TE = _logit_gradient(grad_weight_M, routing, layer.num_experts)
-        grad_TH.add_(grad_logits_TE @ layer.router.float())
-        if whole:
-            grad_x_LH, summing = grad_TH, start_all_reduce(grad_TH, layer.group)
-        else:
-            grad_x_LH, summing = start_scatter_rows(grad_TH, layer.token_group)
-        layer.up.add_products(grad_M2F, routing.sorted(x_TH), routing.ends_E)
-        layer.router.add_product(grad_logits_TE.t(), x_TH.float())
-        finish(summing)
+        del grad_x_MH, returning
+        grad_logits_TA = _logit_gradient(grad_weights_M, routing, layer.num_experts)
+        grad_TH.add_(grad_logits_TA @ layer.router.float())
+        grad_x_LH, summing = layer.start_scattered(grad_TH)
+        if not kept:
+            layer.up.add_products(grad_R2F, routing.sorted(x_TH), routing.ends_E)
+        layer.router.add_product(grad_logits_TA.t(), x_TH.float())
+        _finish(summing)
         return grad_x_LH, grad_LH, None
-
-
-def _weighted(x_MF: Tensor, routing: Routing) -> Tensor:
-    """Each row times the weight of its expert, in place; the product is rounded once."""
-    weights_M = routing.weights_TK.flatten().index_select(0, routing.order_M)
-    return x_MF.mul_(weights_M[:, None])
 
 
 def _logit_gradient(grad_weight_M: Tensor, routing: Routing, num_experts: int) -> Tensor:
@@ -128,15 +151,21 @@ def _logit_gradient(grad_weight_M: Tensor, routing: Routing, num_experts: int) -
     weights_TK = routing.weights_TK
     grad_TK = grad_weight_M.index_select(0, routing.inverse_M).view_as(weights_TK)
     grad_TK = weights_TK * (grad_TK - (weights_TK * grad_TK).sum(-1, keepdim=True))
-    grad_TE = grad_TK.new_zeros(len(grad_TK), num_experts)
-    return grad_TE.scatter_(1, routing.experts_TK, grad_TK)
+    grad_TA = grad_TK.new_zeros(len(grad_TK), num_experts)
+    return grad_TA.scatter_(1, routing.experts_TK, grad_TK)
+
+
+def _finish(work: Pending | None) -> None:
+    """Waits for rows that are on their way over ep or etp."""
+    with part("ep"):
+        finish(work)
 
 
 _mix: Callable[..., Tensor] = MixtureFunction.apply
 
 
 class MixtureOfExperts(nn.Module):
-    """A router and the experts, of whose widths each tp rank has a slice; adds the residual.
+    """A router and this rank's experts, of whose widths it has a slice; adds the residual.
 
     A token takes the K experts of its largest logits, and their weights are the softmax over these
     K. This is the softmax over all experts with the largest K renormalised (Mixtral,
@@ -144,13 +173,13 @@ class MixtureOfExperts(nn.Module):
     the experts, and no capacity.
 
     Args:
-        router: (E, H).
+        router: (A, H).
         up: gate and up of each expert, (E 2F, H).
         down: (E H, F).
         per_token: K.
-        positions_S: the positions of this rank's tokens in their sequence.
-        group: the tp group; None: there is one rank.
-        cuts_tokens: whether the tokens beside the layer are divided over tp too.
+        positions_T: the positions of the tokens in their sequences.
+        ep_group: the ranks that divide the experts; None: this rank has all.
+        etp_group: the ranks that divide the widths; None: this rank has all.
         shared: the feed-forward that every token takes besides; None: there is none.
     """
 
@@ -161,17 +190,18 @@ class MixtureOfExperts(nn.Module):
         down: ModelParameter,
         *,
         per_token: int,
-        positions_S: Tensor,
-        group: AxisGroup | None,
-        cuts_tokens: bool,
+        positions_T: Tensor,
+        ep_group: AxisGroup | None,
+        etp_group: AxisGroup | None,
         shared: nn.Module | None,
     ) -> None:
         refuse_without_grouped_products()
         super().__init__()
         self.router, self.up, self.down = router, up, down
         self.num_experts, self.hidden_size = router.shape
-        self.per_token, self.positions_S = per_token, positions_S
-        self.group, self.token_group = group, group if cuts_tokens else None
+        self.per_token, self._positions_T = per_token, positions_T
+        self.ep_group, self.etp_group = ep_group, etp_group
+        self._num_own = self.num_experts // (1 if ep_group is None else ep_group.size)
         self.shared = shared
         self.kernels = EAGER
         self.balanced = False
@@ -182,42 +212,61 @@ class MixtureOfExperts(nn.Module):
 
     @property
     def up_EFH(self) -> Tensor:
-        return self.up.detach().view(self.num_experts, -1, self.hidden_size)
+        return self.up.detach().view(self._num_own, -1, self.hidden_size)
 
     @property
     def down_EHF(self) -> Tensor:
-        return self.down.detach().view(self.num_experts, self.hidden_size, -1)
+        return self.down.detach().view(self._num_own, self.hidden_size, -1)
 
     def forward(self, x_LH: Tensor, residual_LH: Tensor) -> Tensor:
         if self.shared is not None:
             residual_LH = self.shared(x_LH, residual_LH)
         return _mix(x_LH, residual_LH, self)
 
+    def gathered(self, x_LH: Tensor) -> Tensor:
+        """The tokens of all ranks that have slices of the same experts."""
+        if self.etp_group is None:
+            return x_LH
+        with part("ep"):
+            return gather_rows(x_LH, self.etp_group)
+
+    def start_scattered(self, grad_TH: Tensor) -> tuple[Tensor, Pending | None]:
+        """Starts summing gradients over these ranks; returns those of the own tokens."""
+        if self.etp_group is None:
+            return grad_TH, None
+        with part("ep"):
+            return start_scatter_rows(grad_TH, self.etp_group)
+
     def route(self, x_TH: Tensor) -> Routing:
-        """Chooses the experts of each token, from logits in fp32."""
-        logits_TE = F.linear(x_TH.float(), self.router.float())
-        experts_TK = logits_TE.topk(self.per_token, dim=-1).indices
+        """Chooses the experts of each token, from logits in fp32.
+
+        Communicates: an all-gather of the counts over ep.
+        """
+        logits_TA = F.linear(x_TH.float(), self.router.float())
+        experts_TK = logits_TA.topk(self.per_token, dim=-1).indices
         if self.balanced:
             experts_TK = self._in_turn(experts_TK)
         experts_M = experts_TK.flatten()
         order_M = experts_M.argsort(stable=True)
         rows_M = torch.arange(len(order_M), device=order_M.device)
         ones_M = torch.ones_like(experts_M)
-        counts_E = ones_M.new_zeros(self.num_experts).scatter_add_(0, experts_M, ones_M)
+        counts_A = ones_M.new_zeros(self.num_experts).scatter_add_(0, experts_M, ones_M)
+        exchange = None if self.ep_group is None else RowExchange(counts_A, self.ep_group)
         if self.load_sums is not None:
-            fullest = counts_E.max() * (self.num_experts / len(order_M))
+            all_A = counts_A if exchange is None else exchange.counts_NA.sum(0)
+            fullest = all_A.max() * (self.num_experts / all_A.sum())
             self.load_sums += torch.stack((fullest, torch.ones_like(fullest)))
         return Routing(
             experts_TK=experts_TK,
-            weights_TK=logits_TE.gather(1, experts_TK).softmax(-1),
+            weights_TK=logits_TA.gather(1, experts_TK).softmax(-1),
             order_M=order_M,
             inverse_M=torch.empty_like(order_M).scatter_(0, order_M, rows_M),
-            ends_E=counts_E.cumsum(0).to(torch.int32),
+            ends_E=counts_A.cumsum(0).to(torch.int32) if exchange is None else exchange.ends_E,
+            exchange=exchange,
         )
 
     def _in_turn(self, experts_TK: Tensor) -> Tensor:
-        tokens_T = torch.arange(len(experts_TK), device=experts_TK.device)
-        positions_S = self.positions_S.to(tokens_T.device)
-        first_T = positions_S[tokens_T % len(positions_S)] * self.per_token
-        choices_K = torch.arange(self.per_token, device=first_T.device)
+        self._positions_T = self._positions_T.to(experts_TK.device)
+        choices_K = torch.arange(self.per_token, device=experts_TK.device)
+        first_T = self._positions_T * self.per_token
         return (first_T[:, None] + choices_K) % self.num_experts

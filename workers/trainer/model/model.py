@@ -19,15 +19,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from search_spaces.mesh import coordinates
 from search_spaces.spec.layout import Recompute
 from search_spaces.spec.model_shape import ModelShape
+from workers.trainer.batches import own_chunks
 from workers.trainer.comm.mesh import Mesh
 from workers.trainer.model.attention import attention_window, rotary_tables, rotate
 from workers.trainer.model.backward import recomputed
 from workers.trainer.model.context_parallel import attention_core
 from workers.trainer.model.experts import MixtureOfExperts
 from workers.trainer.model.kernels import EAGER, LayerNorm, QueryKeyNorm, RMSNorm, swiglu
-from workers.trainer.model.parameters import ModelParameter, ParameterPart, declare
+from workers.trainer.model.parameters import Cut, ModelParameter, ParameterPart, declare
 from workers.trainer.model.tensor_parallel import ColumnParallel, RowParallel
 from workers.trainer.model.vocabulary import Embedding, vocab_cross_entropy
 
@@ -44,7 +46,8 @@ class StageBuilder:
         return self.shape.family == "gpt"
 
     def declare(self, *parts: ParameterPart, counted: bool = True) -> ModelParameter:
-        return declare(*parts, tp=self.mesh.layout.tp, counted=counted)
+        cut = Cut(self.mesh.place.tp_rank, self.mesh.layout.tp)
+        return declare(*parts, cut=cut, counted=counted)
 
     def column(self, prefix: str, outputs: dict[str, int]) -> ColumnParallel:
         """A fused column-parallel layer of several named projections of the residual stream."""
@@ -97,27 +100,43 @@ class StageBuilder:
         return QueryKeyNorm(query, key, num_heads=heads, num_kv_heads=kv_heads)
 
     def experts(self, prefix: str) -> MixtureOfExperts:
-        """The router and all experts, each a logical parameter of its own for each matrix."""
-        shape, mesh = self.shape, self.mesh
+        """The router, and the experts of this rank, each a logical parameter for each matrix."""
+        shape, mesh, place = self.shape, self.mesh, self.mesh.expert_place
         width, hidden = shape.moe_ffn_hidden_size, shape.hidden_size
-        names = [f"{prefix}.experts.{index}" for index in range(shape.num_experts)]
+        each = shape.num_experts // mesh.layout.ep
+        names = [f"{prefix}.experts.{place.ep_rank * each + index}" for index in range(each)]
         up = [
             _normal(f"{name}.{half}.weight", width, hidden, dim=0)
             for name in names
             for half in ("gate", "up")
         ]
         down = [_normal(f"{n}.down.weight", hidden, width, dim=1, std=self.row_std) for n in names]
+        cut = Cut(place.etp_rank, mesh.layout.etp)
         shared = shape.shared_expert_ffn_hidden_size
         return MixtureOfExperts(
             self.declare(_whole(f"{prefix}.router.weight", shape.num_experts, hidden)),
-            self.declare(*up),
-            self.declare(*down),
+            declare(*up, cut=cut, of_experts=True),
+            declare(*down, cut=cut, of_experts=True),
             per_token=shape.experts_per_token,
-            positions_S=mesh.own_positions(torch.arange(shape.seq_length)),
-            group=mesh.tp_group,
-            cuts_tokens=mesh.cuts_tokens,
+            positions_T=self.routed_positions(),
+            ep_group=mesh.ep_group,
+            etp_group=mesh.etp_group,
             shared=FeedForward(self, f"{prefix}.shared_expert", shared) if shared else None,
         )
+
+    def routed_positions(self) -> Tensor:
+        """The position in its sequence of each token that this rank's routers choose experts of.
+
+        They are those of the ranks of its etp group, one after the other.
+        """
+        layout, seq_length = self.mesh.layout, self.shape.seq_length
+        ranks = [self.mesh.rank] if self.mesh.etp_group is None else self.mesh.etp_group.ranks
+        positions = []
+        for place in (coordinates(rank, layout) for rank in ranks):
+            own_S = own_chunks(torch.arange(seq_length), layout.cp, place.cp_rank)
+            tokens_T = own_S.repeat(layout.micro_batch_size)
+            positions.append(tokens_T.chunk(layout.tp)[place.tp_rank])
+        return torch.cat(positions)
 
     def embedding(self) -> Embedding:
         shape, positions = self.shape, None

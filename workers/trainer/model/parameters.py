@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,13 @@ _CONVERTED_ELEMENTS: Final = 1 << 16
 """Elements of a gradient converted to fp32 at once: a quarter of a core's cache or less."""
 
 
+class Cut(NamedTuple):
+    """Which of how many slices of a parameter a rank holds: over tp, or of experts over etp."""
+
+    place: int
+    parts: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterPart:
     """A logical parameter, and how tensor parallelism divides it."""
@@ -36,17 +43,17 @@ class ParameterPart:
     shape: tuple[int, ...]
     """Shape of the whole parameter."""
     shard_dim: int | None
-    """Dim that is divided over tp; None: every tp rank holds the whole parameter."""
+    """Dim that is divided over tp, of experts over etp; None: each holds the whole parameter."""
     init: Literal["normal", "zeros", "ones"]
     std: float = 0.02
     """Standard deviation, if init is "normal"."""
     partial_gradient: bool = False
     """Whether each tp rank has a part of the gradient of a parameter that it holds whole."""
 
-    def local_shape(self, tp: int) -> tuple[int, ...]:
-        """Shape of one rank's slice."""
+    def local_shape(self, count: int) -> tuple[int, ...]:
+        """Shape of one of so many slices."""
         return tuple(
-            size // tp if dim == self.shard_dim else size for dim, size in enumerate(self.shape)
+            size // count if dim == self.shard_dim else size for dim, size in enumerate(self.shape)
         )
 
 
@@ -58,6 +65,9 @@ class ModelParameter(nn.Parameter):
     """
 
     parts: tuple[ParameterPart, ...]
+    cut: Cut
+    of_experts: bool
+    """Whether it belongs to experts, so that other ranks hold the same than of other parameters."""
     main_grad: Tensor
     counted: bool
     """Whether this copy counts in the norm of the gradient (a tied embedding has two copies)."""
@@ -145,45 +155,45 @@ class ModelParameter(nn.Parameter):
             self.when_final()
 
 
-def declare(*parts: ParameterPart, tp: int, counted: bool = True) -> ModelParameter:
-    """Declares a rank's slice of one logical parameter, or of several stacked along dim 0."""
-    shapes = [part.local_shape(tp) for part in parts]
-    shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
-    return attach(ModelParameter(torch.empty(shape, device="meta")), parts, counted=counted)
-
-
-def attach(
-    parameter: ModelParameter, parts: tuple[ParameterPart, ...], *, counted: bool
+def declare(
+    *parts: ParameterPart, cut: Cut, counted: bool = True, of_experts: bool = False
 ) -> ModelParameter:
-    """Sets the parameter's description."""
-    parameter.parts = parts
-    parameter.counted = counted
+    """Declares a rank's slice of one logical parameter, or of several stacked along dim 0."""
+    shapes = [part.local_shape(cut.parts) for part in parts]
+    shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+    parameter = ModelParameter(torch.empty(shape, device="meta"))
+    parameter.parts, parameter.cut = parts, cut
+    parameter.counted, parameter.of_experts = counted, of_experts
     return parameter
 
 
-def local_parts(
-    parts: tuple[ParameterPart, ...], value: Tensor, *, tp: int
-) -> Iterator[tuple[ParameterPart, Tensor]]:
-    """The logical parameters' slices of a (fused) value, as views."""
+def describe_as(parameter: ModelParameter, declared: ModelParameter) -> None:
+    """Gives the parameter the description of a declared one."""
+    parameter.parts, parameter.cut = declared.parts, declared.cut
+    parameter.counted, parameter.of_experts = declared.counted, declared.of_experts
+
+
+def local_parts(parameter: ModelParameter, value: Tensor) -> Iterator[tuple[ParameterPart, Tensor]]:
+    """The logical parameters' slices of a (fused) value of the parameter's shape, as views."""
     start = 0
-    for part in parts:
-        rows = part.local_shape(tp)[0]
+    for part in parameter.parts:
+        rows = part.local_shape(parameter.cut.parts)[0]
         yield part, value[start : start + rows]
         start += rows
 
 
-def initialise(value: Tensor, part: ParameterPart, *, seed: int, tp_rank: int) -> None:
-    """Initialises one rank's slice of a logical parameter, the same numbers in every layout."""
+def initialise(value: Tensor, part: ParameterPart, *, seed: int, index: int) -> None:
+    """Initialises one slice of a logical parameter, the same numbers in every layout."""
     if part.init != "normal":
         value.fill_(1.0 if part.init == "ones" else 0.0)
         return
     row_elements = max(torch.Size(part.shape[1:]).numel(), 1)
     block_rows = max(_BLOCK_ELEMENTS // row_elements, 1)
-    first_row = tp_rank * value.shape[0] if part.shard_dim == 0 else 0
+    first_row = index * value.shape[0] if part.shard_dim == 0 else 0
     last_row = first_row + value.shape[0]
     columns = slice(None)
     if part.shard_dim == 1:
-        columns = slice(tp_rank * value.shape[1], (tp_rank + 1) * value.shape[1])
+        columns = slice(index * value.shape[1], (index + 1) * value.shape[1])
     generator = torch.Generator(device=value.device)
     for block in range(first_row // block_rows, -(-last_row // block_rows)):
         start, end = block * block_rows, min((block + 1) * block_rows, part.shape[0])

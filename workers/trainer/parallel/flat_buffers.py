@@ -2,7 +2,7 @@
 
 Parameters lie in reverse order, so that the gradients that a backward pass finishes first come
 first. They start at multiples of 64 elements. The buffers are divided into buckets, and dp divides
-every bucket evenly.
+every bucket evenly; experts, of which fewer ranks hold the same, have buckets of their own.
 
 ZeRO-2 keeps only this rank's shares of the buckets of gradients, one after the other, and ZeRO-3 of
 the weights too. A bucket is then a layer; the whole weights and gradients of two layers at a time
@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from functools import partial
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Final, NamedTuple
 
@@ -30,7 +31,7 @@ from workers.trainer.model.model import RankModel
 from workers.trainer.model.parameters import (
     ModelParameter,
     ParameterPart,
-    attach,
+    describe_as,
     initialise,
     local_parts,
 )
@@ -93,10 +94,12 @@ class FlatPlan:
     """Start of each parameter, in reverse order."""
     buckets: tuple[Span, ...]
     """Spans whose gradients are reduced together."""
+    of_experts: tuple[bool, ...]
+    """Whether the bucket's parameters are those of experts that other ranks hold than the rest."""
     shared_bucket: int | None = None
     """The bucket of the parameter that another stage holds, too. It holds no other parameter."""
     layers: tuple[tuple[int, ...], ...] = ()
-    """Buckets of each layer, in forward order, where a bucket holds no more than a layer."""
+    """Sharded buckets of each layer, in forward order, if a bucket holds no more than a layer."""
 
     @property
     def num_elements(self) -> int:
@@ -144,36 +147,65 @@ def plan_flat(
     sizes: list[int],
     *,
     dp: int,
+    edp: int = 1,
     shared: int | None = None,
     bucket_elements: int | None = None,
     layers: Sequence[int] | None = None,
+    experts: Collection[int] = (),
 ) -> FlatPlan:
     """Plans the flat buffers for parameters of these sizes, which are already in reverse order.
 
     `shared` is the index of the parameter that two stages hold. It gets a bucket of its own: the
     bucket has the same shares on both stages, so that they can sum it share by share. With the
-    number of each parameter's layer, `layers`, every layer is a bucket.
+    number of each parameter's layer, `layers`, every layer is a bucket. The parameters with the
+    indices `experts` have buckets of their own, which edp divides evenly.
     """
     if bucket_elements is None:
         bucket_elements = max(BUCKET_ELEMENTS, sum(sizes) // MAX_BUCKETS)
-    offsets: list[int] = []
-    buckets: list[Span] = []
+    offsets, buckets, of_experts = [0] * len(sizes), list[Span](), list[bool]()
     shared_bucket = None
-    start = bucket_start = 0
-    for index, size in enumerate(sizes):
-        offsets.append(start)
-        start = _round_up(start + size, ALIGNMENT)
-        is_last = index == len(sizes) - 1
-        is_full = is_last or start - bucket_start >= bucket_elements
-        if layers is not None:
-            is_full = is_last or layers[index] != layers[index + 1]
-        if is_full or shared in (index, index + 1):
-            start = bucket_start + _round_up(start - bucket_start, ALIGNMENT * dp)
-            if index == shared:
-                shared_bucket = len(buckets)
-            buckets.append(Span(bucket_start, start))
-            bucket_start = start
-    return FlatPlan(offsets=tuple(offsets), buckets=tuple(buckets), shared_bucket=shared_bucket)
+    for members in _members(sizes, shared, bucket_elements, layers, experts):
+        start = end = buckets[-1].end if buckets else 0
+        for index in members:
+            offsets[index] = end
+            end = _round_up(end + sizes[index], ALIGNMENT)
+        if members == [shared]:
+            shared_bucket = len(buckets)
+        of_experts.append(members[0] in experts)
+        divisor = ALIGNMENT * (edp if of_experts[-1] else dp)
+        buckets.append(Span(start, start + _round_up(end - start, divisor)))
+    return FlatPlan(
+        offsets=tuple(offsets),
+        buckets=tuple(buckets),
+        of_experts=tuple(of_experts),
+        shared_bucket=shared_bucket,
+    )
+
+
+def _members(
+    sizes: list[int],
+    shared: int | None,
+    bucket_elements: int,
+    layers: Sequence[int] | None,
+    experts: Collection[int],
+) -> Iterator[list[int]]:
+    """The parameters of each bucket, in the order in which the buckets are full.
+
+    One bucket of experts and one of other parameters are filled at the same time.
+    """
+    filling: dict[bool, list[int]] = {False: [], True: []}
+    for index in range(len(sizes)):
+        members = filling[index in experts]
+        starts_layer = layers is not None and members and layers[members[-1]] != layers[index]
+        if members and (starts_layer or shared in (index, members[-1])):
+            yield members.copy()
+            members.clear()
+        members.append(index)
+        size = sum(_round_up(sizes[member], ALIGNMENT) for member in members)
+        if layers is None and size >= bucket_elements:
+            yield members.copy()
+            members.clear()
+    yield from (members for members in filling.values() if members)
 
 
 class Window:
@@ -207,6 +239,23 @@ class Window:
         self._taken.remove((span.start, span.end))
 
 
+class _Kept:
+    """What a rank keeps of all buckets: of each the whole, or its own share."""
+
+    def __init__(self, plan: FlatPlan, spans: Sequence[Span]) -> None:
+        """For the span of each bucket that is kept."""
+        sizes = [span.end - span.start for span in spans]
+        self.num_elements = sum(sizes)
+        starts = accumulate(sizes, initial=0)
+        self._plan = plan
+        self._shifts = [start - span.start for start, span in zip(starts, spans, strict=False)]
+
+    def part(self, memory: Tensor, span: Span) -> Tensor:
+        """The part of the kept elements that a span within a bucket consists of."""
+        shift = self._shifts[self._plan.bucket_of(span.start)]
+        return memory[span.start + shift : span.end + shift]
+
+
 class FlatBuffers:
     """The weights and gradients of one rank; every parameter of the model is a view of them.
 
@@ -218,15 +267,16 @@ class FlatBuffers:
     ) -> None:
         """Allocates memory for the model's declared parameters, and initialises them."""
         self.plan = plan = plan_model(model, mesh)
-        self._shares_weights, self._shares_gradients = mesh.shards_weights, mesh.shards_gradients
-        self._num_shards = mesh.num_shards
-        own_elements = plan.num_elements // mesh.num_shards
-        self.weights = torch.zeros(
-            own_elements if mesh.shards_weights else plan.num_elements, dtype=dtype, device=device
-        )
-        self.gradients = torch.zeros(
-            own_elements if mesh.shards_gradients else plan.num_elements, device=device
-        )
+        self.copies = [mesh.copies_of(experts=of_experts) for of_experts in plan.of_experts]
+        """The ranks that hold each bucket."""
+        self.owned = [
+            bucket.share(copies.num_shards, copies.shard_rank)
+            for bucket, copies in zip(plan.buckets, self.copies, strict=True)
+        ]
+        """The part of each bucket that this rank updates; without ZeRO, all of it."""
+        self._kept_weights, self._kept_gradients = kept_of(plan, mesh)
+        self.weights = torch.zeros(self._kept_weights.num_elements, dtype=dtype, device=device)
+        self.gradients = torch.zeros(self._kept_gradients.num_elements, device=device)
         self.weight_window = self.gradient_window = None
         if mesh.shards_weights:
             self.weight_window = Window(plan.window_elements, dtype, device)
@@ -234,51 +284,47 @@ class FlatBuffers:
             self.gradient_window = Window(
                 plan.open_elements, torch.float32, device, reserved=plan.reserved_elements
             )
-        self.owned = [bucket.share(mesh.num_shards, mesh.shard_rank) for bucket in plan.buckets]
-        """The part of each bucket that this rank updates; without ZeRO, all of it."""
-        self.slots: list[Slot] = []
         uses = Counter(id(old) for _, _, old in _owned_parameters(model))
         made: dict[ModelParameter, ModelParameter] = {}
-        for old, start in zip(_declared_parameters(model)[::-1], self.plan.offsets, strict=True):
-            end = start + old.numel()
-            window = self.weight_window
-            whole = self.weights[start:end] if window is None else window.memory[: end - start]
-            parameter = ModelParameter(whole.view(old.shape))
-            attach(parameter, old.parts, counted=old.counted)
-            if not mesh.shards_gradients:
-                parameter.main_grad = self.gradients[start:end].view(old.shape)
-            with torch.no_grad():
-                for part, value in local_parts(old.parts, parameter, tp=mesh.layout.tp):
-                    initialise(value, part, seed=seed, tp_rank=mesh.place.tp_rank)
-            made[old] = parameter
-            slot = Slot(
-                parameter=parameter,
-                shape=old.shape,
-                uses=uses[id(old)],
-                bucket=plan.bucket_of(start),
-                start=start,
-                end=end,
-            )
+        self.slots: list[Slot] = []
+        for old, start in zip(_declared_parameters(model)[::-1], plan.offsets, strict=True):
+            slot = self._filled_slot(old, start, uses=uses[id(old)], seed=seed)
             self.slots.append(slot)
-            if window is not None:
-                for first, last in slot.overlaps(self.owned):
-                    self.own_weights(Span(first, last)).copy_(whole[first - start : last - start])
+            made[old] = slot.parameter
         for module, name, old in list(_owned_parameters(model)):
             setattr(module, name, made[old])
 
+    def _filled_slot(self, old: ModelParameter, start: int, *, uses: int, seed: int) -> Slot:
+        """Gives a declared parameter its memory, and its initial values."""
+        end, bucket = start + old.numel(), self.plan.bucket_of(start)
+        copies, span = self.copies[bucket], Span(start, end)
+        if copies.shards_weights:
+            assert self.weight_window is not None
+            whole = self.weight_window.memory[: end - start]
+        else:
+            whole = self.own_weights(span)
+        parameter = ModelParameter(whole.view(old.shape))
+        describe_as(parameter, old)
+        if not copies.shards_gradients:
+            parameter.main_grad = self.own_gradients(span).view(old.shape)
+        with torch.no_grad():
+            for part, value in local_parts(old, parameter):
+                initialise(value, part, seed=seed, index=old.cut.place)
+        slot = Slot(
+            parameter=parameter, shape=old.shape, uses=uses, bucket=bucket, start=start, end=end
+        )
+        if copies.shards_weights:
+            for first, last in slot.overlaps(self.owned):
+                self.own_weights(Span(first, last)).copy_(whole[first - start : last - start])
+        return slot
+
     def own_weights(self, span: Span) -> Tensor:
-        """The weights of a part of a bucket that this rank owns."""
-        return self._own(self.weights, span) if self._shares_weights else self.weights[slice(*span)]
+        """The weights of a part of a bucket that this rank keeps."""
+        return self._kept_weights.part(self.weights, span)
 
     def own_gradients(self, span: Span) -> Tensor:
-        """The gradients of a part of a bucket that this rank owns."""
-        own = self.gradients
-        return self._own(own, span) if self._shares_gradients else own[slice(*span)]
-
-    def _own(self, shares: Tensor, span: Span) -> Tensor:
-        bucket = self.plan.bucket_of(span.start)
-        start = self.plan.buckets[bucket].start // self._num_shards - self.owned[bucket].start
-        return shares[start + span.start : start + span.end]
+        """The gradients of a part of a bucket that this rank keeps."""
+        return self._kept_gradients.part(self.gradients, span)
 
     def expect_gradients(self, num_microbatches: int) -> None:
         """Begins a step: each parameter's first gradient overwrites that of the previous step."""
@@ -295,20 +341,43 @@ def plan_model(model: RankModel, mesh: Mesh) -> FlatPlan:
     """Plans the flat buffers of the model's declared parameters."""
     declared, shared = _declared_parameters(model)[::-1], model.tied_weight
     index = next((i for i, parameter in enumerate(declared) if parameter is shared), None)
-    sizes, dp = [parameter.numel() for parameter in declared], mesh.layout.dp_cp
+    sizes = [parameter.numel() for parameter in declared]
+    experts = [] if mesh.expert_copies is mesh.copies else declared
+    apart = {i for i, parameter in enumerate(experts) if parameter.of_experts}
+    plan_with = partial(
+        plan_flat,
+        sizes,
+        dp=mesh.copies.size,
+        edp=mesh.expert_copies.size,
+        shared=index,
+        experts=apart,
+    )
     if not mesh.shards_gradients:
-        return plan_flat(sizes, dp=dp, shared=index)
+        return plan_with()
     layers = [
         [id(parameter) for module in layer for parameter in module.parameters()]
         for layer in model.layers
     ]
     of = {key: number for number, keys in reversed(list(enumerate(layers))) for key in keys}
-    numbers = [of[id(parameter)] for parameter in declared]
-    plan = plan_flat(sizes, dp=dp, shared=index, layers=numbers)
+    plan = plan_with(layers=[of[id(parameter)] for parameter in declared])
     places = zip(declared, plan.offsets, strict=True)
     bucket_of = {id(parameter): plan.bucket_of(start) for parameter, start in places}
-    held = (tuple(sorted({bucket_of[key] for key in keys})) for keys in layers)
-    return replace(plan, layers=tuple(held))
+    is_sharded = [mesh.copies_of(experts=each).shards_gradients for each in plan.of_experts]
+    held = ({bucket_of[key] for key in keys} for keys in layers)
+    return replace(
+        plan, layers=tuple(tuple(sorted(each for each in of if is_sharded[each])) for of in held)
+    )
+
+
+def kept_of(plan: FlatPlan, mesh: Mesh) -> tuple[_Kept, _Kept]:
+    """What this rank keeps of weights and of gradients."""
+    weights, gradients = list[Span](), list[Span]()
+    for bucket, of_experts in zip(plan.buckets, plan.of_experts, strict=True):
+        copies = mesh.copies_of(experts=of_experts)
+        own = bucket.share(copies.num_shards, copies.shard_rank)
+        weights.append(own if copies.shards_weights else bucket)
+        gradients.append(own if copies.shards_gradients else bucket)
+    return _Kept(plan, weights), _Kept(plan, gradients)
 
 
 def _declared_parameters(model: nn.Module) -> list[ModelParameter]:
@@ -350,17 +419,19 @@ class Rectangle:
         return self.start + prod(self.sizes)
 
 
-def rectangles(slots: Iterable[Slot], span: Span, *, tp: int, tp_rank: int) -> Iterator[Rectangle]:
+def rectangles(slots: Iterable[Slot], span: Span) -> Iterator[Rectangle]:
     """The boxes that a span of the flat buffers consists of, without its padding."""
     for slot in slots:
         part_start = slot.start
         for part in slot.parameter.parts:
-            shape = part.local_shape(tp)
+            cut = slot.parameter.cut
+            shape = part.local_shape(cut.parts)
             part_end = part_start + prod(shape)
             first, last = max(span.start, part_start), min(span.end, part_end)
             if first < last:
                 corner = tuple(
-                    tp_rank * size if dim == part.shard_dim else 0 for dim, size in enumerate(shape)
+                    cut.place * size if dim == part.shard_dim else 0
+                    for dim, size in enumerate(shape)
                 )
                 for offsets, sizes in _boxes(shape, first - part_start, last - part_start):
                     yield Rectangle(

@@ -18,7 +18,6 @@ from torch.autograd import Function
 
 from search_spaces.schedules import Action, Backward, Forward
 from workers.trainer.comm.collectives import Pending, finish, start_gather_of_shares
-from workers.trainer.comm.mesh import Mesh
 from workers.trainer.model.model import RankModel
 from workers.trainer.model.vocabulary import Embedding
 from workers.trainer.parallel.flat_buffers import FlatBuffers, Slot, Span, Window
@@ -33,11 +32,9 @@ class GatheredWeights:
     weights, forward alone. Full recomputation adds none.
     """
 
-    def __init__(
-        self, flat: FlatBuffers, model: RankModel, mesh: Mesh, schedule: Sequence[Action]
-    ) -> None:
+    def __init__(self, flat: FlatBuffers, model: RankModel, schedule: Sequence[Action]) -> None:
         assert flat.weight_window is not None
-        self.flat, self.mesh = flat, mesh
+        self.flat = flat
         self._window: Window = flat.weight_window
         self._slots: list[list[Slot]] = [
             [slot for slot in flat.slots if slot.bucket in buckets] for buckets in flat.plan.layers
@@ -85,13 +82,16 @@ class GatheredWeights:
         return self._window.fits(self.flat.plan.size(*self.flat.plan.layers[layer]))
 
     def _start(self, layer: int) -> None:
-        plan, group, buckets = self.flat.plan, self.mesh.shard_group, self.flat.plan.layers[layer]
-        assert group is not None
+        plan, buckets = self.flat.plan, self.flat.plan.layers[layer]
         span = self._window.take(plan.size(*buckets))
         self._spans[layer], self._works[layer], start = span, [], span.start
         for bucket in buckets:
             whole = self._window.memory[start : start + plan.size(bucket)]
-            own = self.flat.own_weights(self.flat.owned[bucket])
+            own, group = (
+                self.flat.own_weights(self.flat.owned[bucket]),
+                self.flat.copies[bucket].shard_group,
+            )
+            assert group is not None, "a bucket of one rank is sharded"
             self._works[layer].append(start_gather_of_shares(whole, group, tag=bucket, own=own))
             start += len(whole)
 

@@ -1,4 +1,4 @@
-"""Sums gradients over the ranks of dp and cp during the backward pass.
+"""Sums gradients over the ranks that hold the same weights during the backward pass.
 
 A bucket is sent as soon as its last gradient of the step is final. This happens in the backward
 pass of the last micro-batch; nothing is sent while gradients still accumulate. Every rank starts
@@ -42,9 +42,11 @@ class GradientReduction:
     def __init__(self, flat: FlatBuffers, mesh: Mesh) -> None:
         self.flat, self.mesh = flat, mesh
         self.owned = flat.owned
-        self._waits_early = mesh.shard_group is not None and (
-            mesh.replica_group is not None or flat.gradients.device.type == "cpu"
-        )
+        self._waits_early = [
+            copies.shard_group is not None
+            and (copies.replica_group is not None or flat.gradients.device.type == "cpu")
+            for copies in flat.copies
+        ]
         self._summed_over_tp = [
             slot
             for slot in flat.slots
@@ -54,23 +56,21 @@ class GradientReduction:
         ]
         self._members = [0] * len(self.owned)
         self._pending: list[Pending | None] = []
-        self._num_scattered = 0
-        if mesh.layout.dp_cp > 1:
-            for slot in flat.slots:
-                self._members[slot.bucket] += 1
-                slot.parameter.when_final = partial(self._count, slot.bucket)
+        self._is_scattered = [False] * len(self.owned)
+        for slot in flat.slots:
+            self._members[slot.bucket] += 1
+            slot.parameter.when_final = partial(self._count, slot.bucket)
 
     def begin(self) -> None:
         """Begins a step, in which no gradient is final yet."""
         self.flat.expect_gradients(self.mesh.layout.num_microbatches)
         self._missing = list(self._members)
-        self._pending, self._num_scattered = [], 0
+        self._pending, self._is_scattered = [], [False] * len(self.owned)
 
     def finished(self) -> Iterator[int]:
         """Yields the buckets in order, each when its owned gradients are of the global batch."""
         needs_sums = bool(self._summed_over_tp) or self.mesh.embedding_group is not None
-        if self.mesh.layout.dp_cp > 1:
-            assert len(self._pending) == len(self.owned), "a bucket was not started"
+        assert len(self._pending) == len(self.owned), "a bucket was not started"
         for bucket in range(len(self.owned)):
             with part("dp"):
                 self._finish(bucket)
@@ -90,27 +90,26 @@ class GradientReduction:
                 self._start(len(self._pending))
 
     def _start(self, index: int) -> None:
-        if self._waits_early and index >= _BUCKETS_IN_FLIGHT:
+        if self._waits_early[index] and index >= _BUCKETS_IN_FLIGHT:
             self._end_scatter(index - _BUCKETS_IN_FLIGHT)
-        bucket, mesh = self.flat.plan.buckets[index], self.mesh
-        whole = self.flat.gradients[bucket.start : bucket.end]
-        if mesh.shard_group is not None:
-            self._pending.append(start_sum_of_shares(whole, mesh.shard_group, tag=index))
+        copies = self.flat.copies[index]
+        whole = self.flat.own_gradients(self.flat.plan.buckets[index])
+        if copies.shard_group is not None:
+            self._pending.append(start_sum_of_shares(whole, copies.shard_group, tag=index))
         else:
-            self._pending.append(start_all_reduce(whole, mesh.replica_group))
+            self._pending.append(start_all_reduce(whole, copies.replica_group))
 
     def _end_scatter(self, index: int) -> None:
         """Waits for the sum over the shard group, and starts the sum over the replica group."""
-        if self.mesh.shard_group is None or index < self._num_scattered:
+        copies = self.flat.copies[index]
+        if copies.shard_group is None or self._is_scattered[index]:
             return
         finish(self._pending[index])
-        self._pending[index] = start_all_reduce(self._own(index), self.mesh.replica_group)
-        self._num_scattered = index + 1
+        self._pending[index] = start_all_reduce(self._own(index), copies.replica_group)
+        self._is_scattered[index] = True
 
     def _finish(self, index: int) -> None:
-        if self.mesh.layout.dp_cp == 1:
-            return
-        if self.mesh.replica_group is not None:
+        if self.flat.copies[index].replica_group is not None:
             # Starts the replica sums of all later buckets before it waits for the first one.
             for later in range(index, len(self.owned)):
                 self._end_scatter(later)

@@ -63,7 +63,7 @@ class FlatOptimizer:
         self.first_moments = self._like_spans(spans) if adamw else []
         self.second_moments = self._like_spans(spans) if adamw else []
         self.steps = [torch.zeros((), device=flat.weights.device) for _ in spans] if adamw else []
-        self._norm_views = [self._counted(span) for span in spans]
+        self._norm_views = [self._counted(bucket) for bucket in range(len(spans))]
         self._gathering: list[Pending | None] = []
 
     def _like_spans(self, spans: list[Span]) -> list[Tensor]:
@@ -71,10 +71,10 @@ class FlatOptimizer:
         state = torch.zeros(sum(sizes), device=self.flat.weights.device)
         return list(torch.split(state, sizes))
 
-    def _counted(self, span: Span) -> list[Tensor]:
+    def _counted(self, bucket: int) -> list[Tensor]:
         """The gradients of an owned span that this rank, and no other, counts in the norm."""
-        mesh, views = self.mesh, []
-        counted = span.share(mesh.layout.dp_cp // mesh.num_shards, mesh.replica_rank)
+        mesh, copies, views = self.mesh, self.flat.copies[bucket], []
+        counted = self.spans[bucket].share(copies.num_replicas, copies.replica_rank)
         for slot in self.flat.slots:
             elsewhere = slot.parameter.replicated and mesh.place.tp_rank > 0
             if slot.parameter.counted and not elsewhere:
@@ -143,9 +143,10 @@ class FlatOptimizer:
     def _start_publishing(self, index: int) -> None:
         if self.is_mixed:
             self.weights[index].copy_(self.masters[index])
-        group, bucket = self.mesh.shard_group, self.flat.plan.buckets[index]
-        if group is not None and not self.mesh.shards_weights:
-            whole = self.flat.weights[bucket.start : bucket.end]
+        copies = self.flat.copies[index]
+        group = copies.shard_group
+        if group is not None and not copies.shards_weights:
+            whole = self.flat.own_weights(self.flat.plan.buckets[index])
             with part("dp"):
                 self._gathering.append(start_gather_of_shares(whole, group, tag=index))
 

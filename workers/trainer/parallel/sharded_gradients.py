@@ -46,13 +46,16 @@ class ShardedGradients(GradientReduction):
         self._slots: list[list[Slot]] = [[] for _ in self.owned]
         for slot in flat.slots:
             self._slots[slot.bucket].append(slot)
-            slot.parameter.when_first = partial(self._open, slot.bucket)
+            if flat.copies[slot.bucket].shards_gradients:
+                slot.parameter.when_first = partial(self._open, slot.bucket)
         self._shares = [self._own(index) for index in range(len(self.owned))]
         self._views: dict[tuple[int, Span], tuple[list[Tensor], list[Tensor]]] = {}
 
     def begin(self) -> None:
         """Begins a step, in which no gradient is there yet."""
-        self.flat.expect_gradients(1)
+        for slot in self.flat.slots:
+            is_sharded = self.flat.copies[slot.bucket].shards_gradients
+            slot.expect_gradients(1 if is_sharded else self.mesh.layout.num_microbatches)
         self._missing = list(self._members)
         self._unsent = [self.mesh.layout.num_microbatches] * len(self.owned)
         self._open_at: dict[int, Span] = {}
@@ -101,8 +104,13 @@ class ShardedGradients(GradientReduction):
         self._missing[bucket] -= 1
         if self._missing[bucket]:
             return
-        span, group = self._open_at.pop(bucket), self.mesh.shard_group
-        assert group is not None
+        copies = self.flat.copies[bucket]
+        if not copies.shards_gradients:
+            with part("dp"):
+                self._pending[bucket] = start_all_reduce(self._shares[bucket], copies.replica_group)
+            return
+        span, group = self._open_at.pop(bucket), copies.shard_group
+        assert group is not None, "a bucket of one rank is sharded"
         whole, share = self._window.memory[slice(*span)], self._shares[bucket]
         is_first = self._unsent[bucket] == self.mesh.layout.num_microbatches
         with part("dp"):
@@ -124,7 +132,8 @@ class ShardedGradients(GradientReduction):
         if bucket != self.flat.plan.used_twice:
             self._window.give_back(span)
         if not self._unsent[bucket] and all(sent.bucket != bucket for sent in self._sent):
-            self._pending[bucket] = start_all_reduce(self._shares[bucket], self.mesh.replica_group)
+            replicas = self.flat.copies[bucket].replica_group
+            self._pending[bucket] = start_all_reduce(self._shares[bucket], replicas)
 
     def _finish(self, index: int) -> None:
         while self._sent:

@@ -81,8 +81,8 @@ def ranks_of(group: Any) -> list[int] | None:
 def groups_of(layout: Layout) -> list[tuple[Any, Any, int, int]]:
     def work(rank: int) -> Any:
         mesh = build_mesh(rank, layout, tied_embeddings=False)
-        shards, replicas = ranks_of(mesh.shard_group), ranks_of(mesh.replica_group)
-        return shards, replicas, mesh.shard_rank, mesh.replica_rank
+        shards, replicas = ranks_of(mesh.copies.shard_group), ranks_of(mesh.copies.replica_group)
+        return shards, replicas, mesh.copies.shard_rank, mesh.copies.replica_rank
 
     return run_ranks(layout.num_devices, work)
 

@@ -248,7 +248,7 @@ def test_ranks_of_several_hosts_keep_to_gloo(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(groups, "host_identity", lambda: f"host {rank // 2}")
         mesh = build_mesh(rank, Layout(tp=2, dp=2), tied_embeddings=False)
         tensor = torch.ones(1)
-        all_reduce(tensor, mesh.replica_group)
+        all_reduce(tensor, mesh.copies.replica_group)
         all_reduce(tensor, mesh.tp_group)
         assert mesh.tp_group is not None
         assert mesh.world_group is not None

@@ -88,7 +88,7 @@ def test_a_layer_is_sent_once_a_microbatch_and_gathered_once_a_use(
 
     def work(training: Training) -> Any:
         sent: Counter[str] = Counter()
-        lane = training.mesh.shard_group.lane  # type: ignore[union-attr]
+        lane = training.mesh.copies.shard_group.lane  # type: ignore[union-attr]
         start = lane._start  # type: ignore[union-attr]
 
         def noting(kind: str, operation: Any) -> Any:
