@@ -18,7 +18,7 @@ from api.plot_data.plot_data import (
     rows_layout,
 )
 from results_db.leaderboard.leaderboard_records import RankedLayout
-from search_spaces.protocol.measurement import Iteration
+from search_spaces.protocol.measurement import SELDOM_PARTS, Iteration
 
 PARTS: Final[Mapping[str, str]] = {
     "compute_s": "compute",
@@ -28,6 +28,7 @@ PARTS: Final[Mapping[str, str]] = {
     "optimizer_s": "optimizer",
     "unexplained_s": "unexplained",
     "cp_s": "context parallel",
+    "ep_s": "expert parallel",
 }
 """The parts of a step in their fixed order, with their names; the n-th has the colour `--partn`."""
 
@@ -73,7 +74,7 @@ def time_parts(
     shown = [
         place
         for place, part in enumerate(PARTS)
-        if part != "cp_s" or any(step.parts[place] for step in steps)
+        if part not in SELDOM_PARTS or any(step.parts[place] for step in steps)
     ]
     names = list(PARTS.values())
     says = [

@@ -25,7 +25,7 @@ class PlotPart:
     says: str
     """Its size in words."""
     kind: str
-    """A class of the style sheet: part1 to part7."""
+    """A class of the style sheet: part1 to part8."""
 
 
 def swing(effect: float, largest: float) -> Markup:

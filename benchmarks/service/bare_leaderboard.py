@@ -21,7 +21,9 @@ _MEASUREMENT: Final = (
     "m.peak_tflops_per_device, m.peak_source, m.mfu, m.hfu, m.peak_memory_bytes, m.memory_kind, "
     "m.oversubscribed, m.warmup_settled, m.skipped_steps, m.shortened, m.iterations_asked"
 )
-_BREAKDOWN: Final = "b.compute_s, b.tp_s, b.cp_s, b.pp_s, b.dp_s, b.optimizer_s, b.unexplained_s"
+_BREAKDOWN: Final = (
+    "b.compute_s, b.tp_s, b.cp_s, b.ep_s, b.pp_s, b.dp_s, b.optimizer_s, b.unexplained_s"
+)
 _CAMPAIGN: Final = "SELECT id, spec, objective, max_peak_memory_bytes FROM campaigns WHERE name = ?"
 _SOURCE: Final = "SELECT source FROM imports WHERE campaign_id = ?"
 

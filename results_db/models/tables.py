@@ -335,6 +335,7 @@ class BreakdownRow(Base):
     compute_s: Mapped[float]
     tp_s: Mapped[float]
     cp_s: Mapped[float] = mapped_column(server_default="0")
+    ep_s: Mapped[float] = mapped_column(server_default="0")
     pp_s: Mapped[float]
     dp_s: Mapped[float]
     optimizer_s: Mapped[float]

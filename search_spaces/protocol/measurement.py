@@ -147,6 +147,8 @@ class Breakdown:
     """Communication over the tensor-parallel axis, as far as compute does not hide it."""
     cp_s: float = 0.0
     """Communication over the context-parallel axis, as far as compute does not hide it."""
+    ep_s: float = 0.0
+    """Communication between ranks that divide experts, as far as compute does not hide it."""
     pp_s: float
     """The pipeline: its bubble and its transfers."""
     dp_s: float
@@ -170,12 +172,12 @@ class Breakdown:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Each part by name without the unit, as a share of the whole; cp if there is any."""
+        """Each part by name without the unit, as a share of the whole; cp and ep if above 0."""
         total_s = self.total_s
         return {
             f.name.removesuffix("_s"): getattr(self, f.name) / total_s
             for f in fields(self)
-            if f.name != "cp_s" or self.cp_s
+            if f.name not in SELDOM_PARTS or getattr(self, f.name)
         }
 
     @classmethod
@@ -188,7 +190,9 @@ class Breakdown:
         return cls(**read_plain(cls, read_fields(cls, mapping, "a breakdown")))
 
 
-_EXPLAINED: Final = ("compute_s", "tp_s", "cp_s", "pp_s", "dp_s", "optimizer_s")
+SELDOM_PARTS: Final = ("cp_s", "ep_s")
+"""Parts of an iteration that are left out where they are 0."""
+_EXPLAINED: Final = ("compute_s", "tp_s", *SELDOM_PARTS, "pp_s", "dp_s", "optimizer_s")
 """Parts of an iteration that were measured."""
 
 OVER_ZERO: Final[Mapping[str, Any]] = {"over_zero": True}

@@ -24,8 +24,10 @@ def test_the_experts_of_earlier_trials_are_not_divided(upgraded: str) -> None:
     assert check_database(upgraded).findings == ()
     with closing(Database(upgraded)) as database, database.read() as session:
         found = session.execute(text("SELECT DISTINCT ep, etp FROM trials")).all()
+        parts = session.execute(text("SELECT DISTINCT ep_s FROM breakdowns")).all()
         campaigns = session.scalars(text("SELECT DISTINCT campaign_id FROM trials")).all()
     assert [tuple(row) for row in found] == [(1, 1)]
+    assert [tuple(row) for row in parts] == [(0.0,)]
     with closing(Store.connect(upgraded)) as store:
         trials = [trial for campaign in campaigns for trial in store.trials.find(campaign)]
     assert trials

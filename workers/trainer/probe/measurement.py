@@ -209,6 +209,7 @@ def breakdown_of(parts_s: Mapping[Part, float], layout: Layout, *, step_time_s: 
     except dp under cp, over which gradients are summed too.
     """
     axes: dict[Part, int] = {"pp": layout.pp, "dp": layout.dp_cp, "cp": layout.cp, "tp": layout.tp}
+    axes["ep"] = layout.ep * layout.etp
     exposed_s = {name: parts_s[name] if size > 1 else 0.0 for name, size in axes.items()}
     waiting = next((name for name, size in axes.items() if size > 1), None)
     if waiting is not None:
@@ -218,6 +219,7 @@ def breakdown_of(parts_s: Mapping[Part, float], layout: Layout, *, step_time_s: 
         compute_s=compute_s,
         tp_s=exposed_s["tp"],
         cp_s=exposed_s["cp"],
+        ep_s=exposed_s["ep"],
         pp_s=exposed_s["pp"],
         dp_s=exposed_s["dp"],
         optimizer_s=optimizer_s,
