@@ -171,6 +171,8 @@ def whole_parameters(training: Training) -> Iterator[ModelParameter]:
         yield from (slot.parameter for slot in training.flat.slots)
         return
     gathered, seen = training.gathered, set()
+    sharded = {bucket for layer in training.flat.plan.layers for bucket in layer}
+    yield from (slot.parameter for slot in training.flat.slots if slot.bucket not in sharded)
     for layer, slots in enumerate(gathered._slots):
         for there in list(gathered._spans):
             gathered._release(there)

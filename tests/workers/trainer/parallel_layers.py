@@ -18,8 +18,8 @@ TP = 2
 GROUPS = (
     "cp_group",
     "tp_group",
-    "shard_group",
-    "replica_group",
+    "ep_group",
+    "etp_group",
     "pp_group",
     "embedding_group",
     "world_group",
@@ -62,6 +62,8 @@ class CountingCollectives(TorchDispatchMode):
         super().__init__()
         self._wire: Counter[str] = Counter()
         groups = [getattr(mesh, name) for name in GROUPS] if mesh else []
+        for copies in mesh.every_copies if mesh else ():
+            groups += [copies.shard_group, copies.replica_group]
         lanes = {id(group.lane): group.lane for group in groups if group and group.lane}
         self._lanes = list(lanes.values())
         self._before = self._shared()

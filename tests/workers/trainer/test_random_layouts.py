@@ -7,6 +7,7 @@ is trained here.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,19 +60,25 @@ SPACE = SearchSpace(
     recompute=RECOMPUTE_MODES,
     sequence_parallel=(False, True),
 )
+OF_EXPERTS = replace(
+    SPACE, tp=(1, 2), ep=(1, 2, 4), etp=(1, 2, 4), vpp=(1, 2), pipeline_split=("layers", "head")
+)
+"""For models with experts; with fewer values of other knobs, for there may not be too many."""
 
 
 @functools.cache
 def legal_layouts(model: ModelShape, *, num_devices: int) -> list[Layout]:
     """Every layout of the space on so many ranks, which need not be cores of this machine."""
-    legal = enumerate_legal(SPACE, model, detect_local_cpu(), scopes=ALL_SCOPES - {"machine"})
+    space = OF_EXPERTS if model.num_experts else SPACE
+    legal = enumerate_legal(space, model, detect_local_cpu(), scopes=ALL_SCOPES - {"machine"})
     layouts = [legal.layout(index) for index in range(len(legal))]
     return [layout for layout in layouts if layout.num_devices == num_devices]
 
 
 def _degrees(layout: Layout) -> tuple[Any, ...]:
     cp = layout.cp, layout.cp_comm_type
-    return layout.tp, *cp, layout.pp, layout.dp, layout.vpp, layout.pipeline_split
+    experts = layout.ep, layout.etp
+    return layout.tp, *cp, layout.pp, layout.dp, *experts, layout.vpp, layout.pipeline_split
 
 
 @st.composite
@@ -96,7 +103,8 @@ def test_the_rules_open_every_knob_to_the_drawn_layouts() -> None:
     four = [layout for model in MODELS for layout in legal_layouts(model, num_devices=4)]
     eight = [layout for model in MODELS for layout in legal_layouts(model, num_devices=8)]
     for layouts in (four, eight):
-        for knob in ("tp", "cp", "cp_comm_type", "pp", "dp", "micro_batch_size", "zero_stage"):
+        degrees = ("tp", "cp", "pp", "dp", "ep", "etp")
+        for knob in (*degrees, "cp_comm_type", "micro_batch_size", "zero_stage"):
             assert len({getattr(layout, knob) for layout in layouts}) > 1, knob
         assert {layout.recompute for layout in layouts} == set(RECOMPUTE_MODES)
         assert {layout.sequence_parallel for layout in layouts} == {False, True}

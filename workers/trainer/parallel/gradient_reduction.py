@@ -57,7 +57,8 @@ class GradientReduction:
         self._members = [0] * len(self.owned)
         self._pending: list[Pending | None] = []
         self._is_scattered = [False] * len(self.owned)
-        for slot in flat.slots:
+        self._sums = any(copies.size > 1 for copies in flat.copies)
+        for slot in flat.slots if self._sums else ():
             self._members[slot.bucket] += 1
             slot.parameter.when_final = partial(self._count, slot.bucket)
 
@@ -70,7 +71,8 @@ class GradientReduction:
     def finished(self) -> Iterator[int]:
         """Yields the buckets in order, each when its owned gradients are of the global batch."""
         needs_sums = bool(self._summed_over_tp) or self.mesh.embedding_group is not None
-        assert len(self._pending) == len(self.owned), "a bucket was not started"
+        if self._sums:
+            assert len(self._pending) == len(self.owned), "a bucket was not started"
         for bucket in range(len(self.owned)):
             with part("dp"):
                 self._finish(bucket)
@@ -109,6 +111,8 @@ class GradientReduction:
         self._is_scattered[index] = True
 
     def _finish(self, index: int) -> None:
+        if not self._sums:
+            return
         if self.flat.copies[index].replica_group is not None:
             # Starts the replica sums of all later buckets before it waits for the first one.
             for later in range(index, len(self.owned)):

@@ -94,6 +94,9 @@ LAYOUTS = {
     "hybrid": make_layout(
         dp=4, zero_stage=3, zero_replicas=2, micro_batch_size=1, num_microbatches=2
     ),
+    "experts": make_layout(dp=2, ep=2),
+    "experts-zero": make_layout(dp=4, ep=2, zero_stage=1, micro_batch_size=1, num_microbatches=2),
+    "experts-tp": make_layout(dp=2, ep=2, etp=2, zero_stage=3, **CUT),
     "four": make_layout(dp=4, zero_stage=1, micro_batch_size=1, num_microbatches=2),
 }
 
@@ -122,6 +125,11 @@ LAYOUTS = {
         ("llama", "tp", "context"),
         ("gpt", "context-groups", "pp"),
         ("llama", "replicas", "context-groups"),
+        ("moe", "alone", "experts"),
+        ("moe", "experts-zero", "alone"),
+        ("moe", "experts", "experts-tp"),
+        ("moe", "experts-tp", "experts-zero"),
+        ("moe", "zero-3", "experts"),
     ],
 )
 def test_any_layout_goes_on_the_same(tmp_path: Path, family: str, before: str, after: str) -> None:
