@@ -30,7 +30,7 @@ from workers.trainer.comm.collectives import (
 )
 from workers.trainer.comm.groups import AxisGroup
 from workers.trainer.model.expert_exchange import RowExchange
-from workers.trainer.model.kernels import EAGER
+from workers.trainer.model.kernels import EAGER, Kernels
 from workers.trainer.model.matrix_products import grouped_products, refuse_without_grouped_products
 from workers.trainer.model.parameters import ModelParameter
 from workers.trainer.stopwatch import part
@@ -99,7 +99,7 @@ class MixtureFunction(Function):
         kept = () if routing.exchange is None else (rows_RH,)
         ctx.save_for_backward(x_TH, gate_up_R2F, weights_R, *kept)
         del rows_RH, kept
-        inside_RF = layer.kernels.swiglu(gate_up_R2F).mul_(weights_R[:, None])  # rounded once
+        inside_RF = layer.row_kernels.swiglu(gate_up_R2F).mul_(weights_R[:, None])  # rounded once
         y_RH = grouped_products(inside_RF, layer.down_EHF.mT, routing.ends_E)
         del inside_RF
         y_MH, work = routing.start_to_tokens(y_RH)
@@ -117,11 +117,11 @@ class MixtureFunction(Function):
         x_TH, gate_up_R2F, weights_R, *kept = ctx.saved_tensors
         (grad_RH,) = routing.at_experts(routing.sorted(layer.gathered(grad_LH)))
         grad_inside_RF = grouped_products(grad_RH, layer.down_EHF, routing.ends_E)
-        inside_RF = layer.kernels.swiglu(gate_up_R2F)
+        inside_RF = layer.row_kernels.swiglu(gate_up_R2F)
         grad_weights_R = (grad_inside_RF.float() * inside_RF).sum(-1)
         layer.down.add_products(grad_RH, inside_RF.mul_(weights_R[:, None]), routing.ends_E)
         del grad_RH, inside_RF
-        grad_R2F = layer.kernels.swiglu_backward(
+        grad_R2F = layer.row_kernels.swiglu_backward(
             gate_up_R2F, grad_inside_RF.mul_(weights_R[:, None])
         )
         del grad_inside_RF
@@ -203,7 +203,7 @@ class MixtureOfExperts(nn.Module):
         self.ep_group, self.etp_group = ep_group, etp_group
         self._num_own = self.num_experts // (1 if ep_group is None else ep_group.size)
         self.shared = shared
-        self.kernels = EAGER
+        self.kernels: Kernels = EAGER
         self.balanced = False
         """Whether the router's choice is replaced by experts in turn: of choice j at position s,
         expert s K + j modulo E, whatever the layout. Its weights stay the router's."""
@@ -217,6 +217,11 @@ class MixtureOfExperts(nn.Module):
     @property
     def down_EHF(self) -> Tensor:
         return self.down.detach().view(self._num_own, self.hidden_size, -1)
+
+    @property
+    def row_kernels(self) -> Kernels:
+        """Compiled kernels are for one number of rows, which changes where routers send them."""
+        return self.kernels if self.ep_group is None or self.balanced else EAGER
 
     def forward(self, x_LH: Tensor, residual_LH: Tensor) -> Tensor:
         if self.shared is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.workers.trainer.cases import (
     make_layout,
     make_shape,
     make_training,
+    on_layout,
     over_axes,
 )
 from tests.workers.trainer.parallel_layers import drawn
@@ -31,6 +33,7 @@ from tests.workers.trainer.tolerances import (
 )
 from workers.trainer.errors import CompilerMissingError
 from workers.trainer.model.kernels import EAGER, compiled_kernels, use_kernels
+from workers.trainer.training import Training
 
 # torch's compiler warns of torch's own deprecations while it loads.
 pytestmark = [pytest.mark.ranks, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -67,18 +70,36 @@ def test_compiled_kernels_compute_what_the_eager_ones_do(dtype: torch.dtype) -> 
             assert relative_distance(value, eager) < allowed, name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_compiled_training_has_the_losses_of_eager_training(precision: Precision) -> None:
-    def steps(*, compiled: bool) -> tuple[list[float], list[float]]:
-        training = make_training(make_shape(), make_layout(precision=precision))
-        if compiled:
-            use_kernels(training.model, compiled_kernels("cpu"))
-        stats = [training.step(training.batch(step)) for step in range(5)]
-        return [step.loss for step in stats], [step.grad_norm for step in stats]
+def steps_of(training: Training, *, compiled: bool) -> tuple[list[float], list[float]]:
+    if compiled:
+        use_kernels(training.model, compiled_kernels("cpu"))
+    stats = [training.step(training.batch(step)) for step in range(5)]
+    return [step.loss for step in stats], [step.grad_norm for step in stats]
 
-    allowed = training_tolerance(make_shape(), ADAMW, steps=5, precision=precision)
-    assert excess_of_steps(steps(compiled=True), steps(compiled=False), allowed) <= 1
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "moe"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_compiled_training_has_the_losses_of_eager_training(
+    precision: Precision, family: str
+) -> None:
+    shape, layout = make_shape(family), make_layout(precision=precision)
+    found, expected = (
+        steps_of(make_training(shape, layout), compiled=compiled) for compiled in (True, False)
+    )
+    allowed = training_tolerance(shape, ADAMW, steps=5, precision=precision)
+    assert excess_of_steps(found, expected, allowed) <= 1
+
+
+@pytest.mark.slow
+def test_rows_that_routers_send_need_not_be_compiled_for_each_number() -> None:
+    """Torch's compiler would give up after eight of them."""
+    shape, layout = make_shape("moe"), make_layout(dp=2, ep=2, micro_batch_size=1)
+    found, expected = (
+        on_layout(layout, partial(steps_of, compiled=compiled), shape)[0]
+        for compiled in (True, False)
+    )
+    assert excess_of_steps(found, expected, training_tolerance(shape, ADAMW, steps=5)) <= 1
 
 
 @pytest.mark.slow
