@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -42,6 +43,8 @@ pytestmark = [pytest.mark.ranks, pytest.mark.filterwarnings("ignore::Deprecation
 @pytest.fixture(autouse=True)
 def _forget_the_kernels() -> Iterator[None]:
     compiled_kernels.cache_clear()
+    if "torch._dynamo" in sys.modules:  # it counts the shapes of all tests of this process
+        torch._dynamo.reset()
     yield
     compiled_kernels.cache_clear()
 
