@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Final
@@ -168,56 +168,49 @@ def build_mesh(
         PeerLostError: another rank ended meanwhile.
     """
     refuse_wrong_world(layout, dist.get_world_size())
-    place = coordinates(rank, layout)
-    axes = _axes(rank, place, layout)
-    if not has_experts:
-        axes |= {"ep": [rank], "etp": [rank], "expert_copies": axes["copies"]}
-    make = _Groups(layout, timeout).of
-    found = {name: make(axes[name]) for name in ("tp", "cp", "pp", "ep", "etp")}
-    found["world"] = make(list(range(layout.num_devices)))
-    of_copies = [(axes["copies"], layout.zero_group_size)]
-    if axes["expert_copies"] != axes["copies"]:
-        of_copies.append((axes["expert_copies"], layout.expert_zero_group_size))
-    divided = [_divided(ranks, num_shards, rank, make) for ranks, num_shards in of_copies]
-    found["embedding"] = None
+    axes = _axes(rank, layout, has_experts=has_experts)
     if layout.pp > 1 and tied_embeddings:
-        stages = axes["pp"]
-        if place.pp_rank in (0, layout.pp - 1):
-            found["embedding"] = make([stages[0], stages[-1]])
-        else:
-            # NCCL splits the world's communicator for each group, in which every rank must take
-            # part. The stages between the ends therefore make a group that is never used.
-            make(stages[1:-1], is_needed=True)
-    every = [*found.values(), *(group for pair in divided for group in pair)]
-    groups = make_groups(every, timeout=timeout, shares_memory=shares_memory)
+        first, *between, last = axes["pp"]
+        # NCCL splits the world's communicator for each group, in which every rank must take part.
+        # The stages between the ends therefore make a group that is never used.
+        axes |= {"unused": between} if rank in between else {"embedding": [first, last]}
+    make = _Groups(layout, timeout)
+    made = {
+        name: make.of(ranks, is_needed=name == "unused")
+        for name, ranks in axes.items()
+        if not name.endswith("copies")
+    }
+    described = make_groups(made.values(), timeout=timeout, shares_memory=shares_memory)
+    groups = {name: described[group] if group else None for name, group in made.items()}
 
-    def described(group: ProcessGroup | None) -> AxisGroup | None:
-        return groups[group] if group else None
-
-    copies = [
-        Copies(
+    def copies_of(whose: str, num_shards: int) -> Copies:
+        ranks = axes[f"{whose}copies"]
+        return Copies(
             size=len(ranks),
             index=ranks.index(rank),
             num_shards=num_shards,
             zero_stage=layout.zero_stage,
-            shard_group=described(shard),
-            replica_group=described(replicas),
+            shard_group=groups[f"{whose}shard"],
+            replica_group=groups[f"{whose}replica"],
         )
-        for (ranks, num_shards), (shard, replicas) in zip(of_copies, divided, strict=True)
-    ]
+
+    copies = expert_copies = copies_of("", layout.zero_group_size)
+    if axes["expert_copies"] != axes["copies"]:
+        expert_copies = copies_of("expert_", layout.expert_zero_group_size)
+    names = ("tp", "cp", "pp", "ep", "etp", "embedding", "world")
     return Mesh(
         layout=layout,
         rank=rank,
-        place=place,
-        copies=copies[0],
-        expert_copies=copies[-1],
-        **{f"{name}_group": described(group) for name, group in found.items()},
+        place=coordinates(rank, layout),
+        copies=copies,
+        expert_copies=expert_copies,
+        **{f"{name}_group": groups.get(name) for name in names},
     )
 
 
-def _axes(rank: int, place: Coordinates, layout: Layout) -> dict[str, list[int]]:
-    """The global ranks along each axis through this rank, and those with the same parameters."""
-    experts = expert_coordinates(rank, layout)
+def _axes(rank: int, layout: Layout, *, has_experts: bool) -> dict[str, list[int]]:
+    """The global ranks along each axis through this rank, and those that hold the same."""
+    place, experts = coordinates(rank, layout), expert_coordinates(rank, layout)
 
     def line(name: str, length: int) -> list[int]:
         return [global_rank(replace(place, **{f"{name}_rank": i}), layout) for i in range(length)]
@@ -226,23 +219,29 @@ def _axes(rank: int, place: Coordinates, layout: Layout) -> dict[str, list[int]]
         places = (replace(experts, **{f"{name}_rank": i}) for i in range(length))
         return [expert_rank(each, place.pp_rank, layout) for each in places]
 
-    along = {name: line(name, getattr(layout, name)) for name in ("tp", "cp", "pp")}
-    along |= {name: expert_line(name, getattr(layout, name)) for name in ("ep", "etp")}
-    along["copies"] = [
+    axes = {name: line(name, getattr(layout, name)) for name in ("tp", "cp", "pp")}
+    copies = [
         global_rank(replace(place, dp_rank=dp_rank, cp_rank=cp_rank), layout)
         for dp_rank in range(layout.dp)
         for cp_rank in range(layout.cp)
     ]
-    return along | {"expert_copies": expert_line("edp", layout.edp)}
+    axes |= {"world": list(range(layout.num_devices)), "copies": copies, "expert_copies": copies}
+    axes |= _divided("", copies, layout.zero_group_size, rank)
+    if has_experts:
+        axes |= {name: expert_line(name, getattr(layout, name)) for name in ("ep", "etp")}
+        axes["expert_copies"] = same = expert_line("edp", layout.edp)
+        axes |= _divided("expert_", same, layout.expert_zero_group_size, rank)
+    return axes
 
 
-def _divided(
-    ranks: list[int], num_shards: int, rank: int, make: Callable[..., ProcessGroup | None]
-) -> tuple[ProcessGroup | None, ProcessGroup | None]:
-    """The groups that divide what these ranks hold, and that own the same parts."""
+def _divided(whose: str, ranks: list[int], num_shards: int, rank: int) -> dict[str, list[int]]:
+    """Of ranks that hold the same: those that divide it, and those that own the same part."""
     own = ranks.index(rank)
     first = own - own % num_shards
-    return make(ranks[first : first + num_shards]), make(ranks[own % num_shards :: num_shards])
+    return {
+        f"{whose}shard": ranks[first : first + num_shards],
+        f"{whose}replica": ranks[own % num_shards :: num_shards],
+    }
 
 
 def refuse_wrong_world(layout: Layout, world_size: int) -> None:
