@@ -98,7 +98,10 @@ def _expert_checks(layout: Layout, model: ModelShape) -> Iterator[tuple[bool, st
         model.moe_ffn_hidden_size % etp != 0,
         f"moe_ffn_hidden_size={model.moe_ffn_hidden_size} is not divisible by etp={etp}",
     )
-    yield model.num_experts % ep != 0, f"num_experts={model.num_experts} is not divisible by ep={ep}"
+    yield (
+        model.num_experts % ep != 0,
+        f"num_experts={model.num_experts} is not divisible by ep={ep}",
+    )
     ranks = tp * layout.dp_cp
     yield ranks % (etp * ep) != 0, f"tp*cp*dp={ranks} is not divisible by etp*ep={etp * ep}"
     yield (

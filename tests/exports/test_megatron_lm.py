@@ -68,11 +68,7 @@ def test_megatron_core_reads_back_the_layouts_and_the_model(tmp_path: Path) -> N
 
 
 def test_megatron_core_refuses_what_the_adapter_refuses(tmp_path: Path) -> None:
-    refused = [
-        (GPT, Layout(tp=5)),
-        (LLAMA, Layout(sequence_parallel=True)),
-        (EXPERTS, Layout(dp=3, ep=3)),
-    ]
+    refused = [(GPT, Layout(tp=5)), (LLAMA, Layout(sequence_parallel=True))]
     paths = written(tmp_path, [arguments(*job) for job in refused])
     answers = environments.read("megatron-core", "read_megatron_core.py", paths)
     for (model, layout), answer in zip(refused, answers, strict=True):

@@ -42,6 +42,8 @@ def configured(words):
     if "num_virtual_stages_per_pipeline_rank" in values:
         stages = int(values["num_virtual_stages_per_pipeline_rank"])
         known["virtual_pipeline_model_parallel_size"] = stages
+    if "disable_bias_linear" in values:
+        known["add_bias_linear"] = False
     dtype = torch.bfloat16 if "bf16" in values else torch.float16 if "fp16" in values else None
     if known["pipeline_model_parallel_size"] > 1:
         known["pipeline_dtype"] = dtype or torch.float32
