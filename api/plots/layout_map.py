@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from api.plot_data.plot_data import both_ends
 from api.plots.svg import WIDTH, Plot, join, number, svg_tag, tag
-from search_spaces.mesh import Coordinates, coordinates, ranks_per_node
+from search_spaces.mesh import coordinates, expert_coordinates, ranks_per_node
 from search_spaces.spec.layout import Layout
 from search_spaces.terminal.plurals import counted
 
@@ -37,7 +37,7 @@ def layout_map(layout: Layout) -> Plot:
     is_folded = layout.num_devices > MAX_DEVICES
     nodes = _drawn_nodes(layout, per_node) if is_folded else list(range(layout.num_nodes))
     shown = min(per_node, MAX_PER_NODE) if is_folded else per_node
-    cell = 8.0 + _CHARACTER * len(_cell_text(coordinates(layout.num_devices - 1, layout), layout))
+    cell = 8.0 + _CHARACTER * len(_cell_text(layout.num_devices - 1, layout))
     columns = min(shown, _COLUMNS)
     width = max(columns * cell + 2 * _MARGIN, 150.0)
     height = _HEAD + -(-shown // columns) * _CELL_HEIGHT + 2 * _MARGIN
@@ -96,7 +96,7 @@ def _node(
             f"M{number(x)} {number(y)}h{number(cell - 2)}v{number(_CELL_HEIGHT - 2)}"
             f"h-{number(cell - 2)}z"
         )
-        texts.append(tag("text", _cell_text(place, layout), x=x + cell / 2 - 1, y=y + 13.0))
+        texts.append(tag("text", _cell_text(rank, layout), x=x + cell / 2 - 1, y=y + 13.0))
         runs.setdefault((rank // layout.tp, index // columns), [x, y, 0.0])[2] += cell
     frames = "".join(
         f"M{number(x - 1)} {number(y - 1)}h{number(length)}v{number(_CELL_HEIGHT)}"
@@ -115,9 +115,12 @@ def _node(
     )
 
 
-def _cell_text(place: Coordinates, layout: Layout) -> str:
+def _cell_text(rank: int, layout: Layout) -> str:
+    place, held = coordinates(rank, layout), expert_coordinates(rank, layout)
     context = f" C{place.cp_rank}" if layout.cp > 1 else ""
-    return f"S{place.pp_rank} R{place.dp_rank}{context}"
+    parts = ((layout.ep, held.ep_rank), (layout.etp, held.etp_rank))
+    experts = ".".join(str(part) for degree, part in parts if degree > 1)
+    return f"S{place.pp_rank} R{place.dp_rank}{context}" + (f" E{experts}" if experts else "")
 
 
 def _words(layout: Layout) -> str:
@@ -126,6 +129,8 @@ def _words(layout: Layout) -> str:
         f"{counted(layout.pp, 'pipeline stage')}, {counted(layout.dp, 'data-parallel replica')}, "
         f"tensor-parallel groups of {layout.tp}"
         + (f", context-parallel groups of {layout.cp}" if layout.cp > 1 else "")
+        + (f", expert-parallel groups of {layout.ep}" if layout.ep > 1 else "")
+        + (f", expert-tensor-parallel groups of {layout.etp}" if layout.etp > 1 else "")
     )
 
 
@@ -139,6 +144,21 @@ def _notes(layout: Layout, nodes: Sequence[int], per_node: int, shown: int) -> l
         found.append(
             f"C is the rank of a context-parallel group: the {layout.cp} ranks with the same S, R "
             "and place in their frame share each sequence."
+        )
+    if layout.ep > 1:
+        found.append(
+            f"E numbers the {layout.ep} shares of each layer's experts: devices with the same S and E "
+            "hold the same experts, and a group of all shares exchanges tokens."
+            + (
+                f" After the dot: the {layout.etp} parts of their weights."
+                if layout.etp > 1
+                else ""
+            )
+        )
+    elif layout.etp > 1:
+        found.append(
+            f"E numbers the {layout.etp} parts of each expert's weights: devices with the same S and E "
+            "hold the same part of all experts."
         )
     ends = (("S0", "embedding"), (f"S{layout.pp - 1}", "head"))
     for (stage, end), counts in zip(ends, layout.counted_ends, strict=True):

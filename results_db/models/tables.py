@@ -42,6 +42,9 @@ from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
 _EXPERT_KNOBS: Final = ("ep", "etp")
 """Counts whose checks are parts of their columns: revision r005 added them."""
+_LAYOUT_KEY: Final = String(120).with_variant(String(200), "postgresql")
+"""The longest is that of a cheap probe, of 184 characters. SQLite checks no lengths, so that its
+column stays as the first revision declares it."""
 _COSTS: Final = ("node_seconds", *(f"{part.name}_node_seconds" for part in fields(Cost)))
 
 _FIGURES: Final = (
@@ -174,7 +177,7 @@ class Trial(WithCosts, Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     campaign_id: Mapped[int] = mapped_column(ForeignKey("campaigns.id", ondelete="CASCADE"))
     number: Mapped[int]
-    layout_key: Mapped[str] = mapped_column(String(120))
+    layout_key: Mapped[str] = mapped_column(_LAYOUT_KEY)
     repeat_index: Mapped[int] = mapped_column(default=0)
     repeat_of: Mapped[int | None] = mapped_column(
         ForeignKey("trials.id", ondelete="CASCADE"), index=True
@@ -458,7 +461,7 @@ class StepRow(Base):
     stepped_value: Mapped[str] = mapped_column(String(40))
     also: Mapped[str] = mapped_column(String(200))
     """Knobs that had to change too, separated by commas."""
-    layout_key: Mapped[str] = mapped_column(String(120))
+    layout_key: Mapped[str] = mapped_column(_LAYOUT_KEY)
     source: Mapped[str] = mapped_column(String(10))
     state: Mapped[str] = mapped_column(String(14))
     effect: Mapped[float | None]

@@ -9,12 +9,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-_EXPERTS: Final = "expert parallelism"
 _CAPACITY: Final = "experts that drop tokens over a capacity"
 
 _NOT_COVERED: Final[Mapping[str, str]] = MappingProxyType(
-    dict.fromkeys(("expert", "expert_model", "expert_tensor", "ep", "etp"), _EXPERTS)
-    | dict.fromkeys(("capacity_factor", "moe_expert_capacity_factor"), _CAPACITY)
+    dict.fromkeys(("capacity_factor", "moe_expert_capacity_factor"), _CAPACITY)
     | dict.fromkeys(("offload", "cpu_offload", "optimizer_offload"), "offloading to host memory")
     | dict.fromkeys(("mxfp8", "fp4", "nvfp4", "int8"), "types narrower than fp8, and its recipes")
     | dict.fromkeys(("mla", "q_lora_rank", "kv_lora_rank"), "multi-head latent attention")
@@ -31,6 +29,8 @@ _OTHER_NAMES: Final[Mapping[str, str]] = MappingProxyType(
     | dict.fromkeys(("data", "data_replicate"), "dp")
     | dict.fromkeys(("fsdp", "fsdp2", "hsdp", "zero3", "data_shard", "dp_shard"), "zero_stage")
     | dict.fromkeys(("context", "ring_attention", "ulysses", "ds_sequence"), "cp")
+    | dict.fromkeys(("expert", "expert_model"), "ep")
+    | dict.fromkeys(("expert_tensor", "expert_tensor_model"), "etp")
     | dict.fromkeys(("virtual_pipeline", "virtual_pipeline_model", "interleave"), "vpp")
     | dict.fromkeys(("account_for_embedding_in_pipeline_split",), "pipeline_split")
     | dict.fromkeys(("account_for_loss_in_pipeline_split",), "pipeline_split")

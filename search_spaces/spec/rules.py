@@ -427,10 +427,12 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="zero_groups_over_edp",
         scope="model",
-        # Where it does not divide dp * cp, the rule above gives the reason.
+        # Where it does not divide dp * cp, the rule above gives the reason; where the ranks do not
+        # divide the experts, the rule of these does.
         illegal=lambda c, x: (
             (x.model.num_experts > 0)
             & (c.dp_cp % c.zero_replicas == 0)
+            & (c.tp * c.dp_cp == c.edp * c.etp * c.ep)
             & (c.edp % c.zero_replicas != 0)
         ),
         sentence=lambda layout, _: (

@@ -47,6 +47,12 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
             "around a ring, unless your script gives its plugin other_megatron_args"
         )
     is_megatron = accelerate_backend(layout) == "MEGATRON_LM"
+    for name, held in (("ep", "all experts"), ("etp", "whole experts")):
+        if getattr(layout, name) > 1 and not is_megatron:
+            lacking[name] = (
+                f"accelerate divides experts with Megatron-LM only; without {name} every rank holds "
+                f"{held}, unless your script divides them"
+            )
     if layout.zero_stage > 1 and is_megatron:
         lacking["zero_stage"] = (
             "accelerate's plugin for Megatron-LM has ZeRO-1 and no more; without "

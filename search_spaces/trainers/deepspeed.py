@@ -1,7 +1,8 @@
 """A user's own script with DeepSpeed.
 
 The keys are those of `runtime/config.py`, `runtime/zero/config.py` and
-`runtime/tensor_parallel/config.py` of DeepSpeed 0.19.8.
+`runtime/tensor_parallel/config.py` of DeepSpeed 0.19.8, and of its
+`module_inject/auto_ep_config.py`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
         lacking["zero_replicas"] = (
             "DeepSpeed has smaller ZeRO groups in stage 3 only; without them optimizer states are "
             f"sharded over all dp={layout.dp} ranks"
+        )
+    if layout.etp > 1:
+        lacking["etp"] = (
+            "DeepSpeed's AutoEP keeps the weights of an expert whole; without etp a rank holds "
+            f"{layout.etp} times what was measured of experts"
         )
     if layout.sequence_parallel and layout.tp > 1:
         lacking["sequence_parallel"] = (
@@ -111,6 +117,8 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
     }
     if layout.tp > 1:
         values["tensor_parallel"] = {"autotp_size": layout.tp}
+    if layout.ep > 1:
+        values["expert_parallel"] = {"enabled": True, "autoep_size": layout.ep}
     if layout.pp > 1:
         values["pipeline"] = {
             "stages": layout.pp,
@@ -136,6 +144,11 @@ def _notes(job: TrainerJob) -> list[str]:
         notes.append(
             f"tp={layout.tp} is AutoTP, which shards models of Hugging Face; the ranks of a group must "
             "read the same data"
+        )
+    if layout.ep > 1:
+        notes.append(
+            f"ep={layout.ep} is AutoEP, which finds the experts of models of Hugging Face; a model of "
+            f"your script's own needs deepspeed.moe.layer.MoE(ep_size={layout.ep})"
         )
     if layout.recompute != "none" and (layout.pp == 1 or layout.recompute == "selective"):
         notes.append(

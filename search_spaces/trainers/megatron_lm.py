@@ -56,9 +56,6 @@ def _checks(job: TrainerJob) -> Iterator[tuple[bool, str]]:
         f"num_layers{'+1' * sum(layout.counted_ends)}={counted} is not divisible by pp*vpp={pp}*{vpp}"
         f"={pp * vpp}",
     )
-    for name in ("moe_ffn_hidden_size", "shared_expert_ffn_hidden_size"):
-        size = getattr(model, name)
-        yield size % tp != 0, f"{name}={size} is not divisible by tp={tp}"
     yield vpp > 1 and pp == 1, f"vpp={vpp} needs a pipeline, and pp=1"
     yield (
         vpp > 1 and layout.num_microbatches % pp != 0,
@@ -83,9 +80,37 @@ def _checks(job: TrainerJob) -> Iterator[tuple[bool, str]]:
         layout.dp_cp % layout.zero_replicas != 0,
         f"{'dp' if layout.cp == 1 else 'dp*cp'}={layout.dp_cp} is not divisible by zero_replicas={layout.zero_replicas}",
     )
+    yield from _expert_checks(layout, model)
     yield (
         model.rotary_base % 1 != 0,
         f"rotary_base={model.rotary_base} is not a whole number, which the flag needs",
+    )
+
+
+def _expert_checks(layout: Layout, model: ModelShape) -> Iterator[tuple[bool, str]]:
+    has_experts = model.num_experts > 0
+    tp, ep, etp, width = layout.tp, layout.ep, layout.etp, model.shared_expert_ffn_hidden_size
+    yield width % tp != 0, f"shared_expert_ffn_hidden_size={width} is not divisible by tp={tp}"
+    yield not has_experts and ep * etp > 1, f"ep={ep} and etp={etp} need a model with experts"
+    if not has_experts:
+        return
+    yield (
+        model.moe_ffn_hidden_size % etp != 0,
+        f"moe_ffn_hidden_size={model.moe_ffn_hidden_size} is not divisible by etp={etp}",
+    )
+    yield (
+        model.num_experts % ep != 0,
+        f"num_experts={model.num_experts} is not divisible by ep={ep}",
+    )
+    ranks = tp * layout.dp_cp
+    yield ranks % (etp * ep) != 0, f"tp*cp*dp={ranks} is not divisible by etp*ep={etp * ep}"
+    yield (
+        tp > 1 and not layout.sequence_parallel,
+        f"tp={tp} with sequence_parallel=false: experts need the sequence shared over tp",
+    )
+    yield (
+        layout.edp % layout.zero_replicas != 0,
+        f"tp*cp*dp/(etp*ep)={layout.edp} is not divisible by zero_replicas={layout.zero_replicas}",
     )
 
 
@@ -233,7 +258,8 @@ def _attention_flags(model: ModelShape) -> list[list[str]]:
 def expert_values(job: TrainerJob) -> dict[str, Any]:
     """The mixture of experts by the fields of megatron-core; empty: the model is dense.
 
-    The router's choice is the probe's: the largest logits in fp32, and no loss that balances.
+    The router's choice is the probe's: the largest logits in fp32, and no loss that balances. etp
+    is always stated: where nothing is, it is tp.
     """
     model = job.model
     if not model.num_experts:
@@ -242,6 +268,8 @@ def expert_values(job: TrainerJob) -> dict[str, Any]:
         "num_moe_experts": model.num_experts,
         "moe_router_topk": model.experts_per_token,
         "moe_ffn_hidden_size": model.moe_ffn_hidden_size,
+        "expert_model_parallel_size": job.layout.ep,
+        "expert_tensor_parallel_size": job.layout.etp,
         "moe_grouped_gemm": True,
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": "none",

@@ -28,6 +28,13 @@ LAYOUTS = (
 )
 
 
+EXPERTS = model_preset("mixtral-8x7b")
+LAYOUTS_OF_EXPERTS = (
+    Layout(tp=2, dp=4, ep=4, sequence_parallel=True, zero_stage=1, precision="bf16"),
+    Layout(tp=2, pp=2, dp=4, ep=2, etp=2, sequence_parallel=True, precision="bf16"),
+)
+
+
 def written(folder: Path, jobs: Sequence[list[str]]) -> list[Path]:
     paths = [folder / f"{number}.json" for number in range(len(jobs))]
     for path, words in zip(paths, jobs, strict=True):
@@ -40,15 +47,20 @@ def arguments(model: ModelShape, layout: Layout) -> list[str]:
 
 
 def test_megatron_core_reads_back_the_layouts_and_the_model(tmp_path: Path) -> None:
-    jobs = [(model, layout) for model in (GPT, LLAMA) for layout in LAYOUTS]
+    jobs = [
+        *((model, layout) for model in (GPT, LLAMA) for layout in LAYOUTS),
+        *((EXPERTS, layout) for layout in LAYOUTS_OF_EXPERTS),
+    ]
     paths = written(tmp_path, [arguments(*job) for job in jobs])
     answers = environments.read("megatron-core", "read_megatron_core.py", paths)
     for (model, layout), answer in zip(jobs, answers, strict=True):
         sizes = ("num_layers", "hidden_size", "ffn_hidden_size", "num_heads", "num_kv_heads")
-        knobs = ("tp", "pp", "vpp", "sequence_parallel", "recompute")
+        knobs = ("tp", "pp", "ep", "vpp", "sequence_parallel", "recompute")
         assert answer == {
-            **{name: getattr(model, name) for name in sizes},
+            **{name: getattr(model, name) for name in (*sizes, "num_experts")},
             **{name: getattr(layout, name) for name in knobs},
+            # Where no experts state it, it is tp.
+            "etp": layout.etp if model.num_experts else layout.tp,
             "norm_epsilon": 1e-5,
             "init_std": 0.02,
             "dropout": [0.0, 0.0],

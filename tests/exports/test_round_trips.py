@@ -40,13 +40,14 @@ def test_deepspeed_reads_back_the_layouts(tmp_path: Path) -> None:
         *layouts(vpp=1, pp=1, sequence_parallel=False)[3:],
         Layout(dp=4, precision="fp16"),
         Layout(dp=4, tp=2, num_microbatches=3),
+        Layout(dp=4, ep=2),
     ]
     paths = written(tmp_path, "deepspeed", "ds_config.json", chosen)
     answers = read("deepspeed", "read_deepspeed.py", paths, NUM_DEVICES=ranks(chosen))
     for layout, answer in zip(chosen, answers, strict=True):
         interval = int(layout.pp > 1 and layout.recompute == "full")
         assert answer == {
-            **expected(layout, *PARALLEL, "zero_stage"),
+            **expected(layout, *PARALLEL, "ep", "zero_stage"),
             "recompute_interval": interval,
         }
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.documents.reading import nearest, shown
 from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
@@ -164,8 +164,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
 
 _SIMULATED: Final[Mapping[str, Sequence[Any]]] = MappingProxyType(
     {
-        "cp": (1,),
-        "pipeline_split": ("layers",),
+        **{name: (knob.default,) for name, knob in KNOBS.items() if knob.is_new},
         "zero_stage": (0, 1),
         "precision": ("fp32", "bf16", "fp16"),
     }

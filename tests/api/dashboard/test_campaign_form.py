@@ -53,9 +53,9 @@ def test_a_document_becomes_a_form_and_the_same_document_again() -> None:
     assert form["budget.wall_time"] == "600.0"
     assert document_of(form) == {"budget": {"wall_time": 600.0}}
 
-    document = {"budget": {"trials": 5, "euros": 3}, "space": {"tp": 1, "ep": 2}}
+    document = {"budget": {"trials": 5, "euros": 3}, "space": {"tp": 1, "offload": 2}}
     form = form_of(document)
-    assert yaml.safe_load(form[REST]) == {"budget": {"euros": 3}, "space": {"ep": 2}}
+    assert yaml.safe_load(form[REST]) == {"budget": {"euros": 3}, "space": {"offload": 2}}
     assert document_of(form) == document
 
     assert document_of({"baseline": "tp: 2, dp: 4"}) == {"baseline": {"tp": 2, "dp": 4}}

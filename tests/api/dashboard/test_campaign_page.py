@@ -217,6 +217,15 @@ def test_pages_of_a_campaign_are_accessible_and_fit(visitor: Visitor, path: str)
     look_at(page)
 
 
+def test_a_campaign_says_what_its_model_lacks(visitor: Visitor, explored: Explored) -> None:
+    explored.submit("lacking", model={"preset": "tiny", "lacks": "sinks & <b>biases</b>"})
+    page = visitor.open("/campaigns/lacking/trials")
+    expect(page.locator("#lacks")).to_have_text(
+        "The model lacks what the published one has besides: sinks & <b>biases</b>."
+    )
+    expect(visitor.open("/campaigns/first").locator("#lacks")).to_have_count(0)
+
+
 def test_the_winner_is_compared_with_the_baseline(visitor: Visitor, explored: Explored) -> None:
     baseline = {"tp": 1, "pp": 2, "micro_batch_size": 1, "num_microbatches": 8}
     campaign = explored.submit("has-a-baseline", baseline=baseline)

@@ -77,3 +77,23 @@ def test_cells_name_the_rank_of_a_context_parallel_group() -> None:
     assert "context-parallel groups of 4" in str(drawn.svg)
     assert any("the 4 ranks with the same S, R" in note for note in drawn.notes)
     assert " C0" not in str(layout_map(Layout(dp=8)).svg)
+
+
+def test_cells_name_the_experts_that_a_device_holds() -> None:
+    drawn = layout_map(Layout(tp=2, dp=4, ep=2, etp=2))
+    found = re.findall(r"E[\d.]+(?=<)", str(drawn.svg))
+    assert found == 2 * ["E0.0", "E0.1", "E1.0", "E1.1"]
+    assert "expert-parallel groups of 2, expert-tensor-parallel groups of 2" in str(drawn.svg)
+    (note,) = (note for note in drawn.notes if note.startswith("E "))
+    assert "the 2 shares of each layer's experts" in note
+    assert note.endswith("After the dot: the 2 parts of their weights.")
+    assert re.findall(r"E[\d.]+(?=<)", str(layout_map(Layout(dp=4, ep=4)).svg)) == [
+        "E0",
+        "E1",
+        "E2",
+        "E3",
+    ]
+    alone = layout_map(Layout(tp=2, dp=2, etp=2))
+    assert re.findall(r"E[\d.]+(?=<)", str(alone.svg)) == 2 * ["E0", "E1"]
+    assert "the same part of all experts" in alone.notes[-1]
+    assert " E0" not in str(layout_map(Layout(dp=4)).svg)

@@ -43,6 +43,7 @@ def layout_of(path, num_devices):
     return {
         "tp": max(config.tensor_parallel_config.autotp_size, 1),
         "pp": 1 if stages == "auto" else stages,
+        "ep": config.expert_parallel_config.autoep_size if config.expert_parallel_config else 1,
         "dp": config.train_batch_size
         // (config.train_micro_batch_size_per_gpu * config.gradient_accumulation_steps),
         "micro_batch_size": config.train_micro_batch_size_per_gpu,

@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     from megatron.core.model_parallel_config import ModelParallelConfig
     from megatron.core.transformer import TransformerConfig
 
-NAMES = {"norm_epsilon": "layernorm_epsilon"}
+NAMES = {"norm_epsilon": "layernorm_epsilon", "num_experts": "num_moe_experts"}
 """Fields that have another name than their flag."""
 
 
@@ -42,6 +42,8 @@ def configured(words):
     if "num_virtual_stages_per_pipeline_rank" in values:
         stages = int(values["num_virtual_stages_per_pipeline_rank"])
         known["virtual_pipeline_model_parallel_size"] = stages
+    if "disable_bias_linear" in values:
+        known["add_bias_linear"] = False
     dtype = torch.bfloat16 if "bf16" in values else torch.float16 if "fp16" in values else None
     if known["pipeline_model_parallel_size"] > 1:
         known["pipeline_dtype"] = dtype or torch.float32
@@ -63,6 +65,8 @@ def answer(path):
     return {
         "tp": config.tensor_model_parallel_size,
         "pp": config.pipeline_model_parallel_size,
+        "ep": config.expert_model_parallel_size,
+        "etp": config.expert_tensor_parallel_size,
         "vpp": config.virtual_pipeline_model_parallel_size or 1,
         "sequence_parallel": config.sequence_parallel,
         "recompute": config.recompute_granularity or "none",
@@ -71,6 +75,7 @@ def answer(path):
         "ffn_hidden_size": config.ffn_hidden_size,
         "num_heads": config.num_attention_heads,
         "num_kv_heads": config.num_query_groups,
+        "num_experts": config.num_moe_experts or 0,
         "norm_epsilon": config.layernorm_epsilon,
         "init_std": config.init_method_std,
         "dropout": [config.attention_dropout, config.hidden_dropout],

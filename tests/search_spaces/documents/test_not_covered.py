@@ -17,8 +17,8 @@ BATCH = {"global_batch_size": 8}
     [
         ("tiny", {"context_parallel_size": 2}, "(here it is called 'cp')"),
         ("tiny", {"ulysses": 2}, "(here it is called 'cp')"),
-        ("tiny", {"ep": 2}, "expert parallelism: not covered"),
-        ("tiny", {"expert_model_parallel_size": 2}, "expert parallelism: not covered"),
+        ("tiny", {"expert_model_parallel_size": 2}, "(here it is called 'ep')"),
+        ("tiny", {"expert_tensor_parallel_degree": 2}, "(here it is called 'etp')"),
         ({"preset": "tiny", "num_local_experts": 8}, {}, "(here it is called 'num_experts')"),
         ({"preset": "tiny", "family": "mixtral"}, {}, "(here it is called 'llama')"),
         ({"preset": "tiny", "capacity_factor": 1}, {}, "experts that drop tokens over a capacity"),

@@ -103,6 +103,29 @@ def test_the_legal_set_is_what_a_loop_over_every_combination_finds(
     assert [legal.layout(position) for position in range(len(legal))] == expected
 
 
+@pytest.mark.parametrize("scopes", [ALL_SCOPES, frozenset({"model", "machine"})])
+def test_the_legal_set_of_a_model_with_experts_is_what_a_loop_finds(
+    scopes: frozenset[Scope],
+) -> None:
+    space = SearchSpace(
+        global_batch_size=24,
+        num_nodes=[1, 2],
+        tp=[1, 2, 4],
+        pp=[1, 2],
+        ep=[1, 2, 3, 4, 8],
+        etp=[1, 2, 3],
+        zero_stage=[0, 1, 3],
+        zero_replicas=[1, 2, 4],
+        sequence_parallel=[False, True],
+    )
+    model = model_preset("tiny-moe")
+    legal = enumerate_legal(space, model, BOX, scopes=scopes)
+    found = [legal.layout(position) for position in range(len(legal))]
+    assert found == brute_force(space, model, BOX, scopes)
+    assert {layout.ep for layout in found} == {1, 2, 4, 8}
+    assert {layout.etp for layout in found} == {1, 2}
+
+
 @settings(max_examples=30, deadline=None)
 @given(space=spaces())
 def test_positions_columns_and_layouts_agree(space: SearchSpace) -> None:

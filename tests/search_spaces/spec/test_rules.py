@@ -79,15 +79,18 @@ CASES = [
         model={"ffn_hidden_size": 3076},
     ),
     case(
-        "experts_over_tp",
-        "moe_ffn_hidden_size=100 is not divisible by tp=8",
-        tp=8,
+        "expert_width_over_etp",
+        "moe_ffn_hidden_size=100 is not divisible by etp=3",
+        dp=3,
+        etp=3,
         model=EXPERTS | {"moe_ffn_hidden_size": 100},
     ),
+    case("experts_over_ep", "num_experts=4 is not divisible by ep=3", dp=6, ep=3, model=EXPERTS),
     case(
         "shared_expert_over_tp",
         "shared_expert_ffn_hidden_size=100 is not divisible by tp=8",
         tp=8,
+        sequence_parallel=True,
         model=EXPERTS | {"shared_expert_ffn_hidden_size": 100},
     ),
     case(
@@ -164,6 +167,35 @@ CASES = [
         cp=4,
         cp_comm_type="a2a",
         model={"num_kv_heads": 4},
+    ),
+    case(
+        "ep_needs_experts",
+        "ep=2 and etp=1 divide experts, and the model has none; leave them out",
+        dp=2,
+        ep=2,
+    ),
+    case(
+        "ep_needs_experts",
+        "ep=1 and etp=2 divide experts, and the model has none; leave them out",
+        tp=2,
+        etp=2,
+    ),
+    case(
+        "ranks_over_experts",
+        "tp*cp*dp=1*2*3=6 is not divisible by etp*ep=1*4=4: the ranks of a stage divide its experts",
+        cp=2,
+        dp=3,
+        ep=4,
+        zero_stage=1,
+        zero_replicas=2,
+        model=EXPERTS,
+    ),
+    case(
+        "experts_need_sequence_parallel",
+        "tp=2 with sequence_parallel=false: all tensor-parallel ranks would send the same tokens to "
+        "the experts; a model with experts needs sequence_parallel=true",
+        tp=2,
+        model=EXPERTS,
     ),
     case(
         "cp_comm_type_needs_cp",
@@ -247,6 +279,15 @@ CASES = [
         zero_replicas=3,
     ),
     case(
+        "zero_groups_over_edp",
+        "tp*cp*dp/(etp*ep)=2 ranks hold the same experts, which is not divisible by zero_replicas=4",
+        dp=8,
+        ep=4,
+        zero_stage=1,
+        zero_replicas=4,
+        model=EXPERTS,
+    ),
+    case(
         "zero_groups_need_zero",
         "zero_replicas=2 has no sharded optimizer states to copy: zero_stage=0",
         dp=4,
@@ -325,6 +366,19 @@ def test_the_embedded_trainer_has_windows_over_cp_only_where_ranks_have_whole_se
         ]
         assert violations(layout, make_model(), NODES, scopes={"trainer"}) == []
     assert violations(Layout(cp=2, cp_comm_type="a2a"), model, NODES, scopes={"trainer"}) == []
+
+
+@pytest.mark.parametrize("layout", [{}, {"dp": 2, "zero_replicas": 2}])
+def test_zero_is_no_waste_where_it_shards_experts_alone(layout: dict[str, Any]) -> None:
+    """With etp below tp, more ranks hold the same experts than the same attention."""
+    model = make_model(**EXPERTS)
+    split = Layout(tp=2, sequence_parallel=True, zero_stage=1, **layout)
+    assert split.zero_group_size < split.expert_zero_group_size
+    assert violations(split, model, NODES) == []
+    (sentence,) = violations(replace(split, etp=2), model, NODES)
+    assert "is the same job as zero_stage=0" in sentence
+    (sentence,) = violations(split, make_model(), NODES)
+    assert "is the same job as zero_stage=0" in sentence
 
 
 def test_several_broken_rules_give_a_sentence_each() -> None:

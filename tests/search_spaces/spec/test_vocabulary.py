@@ -4,7 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from search_spaces.documents.reading import MAX_COUNT
 from search_spaces.errors import (
     ClusterInvalidError,
     LayoutInvalidError,
@@ -13,7 +16,7 @@ from search_spaces.errors import (
 )
 from search_spaces.machine import usable_cores
 from search_spaces.spec.cluster import detect_local_cpu
-from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
+from search_spaces.spec.layout import KNOBS, LAYOUT_FIELDS, Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, resolve_cluster
@@ -64,6 +67,44 @@ def test_a_new_knob_at_its_default_is_in_no_document_and_in_no_key() -> None:
     assert uneven.key == "n1-tp1-pp4-dp1-vpp1-ps_head-mbs1-mb1-z0-rc_none-sp0-fp32"
     assert Layout.of_key(uneven.key) == uneven
     assert Layout.of_key(layout.key) == layout
+
+
+@given(
+    st.builds(
+        Layout,
+        **{
+            name: st.sampled_from(knob.choices) if knob.choices else st.integers(1, MAX_COUNT)
+            for name, knob in KNOBS.items()
+        },
+    )
+)
+def test_a_key_names_every_knob_of_a_layout(layout: Layout) -> None:
+    assert Layout.of_key(layout.key) == layout
+
+
+def test_the_degrees_of_experts_are_in_the_key_if_they_divide_something() -> None:
+    keys = [Layout(ep=ep, etp=etp).key for ep, etp in ((1, 1), (4, 1), (4, 2), (1, 2))]
+    ends = ["fp32", "fp32-ep4", "fp32-ep4x2", "fp32-ep1x2"]
+    assert [key.removeprefix(keys[0].removesuffix("fp32")) for key in keys] == ends
+
+
+@pytest.mark.parametrize(
+    ("layout", "edp", "group"),
+    [
+        (Layout(tp=2, cp=2, dp=4, ep=4), 4, 1),
+        (Layout(tp=2, cp=2, dp=4, ep=4, zero_stage=1), 4, 4),
+        (Layout(tp=2, cp=2, dp=4, ep=4, zero_stage=3, zero_replicas=2), 4, 2),
+        (Layout(tp=2, cp=2, dp=4, ep=4, etp=2, zero_stage=1), 2, 2),
+        (Layout(tp=4, dp=2, zero_stage=1), 8, 8),
+    ],
+    ids=lambda value: value.key if isinstance(value, Layout) else "",
+)
+def test_ranks_with_the_same_experts_are_what_ep_and_etp_leave(
+    layout: Layout, edp: int, group: int
+) -> None:
+    for each in (layout, LayoutColumns.of(layout)):
+        assert each.edp == edp
+        assert each.expert_zero_group_size == group
 
 
 @pytest.mark.parametrize(

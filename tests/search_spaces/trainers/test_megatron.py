@@ -62,7 +62,7 @@ def test_megatron_lm_and_bridge_are_told_what_counts_as_a_layer(
     assert ("pipeline_split" in MEGATRON_DEEPSPEED.lacking(job)) == bool(flags)
 
 
-@pytest.mark.parametrize("model", [GPT, LLAMA])
+@pytest.mark.parametrize("model", [GPT, LLAMA, model_preset("tiny-moe")])
 @pytest.mark.parametrize("adapter", [MEGATRON_LM, MEGATRON_DEEPSPEED])
 @pytest.mark.parametrize("layout", [Layout(), EVERY_KNOB, Layout(recompute="selective")])
 def test_every_flag_is_one_of_the_trainer_s_own(
@@ -168,7 +168,8 @@ def test_what_the_family_asserts_is_refused_with_the_numbers(
     said = adapter.refusals(TrainerJob(model=model, layout=layout))
     assert any(why in sentence for sentence in said), said
     # 46 layers, the embedding and the head are 48 on 4 stages.
-    other = replace(EVERY_KNOB, sequence_parallel=adapter is not MEGATRON_DEEPSPEED)
+    has_sequence = adapter is not MEGATRON_DEEPSPEED
+    other = replace(EVERY_KNOB, ep=1, etp=1, sequence_parallel=has_sequence)
     assert not adapter.refusals(TrainerJob(model=replace(GPT, num_layers=46), layout=other))
 
 

@@ -41,7 +41,7 @@ EVERYTHING = EVERY_KNOB.to_mapping() | {"recompute": "selective"}
     [
         *((name, {"zero_stage", "recompute"}) for name in TITANS),
         ("nanotron", {"vpp", "pipeline_split", "zero_replicas", "recompute"}),
-        ("deepspeed", {"vpp", "pipeline_split", "zero_replicas", "sequence_parallel"}),
+        ("deepspeed", {"etp", "vpp", "pipeline_split", "zero_replicas", "sequence_parallel"}),
         ("accelerate", {"vpp", "pipeline_split", "zero_replicas", "recompute"}),
         ("command", set()),
     ],

@@ -83,6 +83,7 @@ def test_environment_variables_have_the_same_values() -> None:
     environment = environment_values(JOB)
     assert environment["LAYOUT_TP"] == "2"
     assert environment["LAYOUT_MICRO_BATCH_SIZE"] == "5"
+    assert (environment["LAYOUT_EP"], environment["LAYOUT_ETP"]) == ("2", "2")
     unstated = {each.name for each in fields(ModelShape)} - JOB.model.to_mapping().keys()
     assert len(environment) == len(PLACEHOLDERS) - len(unstated)
     assert "LAYOUT_NUM_EXPERTS" not in environment

@@ -8,10 +8,23 @@ import numpy as np
 import pytest
 
 from search_spaces.estimates.time import step_time_s
+from search_spaces.spec.knobs import Knob
+from search_spaces.spec.layout import KNOBS
 from search_spaces.spec.space import SearchSpace
 from search_spaces.tables import read_table, write_table
 from workers.errors import LayoutNotSimulatedError, ScenarioUnknownError
 from workers.simulation.scenarios import SCENARIOS, Scenario, scenario, simulated_table
+
+NEW_KNOBS = {name: knob for name, knob in KNOBS.items() if knob.is_new}
+
+
+def other(knob: Knob) -> object:
+    """A value that is not the knob's default."""
+    return knob.choices[-1] if knob.choices else 2
+
+
+def test_expert_and_context_parallelism_are_new_knobs() -> None:
+    assert {"cp", "cp_comm_type", "ep", "etp"} <= NEW_KNOBS.keys()
 
 
 def small(name: str = "a100-1.3b", **knobs: object) -> Scenario:
@@ -27,12 +40,12 @@ def small(name: str = "a100-1.3b", **knobs: object) -> Scenario:
     ("knob", "values", "wrong"),
     [
         ("zero_stage", [0, 3], "3"),
-        ("pipeline_split", ["layers", "embedding_and_head"], "embedding_and_head"),
         ("precision", "fp8", "fp8"),
+        *((name, [knob.default, other(knob)], other(knob)) for name, knob in NEW_KNOBS.items()),
     ],
 )
 def test_what_is_not_simulated_is_refused_by_name(
-    name: str, knob: str, values: object, wrong: str
+    name: str, knob: str, values: object, wrong: object
 ) -> None:
     with pytest.raises(LayoutNotSimulatedError, match=f"^{knob}={wrong} is not simulated; leave"):
         simulated_table(small(name, **{knob: values}), 3)
