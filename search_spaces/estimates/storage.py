@@ -60,7 +60,8 @@ class TrainerStorage:
     fused_swiglu: bool = True
     """Whether the backward pass recomputes the activation of SwiGLU's gate."""
     sorts_experts_again: bool = True
-    """Whether the backward pass sorts tokens by expert again and recomputes the activation."""
+    """Whether the backward pass sorts tokens by expert again, if they did not come from other
+    ranks, and recomputes the activation."""
     gathered_share: float = 1.0
     """Share of the gathered inputs of column-parallel matrices that is kept, with sequence
     parallelism. 0: as in Megatron-LM, which keeps a rank's part and gathers again in the backward
