@@ -57,6 +57,8 @@ class TrainerStorage:
     """Whether ZeRO-1 leaves a replica only its share of the gradients after the reduction."""
     fused_attention: bool = True
     """Whether the attention probabilities are never stored."""
+    fuses_on_request: bool = False
+    """Whether attention is fused only where an option says so."""
     fused_swiglu: bool = True
     """Whether the backward pass recomputes the activation of SwiGLU's gate."""
     sorts_experts_again: bool = True
@@ -135,6 +137,7 @@ up to 256 H100 was 0.6 times as wide as with the defaults of `StorageSpread`."""
 
 MEGATRON_LIKE: Final = TrainerStorage(
     fp16_gradient_bytes=2.0,
+    fuses_on_request=True,
     gathered_share=0.0,
     fused_swiglu=False,
     sorts_experts_again=False,
@@ -146,6 +149,9 @@ MEGATRON_LIKE: Final = TrainerStorage(
 )
 """A trainer like Megatron-LM: 18 bytes per parameter with bf16 (gradients are accumulated in fp32),
 16 with fp16. ZeRO-1 shards the 12 bytes of the optimizer."""
+
+MEGATRON_BRIDGE: Final = replace(MEGATRON_LIKE, fuses_on_request=False)
+"""Megatron-Bridge: its layers are those of Transformer Engine, which chooses a fused attention."""
 
 NANOTRON: Final = TrainerStorage(
     gradient_bytes=8.0,
@@ -208,7 +214,7 @@ def _unknown() -> Iterator[StorageHypothesis]:
     """Each combination; half a trainer is added to each count (Jeffreys' prior)."""
     for states, (count, changes) in _STATES.items():
         for tensors, (number, more) in _TENSORS.items():
-            storage = replace(MEGATRON_LIKE, fp16_gradient_bytes=None, **{**changes, **more})
+            storage = replace(MEGATRON_BRIDGE, fp16_gradient_bytes=None, **{**changes, **more})
             yield StorageHypothesis(
                 name=f"{states}, {tensors}",
                 # More differs between trainers than what the hypotheses list.
@@ -226,6 +232,7 @@ _UNKNOWN: Final = tuple(_unknown())
 
 _KNOWN: Final = {
     "nanotron": NANOTRON,
+    "megatron-bridge": MEGATRON_BRIDGE,
     "megatron": MEGATRON_LIKE,
     "vtrain": MEGATRON_LIKE,
     "simulated": MEGATRON_LIKE,
@@ -272,7 +279,7 @@ def score_traffic_of(software: str, cluster: Cluster) -> float:
     trainer is not known, it is the geometric mean by the weights of its hypotheses.
     """
     hypotheses = storage_hypotheses(software, cluster)
-    if hypotheses[0].storage is MEGATRON_LIKE:
+    if hypotheses[0].storage.fuses_on_request:
         return 1.0
     fused = sum(each.weight for each in hypotheses if each.storage.fused_attention)
     traffic = _SCORE_TRAFFIC["fused"] ** fused * _SCORE_TRAFFIC["not fused"] ** (1.0 - fused)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from search_spaces.estimates.links import GroupLinks, Links
 from search_spaces.estimates.memory import stage_memory
+from search_spaces.estimates.step_shape import StepShape
 from search_spaces.estimates.storage import EMBEDDED_TRAINER, MEGATRON_LIKE
-from search_spaces.estimates.time import step_time_s
-from search_spaces.estimates.time_terms import StepShape, layer_terms
+from search_spaces.estimates.time import TERM_NAMES, step_time_s, time_terms
+from search_spaces.estimates.time_terms import all_terms
 from search_spaces.mesh import coordinates, expert_coordinates
 from search_spaces.spec.layout import ZERO_STAGES, Layout
 from search_spaces.spec.layout_columns import LayoutColumns
@@ -47,9 +51,9 @@ def one_expert(model: ModelShape) -> ModelShape:
     return replace(model, num_experts=1, experts_per_token=1)
 
 
-def terms(model: ModelShape) -> dict[str, float]:
-    step = StepShape.of(LayoutColumns.of(LAYOUT), model, H100)
-    return {name: float(np.ravel(value)[0]) for name, value in layer_terms(step)}
+def terms(model: ModelShape, layout: Layout = LAYOUT) -> dict[str, float]:
+    found = time_terms(layout, model, H100)
+    return dict(zip(found.names, found.seconds[0].tolist(), strict=True))
 
 
 def test_all_parameters_are_held_whatever_a_token_takes() -> None:
@@ -184,3 +188,116 @@ def test_layers_of_both_kinds_take_the_mean_time() -> None:
     found, expert, dense = (terms(m)["matrices"] for m in (mixed, MIXTRAL, mixed.dense))
     assert found == pytest.approx(0.75 * expert + 0.25 * dense)
     assert float(step_time_s(LAYOUT, mixed, H100)[0]) > 0
+
+
+def groups_of(layout: Layout, of: Callable[[int], Any]) -> list[list[int]]:
+    """The ranks of the first stage, grouped by some of their coordinates."""
+    groups: dict[Any, list[int]] = {}
+    for rank in range(layout.tp * layout.cp * layout.dp):
+        groups.setdefault(of(rank), []).append(rank)
+    return list(groups.values())
+
+
+def on_nodes(ranks: list[int]) -> list[int]:
+    """How many of some ranks are on each of their nodes of 8 devices."""
+    nodes = [rank // 8 for rank in ranks]
+    return [nodes.count(node) for node in sorted(set(nodes))]
+
+
+@pytest.mark.parametrize("layout", FOLDED, ids=lambda layout: layout.key)
+def test_links_of_experts_are_those_between_the_ranks_of_the_mesh(layout: Layout) -> None:
+    links = Links(LayoutColumns.of(layout), H100)
+    places = [expert_coordinates(rank, layout) for rank in range(layout.tp * layout.cp * layout.dp)]
+    axes: list[tuple[GroupLinks, Callable[[int], Any]]] = [
+        (links.expert_tensor, lambda rank: (places[rank].ep_rank, places[rank].edp_rank)),
+        (links.expert, lambda rank: (places[rank].etp_rank, places[rank].edp_rank)),
+        (links.expert_data, lambda rank: (places[rank].etp_rank, places[rank].ep_rank)),
+        (links.data, lambda rank: coordinates(rank, layout).tp_rank),
+    ]
+    for found, of in axes:
+        groups = groups_of(layout, of)
+        assert {len(group) for group in groups} == {int(found.ranks)}
+        counts = [on_nodes(group) for group in groups]
+        assert {here for count in counts for here in count} == {int(found.here)}
+        assert {len(count) == 1 for count in counts} == {bool(found.inside)}
+        assert float(found.doublings) == np.log2(len(counts[0]))
+
+
+@pytest.mark.parametrize(
+    ("knobs", "near", "far"),
+    [
+        ({"dp": 8, "ep": 8}, 7 / 8, 0),
+        ({"dp": 16, "ep": 4}, 3 / 4, 0),
+        ({"dp": 16, "ep": 16}, 7 / 16, 8 / 16),
+        ({"dp": 16, "ep": 8, "etp": 2}, 3 / 8, 4 / 8),
+        ({"dp": 8, "cp": 2, "ep": 16}, 7 / 16, 8 / 16),
+        ({"dp": 8, "tp": 2, "ep": 16, "sequence_parallel": True}, 7 / 16, 8 / 16),
+        ({"dp": 16}, 0, 0),
+    ],
+)
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_rows_are_exchanged_four_times_and_six_with_full_recomputation(
+    knobs: dict[str, Any], near: float, far: float, recompute: str
+) -> None:
+    model = replace(MIXTRAL, num_experts=16)
+    layout = Layout(num_microbatches=3, precision="bf16", recompute=recompute, **knobs)  # type: ignore[arg-type]
+    times, counted = (4, 1) if recompute == "none" else (6, 2)
+    rows = layout.etp * 4096 * 2 / (layout.cp * layout.tp)
+    sent = 32 * 3 * times * rows * 4096 * 2
+    found = terms(model, layout)
+    assert found["exchange_inside"] == pytest.approx(near * sent / 360e9)
+    assert found["exchange_across"] == pytest.approx(far * sent / 50e9)
+    latency_s = 0 if layout.ep == 1 else 4e-5 + (14e-6 if far else 3.4e-6)
+    assert found["exchange_latency"] == pytest.approx(32 * 3 * (times + counted) * latency_s)
+
+
+def test_experts_of_whole_width_are_not_reduced_over_tp() -> None:
+    """Attention has one all-reduce a pass, a shared expert another; etp gathers L of its ranks."""
+    layout = replace(LAYOUT, pp=1, etp=1, num_microbatches=1)
+    one = 2 * 1 / 2 * 2 * 4096 * 4096 / 360e9  # of all tokens over tp
+    ends = 2
+    assert terms(MIXTRAL, layout)["tensor_inside"] == pytest.approx((32 * 2 + ends) * one)
+    shared = replace(MIXTRAL, shared_expert_ffn_hidden_size=1024)
+    assert terms(shared, layout)["tensor_inside"] == pytest.approx((32 * 4 + ends) * one)
+    over_etp = terms(MIXTRAL, replace(layout, etp=2))["tensor_inside"]
+    assert over_etp == pytest.approx((32 * 4 + ends) * one)
+    half = replace(MIXTRAL, num_dense_layers=16)
+    assert terms(half, layout)["tensor_inside"] == pytest.approx((16 * 2 + 16 * 4 + ends) * one)
+
+
+def test_gradients_of_experts_are_summed_over_the_ranks_that_hold_them() -> None:
+    experts = MIXTRAL.num_layers * MIXTRAL.num_expert_parameters
+    others = MIXTRAL.num_parameters - experts
+    layout = Layout(dp=8, ep=4, precision="bf16")
+    found = terms(MIXTRAL, layout)
+    sent = 2 * 7 / 8 * others + 2 * 1 / 2 * experts / 4
+    assert found["data_inside"] == pytest.approx(4 * sent / 360e9)
+    sharded = terms(MIXTRAL, replace(layout, zero_stage=1))
+    gathered = 7 / 8 * others + 1 / 2 * experts / 4
+    assert sharded["data_inside"] == pytest.approx(4 * gathered / 360e9)
+    assert sharded["weights_gather"] == pytest.approx(2 * gathered / 360e9)
+    assert sharded["optimizer"] == pytest.approx(38 * (others / 8 + experts / 8) / 3.35e12)
+    alone = terms(MIXTRAL, replace(layout, ep=8))
+    assert alone["data_inside"] == pytest.approx(4 * 2 * 7 / 8 * others / 360e9)
+
+
+def test_products_of_local_experts_have_the_rows_of_all_ranks() -> None:
+    """ep makes fewer and longer products of the same work; etp at the same rows narrower ones."""
+    layout = Layout(dp=8, precision="bf16")
+    whole, spread, narrow = (
+        terms(MIXTRAL, replace(layout, **knobs))  # type: ignore[arg-type]
+        for knobs in ({}, {"ep": 8}, {"etp": 8})
+    )
+    assert spread["matrices"] < whole["matrices"]
+    assert narrow["matrices"] == pytest.approx(whole["matrices"], rel=0.05)
+    assert spread["matrix_bytes"] < whole["matrix_bytes"]
+    assert spread["elementwise"] == whole["elementwise"] < narrow["elementwise"]
+
+
+@pytest.mark.parametrize("layout", FOLDED, ids=lambda layout: layout.key)
+@pytest.mark.parametrize("model", [MIXED, MIXED.dense], ids=["experts", "dense"])
+def test_every_term_is_made_once(layout: Layout, model: ModelShape) -> None:
+    expected = dict.fromkeys(TERM_NAMES, 1.0)
+    found = list(all_terms(StepShape.of(LayoutColumns.of(layout), model, H100), expected))
+    assert sorted(name for name, _ in found) == sorted(TERM_NAMES)
+    assert all(np.all(np.isfinite(term)) and np.all(term >= 0) for _, term in found)
