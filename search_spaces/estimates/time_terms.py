@@ -391,7 +391,7 @@ def optimizer_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     """The optimizer on its shard, and a constant, once per step."""
     bandwidth = step.cluster.memory_bandwidth_bytes_per_s
     moved = sum(OPTIMIZER_BYTES * each.count / each.shards for each in step.summed_parameters)
-    yield "optimizer", moved / bandwidth
+    yield "optimizer", np.asarray(moved / bandwidth)
     yield "each_step", np.full(step.tp.shape, EACH_STEP_S)
 
 
