@@ -1,7 +1,7 @@
 """What a layer holds on one rank for each token of a micro-batch, in elements.
 
-A mixture of experts has etp / tp of the token's rows on a rank: its inputs are tokens divided over
-tp, gathered over etp.
+With sequence parallelism tp divides the tokens between layers. A mixture of experts takes them as
+they are, gathered over etp.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ Floats = NDArray[np.float64]
 
 FP32_BYTES: Final = 4.0
 HALF_BYTES: Final = 2.0
-_ROUTING_BYTES: Final = 28.0
-"""Of a token and expert: three indices and a weight."""
+_ROUTING_BYTES: Final = 32.0
+"""Of a token and expert: three indices, and its weight with the token and with the row."""
+_RECEIVED_BYTES: Final = 8.0
+"""Of a row from another rank: its place by expert."""
 
 _FP32: Final = code_of("precision", "fp32")
+_FP8: Final = code_of("precision", "fp8")
 _FULL: Final = code_of("recompute", "full")
 _SELECTIVE: Final = code_of("recompute", "selective")
 _P2P: Final = code_of("cp_comm_type", "p2p")
@@ -46,13 +49,20 @@ def kept_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerSto
 
 
 def gathered_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
-    """Elements per token that gathered inputs of a layer's column-parallel matrices add."""
+    """Elements per token that a layer keeps of the gathered inputs of its matrices."""
+    return np.where(columns.recompute == _FULL, 0.0, _inputs_beyond(columns, model))
+
+
+def _inputs_beyond(columns: LayoutColumns, model: ModelShape) -> Floats:
+    """Elements per token by which gathered inputs of column-parallel matrices exceed a part.
+
+    There are two of them over tp. Experts gather theirs over etp, beside that of a shared one.
+    """
     h, part = model.hidden_size, residual_elements(columns, model)
-    beyond = 2.0 * (h - part)
-    if model.num_experts:
-        whole = 2.0 if model.shared_expert_ffn_hidden_size else 1.0
-        beyond = whole * (h - part) + np.maximum(h * expert_share(columns) - part, 0.0)
-    return np.asarray(np.where(columns.recompute == _FULL, 0.0, beyond), dtype=np.float64)
+    if not model.num_experts:
+        return np.asarray(2.0 * (h - part), dtype=np.float64)
+    over_tp = 2.0 if model.shared_expert_ffn_hidden_size else 1.0
+    return np.asarray(over_tp * (h - part) + (columns.etp - 1.0) * part, dtype=np.float64)
 
 
 def _layer_elements(
@@ -69,13 +79,15 @@ def _layer_elements(
     without the activation. Attention that is not fused keeps its probabilities: a s. Norms of
     queries and keys keep their inputs.
 
-    A token has k rows inside its experts. The embedded trainer keeps their 2 f, and 28 bytes a row
-    that say where it belongs; others keep the sorted inputs and the output of the activation too.
-    The embedded trainer keeps the inputs where they came from other ranks (ep > 1).
+    A token has k rows inside its experts, of the tokens that tp leaves a rank and etp gathers. The
+    embedded trainer keeps their 2 f, and 32 bytes a row that say where it belongs; where rows came
+    from other ranks (ep > 1), their inputs and 8 bytes too. Others keep the sorted inputs and the
+    output of the activation. Some keep the inputs of fp8 products in fp8.
     """
-    h, f = model.hidden_size, model.ffn_hidden_size
-    inputs = 4.0 * residual_elements(columns, model)
+    f, part = model.ffn_hidden_size, residual_elements(columns, model)
+    inputs = 4.0 * part
     q = model.query_size
+    products = part + (q + (0.0 if model.num_experts else f)) / columns.tp
     attention = q + 2.0 * model.kv_hidden_size + q
     attention += q + model.kv_hidden_size if model.qk_norm else 0.0
     if not fused_attention:
@@ -85,13 +97,19 @@ def _layer_elements(
         parts = 3.0 if storage.fused_swiglu else 4.0
     feed_forward = parts * f
     if model.num_experts:
-        k, width = model.experts_per_token, model.moe_ffn_hidden_size
         feed_forward = parts * model.shared_expert_ffn_hidden_size
-        feed_forward += k * width * (2.0 if storage.sorts_experts_again else parts)
-        index = _ROUTING_BYTES / element_bytes(columns)
-        is_kept = (columns.ep > 1) | (not storage.sorts_experts_again)
-        inputs = inputs + expert_share(columns) * k * (index + np.where(is_kept, h, 0.0))
-    return np.asarray(inputs + (attention + feed_forward) / columns.tp, dtype=np.float64)
+        came, again = columns.ep > 1, storage.sorts_experts_again
+        index = _ROUTING_BYTES + np.where(came, _RECEIVED_BYTES, 0.0)
+        row = index / element_bytes(columns) + np.where(came | (not again), model.hidden_size, 0.0)
+        inside = (2.0 if again else parts) * model.moe_ffn_hidden_size / columns.etp
+        inputs = inputs + _expert_rows(columns, model) * (row + inside)
+        products = products + _expert_rows(columns, model) * (
+            model.hidden_size + model.moe_ffn_hidden_size / columns.etp
+        )
+    elements = inputs + (attention + feed_forward) / columns.tp
+    if storage.keeps_fp8_inputs:
+        elements = elements - np.where(columns.precision == _FP8, 0.5 * products, 0.0)
+    return np.asarray(elements, dtype=np.float64)
 
 
 def backward_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
@@ -103,23 +121,25 @@ def backward_elements(columns: LayoutColumns, model: ModelShape, storage: Traine
     With full recomputation the layer's activations are added, except for its input, which was kept.
 
     With k experts a token there are k rows of each: of h the sorted gradient, and later the input's
-    gradient before and after it is put in order or exchanged; of f the activation's output, its
-    gradient and the product of the two, or the gradient of its input of 2 f and a product.
+    gradient before and after it is put in order, and where it comes from other ranks; of f the
+    activation's output, its gradient and the product of the two, or the gradient of its input of
+    2 f and a product.
     """
     h, f = model.hidden_size, model.ffn_hidden_size
     made = h + (3.0 if model.family == "llama" else 1.0) * f / columns.tp
     if model.num_experts:
-        inside = model.experts_per_token * model.moe_ffn_hidden_size / columns.tp
-        row = expert_share(columns) * h
-        rows = model.experts_per_token * row
+        part = residual_elements(columns, model)
+        count = _expert_rows(columns, model)
+        rows, inside = count * h, count * model.moe_ffn_hidden_size / columns.etp
         wide = np.where(columns.precision == _FP32, 3.0, 6.0)  # one product is in fp32
-        made = residual_elements(columns, model) + np.maximum(
-            np.maximum(rows + wide * inside, 4.0 * inside), 2.0 * (inside + rows) + row
+        combined = np.where(columns.ep > 1, rows, columns.etp * part)
+        made = part + np.maximum(
+            np.maximum(rows + wide * inside, 4.0 * inside), 2.0 * (inside + rows) + combined
         )
     made = np.maximum(made, _context_elements(columns, model))
     whole = _layer_elements(columns, model, storage, fused_attention=storage.fused_attention)
     share = residual_elements(columns, model)
-    whole += storage.gathered_share * 2.0 * (h - share)
+    whole += storage.gathered_share * _inputs_beyond(columns, model)
     revived = np.where(columns.recompute == _FULL, whole - share, 0.0)
     under_way = np.where(columns.vpp > 1, 2.0 * share, 0.0)
     return np.asarray(made + revived + under_way, dtype=np.float64)
@@ -154,12 +174,14 @@ def residual_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
     return np.asarray(model.hidden_size / shares, dtype=np.float64)
 
 
-def expert_share(columns: LayoutColumns) -> Floats:
-    """Tokens that a rank brings to experts, over those that it holds of a micro-batch.
+def _expert_rows(columns: LayoutColumns, model: ModelShape) -> Floats:
+    """Rows that a rank's experts have for each token that the rank holds, if routing is balanced.
 
-    tp divides them, for each of its ranks has its own (`sequence_parallel`), and etp gathers them.
+    tp divides the tokens with sequence parallelism, and etp gathers them; ep gives as many rows
+    away as it brings.
     """
-    return np.asarray(columns.etp / columns.tp, dtype=np.float64)
+    share = residual_elements(columns, model) / model.hidden_size
+    return np.asarray(model.experts_per_token * columns.etp * share, dtype=np.float64)
 
 
 def held_tokens(columns: LayoutColumns, model: ModelShape) -> Floats:

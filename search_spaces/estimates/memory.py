@@ -266,7 +266,7 @@ def stage_parts(
     zero, weights = columns.zero_stage, others + experts
     gradients = own if storage.zero_shards_gradients else weights
     if (zero >= 2).any():  # skipped for the many searches without them
-        gathered, unsent = _whole_layers(columns, model, stage, layers)
+        gathered, unsent = _whole_layers(columns, model, stage, layers, dense)
         gradients = np.where(zero >= 2, own + unsent, gradients)
         weights = np.where(zero == 3, own + gathered, weights)
     token_bytes = element * held_tokens(columns, model)
@@ -279,7 +279,8 @@ def stage_parts(
         * _of_layers(model, dense, lambda shape: kept_elements(columns, shape, storage)),
         gathered=kept_bytes
         * _of_layers(model, dense, lambda shape: gathered_elements(columns, shape)),
-        backward=token_bytes * _largest_backward(columns, model, storage, dense),
+        backward=token_bytes
+        * _largest_layer(model, dense, lambda shape: backward_elements(columns, shape, storage)),
         head=np.where(stage == columns.pp - 1, _head_bytes(columns, model, storage), 0.0),
         storage=storage,
     )
@@ -342,14 +343,14 @@ def _of_layers(
     return value + dense_share * (of(model.dense) - value) if model.num_dense_layers else value
 
 
-def _largest_backward(
-    columns: LayoutColumns, model: ModelShape, storage: TrainerStorage, dense_share: Floats
+def _largest_layer(
+    model: ModelShape, dense_share: Floats, of: Callable[[ModelShape], Floats]
 ) -> Floats:
-    """`backward_elements` of the stage's largest layer."""
-    value = backward_elements(columns, model, storage)
+    """A quantity of the stage's largest layer."""
+    value = of(model)
     if not model.num_dense_layers:
         return value
-    dense = backward_elements(columns, model.dense, storage)
+    dense = of(model.dense)
     larger = np.where(dense_share > 0, np.maximum(dense, value), value)
     return np.where(dense_share < 1, larger, dense)
 
@@ -413,7 +414,11 @@ def _end_parameters(columns: LayoutColumns, model: ModelShape) -> tuple[Floats, 
 
 
 def _whole_layers(
-    columns: LayoutColumns, model: ModelShape, stage: NDArray[Any], num_layers: Floats
+    columns: LayoutColumns,
+    model: ModelShape,
+    stage: NDArray[Any],
+    num_layers: Floats,
+    dense_share: Floats,
 ) -> tuple[Floats, Floats]:
     """Whole parameters beside a rank's shares: of weights (ZeRO-3), and of gradients (ZeRO-2, 3).
 
@@ -425,8 +430,12 @@ def _whole_layers(
     vocabulary, positions, final_norm = (
         np.where(is_shared, each, 0.0) for each in _end_parameters(columns, model)
     )
-    layer = np.where(is_shared, _layer_parameters(columns, model), 0.0)
-    layer += np.where(are_experts_shared, _expert_parameters(columns, model), 0.0)
+
+    def shared_of(shape: ModelShape) -> Floats:
+        others = np.where(is_shared, _layer_parameters(columns, shape), 0.0)
+        return others + np.where(are_experts_shared, _expert_parameters(columns, shape), 0.0)
+
+    layer = _largest_layer(model, dense_share, shared_of)
     first, last = stage == 0, stage == columns.pp - 1
     another = np.where(num_layers > 1, layer, 0.0)
 

@@ -162,8 +162,8 @@ class StepShape:
 
     @property
     def expert_tokens(self) -> Floats:
-        """Tokens that a rank brings to its experts: divided over tp, and gathered over etp."""
-        return self.tokens * self.etp / self.tp
+        """Tokens that a rank brings to its experts: those of its residual stream, over etp."""
+        return self.tokens * self.residual_share * self.etp
 
     @property
     def summed_parameters(self) -> Iterator[SummedParameters]:

@@ -61,6 +61,8 @@ class TrainerStorage:
     """Whether attention is fused only where an option says so."""
     fused_swiglu: bool = True
     """Whether the backward pass recomputes the activation of SwiGLU's gate."""
+    keeps_fp8_inputs: bool = False
+    """Whether fp8 products keep their inputs in fp8 for the backward pass."""
     sorts_experts_again: bool = True
     """Whether the backward pass sorts tokens by expert again, if they did not come from other
     ranks, and recomputes the activation."""
@@ -150,8 +152,16 @@ MEGATRON_LIKE: Final = TrainerStorage(
 """A trainer like Megatron-LM: 18 bytes per parameter with bf16 (gradients are accumulated in fp32),
 16 with fp16. ZeRO-1 shards the 12 bytes of the optimizer."""
 
-MEGATRON_BRIDGE: Final = replace(MEGATRON_LIKE, fuses_on_request=False)
-"""Megatron-Bridge: its layers are those of Transformer Engine, which chooses a fused attention."""
+MEGATRON_BRIDGE: Final = replace(
+    MEGATRON_LIKE,
+    fuses_on_request=False,
+    fused_swiglu=True,
+    keeps_fp8_inputs=True,
+    fp32_logits=1,
+)
+"""Megatron-Bridge (067f987d) with Megatron-LM's core (d98e8a6): layers of Transformer Engine, which
+chooses a fused attention and keeps quantised inputs; recipes fuse the activation of experts, and
+the loss turns one fp32 copy of the logits into their gradient."""
 
 NANOTRON: Final = TrainerStorage(
     gradient_bytes=8.0,
@@ -214,7 +224,8 @@ def _unknown() -> Iterator[StorageHypothesis]:
     """Each combination; half a trainer is added to each count (Jeffreys' prior)."""
     for states, (count, changes) in _STATES.items():
         for tensors, (number, more) in _TENSORS.items():
-            storage = replace(MEGATRON_BRIDGE, fp16_gradient_bytes=None, **{**changes, **more})
+            plain: dict[str, Any] = {"fp16_gradient_bytes": None, "fuses_on_request": False}
+            storage = replace(MEGATRON_LIKE, **{**plain, **changes, **more})
             yield StorageHypothesis(
                 name=f"{states}, {tensors}",
                 # More differs between trainers than what the hypotheses list.

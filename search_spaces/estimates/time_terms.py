@@ -126,7 +126,7 @@ def _feed_forwards(
 
 def _sorted_rows(step: StepShape, model: ModelShape) -> Floats | float:
     """Rows that go through the experts of a rank, for each token that the rank holds."""
-    return model.experts_per_token * step.etp / step.tp if model.num_experts else 0.0
+    return model.experts_per_token * step.expert_tokens / step.tokens if model.num_experts else 0.0
 
 
 def _rows_and_width(step: StepShape, model: ModelShape) -> tuple[Floats | float, float]:

@@ -12,7 +12,7 @@ import pytest
 from search_spaces.estimates.links import GroupLinks, Links
 from search_spaces.estimates.memory import stage_memory
 from search_spaces.estimates.step_shape import StepShape
-from search_spaces.estimates.storage import EMBEDDED_TRAINER, MEGATRON_LIKE
+from search_spaces.estimates.storage import EMBEDDED_TRAINER, MEGATRON_BRIDGE, MEGATRON_LIKE
 from search_spaces.estimates.time import TERM_NAMES, step_time_s, time_terms
 from search_spaces.estimates.time_terms import all_terms
 from search_spaces.mesh import coordinates, expert_coordinates
@@ -117,8 +117,11 @@ def test_experts_are_shared_by_the_ranks_that_hold_the_same_ones(
         end = MIXED.vocab_size * 4096 // layout.tp + norm if stage in (0, layout.pp - 1) else 0
         whole = others + end + experts
         share = (others + end) / shards[0] + experts / shards[1]
-        # The last layer, and the one before it or an end; what nobody shares is no copy.
-        layer = sum(n for n, d in zip(layer_parameters(layout, 7), shards, strict=True) if d > 1)
+        # The largest layer twice, or with an end; what nobody shares is no copy.
+        layer = max(
+            sum(n for n, d in zip(layer_parameters(layout, i), shards, strict=True) if d > 1)
+            for i in layers
+        )
         gathered = share + layer + max(layer, end if shards[0] > 1 else 0)
         assert found.optimizer_bytes == pytest.approx(12 * share)
         assert found.gradients_bytes == pytest.approx(4 * (gathered if zero_stage > 1 else whole))
@@ -127,7 +130,7 @@ def test_experts_are_shared_by_the_ranks_that_hold_the_same_ones(
 
 @pytest.mark.parametrize("layout", FOLDED, ids=lambda layout: layout.key)
 def test_a_rank_holds_the_rows_of_the_tokens_that_come_to_its_experts(layout: Layout) -> None:
-    """Per row 2 f / etp in 16 bits and 28 bytes; the input where it came from elsewhere.
+    """Per row 2 f / etp in 16 bits and 32 bytes; the input and 8 where it came from elsewhere.
 
     Other trainers keep the sorted input always, and the activation and its product beside 2 f.
     """
@@ -141,7 +144,8 @@ def test_a_rank_holds_the_rows_of_the_tokens_that_come_to_its_experts(layout: La
         (MEGATRON_LIKE, 4 * width + 4096),
     ):
         a, b = (stage_memory(layout, m, storage)[0].activations_bytes for m in (MIXTRAL, more))
-        assert b - a == pytest.approx(layers * rows * (2 * elements + 28))
+        index = 40 if layout.ep > 1 else 32
+        assert b - a == pytest.approx(layers * rows * (2 * elements + index))
 
 
 @pytest.mark.parametrize("layout", FOLDED, ids=lambda layout: layout.key)
@@ -301,3 +305,18 @@ def test_every_term_is_made_once(layout: Layout, model: ModelShape) -> None:
     found = list(all_terms(StepShape.of(LayoutColumns.of(layout), model, H100), expected))
     assert sorted(name for name, _ in found) == sorted(TERM_NAMES)
     assert all(np.all(np.isfinite(term)) and np.all(term >= 0) for _, term in found)
+
+
+def test_inputs_of_fp8_products_may_be_kept_in_fp8() -> None:
+    """Of attention's two products, and of the rows of experts: h and f, of 16 bits or of 8."""
+    layout = Layout(precision="fp8", ep=4, dp=4)
+    kept, half = (
+        stage_memory(layout, MIXTRAL, replace(MEGATRON_BRIDGE, keeps_fp8_inputs=in_fp8))[0]
+        for in_fp8 in (False, True)
+    )
+    inputs = 4096 + 4096 + 2 * (4096 + 14336)
+    assert kept.activations_bytes - half.activations_bytes == 32 * 4096 * inputs
+    in_bf16 = replace(layout, precision="bf16")
+    assert stage_memory(in_bf16, MIXTRAL, MEGATRON_BRIDGE)[0].activations_bytes > (
+        half.activations_bytes
+    )
