@@ -78,12 +78,14 @@ class Recipe:
     layout: Layout
     step_time_s: float
     """As published, or from the published TFLOP/s."""
+    software: str = MEGATRON
+    """What ran it."""
 
     @property
     def predicted_s(self) -> float:
         """The estimate of the step by the priors alone."""
         log_s, _ = TimeCalibration().predict(
-            self.layout, self.model, self.cluster, software=MEGATRON
+            self.layout, self.model, self.cluster, software=self.software
         )
         return float(np.exp(log_s[0]))
 

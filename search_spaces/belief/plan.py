@@ -39,6 +39,7 @@ StepPart = Literal[
     "compute",
     "tensor parallel",
     "context parallel",
+    "expert parallel",
     "pipeline bubble",
     "pipeline transfers",
     "data parallel",
@@ -51,6 +52,7 @@ micro-batch, or for a slower stage."""
 _TERMS: Final[Mapping[StepPart, tuple[str, ...]]] = {
     "tensor parallel": ("tensor_inside", "tensor_across", "latency_inside", "latency_across"),
     "context parallel": ("context",),
+    "expert parallel": ("exchange_inside", "exchange_across", "exchange_latency"),
     "pipeline bubble": ("imbalance", "equal_layers"),
     "pipeline transfers": ("pipeline_inside", "pipeline_across", "pipeline_latency"),
     "data parallel": (
@@ -68,7 +70,11 @@ _NOT_EACH_SLOT: Final = frozenset({"accumulation", "each_step"})
 """Terms of compute and host that do not repeat in the slots of the pipeline's bubble."""
 
 _SLOTTED: Final = frozenset(
-    {"compute", "tensor parallel", "context parallel", "host", "pipeline transfers"}
+    {
+        "compute",
+        *("tensor parallel", "context parallel", "expert parallel"),
+        *("host", "pipeline transfers"),
+    }
 )
 """Parts whose terms take m + (p - 1) / v slots, of which (p - 1) / v are the bubble."""
 

@@ -47,6 +47,9 @@ LONG_SEQUENCE: Final = 8192
 LEAST_SHARE: Final = 4096
 """Fewest tokens that a context-parallel rank gets, if memory asks for no more ranks."""
 
+MAX_AUTO_EP: Final = 64
+"""Largest expert-parallel degree, if memory asks for no more."""
+
 MAX_NODES_OF_TP: Final = 4
 """Most nodes that a tensor-parallel group spans where the document allows more than one."""
 
@@ -62,6 +65,7 @@ _GIVEN_UP: Final = (
     "num_nodes",
     "micro_batch_size",
     "cp",
+    "ep",
     "pp",
     "tp",
 )
@@ -139,7 +143,8 @@ class _Choices:
             lengths = (len(each) for each in {**self._stated, **chosen}.values())
             if math.prod(lengths) <= MAX_AUTO_COMBINATIONS:
                 break
-            if name in chosen:
+            # Of a model with experts, sequence_parallel follows from tp.
+            if name in chosen and not (name == "sequence_parallel" and self._model.num_experts):
                 chosen[name] = (max(chosen[name]) if name == "num_nodes" else chosen[name][0],)
         return chosen
 
@@ -180,11 +185,10 @@ class _Choices:
         most = node * min(
             MAX_NODES_OF_TP if self._tp_leaves_node else 1, max(self._devices) // node
         )
-        experts = (model.moe_ffn_hidden_size, model.shared_expert_ffn_hidden_size)
-        sizes = (model.num_heads, model.num_kv_heads, model.ffn_hidden_size, model.vocab_size)
+        widths = (model.ffn_hidden_size, model.shared_expert_ffn_hidden_size, model.vocab_size)
         degrees = [
             tp
-            for tp in _divisors(math.gcd(*sizes, *experts))
+            for tp in _divisors(math.gcd(model.num_heads, model.num_kv_heads, *widths))
             if tp <= most and (node % tp == 0 or tp % node == 0)
         ]
         pp = min(self._stated.get("pp", (1,)))
@@ -209,14 +213,42 @@ class _Choices:
             for cp in (1 << power for power in range(length.bit_length()))
             if (cp == 1 or length % (2 * cp) == 0) and any(n % cp == 0 for n in self._devices)
         ]
-        least = next((cp for cp in degrees if self._sequence_fits(cp)), 1)
+        least = next((cp for cp in degrees if self._may_fit(cp=cp)), 1)
         share = LEAST_SHARE if length >= LONG_SEQUENCE else length
         return tuple(cp for cp in degrees if least <= cp <= max(length // share, 2 * least - 1))
 
-    def _sequence_fits(self, cp: int) -> bool:
-        """Whether one sequence fits with the largest other degrees and full recomputation."""
-        tp, pp = max(self._of("tp")), max(self._of("pp"))
-        return self._fits(tp, pp, cp=cp, recompute="full", zero_stage=1, dp=self._devices[-1])
+    def _may_fit(self, zero_stage: int = 1, **degree: int) -> bool:
+        """Whether a sequence fits with the largest other degrees and full recomputation."""
+        tp, pp, dp = max(self._of("tp")), max(self._of("pp")), self._devices[-1]
+        return self._fits(tp, pp, recompute="full", zero_stage=zero_stage, dp=dp, **degree)
+
+    @cached_property
+    def ep(self) -> tuple[int, ...]:
+        """Powers of two from the first one with which the experts may fit."""
+        zero = max(self._of("zero_stage"))
+        least = next((ep for ep in self._expert_degrees if self._may_fit(zero, ep=ep)), 1)
+        most = max(MAX_AUTO_EP, least)
+        return tuple(ep for ep in self._expert_degrees if least <= ep <= most)
+
+    @property
+    def etp(self) -> tuple[int, ...]:
+        return (1,)
+
+    @cached_property
+    def _expert_degrees(self) -> tuple[int, ...]:
+        """Powers of two that divide the experts and the devices of some allocation."""
+        experts = self._model.num_experts
+        powers = (1 << power for power in range(max(experts.bit_length(), 1)))
+        return tuple(
+            ep for ep in powers if experts % ep == 0 and any(n % ep == 0 for n in self._devices)
+        )
+
+    def _most_ep(self, pp: int) -> int:
+        """The largest degree over which the ranks of a stage divide, whatever the allocation."""
+        usual = [ep for ep in self._expert_degrees if ep <= MAX_AUTO_EP]
+        ranks = [devices // pp for devices in self._devices]
+        degrees = (ep for ep in self._stated.get("ep", usual) if all(n % ep == 0 for n in ranks))
+        return max(degrees, default=1)
 
     @cached_property
     def cp_comm_type(self) -> tuple[CpCommType, ...]:
@@ -290,7 +322,10 @@ class _Choices:
 
     @cached_property
     def sequence_parallel(self) -> tuple[bool, ...]:
-        return (False, True) if max(self._of("tp")) > 1 else (False,)
+        degrees = self._of("tp")
+        if self._model.num_experts:  # they need it beside tp
+            return tuple(sorted({tp > 1 for tp in degrees}))
+        return (False, True) if max(degrees) > 1 else (False,)
 
     @property
     def precision(self) -> tuple[str, ...]:
@@ -321,7 +356,9 @@ class _Choices:
     def _least_cp(self) -> int:
         return int(min(self._stated.get("cp", (1,))))
 
-    def _fits(self, tp: int, pp: int, cp: int | None = None, **others: Any) -> bool:
+    def _fits(
+        self, tp: int, pp: int, cp: int | None = None, ep: int | None = None, **others: Any
+    ) -> bool:
         """Whether the estimate fits at the smallest micro-batch; `others` are further knobs.
 
         Without them there is neither ZeRO nor recomputation.
@@ -330,9 +367,11 @@ class _Choices:
             tp=tp,
             cp=cp or self._least_cp,
             pp=pp,
+            ep=ep or self._most_ep(pp),
             pipeline_split=self._split_over(pp) or "layers",
             micro_batch_size=min(self._of("micro_batch_size")),
             num_microbatches=pp,
+            sequence_parallel=tp > 1 and self._model.num_experts > 0,
             precision=self._of("precision")[0],
             **others,
         )

@@ -1,12 +1,14 @@
 """Bandwidth and latency of the links that the groups of a layout use, inside and between nodes.
 
-Ranks are numbered with tp fastest, then cp, dp and pp, as in Megatron-LM and the embedded trainer.
+Ranks are numbered with tp fastest, then cp, dp and pp, as in Megatron-LM and the embedded trainer;
+beside experts the same ranks with etp fastest, then ep and edp.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import cached_property
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,77 +25,115 @@ network cards carry less than twice as much, since all groups reduce at the same
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Links:
-    """Bandwidth and latency for each axis of each layout."""
+class GroupLinks:
+    """The links of groups of ranks, in each layout."""
 
-    tensor_inside: Bools
-    """Whether a tensor-parallel group stays inside a node."""
-    tensor_bytes_per_s: Floats
-    """Bandwidth per rank of a ring over a tensor-parallel group."""
-    tensor_latency_s: Floats
+    inside: Bools
+    """Whether a group stays inside a node."""
+    here: NDArray[np.int64]
+    """Ranks of a group on each of its nodes."""
+    ranks: NDArray[np.int64]
+    """Ranks of a group."""
+    near_bytes_per_s: Floats
+    """Bandwidth per rank among the ranks on a node."""
+    bytes_per_s: Floats
+    """Bandwidth per rank of a ring over the group."""
+    latency_s: Floats
     """Latency of one step around it."""
-    context_bytes_per_s: Floats
-    """Bandwidth per rank of a ring over a context-parallel group."""
-    context_latency_s: Floats
-    """Latency of one step around it."""
-    data_inside: Bools
-    """Whether a group that sums gradients, over dp and cp, stays inside a node."""
-    data_bytes_per_s: Floats
-    """Bandwidth per rank of a ring over such a group."""
-    data_latency_s: Floats
-    """Latency of one step around it."""
-    data_doublings: Floats
-    """log2 of the number of nodes that such a group spans."""
-    pipeline_inside: Bools
-    """Whether all stages are on one node."""
-    pipeline_bytes_per_s: Floats
-    """Bandwidth from a stage to the next, at the slowest boundary."""
-    pipeline_latency_s: Floats
-    """Latency of one transfer there."""
 
     @classmethod
-    def of(cls, columns: LayoutColumns, cluster: Cluster) -> Links:
-        """The links of each layout.
+    def of(
+        cls,
+        ranks: NDArray[np.int64],
+        stride: NDArray[np.int64] | int,
+        cluster: Cluster,
+        cards_exponent: float = _CARDS_EXPONENT,
+    ) -> GroupLinks:
+        """The links of groups whose ranks are neighbours, or so many ranks apart.
 
         A group that spans nodes uses the network cards of its own ranks, because the other cards
-        serve other groups: with g ranks on a node it has g times the bandwidth of a device, or for
-        data parallelism a little less, and at most the bandwidth inside the node.
+        serve other groups: with g ranks on a node it has g times the bandwidth of a device, or a
+        little less, and at most the bandwidth inside the node.
         """
         node = cluster.devices_per_node
-        tp, cp, dp = columns.tp, columns.cp, columns.dp_cp
-        inside = inside_bandwidths(cluster)
-        tp_here = np.minimum(tp, node)
-        dp_here, cp_here = np.clip(node // tp, 1, dp), np.clip(node // tp, 1, cp)
-        tensor_inside, data_inside = tp <= node, tp * dp <= node
-        context_inside = tp * cp <= node
-        pipeline_inside = columns.num_devices <= node
-        between = cluster.inter_node_bandwidth_bytes_per_s
-        near, far = cluster.intra_node_latency_s, cluster.inter_node_latency_s
-        alone = dp_here == 1
+        here = np.clip(node // stride, 1, ranks)
+        inside, alone = stride * ranks <= node, here == 1
+        near = inside_bandwidths(cluster)[here]
+        far = cluster.inter_node_bandwidth_bytes_per_s * here**cards_exponent
+        across = np.minimum(np.where(alone, np.inf, near), far)
+        near_s, far_s = cluster.intra_node_latency_s, cluster.inter_node_latency_s
         return cls(
-            tensor_inside=tensor_inside,
-            tensor_bytes_per_s=_bandwidth(inside[tp_here], tensor_inside, between * tp_here),
-            tensor_latency_s=np.where(tensor_inside, near, far),
-            context_bytes_per_s=_bandwidth(
-                inside[cp_here], context_inside, between * cp_here**_CARDS_EXPONENT
-            ),
-            context_latency_s=np.where(context_inside, near, far),
-            data_inside=data_inside,
-            data_bytes_per_s=_bandwidth(
-                np.where(alone, np.inf, inside[dp_here]),
-                data_inside & ~alone,
-                between * dp_here**_CARDS_EXPONENT,
-            ),
-            data_latency_s=np.where(data_inside, near, far),
-            data_doublings=np.log2(dp / dp_here),
-            pipeline_inside=pipeline_inside,
-            pipeline_bytes_per_s=np.where(pipeline_inside, inside[min(2, node)], between),
-            pipeline_latency_s=np.where(pipeline_inside, near, far),
+            inside=inside,
+            here=here,
+            ranks=ranks,
+            near_bytes_per_s=near,
+            bytes_per_s=np.where(inside & ~alone, near, across),
+            latency_s=np.where(inside, near_s, far_s),
         )
 
+    @property
+    def doublings(self) -> Floats:
+        """log2 of the number of nodes that a group spans."""
+        return np.asarray(np.log2(self.ranks / self.here), dtype=np.float64)
 
-def _bandwidth(inside: NDArray[Any], stays: Bools, across: NDArray[Any]) -> Floats:
-    return np.asarray(np.where(stays, inside, np.minimum(inside, across)), dtype=np.float64)
+
+@dataclass(frozen=True, eq=False)
+class Links:
+    """The links of each axis of each layout."""
+
+    columns: LayoutColumns
+    """The layouts."""
+    cluster: Cluster
+    """Where they run."""
+
+    @cached_property
+    def tensor(self) -> GroupLinks:
+        """Links of tensor-parallel groups."""
+        return GroupLinks.of(self.columns.tp, 1, self.cluster, 1.0)
+
+    @cached_property
+    def context(self) -> GroupLinks:
+        """Links of context-parallel groups."""
+        return GroupLinks.of(self.columns.cp, self.columns.tp, self.cluster)
+
+    @cached_property
+    def data(self) -> GroupLinks:
+        """Links of groups that sum gradients, over dp and cp."""
+        return GroupLinks.of(self.columns.dp_cp, self.columns.tp, self.cluster)
+
+    @cached_property
+    def expert_tensor(self) -> GroupLinks:
+        """Links of groups that share each expert's weights, over etp."""
+        return GroupLinks.of(self.columns.etp, 1, self.cluster, 1.0)
+
+    @cached_property
+    def expert(self) -> GroupLinks:
+        """Links of groups that divide the experts, over ep."""
+        return GroupLinks.of(self.columns.ep, self.columns.etp, self.cluster)
+
+    @cached_property
+    def expert_data(self) -> GroupLinks:
+        """Links of groups that sum the gradients of experts, over edp."""
+        stride = self.columns.etp * self.columns.ep
+        return GroupLinks.of(self.columns.edp, stride, self.cluster)
+
+    @cached_property
+    def pipeline_inside(self) -> Bools:
+        """Whether all stages are on one node."""
+        return np.asarray(self.columns.num_devices <= self.cluster.devices_per_node)
+
+    @cached_property
+    def pipeline_bytes_per_s(self) -> Floats:
+        """Bandwidth from a stage to the next, at the slowest boundary."""
+        cluster = self.cluster
+        near = inside_bandwidths(cluster)[min(2, cluster.devices_per_node)]
+        return np.where(self.pipeline_inside, near, cluster.inter_node_bandwidth_bytes_per_s)
+
+    @cached_property
+    def pipeline_latency_s(self) -> Floats:
+        """Latency of one transfer there."""
+        near, far = self.cluster.intra_node_latency_s, self.cluster.inter_node_latency_s
+        return np.where(self.pipeline_inside, near, far)
 
 
 def inside_bandwidths(cluster: Cluster) -> Floats:

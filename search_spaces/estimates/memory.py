@@ -17,6 +17,16 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.estimates.activations import (
+    FP32_BYTES,
+    HALF_BYTES,
+    backward_elements,
+    element_bytes,
+    gathered_elements,
+    held_tokens,
+    kept_elements,
+    residual_elements,
+)
 from search_spaces.estimates.storage import EMBEDDED_TRAINER, TrainerStorage
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns, code_of
@@ -25,17 +35,9 @@ from search_spaces.spec.model_shape import ModelShape
 Floats = NDArray[np.float64]
 
 _MOMENTS_BYTES: Final = 8.0
-_FP32_BYTES: Final = 4.0
-_HALF_BYTES: Final = 2.0
-_ROUTING_BYTES: Final = 28.0
-"""Of a token and expert: three indices and a weight."""
 
 _FP32: Final = code_of("precision", "fp32")
 _FP16: Final = code_of("precision", "fp16")
-_FULL: Final = code_of("recompute", "full")
-_SELECTIVE: Final = code_of("recompute", "selective")
-_P2P: Final = code_of("cp_comm_type", "p2p")
-_A2A: Final = code_of("cp_comm_type", "a2a")
 
 _CHUNK: Final = 4096
 """Layouts that are computed together: the intermediate arrays fit into the cache."""
@@ -256,28 +258,29 @@ def stage_parts(
 ) -> StageParts:
     layers = layers_of_stage(columns.pp, stage, model, storage, columns.counted_ends)
     dense = _dense_share(columns, stage, layers, model)
-    parameters = _stage_parameters(columns, model, stage, layers, dense)
-    element = np.where(columns.precision == _FP32, _FP32_BYTES, _HALF_BYTES)
+    others, experts = _stage_parameters(columns, model, stage, layers, dense)
+    element = element_bytes(columns)
     # fp32 training has one copy of the weights; 16-bit training keeps fp32 masters beside them.
     states = _MOMENTS_BYTES + np.where(columns.precision == _FP32, 0.0, storage.master_bytes)
-    shards = columns.zero_group_size
-    own, zero = parameters / shards, np.where(shards > 1, columns.zero_stage, 0)
-    weights, gradients = parameters, own if storage.zero_shards_gradients else parameters
+    own = others / columns.zero_group_size + experts / columns.expert_zero_group_size
+    zero, weights = columns.zero_stage, others + experts
+    gradients = own if storage.zero_shards_gradients else weights
     if (zero >= 2).any():  # skipped for the many searches without them
-        gathered, unsent = _whole_layers(columns, model, stage, layers)
+        gathered, unsent = _whole_layers(columns, model, stage, layers, dense)
         gradients = np.where(zero >= 2, own + unsent, gradients)
         weights = np.where(zero == 3, own + gathered, weights)
-    token_bytes = element * _tokens(columns, model)
+    token_bytes = element * held_tokens(columns, model)
     kept_bytes = token_bytes * _layers_in_flight(columns, stage, layers)
     return StageParts(
         weights=weights * element,
         gradients=gradients * _gradient_bytes(columns, storage),
         optimizer=own * states,
         activations=kept_bytes
-        * _of_layers(model, dense, lambda shape: _kept_elements(columns, shape, storage)),
+        * _of_layers(model, dense, lambda shape: kept_elements(columns, shape, storage)),
         gathered=kept_bytes
-        * _of_layers(model, dense, lambda shape: _gathered_elements(columns, shape)),
-        backward=token_bytes * _largest_backward(columns, model, storage, dense),
+        * _of_layers(model, dense, lambda shape: gathered_elements(columns, shape)),
+        backward=token_bytes
+        * _largest_layer(model, dense, lambda shape: backward_elements(columns, shape, storage)),
         head=np.where(stage == columns.pp - 1, _head_bytes(columns, model, storage), 0.0),
         storage=storage,
     )
@@ -340,14 +343,14 @@ def _of_layers(
     return value + dense_share * (of(model.dense) - value) if model.num_dense_layers else value
 
 
-def _largest_backward(
-    columns: LayoutColumns, model: ModelShape, storage: TrainerStorage, dense_share: Floats
+def _largest_layer(
+    model: ModelShape, dense_share: Floats, of: Callable[[ModelShape], Floats]
 ) -> Floats:
-    """`_backward_elements` of the stage's largest layer."""
-    value = _backward_elements(columns, model, storage)
+    """A quantity of the stage's largest layer."""
+    value = of(model)
     if not model.num_dense_layers:
         return value
-    dense = _backward_elements(columns, model.dense, storage)
+    dense = of(model.dense)
     larger = np.where(dense_share > 0, np.maximum(dense, value), value)
     return np.where(dense_share < 1, larger, dense)
 
@@ -365,57 +368,74 @@ def _stage_parameters(
     stage: NDArray[Any],
     num_layers: Floats,
     dense_share: Floats,
-) -> Floats:
-    """Parameters that one rank of the stage holds.
+) -> tuple[Floats, Floats]:
+    """Parameters that one rank of the stage holds: those outside of experts, and experts.
 
-    Matrices and the biases of column-parallel matrices are split over tp, and so is the width of
-    each expert. Norms, the biases of row-parallel matrices, routers and the positions are
-    replicated. With several stages and a tied embedding, the last stage holds a copy of it.
+    With several stages and a tied embedding, the last stage holds a copy of it.
     """
-    _, vocabulary, positions, final_norm = _layer_parameters(columns, model)
-    layer = _of_layers(model, dense_share, lambda shape: _layer_parameters(columns, shape)[0])
+    vocabulary, positions, final_norm = _end_parameters(columns, model)
+    layer = _of_layers(model, dense_share, lambda shape: _layer_parameters(columns, shape))
+    experts = _of_layers(model, dense_share, lambda shape: _expert_parameters(columns, shape))
     first, last = stage == 0, stage == columns.pp - 1
     owns_output = last & ((columns.pp > 1) | (not model.tied_embeddings))
-    return np.asarray(
+    others = (
         num_layers * layer
         + np.where(first, vocabulary + positions, 0.0)
         + np.where(last, final_norm, 0.0)
-        + np.where(owns_output, vocabulary, 0.0),
-        dtype=np.float64,
+        + np.where(owns_output, vocabulary, 0.0)
     )
+    return np.asarray(others, dtype=np.float64), num_layers * experts
 
 
-def _layer_parameters(
-    columns: LayoutColumns, model: ModelShape
-) -> tuple[Floats, Floats, float, float]:
-    """Parameters of a rank: of a block, a vocabulary's matrix, the positions, the final norm."""
+def _layer_parameters(columns: LayoutColumns, model: ModelShape) -> Floats:
+    """Parameters of a block that a rank holds outside of experts.
+
+    Matrices and the biases of column-parallel matrices are split over tp. Norms, the biases of
+    row-parallel matrices, and routers are replicated.
+    """
     h = float(model.hidden_size)
-    if model.family == "gpt":
-        replicated = 6.0 * h  # two norms of weight and bias, two row-parallel biases
-        positions, final_norm = model.seq_length * h, 2 * h
-    else:
-        replicated = 2.0 * h + h * model.num_experts
-        positions, final_norm = 0.0, h
+    # gpt: two norms of weight and bias, two row-parallel biases.
+    replicated = 6.0 * h if model.family == "gpt" else 2.0 * h + h * model.num_experts
     replicated += 2 * model.head_size if model.qk_norm else 0
-    shared = model.num_layer_parameters - replicated
-    return (
-        shared / columns.tp + replicated,
-        model.vocab_size * h / columns.tp,
-        positions,
-        final_norm,
-    )
+    shared = model.num_layer_parameters - model.num_expert_parameters - replicated
+    return np.asarray(shared / columns.tp + replicated, dtype=np.float64)
+
+
+def _expert_parameters(columns: LayoutColumns, model: ModelShape) -> Floats:
+    """Parameters of the experts of a block that a rank holds."""
+    return np.asarray(model.num_expert_parameters / (columns.etp * columns.ep), dtype=np.float64)
+
+
+def _end_parameters(columns: LayoutColumns, model: ModelShape) -> tuple[Floats, float, float]:
+    """Parameters of a rank: of a vocabulary's matrix, the positions, the final norm."""
+    h, is_gpt = float(model.hidden_size), model.family == "gpt"
+    vocabulary = np.asarray(model.vocab_size * h / columns.tp)
+    return vocabulary, model.seq_length * h if is_gpt else 0.0, 2 * h if is_gpt else h
 
 
 def _whole_layers(
-    columns: LayoutColumns, model: ModelShape, stage: NDArray[Any], num_layers: Floats
+    columns: LayoutColumns,
+    model: ModelShape,
+    stage: NDArray[Any],
+    num_layers: Floats,
+    dense_share: Floats,
 ) -> tuple[Floats, Floats]:
     """Whole parameters beside a rank's shares: of weights (ZeRO-3), and of gradients (ZeRO-2, 3).
 
     They are those of two layers in succession, of which one may be the embedding or the output. A
     tied embedding's gradients are there from the output's backward pass to its own, where one rank
-    has both.
+    has both. What no other rank shares is whole as it is.
     """
-    layer, vocabulary, positions, final_norm = _layer_parameters(columns, model)
+    is_shared, are_experts_shared = columns.zero_group_size > 1, columns.expert_zero_group_size > 1
+    vocabulary, positions, final_norm = (
+        np.where(is_shared, each, 0.0) for each in _end_parameters(columns, model)
+    )
+
+    def shared_of(shape: ModelShape) -> Floats:
+        others = np.where(is_shared, _layer_parameters(columns, shape), 0.0)
+        return others + np.where(are_experts_shared, _expert_parameters(columns, shape), 0.0)
+
+    layer = _largest_layer(model, dense_share, shared_of)
     first, last = stage == 0, stage == columns.pp - 1
     another = np.where(num_layers > 1, layer, 0.0)
 
@@ -428,80 +448,6 @@ def _whole_layers(
     return gathered, np.where(has_both, pair(0.0 * vocabulary) + vocabulary, gathered)
 
 
-def _kept_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
-    """Elements per token that a layer keeps for the backward pass, without gathered inputs."""
-    whole = _layer_elements(columns, model, storage, fused_attention=storage.fused_attention)
-    selective = _layer_elements(columns, model, storage, fused_attention=True)
-    return np.select(
-        [columns.recompute == _FULL, columns.recompute == _SELECTIVE],
-        [_residual_elements(columns, model), selective],
-        whole,
-    )
-
-
-def _gathered_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
-    """Elements per token that gathered inputs of a layer's column-parallel matrices add."""
-    inputs = 3.0 if model.shared_expert_ffn_hidden_size else 2.0
-    beyond = inputs * (model.hidden_size - _residual_elements(columns, model))
-    return np.asarray(np.where(columns.recompute == _FULL, 0.0, beyond), dtype=np.float64)
-
-
-def _backward_elements(
-    columns: LayoutColumns, model: ModelShape, storage: TrainerStorage
-) -> Floats:
-    """Elements per token that one layer's backward pass holds in addition to the kept ones.
-
-    The peak is inside the feed-forward: the gradients of the layer's output, of the activation's
-    output, and of the activation's input, which by then replaces that output. This is h + f for
-    GELU, and h + 3 f for SwiGLU, whose input is twice as wide and whose activation is recomputed.
-    With full recomputation the layer's activations are added, except for its input, which was kept.
-
-    With k experts a token there are k rows of each: of h the sorted gradient, and later the input's
-    gradient before and after it is put in order; of f the activation's output, its gradient and the
-    product of the two, or the gradient of its input of 2 f and a product.
-    """
-    h, f = model.hidden_size, model.ffn_hidden_size
-    made = h + (3.0 if model.family == "llama" else 1.0) * f / columns.tp
-    if model.num_experts:
-        k = model.experts_per_token
-        inside = k * model.moe_ffn_hidden_size / columns.tp
-        wide = np.where(columns.precision == _FP32, 3.0, 6.0)  # one product is in fp32
-        made = h + np.maximum(
-            np.maximum(k * h + wide * inside, 4.0 * inside), 2.0 * (inside + k * h) + h
-        )
-    made = np.maximum(made, _context_elements(columns, model))
-    whole = _layer_elements(columns, model, storage, fused_attention=storage.fused_attention)
-    share = _residual_elements(columns, model)
-    whole += storage.gathered_share * 2.0 * (h - share)
-    revived = np.where(columns.recompute == _FULL, whole - share, 0.0)
-    under_way = np.where(columns.vpp > 1, 2.0 * share, 0.0)
-    return np.asarray(made + revived + under_way, dtype=np.float64)
-
-
-def _context_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
-    """Elements per token that attention's backward pass holds where ranks share sequences.
-
-    Of the first rank, to whose tail half all other keys are later: keys and values of all ranks,
-    their gradients, and those that a block makes, which are in fp32 on a CPU, for each query head.
-    A ring holds those of one rank, and what is on its way. An exchange of tokens for heads takes no
-    more than attention without it.
-    """
-    element = np.where(columns.precision == _FP32, _FP32_BYTES, _HALF_BYTES)
-    long = _FP32_BYTES / element  # an fp32 number, in elements
-    heads, keys = model.hidden_size / columns.tp, 2.0 * model.kv_hidden_size / columns.tp
-    expanded = 2.0 * heads * (model.num_kv_heads < model.num_heads)
-    others = columns.cp - 1.0
-    held = keys * (3.0 * others + 3.0) + others * (expanded + 2.0 * heads * long)
-    passed = keys * (3.0 + 2.0 * long) + expanded + 2.0 * heads * long
-    own = model.hidden_size + heads * (1.0 + 1.5 * long) + keys * long
-    by_type = np.where(columns.cp_comm_type == _P2P, passed, held)
-    is_shared = (columns.cp > 1) & (columns.cp_comm_type != _A2A)
-    # By then the layer's feed-forward has freed what it kept.
-    freed = 2.0 * _residual_elements(columns, model)
-    freed += (3.0 if model.family == "llama" else 2.0) * model.ffn_hidden_size / columns.tp
-    return np.asarray(np.where(is_shared, by_type + own - freed, 0.0), dtype=np.float64)
-
-
 def _head_bytes(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
     """Bytes of the head between the last layer's forward and backward pass.
 
@@ -509,63 +455,15 @@ def _head_bytes(columns: LayoutColumns, model: ModelShape, storage: TrainerStora
     gradient of the projection's input.
     """
     is_fp32 = columns.precision == _FP32
-    element = np.where(is_fp32, _FP32_BYTES, _HALF_BYTES)
-    logit_bytes = np.where(is_fp32, 0.0, _HALF_BYTES) + storage.fp32_logits * _FP32_BYTES
+    element = element_bytes(columns)
+    logit_bytes = np.where(is_fp32, 0.0, HALF_BYTES) + storage.fp32_logits * FP32_BYTES
     logits = model.vocab_size / columns.tp * logit_bytes
-    norm_input = _residual_elements(columns, model)
+    norm_input = residual_elements(columns, model)
     head_input = norm_input + storage.gathered_share * (model.hidden_size - norm_input)
     gradient = np.where(is_fp32, model.hidden_size, 0.0)
-    coming = np.where(columns.vpp > 1, _residual_elements(columns, model), 0.0)
+    coming = np.where(columns.vpp > 1, residual_elements(columns, model), 0.0)
     others = element * (norm_input + head_input + gradient + coming)
-    return np.asarray(_tokens(columns, model) * (logits + others), dtype=np.float64)
-
-
-def _layer_elements(
-    columns: LayoutColumns, model: ModelShape, storage: TrainerStorage, *, fused_attention: bool
-) -> Floats:
-    """Elements per token that one layer keeps for its backward pass.
-
-    Korthikanti et al. (arXiv:2205.05198, equation 2) count s b h (10 + 24/t + 5 a s / (h t)) bytes
-    at 16 bits for GPT. Without dropout, and in elements: the inputs of two norms and of two
-    column-parallel matrices are replicated over tp (4 h), or split over tp with sequence
-    parallelism (`_gathered_elements` adds matrix inputs that stay gathered). Query, key, value and
-    the attention's output are split over tp, and so is the inside of the feed-forward: 2 f for
-    GELU's input and output; 4 f for SwiGLU's gate, its activation, up, and their product, or 3 f
-    without the activation. Attention that is not fused keeps its probabilities: a s. Norms of
-    queries and keys keep their inputs.
-
-    A token has k rows inside its experts. The embedded trainer keeps their 2 f, and 28 bytes a row
-    that say where it belongs; others keep the sorted inputs and the output of the activation too.
-    """
-    h, f = model.hidden_size, model.ffn_hidden_size
-    inputs = 4.0 * _residual_elements(columns, model)
-    q = model.query_size
-    attention = q + 2.0 * model.kv_hidden_size + q
-    attention += q + model.kv_hidden_size if model.qk_norm else 0.0
-    if not fused_attention:
-        attention += model.num_heads * model.seq_length
-    parts = 2.0
-    if model.family == "llama":
-        parts = 3.0 if storage.fused_swiglu else 4.0
-    feed_forward = parts * f
-    if model.num_experts:
-        k, width = model.experts_per_token, model.moe_ffn_hidden_size
-        feed_forward = parts * model.shared_expert_ffn_hidden_size
-        feed_forward += k * width * (2.0 if storage.sorts_experts_again else parts)
-        index = _ROUTING_BYTES / np.where(columns.precision == _FP32, _FP32_BYTES, _HALF_BYTES)
-        inputs = inputs + k * (index + (0.0 if storage.sorts_experts_again else h))
-    return np.asarray(inputs + (attention + feed_forward) / columns.tp, dtype=np.float64)
-
-
-def _residual_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
-    """Elements per token of the residual stream on one rank."""
-    shares = np.where(columns.sequence_parallel == 1, columns.tp, 1)
-    return np.asarray(model.hidden_size / shares, dtype=np.float64)
-
-
-def _tokens(columns: LayoutColumns, model: ModelShape) -> Floats:
-    """Tokens that a rank holds of a micro-batch."""
-    return np.asarray(model.seq_length * columns.micro_batch_size / columns.cp, dtype=np.float64)
+    return np.asarray(held_tokens(columns, model) * (logits + others), dtype=np.float64)
 
 
 def _layers_in_flight(columns: LayoutColumns, stage: NDArray[Any], layers: Floats) -> Floats:

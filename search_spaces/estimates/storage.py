@@ -57,10 +57,15 @@ class TrainerStorage:
     """Whether ZeRO-1 leaves a replica only its share of the gradients after the reduction."""
     fused_attention: bool = True
     """Whether the attention probabilities are never stored."""
+    fuses_on_request: bool = False
+    """Whether attention is fused only where an option says so."""
     fused_swiglu: bool = True
     """Whether the backward pass recomputes the activation of SwiGLU's gate."""
+    keeps_fp8_inputs: bool = False
+    """Whether fp8 products keep their inputs in fp8 for the backward pass."""
     sorts_experts_again: bool = True
-    """Whether the backward pass sorts tokens by expert again and recomputes the activation."""
+    """Whether the backward pass sorts tokens by expert again, if they did not come from other
+    ranks, and recomputes the activation."""
     gathered_share: float = 1.0
     """Share of the gathered inputs of column-parallel matrices that is kept, with sequence
     parallelism. 0: as in Megatron-LM, which keeps a rank's part and gathers again in the backward
@@ -134,6 +139,7 @@ up to 256 H100 was 0.6 times as wide as with the defaults of `StorageSpread`."""
 
 MEGATRON_LIKE: Final = TrainerStorage(
     fp16_gradient_bytes=2.0,
+    fuses_on_request=True,
     gathered_share=0.0,
     fused_swiglu=False,
     sorts_experts_again=False,
@@ -145,6 +151,17 @@ MEGATRON_LIKE: Final = TrainerStorage(
 )
 """A trainer like Megatron-LM: 18 bytes per parameter with bf16 (gradients are accumulated in fp32),
 16 with fp16. ZeRO-1 shards the 12 bytes of the optimizer."""
+
+MEGATRON_BRIDGE: Final = replace(
+    MEGATRON_LIKE,
+    fuses_on_request=False,
+    fused_swiglu=True,
+    keeps_fp8_inputs=True,
+    fp32_logits=1,
+)
+"""Megatron-Bridge (067f987d) with Megatron-LM's core (d98e8a6): layers of Transformer Engine, which
+chooses a fused attention and keeps quantised inputs; recipes fuse the activation of experts, and
+the loss turns one fp32 copy of the logits into their gradient."""
 
 NANOTRON: Final = TrainerStorage(
     gradient_bytes=8.0,
@@ -207,7 +224,8 @@ def _unknown() -> Iterator[StorageHypothesis]:
     """Each combination; half a trainer is added to each count (Jeffreys' prior)."""
     for states, (count, changes) in _STATES.items():
         for tensors, (number, more) in _TENSORS.items():
-            storage = replace(MEGATRON_LIKE, fp16_gradient_bytes=None, **{**changes, **more})
+            plain: dict[str, Any] = {"fp16_gradient_bytes": None, "fuses_on_request": False}
+            storage = replace(MEGATRON_LIKE, **{**plain, **changes, **more})
             yield StorageHypothesis(
                 name=f"{states}, {tensors}",
                 # More differs between trainers than what the hypotheses list.
@@ -225,6 +243,7 @@ _UNKNOWN: Final = tuple(_unknown())
 
 _KNOWN: Final = {
     "nanotron": NANOTRON,
+    "megatron-bridge": MEGATRON_BRIDGE,
     "megatron": MEGATRON_LIKE,
     "vtrain": MEGATRON_LIKE,
     "simulated": MEGATRON_LIKE,
@@ -271,7 +290,7 @@ def score_traffic_of(software: str, cluster: Cluster) -> float:
     trainer is not known, it is the geometric mean by the weights of its hypotheses.
     """
     hypotheses = storage_hypotheses(software, cluster)
-    if hypotheses[0].storage is MEGATRON_LIKE:
+    if hypotheses[0].storage.fuses_on_request:
         return 1.0
     fused = sum(each.weight for each in hypotheses if each.storage.fused_attention)
     traffic = _SCORE_TRAFFIC["fused"] ** fused * _SCORE_TRAFFIC["not fused"] ** (1.0 - fused)

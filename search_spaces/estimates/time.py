@@ -16,7 +16,8 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.estimates.time_terms import StepShape, all_terms
+from search_spaces.estimates.step_shape import StepShape
+from search_spaces.estimates.time_terms import all_terms
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
@@ -51,7 +52,7 @@ def _factor(name: str, kind: Kind, median: float, log_sd: float, meaning: str) -
 
 
 _FACTORS: Final = (
-    # Over the speed of the fastest products (`time_terms.ACHIEVED_SHARES`).
+    # Over the speed of the fastest products (`step_shape.ACHIEVED_SHARES`).
     _factor("matrices", "device", 1.12, 0.2, "matrix multiplications"),
     # FlashAttention-2 reaches 50 to 73 % of the peak forward (arXiv:2307.08691), about 60 with the
     # backward pass, and skips half of the products, which the term counts, under a causal mask.
@@ -66,6 +67,12 @@ _FACTORS: Final = (
     _factor("latency_inside", "device", 1.8, 0.6, "latency of tensor parallelism inside a node"),
     _factor("latency_across", "device", 2.2, 0.8, "latency of tensor parallelism between nodes"),
     _factor("context", "device", 1.5, 0.8, "exchange of keys and values over cp"),
+    # HybridEP's tables (B200, GB200, H100 with 50 GB/s a card; bf16, 8 experts a token) over these
+    # rows: 1.0 on 8 ranks to 1.4 on 32 of an NVLink domain; 0.44, 0.64 and 0.85 on 2, 4 and 8
+    # nodes, to each of which it sends a token once. A plain all-to-all sends each row.
+    _factor("exchange_inside", "device", 1.1, 0.4, "exchange of tokens over ep inside a node"),
+    _factor("exchange_across", "device", 0.9, 0.6, "exchange of tokens over ep between nodes"),
+    _factor("exchange_latency", "device", 2.0, 0.8, "latency of the exchange of tokens"),
     _factor("head", "device", 1.12, 0.3, "output projection"),
     _factor("logits", "device", 1.0, 0.5, "logits and loss"),
     # The cluster's bandwidths are effective ones already.
@@ -75,7 +82,7 @@ _FACTORS: Final = (
         "equal_layers", "device", 0.5, 0.8, "waiting for the output where layers are cut equally"
     ),
     _factor("host", "host", 1.5, 0.6, "the host's work on the blocks"),
-    _factor("host_tensor", "host", 1.5, 0.6, "the host's work on tensor-parallel collectives"),
+    _factor("host_tensor", "host", 1.5, 0.6, "the host's work on the collectives of layers"),
     _factor("each_microbatch", "host", 1.0, 1.0, "a constant a micro-batch"),
     _factor("data_inside", "reduction", 1.1, 0.4, "gradient reduction inside a node"),
     _factor("data_across", "reduction", 1.5, 0.6, "gradient reduction between nodes"),
@@ -101,6 +108,8 @@ FACTOR_PRIORS: Final[Mapping[str, FactorPrior]] = MappingProxyType(
 
 TERM_NAMES: Final = tuple(FACTOR_PRIORS)
 """The names of the terms, in order."""
+
+_PLACES: Final = {name: place for place, name in enumerate(TERM_NAMES)}
 
 
 def terms_of(kind: Kind) -> list[int]:
@@ -312,8 +321,8 @@ def time_terms(
     backward_share = np.empty(columns.tp.size)
     for rows, step in _steps(columns, model, cluster, score_traffic):
         backward_share[rows] = step.backward_share
-        for place, (_, term) in enumerate(all_terms(step, _EXPECTED)):
-            seconds[place, rows] = term
+        for name, term in all_terms(step, _EXPECTED):
+            seconds[_PLACES[name], rows] = term
     return TimeTerms(names=TERM_NAMES, seconds=seconds.T, backward_share=backward_share)
 
 
@@ -337,9 +346,9 @@ def step_time_s(
     total = np.empty(columns.tp.size)
     for rows, step in _steps(columns, model, cluster, score_traffic):
         sums = {kind: np.zeros(step.tp.shape) for kind in get_args(Kind)}
-        for factor, (name, term) in zip(factors, all_terms(step, _EXPECTED), strict=True):
+        for name, term in all_terms(step, _EXPECTED):
             kind = FACTOR_PRIORS[name].kind
-            sums[kind] += factor * (term > 0 if kind == "odds" else term)
+            sums[kind] += factors[_PLACES[name]] * (term > 0 if kind == "odds" else term)
         total[rows] = StepSums(**sums, backward_share=step.backward_share).total
     return total
 

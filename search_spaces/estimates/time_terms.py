@@ -7,28 +7,19 @@ calibration refines. The step time is made of the terms, each times its factor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import partial
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.estimates.links import Links
-from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import PRECISIONS
-from search_spaces.spec.layout_columns import LayoutColumns, code_of
+from search_spaces.estimates.step_shape import StepShape, SummedParameters, mean_of_layers
+from search_spaces.spec.layout_columns import code_of
 from search_spaces.spec.model_shape import ModelShape
 
 Floats = NDArray[np.float64]
 
-_FP32: Final = code_of("precision", "fp32")
-_BF16: Final = code_of("precision", "bf16")
-_FP8: Final = code_of("precision", "fp8")
-_FULL: Final = code_of("recompute", "full")
-_SELECTIVE: Final = code_of("recompute", "selective")
 _P2P: Final = code_of("cp_comm_type", "p2p")
 _A2A: Final = code_of("cp_comm_type", "a2a")
 
@@ -58,166 +49,11 @@ EACH_STEP_S: Final = 1e-2
 HOST_OPERATIONS: Final[dict[str, float]] = {"gpt": 100.0, "llama": 140.0}
 """Operations of a block's forward and backward pass in eager PyTorch; a llama block adds rotations
 and gates."""
-ACHIEVED_SHARES: Final[Mapping[str, float]] = MappingProxyType(
-    {"A100": 0.9, "H100": 0.82, "H200": 0.82, "GH200": 0.82, "MI250X": 0.58}
-)
-"""Share of the peak on the data sheet that large products reach, by a part of the device's name:
-A100 280 of 312 and H100 813 of 989 TFLOP/s (arXiv:2502.08145). There MI250X reaches 0.65 with the
-best of all transpose modes; 0.58 is for trainers that do not choose them."""
-_USUAL_SHARE: Final = 0.8
 _HALF_SPEED: Final = 100.0
 """Inner dimension at which a matrix product takes twice the time of its operations: each tile of
 the result starts and drains a loop over it."""
 HOST_COLLECTIVE: Final = 10.0
 """Host time of a collective, with its waiting and copies, in operations."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class StepShape:
-    """The inputs of the terms: the columns as floats, and quantities that several terms use."""
-
-    model: ModelShape
-    cluster: Cluster
-    links: Links
-    tp: Floats
-    pp: Floats
-    dp_cp: Floats
-    """Ranks that sum gradients: dp * cp."""
-    cp: Floats
-    cp_comm_type: NDArray[np.int64]
-    vpp: Floats
-    num_microbatches: Floats
-    tokens: Floats
-    """Tokens that a rank processes of a micro-batch: 1 / cp of them."""
-    element_bytes: Floats
-    """Bytes of an activation or a weight in a matrix multiplication."""
-    peak_flops_per_s: Floats
-    """Speed of the fastest matrix products in the layout's precision."""
-    wide_flops_per_s: Floats
-    """The same of attention and the output projection, which stay in bf16 beside fp8."""
-    residual_share: Floats
-    """Share of the residual stream that a rank holds: 1 / tp with sequence parallelism, else 1."""
-    forward_passes: Floats
-    """Forward passes of a block per micro-batch: 2 with full recomputation, else 1."""
-    recomputes_attention: Floats
-    """1 where the backward pass recomputes the two attention products, else 0."""
-    zero_shards: Floats
-    """Ranks that share one copy of what ZeRO shards."""
-    zero_stage: NDArray[Any]
-    """What is sharded; see `Layout.zero_stage`."""
-    score_traffic: float
-    """Traffic of attention scores, over that of a trainer that may fuse attention or not."""
-    counted_ends: tuple[Floats, Floats]
-    """Layers that embedding and head count as in the split over stages: 0 or 1 each."""
-    slots: Floats
-    """Stage times in a step on the slowest path: m + (p - 1) / v."""
-
-    @classmethod
-    def of(
-        cls,
-        columns: LayoutColumns,
-        model: ModelShape,
-        cluster: Cluster,
-        score_traffic: float = 1.0,
-    ) -> StepShape:
-        """The shape of a step of each layout."""
-        degrees = (columns.tp, columns.pp, columns.dp_cp, columns.cp)
-        tp, pp, dp_cp, cp = (np.asarray(degree, dtype=np.float64) for degree in degrees)
-        vpp = np.asarray(columns.vpp, dtype=np.float64)
-        peaks = _peaks(cluster)
-        microbatches = np.asarray(columns.num_microbatches, dtype=np.float64)
-        embedding, head = (np.asarray(end, dtype=np.float64) for end in columns.counted_ends)
-        return cls(
-            model=model,
-            cluster=cluster,
-            links=Links.of(columns, cluster),
-            tp=tp,
-            pp=pp,
-            dp_cp=dp_cp,
-            cp=cp,
-            cp_comm_type=columns.cp_comm_type,
-            vpp=vpp,
-            num_microbatches=microbatches,
-            tokens=columns.micro_batch_size * float(model.seq_length) / cp,
-            element_bytes=np.where(columns.precision == _FP32, 4.0, 2.0),
-            peak_flops_per_s=np.take(peaks, columns.precision),
-            wide_flops_per_s=np.take(
-                peaks, np.where(columns.precision == _FP8, _BF16, columns.precision)
-            ),
-            residual_share=np.where(columns.sequence_parallel == 1, 1.0 / tp, 1.0),
-            forward_passes=np.where(columns.recompute == _FULL, 2.0, 1.0),
-            recomputes_attention=np.where(columns.recompute == _SELECTIVE, 1.0, 0.0),
-            zero_shards=np.asarray(columns.zero_group_size, dtype=np.float64),
-            zero_stage=columns.zero_stage,
-            score_traffic=score_traffic,
-            counted_ends=(embedding, head),
-            slots=microbatches + (pp - 1.0) / vpp,
-        )
-
-    @property
-    def backward_share(self) -> Floats:
-        """Share of the blocks' work in a step behind which data parallelism can hide.
-
-        This is the last micro-batch's backward pass; with ZeRO-2 that of every micro-batch, and
-        with ZeRO-3 every pass.
-        """
-        passes = 1.0 + self.forward_passes
-        backward = passes / (1.0 + passes) / self.slots
-        share = np.where(self.zero_stage >= 2, self.num_microbatches, 1.0) * backward
-        every = self.num_microbatches / self.slots
-        return np.asarray(np.where(self.zero_stage == 3, every, share), dtype=np.float64)
-
-    @property
-    def layer_slots(self) -> Floats:
-        """Layer times in a step on the slowest path, for layers that are split evenly."""
-        return self.model.num_layers / self.pp * self.slots
-
-    @property
-    def rank_parameters(self) -> Floats:
-        """Parameters of the fullest rank: its layers, and the larger of embedding and output.
-
-        A stage between the ends may be the fullest where embedding or output count as a layer.
-        """
-        model, (embedding, head) = self.model, self.counted_ends
-        a_layer = _of_layers(model, _layer_parameters)
-        first = float(model.num_embedding_parameters) - embedding * a_layer
-        last = float(model.num_head_parameters) - head * a_layer
-        one = np.maximum(np.maximum(first, last), np.where(self.pp > 2, 0.0, -np.inf))
-        ends = float(model.num_embedding_parameters + model.num_head_parameters)
-        outside = np.where(self.pp > 1, one, ends)
-        layers = (model.num_layers + embedding + head) * a_layer / self.pp
-        return np.asarray((layers + outside) / self.tp, dtype=np.float64)
-
-
-def _of_layers(model: ModelShape, of: Callable[[ModelShape], Floats]) -> Floats:
-    """The mean of a quantity over the layers: some of a model with experts may be dense."""
-    if not model.num_dense_layers:
-        return of(model)
-    share = model.num_dense_layers / model.num_layers
-    return np.asarray((1.0 - share) * of(model) + share * of(model.dense))
-
-
-def _layer_parameters(model: ModelShape) -> Floats:
-    return np.asarray(model.num_layer_parameters, dtype=np.float64)
-
-
-def _peaks(cluster: Cluster) -> Floats:
-    """FLOP/s of the fastest products by the precision's code.
-
-    Where no peak is stated, it is a guess from the memory bandwidth.
-
-    A processor core does about 10 operations per byte of memory bandwidth, an accelerator about 150
-    (NVIDIA's data sheets: A100 153, at 16 bits).
-    """
-    stated = cluster.peak_flops_per_s
-    a_byte = 150.0 if cluster.memory_bandwidth_bytes_per_s > 3e11 else 10.0
-    guess = max(stated.values(), default=a_byte * cluster.memory_bandwidth_bytes_per_s)
-    if cluster.is_measured:
-        share = 1.0  # the peak is that of a product already
-    else:
-        known = (share for part, share in ACHIEVED_SHARES.items() if part in cluster.device)
-        share = next(known, _USUAL_SHARE)
-    return np.array([share * stated.get(precision, guess) for precision in PRECISIONS])
 
 
 def layer_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
@@ -230,19 +66,19 @@ def layer_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     attention_passes = passes + step.recomputes_attention
     yield (
         "matrices",
-        slots * _of_layers(model, partial(_matrix_operations, step)) / step.peak_flops_per_s,
+        slots * mean_of_layers(model, partial(_matrix_operations, step)) / step.peak_flops_per_s,
     )
     yield "attention", slots * attention_passes * attention_flops / step.wide_flops_per_s
-    scores = model.num_heads * model.seq_length * step.tokens / step.tp
+    scores = model.num_heads * positions * step.tokens / step.tp
     score_bytes = step.score_traffic * attention_passes * SCORE_PASSES * step.element_bytes * scores
     yield "attention_bytes", slots * score_bytes / bandwidth
     yield (
         "matrix_bytes",
-        slots * passes * _of_layers(model, partial(_matrix_bytes, step)) / bandwidth,
+        slots * passes * mean_of_layers(model, partial(_matrix_bytes, step)) / bandwidth,
     )
     yield (
         "elementwise",
-        slots * passes * _of_layers(model, partial(_elementwise_bytes, step)) / bandwidth,
+        slots * passes * mean_of_layers(model, partial(_elementwise_bytes, step)) / bandwidth,
     )
     yield "kernels", slots * _operations(step) * KERNEL_S
 
@@ -257,12 +93,12 @@ def _matrix_operations(step: StepShape, model: ModelShape) -> Floats:
     t, tokens = step.tp, step.tokens
     h, q, kv = float(model.hidden_size), float(model.query_size), model.kv_hidden_size
     ups = 2.0 if model.family == "llama" else 1.0
-    products: list[tuple[float, Floats, Floats | float, Floats | float]] = [
+    products: list[tuple[Floats | float, Floats, Floats | float, Floats | float]] = [
         (1.0, tokens, h, (q + 2.0 * kv) / t),
         (1.0, tokens, q / t, h),
     ]
-    for count, rows, f in _feed_forwards(step, model):
-        products += [(count, rows, h, ups * f / t), (count, rows, f / t, h)]
+    for count, rows, f, ranks in _feed_forwards(step, model):
+        products += [(count, rows, h, ups * f / ranks), (count, rows, f / ranks, h)]
     total = np.zeros(np.broadcast_shapes(t.shape, tokens.shape))
     for count, rows, inner, columns in products:
         passes = 2.0 + step.forward_passes
@@ -271,24 +107,35 @@ def _matrix_operations(step: StepShape, model: ModelShape) -> Floats:
     return total
 
 
-def _feed_forwards(step: StepShape, model: ModelShape) -> Iterator[tuple[float, Floats, float]]:
-    """The feed-forwards of a layer: how many are alike, tokens of each, and their width."""
+def _feed_forwards(
+    step: StepShape, model: ModelShape
+) -> Iterator[tuple[Floats | float, Floats, float, Floats]]:
+    """The feed-forwards of a layer on a rank.
+
+    Yields how many are alike, the tokens of each, their width, and the ranks that divide it.
+    """
     if not model.num_experts:
-        yield 1.0, step.tokens, float(model.ffn_hidden_size)
+        yield 1.0, step.tokens, float(model.ffn_hidden_size), step.tp
         return
-    experts, taken = float(model.num_experts), model.experts_per_token
-    yield experts, step.tokens * taken / experts, float(model.moe_ffn_hidden_size)
+    experts = model.num_experts / step.ep
+    rows = step.expert_tokens * model.experts_per_token / experts
+    yield experts, rows, float(model.moe_ffn_hidden_size), step.etp
     if model.shared_expert_ffn_hidden_size:
-        yield 1.0, step.tokens, float(model.shared_expert_ffn_hidden_size)
+        yield 1.0, step.tokens, float(model.shared_expert_ffn_hidden_size), step.tp
 
 
-def _rows_and_width(model: ModelShape) -> tuple[float, float]:
-    """Rows of a token in the feed-forwards of a layer, and the sum of these rows' widths."""
+def _sorted_rows(step: StepShape, model: ModelShape) -> Floats | float:
+    """Rows that go through the experts of a rank, for each token that the rank holds."""
+    return model.experts_per_token * step.expert_tokens / step.tokens if model.num_experts else 0.0
+
+
+def _rows_and_width(step: StepShape, model: ModelShape) -> tuple[Floats | float, float]:
+    """Rows of a token in a rank's feed-forwards of a layer, and the width of all its rows."""
     shared = model.shared_expert_ffn_hidden_size
     if not model.num_experts:
         return 1.0, float(model.ffn_hidden_size)
-    rows = model.experts_per_token
-    return rows + float(shared > 0), float(rows * model.moe_ffn_hidden_size + shared)
+    width = float(model.experts_per_token * model.moe_ffn_hidden_size + shared)
+    return _sorted_rows(step, model) + float(shared > 0), width
 
 
 def _operations(step: StepShape) -> Floats:
@@ -301,12 +148,13 @@ def _matrix_bytes(step: StepShape, model: ModelShape) -> Floats:
 
     This bounds the speed where a rank's matrices are small (roofline, Williams et al. 2009).
     """
-    rows, f = _rows_and_width(model)
+    rows, f = _rows_and_width(step, model)
     h, q, kv = model.hidden_size, model.query_size, model.kv_hidden_size
     ups = 2.0 if model.family == "llama" else 1.0
     whole = 2.0 * h + rows * 2.0 * h
     shared = (q + 2.0 * kv) + q + ups * f + f
-    weights = float(model.num_layer_matrix_parameters) / step.tp
+    weights = float(model.num_layer_matrix_parameters - model.num_expert_parameters) / step.tp
+    weights = weights + model.num_expert_parameters / (step.etp * step.ep)
     return step.element_bytes * (weights + step.tokens * (whole + shared / step.tp))
 
 
@@ -319,10 +167,10 @@ def _elementwise_bytes(step: StepShape, model: ModelShape) -> Floats:
     put in order again, each row read and written.
     """
     ups = 2.0 if model.family == "llama" else 1.0
-    inside = 2.0 * (ups + 1.0) * _rows_and_width(model)[1]
+    inside = 2.0 * (ups + 1.0) * _rows_and_width(step, model)[1]
     inside += 2.0 * (model.query_size + 2.0 * model.kv_hidden_size)
     residual = 10.0 * model.hidden_size * step.residual_share
-    residual = residual + 4.0 * model.experts_per_token * model.hidden_size
+    residual = residual + 4.0 * _sorted_rows(step, model) * model.hidden_size
     return step.element_bytes * step.tokens * (residual + inside / step.tp)
 
 
@@ -344,24 +192,63 @@ def tensor_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
 
     Megatron-LM (arXiv:1909.08053, section 3; arXiv:2205.05198, section 4.2.2): forward two,
     backward two, and two more with full recomputation. A ring of t ranks takes 2 (t - 1) steps of
-    1/t of the bytes each (Patarasuk and Yuan 2009).
+    1/t of the bytes each (Patarasuk and Yuan 2009). Experts gather and scatter their tokens over
+    etp instead.
     """
-    t = step.tp
-    count = _collectives(step)
-    one = 2.0 * (t - 1.0) / t * step.element_bytes * step.tokens * step.model.hidden_size
-    seconds = count * one / step.links.tensor_bytes_per_s
-    inside = step.links.tensor_inside
-    yield "tensor_inside", np.where(inside, seconds, 0.0)
-    yield "tensor_across", np.where(inside, 0.0, seconds)
-    latency = count * (COLLECTIVE_S + 2.0 * (t - 1.0) * step.links.tensor_latency_s)
-    yield "latency_inside", np.where(inside, latency, 0.0)
-    yield "latency_across", np.where(inside, 0.0, latency)
+    groups = [(step.tp, step.tokens, _collectives(step), step.links.tensor)]
+    if step.model.num_experts:
+        count = np.where(step.etp > 1, (1.0 + step.forward_passes) * step.expert_slots, 0.0)
+        groups.append((step.etp, step.expert_tokens, count, step.links.expert_tensor))
+    names = ("tensor_inside", "tensor_across", "latency_inside", "latency_across")
+    seconds: dict[str, Floats] = {name: np.zeros(step.tp.shape) for name in names}
+    for t, tokens, count, links in groups:
+        one = 2.0 * (t - 1.0) / t * step.element_bytes * tokens * step.model.hidden_size
+        latency_s = COLLECTIVE_S + 2.0 * (t - 1.0) * links.latency_s
+        for name, term in (
+            ("tensor", count * one / links.bytes_per_s),
+            ("latency", count * latency_s),
+        ):
+            seconds[f"{name}_inside"] += np.where(links.inside, term, 0.0)
+            seconds[f"{name}_across"] += np.where(links.inside, 0.0, term)
+    yield from seconds.items()
 
 
 def _collectives(step: StepShape) -> Floats:
-    """All-reduces of a step on the slowest path: of the blocks, the embedding and the output."""
-    count = 2.0 * (1.0 + step.forward_passes) * step.layer_slots + 2.0 * step.slots / step.pp
+    """All-reduces over tp of a step on the slowest path: of blocks, embedding and output.
+
+    Attention has one a pass, and so has a feed-forward that is not routed experts.
+    """
+    model = step.model
+    routed = 0.0 if model.shared_expert_ffn_hidden_size else step.expert_slots
+    blocks = 2.0 * (1.0 + step.forward_passes) * step.layer_slots
+    count = blocks - (1.0 + step.forward_passes) * routed + 2.0 * step.slots / step.pp
     return np.where(step.tp > 1, count, 0.0)
+
+
+def exchange_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
+    """Expert parallelism: each pass sends rows to the ranks of their experts, and back.
+
+    Of the rows of a rank, under balanced routing, g - 1 of n shares go to the other ranks of its
+    node, and n - g over its network card, g being the ranks of the group on a node. Before the rows
+    of a forward pass the ranks tell each other how many there are.
+    """
+    if not step.model.num_experts:
+        none: Floats = np.zeros(step.tp.shape)
+        yield from ((f"exchange_{part}", none) for part in ("inside", "across", "latency"))
+        return
+    links, n, g = step.links.expert, step.ep, step.links.expert.here
+    rows = step.expert_tokens * step.model.experts_per_token
+    count = np.where(n > 1, step.expert_slots, 0.0)
+    passes = 1.0 + step.forward_passes
+    sent = 2.0 * passes * count * step.element_bytes * rows * step.model.hidden_size / n
+    yield "exchange_inside", sent * (g - 1.0) / links.near_bytes_per_s
+    yield "exchange_across", sent * (n - g) / step.cluster.inter_node_bandwidth_bytes_per_s
+    yield "exchange_latency", count * _exchanges(step) * (COLLECTIVE_S + links.latency_s)
+
+
+def _exchanges(step: StepShape) -> Floats:
+    """All-to-alls of a layer with experts: of rows and back, and of their counts."""
+    return 2.0 * (1.0 + step.forward_passes) + step.forward_passes
 
 
 def context_terms(step: StepShape, attention_s: Floats) -> Iterator[tuple[str, Floats]]:
@@ -387,8 +274,8 @@ def context_terms(step: StepShape, attention_s: Floats) -> Iterator[tuple[str, F
     is_ring, is_exchange = (step.cp_comm_type == code for code in (_P2P, _A2A))
     sent = np.where(is_exchange, exchanged, np.where(is_ring, passed, gathered))
     count = np.where(is_exchange, 2.0 * (1.0 + step.forward_passes), 3.0 + again)
-    latency_s = count * (COLLECTIVE_S + (n - 1.0) * step.links.context_latency_s)
-    seconds = step.layer_slots * (sent / step.links.context_bytes_per_s + latency_s)
+    latency_s = count * (COLLECTIVE_S + (n - 1.0) * step.links.context.latency_s)
+    seconds = step.layer_slots * (sent / step.links.context.bytes_per_s + latency_s)
     # All steps of a ring but its share of latency run beside a block of attention.
     exposed = np.where(is_ring, np.maximum(seconds - attention_s, 0.1 * seconds), seconds)
     yield "context", np.where(n > 1.0, exposed, 0.0)
@@ -396,9 +283,13 @@ def context_terms(step: StepShape, attention_s: Floats) -> Iterator[tuple[str, F
 
 def host_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     """The host, which launches every operation on the device."""
-    collectives = HOST_COLLECTIVE * _collectives(step)
+    collectives = _collectives(step)
+    if step.model.num_experts:
+        exchanges = np.where(step.ep > 1, _exchanges(step), 0.0)
+        gathers = np.where(step.etp > 1, 1.0 + step.forward_passes, 0.0)
+        collectives = collectives + step.expert_slots * (exchanges + gathers)
     yield "host", step.layer_slots * _operations(step) * step.cluster.host_operation_s
-    yield "host_tensor", collectives * step.cluster.host_operation_s
+    yield "host_tensor", HOST_COLLECTIVE * collectives * step.cluster.host_operation_s
     yield "each_microbatch", step.slots * EACH_MICROBATCH_S
 
 
@@ -416,7 +307,21 @@ def data_terms(step: StepShape, backward_s: Floats) -> Iterator[tuple[str, Float
         step: the step.
         backward_s: the passes (`backward_share`) behind which a reduction can hide.
     """
-    parameters, z, d, links = step.rank_parameters, step.zero_shards, step.dp_cp, step.links
+    terms: dict[str, Floats] = {}
+    for group in step.summed_parameters:
+        for name, term in _sum_terms(step, group):
+            terms[name] = terms[name] + term if name in terms else term
+    bytes_s = terms["data_inside"] + terms["data_across"]
+    hidden = np.minimum(bytes_s + terms["data_latency"], backward_s)
+    # Only of ZeRO-1 is the overlap an option.
+    terms["data_overlap"] = np.where(step.zero_stage == 1, 0.0, hidden)
+    terms["shards_overlap"] = np.where(step.zero_stage == 1, hidden, 0.0)
+    yield from terms.items()
+
+
+def _sum_terms(step: StepShape, group: SummedParameters) -> Iterator[tuple[str, Floats]]:
+    """What summing and gathering some of the parameters takes."""
+    z, d, links = group.shards, group.ranks, group.links
     copies, is_zero, is_gathering = d / z, step.zero_stage > 0, step.zero_stage == 3
     scatters = np.where(step.zero_stage >= 2, step.num_microbatches, 1.0)
     gathers = np.where(is_gathering, 2.0 * step.num_microbatches, 0.0)
@@ -425,20 +330,15 @@ def data_terms(step: StepShape, backward_s: Floats) -> Iterator[tuple[str, Float
     hops = (scatters + gathers) * (z - 1.0) + 2.0 * (copies - 1.0)
     hops = np.where(is_zero, hops, 2.0 * (d - 1.0))
     buckets = step.model.num_layers / step.pp + 1.0
-    gather = step.element_bytes * parameters * (z - 1.0) / z / links.data_bytes_per_s
-    bytes_s = GRADIENT_BYTES * parameters * volume / links.data_bytes_per_s + gathers * gather
-    latency_s = buckets * hops * links.data_latency_s
-    hidden = np.minimum(bytes_s + latency_s, backward_s)
-    yield "data_inside", np.where(links.data_inside, bytes_s, 0.0)
-    yield "data_across", np.where(links.data_inside, 0.0, bytes_s)
-    yield "data_congestion", bytes_s * links.data_doublings
-    yield "data_latency", latency_s
-    # Only of ZeRO-1 is the overlap an option.
-    yield "data_overlap", np.where(step.zero_stage == 1, 0.0, hidden)
-    yield "shards_overlap", np.where(step.zero_stage == 1, hidden, 0.0)
+    gather = step.element_bytes * group.count * (z - 1.0) / z / links.bytes_per_s
+    bytes_s = GRADIENT_BYTES * group.count * volume / links.bytes_per_s + gathers * gather
+    yield "data_inside", np.where(links.inside, bytes_s, 0.0)
+    yield "data_across", np.where(links.inside, 0.0, bytes_s)
+    yield "data_congestion", bytes_s * links.doublings
+    yield "data_latency", buckets * hops * links.latency_s
     is_last = is_zero & ~is_gathering
     yield "weights_gather", np.where(is_last, gather, 0.0)
-    yield "gather_latency", np.where(is_last, buckets * (z - 1.0) * links.data_latency_s, 0.0)
+    yield "gather_latency", np.where(is_last, buckets * (z - 1.0) * links.latency_s, 0.0)
 
 
 def stage_terms(step: StepShape, layer_s: Floats, head_s: Floats) -> Iterator[tuple[str, Floats]]:
@@ -490,12 +390,13 @@ def pipeline_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
 def optimizer_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     """The optimizer on its shard, and a constant, once per step."""
     bandwidth = step.cluster.memory_bandwidth_bytes_per_s
-    yield "optimizer", OPTIMIZER_BYTES * step.rank_parameters / step.zero_shards / bandwidth
+    moved = sum(OPTIMIZER_BYTES * each.count / each.shards for each in step.summed_parameters)
+    yield "optimizer", np.asarray(moved / bandwidth)
     yield "each_step", np.full(step.tp.shape, EACH_STEP_S)
 
 
 def all_terms(step: StepShape, expected: Mapping[str, float]) -> Iterator[tuple[str, Floats]]:
-    """Every term of a step, in the order of `TERM_NAMES`.
+    """Every term of a step (`TERM_NAMES`).
 
     Args:
         step: the step.
@@ -504,12 +405,14 @@ def all_terms(step: StepShape, expected: Mapping[str, float]) -> Iterator[tuple[
     """
     blocks = [*layer_terms(step), *tensor_terms(step)]
     blocks += context_terms(step, dict(blocks)["attention"])
+    blocks += exchange_terms(step)
     ends = list(head_terms(step))
     layer_s = sum(expected[name] * term for name, term in blocks) / step.layer_slots
     head_s = sum(expected[name] * term for name, term in ends) / step.slots * step.pp
     yield from blocks
     yield from ends
-    accumulation = ACCUMULATION_BYTES * step.rank_parameters * step.num_microbatches
+    held = sum(each.count for each in step.summed_parameters)
+    accumulation = ACCUMULATION_BYTES * held * step.num_microbatches
     yield "accumulation", accumulation / step.cluster.memory_bandwidth_bytes_per_s
     yield from stage_terms(step, layer_s, head_s)
     yield from host_terms(step)

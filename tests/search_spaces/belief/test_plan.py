@@ -291,6 +291,16 @@ def test_the_largest_share_is_what_was_made_slow(
     assert step_shares(layout, LayoutPredictions(spec=spec))[0].part == part
 
 
+def test_the_exchange_of_tokens_with_experts_is_a_part_of_its_own() -> None:
+    spec = campaign(model="qwen3-30b-a3b")
+    slow = replace(spec.cluster, inter_node_bandwidth_bytes_per_s=1e8)
+    layout = Layout(num_nodes=4, dp=32, ep=32, num_microbatches=64, precision="bf16")
+    shares = step_shares(layout, LayoutPredictions(spec=replace(spec, cluster=slow)))
+    assert shares[0].part == "expert parallel"
+    whole = step_shares(replace(layout, ep=1), LayoutPredictions(spec=spec))
+    assert "expert parallel" not in {share.part for share in whole}
+
+
 def test_only_terms_of_the_device_may_be_compute() -> None:
     unnamed = [name for name, prior in FACTOR_PRIORS.items() if name not in _PARTS]
     assert {FACTOR_PRIORS[name].kind for name in unnamed} == {"device"}

@@ -82,6 +82,69 @@ def test_long_sequences_open_context_parallelism() -> None:
     assert of(32768, space=stated).values("cp") == (4,)
 
 
+def experts_of(model: str, nodes: int, cluster: str = "h100-sxm", **space: Any) -> CampaignSpec:
+    return spec_of(
+        model=model,
+        cluster={"preset": cluster, "num_nodes": nodes},
+        space={"global_batch_size": 1024, **space},
+        objective="tokens_per_s",
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "nodes", "degrees"),
+    [
+        ("qwen3-30b-a3b", 2, (1, 2, 4, 8, 16)),
+        ("qwen3-30b-a3b", 16, (1, 2, 4, 8, 16, 32, 64)),
+        ("mixtral-8x7b", 16, (1, 2, 4, 8)),
+        ("llama-8b", 16, (1,)),
+    ],
+)
+def test_experts_are_divided_by_powers_of_two_up_to_64(
+    model: str, nodes: int, degrees: tuple[int, ...]
+) -> None:
+    space = experts_of(model, nodes).space
+    assert space.values("ep") == degrees
+    assert space.values("etp") == (1,)
+    assert ("ep" in space.auto) == (degrees != (1,))
+    assert "etp" not in space.to_mapping()
+
+
+def test_degrees_start_where_the_experts_may_fit_and_go_beyond_64_if_need_be() -> None:
+    whole = {"global_batch_size": 1024, "tp": 1, "pp": 1, "zero_stage": 0}
+    for size, degrees in ((80, (16, 32, 64)), (34, (128,))):
+        cluster = {"preset": "h100-sxm", "num_nodes": 32, "device_memory_bytes": size << 30}
+        space = spec_of(model="qwen3-30b-a3b", cluster=cluster, space=whole).space
+        assert space.values("ep") == degrees
+
+
+@pytest.mark.parametrize("cluster", ["h100-sxm", "frontier", "gb300"])
+@pytest.mark.parametrize(
+    ("model", "nodes"), [("qwen3-30b-a3b", 8), ("gpt-oss-120b", 16), ("qwen3-235b-a22b", 64)]
+)
+def test_models_with_experts_have_layouts_that_fit(cluster: str, model: str, nodes: int) -> None:
+    spec = experts_of(model, nodes, cluster)
+    legal = spec.legal_set()
+    spec.refuse_if_too_large(legal)
+    assert count_fitting(legal, spec.model, spec.allowed_memory_bytes).num_fitting >= 5
+    assert spec.space.num_combinations <= MAX_AUTO_COMBINATIONS
+    assert len(set(legal.column("ep"))) > 1
+
+
+@pytest.mark.parametrize(
+    ("tp", "expected"), [(1, (False,)), ([1, 2], (False, True)), ([2, 4], (True,))]
+)
+def test_tokens_are_cut_wherever_tp_stands_beside_experts(tp: Any, expected: Any) -> None:
+    assert experts_of("qwen3-30b-a3b", 8, tp=tp).space.values("sequence_parallel") == expected
+    many = {
+        "num_microbatches": {"from": 1, "to": 300},
+        "global_batch_size": {"min": 1, "max": 9999},
+    }
+    large = experts_of("qwen3-30b-a3b", 8, tp=tp, dp={"from": 1, "to": 64}, **many)
+    assert large.space.values("sequence_parallel") == expected
+    assert large.space.num_combinations <= MAX_AUTO_COMBINATIONS
+
+
 def test_a_sequence_that_fits_no_device_is_shared() -> None:
     small = {"preset": "h100-sxm", "num_nodes": 4, "device_memory_bytes": 8 << 30}
     model = {"preset": "llama-1b", "seq_length": 262144}
@@ -150,7 +213,8 @@ def test_a_stated_knob_is_left_as_it_is_and_the_word_auto_is_like_leaving_it_out
     assert stated.values(knob) == (value.get(knob, 2),)
     assert knob not in stated.auto
     # A new knob at its default is in no document; the space is so large that cp has one way.
-    assert (knob in absent.space.auto) == (knob not in ("dp", "pipeline_split", "cp_comm_type"))
+    left_out = ("dp", "ep", "etp", "pipeline_split", "cp_comm_type")
+    assert (knob in absent.space.auto) == (knob not in left_out)
 
 
 LAYERS_126 = {"preset": "llama-70b", "num_layers": 126}

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from search_spaces.estimates.links import GroupLinks, Links
 from search_spaces.estimates.memory import stage_memory
-from search_spaces.estimates.storage import MEGATRON_LIKE
-from search_spaces.estimates.time import step_time_s
-from search_spaces.estimates.time_terms import StepShape, layer_terms
-from search_spaces.spec.layout import Layout
+from search_spaces.estimates.step_shape import StepShape
+from search_spaces.estimates.storage import EMBEDDED_TRAINER, MEGATRON_BRIDGE, MEGATRON_LIKE
+from search_spaces.estimates.time import TERM_NAMES, step_time_s, time_terms
+from search_spaces.estimates.time_terms import all_terms
+from search_spaces.mesh import coordinates, expert_coordinates
+from search_spaces.spec.layout import ZERO_STAGES, Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import resolve_cluster
@@ -19,7 +24,26 @@ from search_spaces.spec.presets.models import model_preset
 
 MIXTRAL = model_preset("mixtral-8x7b")
 H100 = resolve_cluster("h100-sxm")[0]
-LAYOUT = Layout(num_nodes=1, tp=2, pp=4, num_microbatches=8, precision="bf16")
+LAYOUT = Layout(
+    num_nodes=4, tp=2, etp=2, pp=4, num_microbatches=8, sequence_parallel=True, precision="bf16"
+)
+MIXED = replace(
+    MIXTRAL,
+    num_layers=8,
+    num_dense_layers=3,
+    ffn_hidden_size=12288,
+    shared_expert_ffn_hidden_size=2048,
+    qk_norm=True,
+)
+"""Dense layers first, then experts beside a shared one."""
+FOLDED = [
+    replace(LAYOUT, dp=4, ep=4),
+    replace(LAYOUT, dp=4, ep=8, etp=1),
+    replace(LAYOUT, dp=4, ep=2, etp=1),
+    replace(LAYOUT, dp=4, etp=4),
+    replace(LAYOUT, dp=2, cp=2, ep=2, pp=2),
+    replace(LAYOUT, dp=8, tp=1, ep=2, etp=4, pp=2),
+]
 
 
 def one_expert(model: ModelShape) -> ModelShape:
@@ -27,12 +51,13 @@ def one_expert(model: ModelShape) -> ModelShape:
     return replace(model, num_experts=1, experts_per_token=1)
 
 
-def terms(model: ModelShape) -> dict[str, float]:
-    step = StepShape.of(LayoutColumns.of(LAYOUT), model, H100)
-    return {name: float(np.ravel(value)[0]) for name, value in layer_terms(step)}
+def terms(model: ModelShape, layout: Layout = LAYOUT) -> dict[str, float]:
+    found = time_terms(layout, model, H100)
+    return dict(zip(found.names, found.seconds[0].tolist(), strict=True))
 
 
 def test_all_parameters_are_held_whatever_a_token_takes() -> None:
+    """Of two ranks, each half of every matrix, and all norms and routers."""
     stages = stage_memory(LAYOUT, MIXTRAL)
     routers = MIXTRAL.num_layers * MIXTRAL.hidden_size * (8 + 2) + MIXTRAL.hidden_size
     held = sum(stage.weights_bytes for stage in stages) / 2
@@ -45,9 +70,9 @@ def test_all_parameters_are_held_whatever_a_token_takes() -> None:
 
 def test_dense_first_layers_are_held_by_the_first_stages() -> None:
     mixed = replace(MIXTRAL, num_dense_layers=12, ffn_hidden_size=4096)
-    layer = stage_memory(replace(LAYOUT, tp=1), MIXTRAL)[1].weights_bytes / 2 / 8
-    dense = stage_memory(replace(LAYOUT, tp=1), mixed.dense)[1].weights_bytes / 2 / 8
-    found = [stage.weights_bytes / 2 for stage in stage_memory(replace(LAYOUT, tp=1), mixed)]
+    layer = stage_memory(replace(LAYOUT, tp=1, etp=1), MIXTRAL)[1].weights_bytes / 2 / 8
+    dense = stage_memory(replace(LAYOUT, tp=1, etp=1), mixed.dense)[1].weights_bytes / 2 / 8
+    found = [stage.weights_bytes / 2 for stage in stage_memory(replace(LAYOUT, tp=1, etp=1), mixed)]
     assert found[1] == pytest.approx(4 * layer + 4 * dense)
     assert found[2] == pytest.approx(8 * layer)
     embedding = mixed.vocab_size * mixed.hidden_size
@@ -55,14 +80,89 @@ def test_dense_first_layers_are_held_by_the_first_stages() -> None:
     assert sum(found) == pytest.approx(mixed.num_parameters)
 
 
-def test_each_expert_of_a_token_keeps_rows_of_its_own() -> None:
-    """2 f in 16 bits and 28 bytes; other trainers also keep the sorted input and two more f."""
+def layer_parameters(layout: Layout, layer: int) -> tuple[int, int]:
+    """Parameters of a layer of `MIXED` on a rank, summed by matrix: others, and experts."""
+    h, kv, tp = 4096, 1024, layout.tp
+    others = 2 * h + 2 * 128 + (2 * h * h + 2 * h * kv) // tp
+    if not MIXED.has_experts(layer):
+        return others + 3 * h * 12288 // tp, 0
+    expert = 3 * h * (14336 // layout.etp)
+    return others + 8 * h + 3 * h * 2048 // tp, 8 // layout.ep * expert
+
+
+def sharing(layout: Layout) -> tuple[int, int]:
+    """Ranks that share a copy of what rank 0 holds: of what is not experts, and of experts."""
+    ranks = range(layout.tp * layout.cp * layout.dp)
+    others = [coordinates(rank, layout).tp_rank for rank in ranks].count(0)
+    places = [expert_coordinates(rank, layout) for rank in ranks]
+    experts = [(place.etp_rank, place.ep_rank) for place in places].count((0, 0))
+    return others // layout.zero_replicas, experts // layout.zero_replicas
+
+
+@pytest.mark.parametrize("zero_stage", ZERO_STAGES)
+@pytest.mark.parametrize(
+    "layout",
+    [*FOLDED, *(replace(each, zero_replicas=2) for each in FOLDED if each.edp > 1)],
+    ids=lambda layout: layout.key,
+)
+def test_experts_are_shared_by_the_ranks_that_hold_the_same_ones(
+    layout: Layout, zero_stage: int
+) -> None:
+    layout = replace(layout, zero_stage=zero_stage)
+    shards = sharing(layout) if zero_stage else (1, 1)
+    for stage, found in enumerate(stage_memory(layout, MIXED)):
+        layers = layout.layers_of_stage(stage, MIXED.num_layers)
+        others, experts = map(sum, zip(*(layer_parameters(layout, i) for i in layers), strict=True))
+        norm = 4096 if stage == layout.pp - 1 else 0
+        end = MIXED.vocab_size * 4096 // layout.tp + norm if stage in (0, layout.pp - 1) else 0
+        whole = others + end + experts
+        share = (others + end) / shards[0] + experts / shards[1]
+        # The largest layer twice, or with an end; what nobody shares is no copy.
+        layer = max(
+            sum(n for n, d in zip(layer_parameters(layout, i), shards, strict=True) if d > 1)
+            for i in layers
+        )
+        gathered = share + layer + max(layer, end if shards[0] > 1 else 0)
+        assert found.optimizer_bytes == pytest.approx(12 * share)
+        assert found.gradients_bytes == pytest.approx(4 * (gathered if zero_stage > 1 else whole))
+        assert found.weights_bytes == pytest.approx(2 * (gathered if zero_stage == 3 else whole))
+
+
+@pytest.mark.parametrize("layout", FOLDED, ids=lambda layout: layout.key)
+def test_a_rank_holds_the_rows_of_the_tokens_that_come_to_its_experts(layout: Layout) -> None:
+    """Per row 2 f / etp in 16 bits and 32 bytes; the input and 8 where it came from elsewhere.
+
+    Other trainers keep the sorted input always, and the activation and its product beside 2 f.
+    """
     more = replace(MIXTRAL, experts_per_token=3)
-    tokens, layers = MIXTRAL.seq_length * 4, 8  # micro-batches in flight on the first stage
-    for storage, elements in ((None, 2 * 14336 / 2), (MEGATRON_LIKE, 4096 + 4 * 14336 / 2)):
-        given = {} if storage is None else {"storage": storage}
-        a, b = (stage_memory(LAYOUT, m, **given)[0].activations_bytes for m in (MIXTRAL, more))
-        assert b - a == pytest.approx(tokens * layers * (2 * elements + 28))
+    rows = layout.etp * 4096 // (layout.cp * layout.tp)  # one a token; a sequence a micro-batch
+    layers = len(layout.layers_of_stage(0, 32)) * layout.pp  # micro-batches in flight there
+    width = 14336 / layout.etp
+    came = 4096 if layout.ep > 1 else 0
+    for storage, elements in (
+        (EMBEDDED_TRAINER, 2 * width + came),
+        (MEGATRON_LIKE, 4 * width + 4096),
+    ):
+        a, b = (stage_memory(layout, m, storage)[0].activations_bytes for m in (MIXTRAL, more))
+        index = 40 if layout.ep > 1 else 32
+        assert b - a == pytest.approx(layers * rows * (2 * elements + index))
+
+
+@pytest.mark.parametrize("layout", FOLDED, ids=lambda layout: layout.key)
+def test_inputs_are_gathered_for_attention_and_a_shared_expert_over_tp_and_for_others_over_etp(
+    layout: Layout,
+) -> None:
+    """What the embedded trainer keeps beyond one that gathers again."""
+    own = 4096 // (layout.cp * layout.tp)  # tokens of a rank between layers
+    layers = 4096 * 2 * len(layout.layers_of_stage(0, 32)) * layout.pp
+    for shared in (0, 2048):
+        model = replace(MIXTRAL, shared_expert_ffn_hidden_size=shared)
+        kept, again = (
+            stage_memory(layout, model, replace(EMBEDDED_TRAINER, gathered_share=share))[0]
+            for share in (1.0, 0.0)
+        )
+        tokens = (1 + bool(shared)) * (layout.tp - 1) * own + (layout.etp - 1) * own
+        assert kept.activations_bytes - again.activations_bytes == layers * tokens
 
 
 def test_the_work_is_that_of_the_experts_that_a_token_takes() -> None:
@@ -92,3 +192,131 @@ def test_layers_of_both_kinds_take_the_mean_time() -> None:
     found, expert, dense = (terms(m)["matrices"] for m in (mixed, MIXTRAL, mixed.dense))
     assert found == pytest.approx(0.75 * expert + 0.25 * dense)
     assert float(step_time_s(LAYOUT, mixed, H100)[0]) > 0
+
+
+def groups_of(layout: Layout, of: Callable[[int], Any]) -> list[list[int]]:
+    """The ranks of the first stage, grouped by some of their coordinates."""
+    groups: dict[Any, list[int]] = {}
+    for rank in range(layout.tp * layout.cp * layout.dp):
+        groups.setdefault(of(rank), []).append(rank)
+    return list(groups.values())
+
+
+def on_nodes(ranks: list[int]) -> list[int]:
+    """How many of some ranks are on each of their nodes of 8 devices."""
+    nodes = [rank // 8 for rank in ranks]
+    return [nodes.count(node) for node in sorted(set(nodes))]
+
+
+@pytest.mark.parametrize("layout", FOLDED, ids=lambda layout: layout.key)
+def test_links_of_experts_are_those_between_the_ranks_of_the_mesh(layout: Layout) -> None:
+    links = Links(LayoutColumns.of(layout), H100)
+    places = [expert_coordinates(rank, layout) for rank in range(layout.tp * layout.cp * layout.dp)]
+    axes: list[tuple[GroupLinks, Callable[[int], Any]]] = [
+        (links.expert_tensor, lambda rank: (places[rank].ep_rank, places[rank].edp_rank)),
+        (links.expert, lambda rank: (places[rank].etp_rank, places[rank].edp_rank)),
+        (links.expert_data, lambda rank: (places[rank].etp_rank, places[rank].ep_rank)),
+        (links.data, lambda rank: coordinates(rank, layout).tp_rank),
+    ]
+    for found, of in axes:
+        groups = groups_of(layout, of)
+        assert {len(group) for group in groups} == {int(found.ranks)}
+        counts = [on_nodes(group) for group in groups]
+        assert {here for count in counts for here in count} == {int(found.here)}
+        assert {len(count) == 1 for count in counts} == {bool(found.inside)}
+        assert float(found.doublings) == np.log2(len(counts[0]))
+
+
+@pytest.mark.parametrize(
+    ("knobs", "near", "far"),
+    [
+        ({"dp": 8, "ep": 8}, 7 / 8, 0),
+        ({"dp": 16, "ep": 4}, 3 / 4, 0),
+        ({"dp": 16, "ep": 16}, 7 / 16, 8 / 16),
+        ({"dp": 16, "ep": 8, "etp": 2}, 3 / 8, 4 / 8),
+        ({"dp": 8, "cp": 2, "ep": 16}, 7 / 16, 8 / 16),
+        ({"dp": 8, "tp": 2, "ep": 16, "sequence_parallel": True}, 7 / 16, 8 / 16),
+        ({"dp": 16}, 0, 0),
+    ],
+)
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_rows_are_exchanged_four_times_and_six_with_full_recomputation(
+    knobs: dict[str, Any], near: float, far: float, recompute: str
+) -> None:
+    model = replace(MIXTRAL, num_experts=16)
+    layout = Layout(num_microbatches=3, precision="bf16", recompute=recompute, **knobs)  # type: ignore[arg-type]
+    times, counted = (4, 1) if recompute == "none" else (6, 2)
+    rows = layout.etp * 4096 * 2 / (layout.cp * layout.tp)
+    sent = 32 * 3 * times * rows * 4096 * 2
+    found = terms(model, layout)
+    assert found["exchange_inside"] == pytest.approx(near * sent / 360e9)
+    assert found["exchange_across"] == pytest.approx(far * sent / 50e9)
+    latency_s = 0 if layout.ep == 1 else 4e-5 + (14e-6 if far else 3.4e-6)
+    assert found["exchange_latency"] == pytest.approx(32 * 3 * (times + counted) * latency_s)
+
+
+def test_experts_of_whole_width_are_not_reduced_over_tp() -> None:
+    """Attention has one all-reduce a pass, a shared expert another; etp gathers L of its ranks."""
+    layout = replace(LAYOUT, pp=1, etp=1, num_microbatches=1)
+    one = 2 * 1 / 2 * 2 * 4096 * 4096 / 360e9  # of all tokens over tp
+    ends = 2
+    assert terms(MIXTRAL, layout)["tensor_inside"] == pytest.approx((32 * 2 + ends) * one)
+    shared = replace(MIXTRAL, shared_expert_ffn_hidden_size=1024)
+    assert terms(shared, layout)["tensor_inside"] == pytest.approx((32 * 4 + ends) * one)
+    over_etp = terms(MIXTRAL, replace(layout, etp=2))["tensor_inside"]
+    assert over_etp == pytest.approx((32 * 4 + ends) * one)
+    half = replace(MIXTRAL, num_dense_layers=16)
+    assert terms(half, layout)["tensor_inside"] == pytest.approx((16 * 2 + 16 * 4 + ends) * one)
+
+
+def test_gradients_of_experts_are_summed_over_the_ranks_that_hold_them() -> None:
+    experts = MIXTRAL.num_layers * MIXTRAL.num_expert_parameters
+    others = MIXTRAL.num_parameters - experts
+    layout = Layout(dp=8, ep=4, precision="bf16")
+    found = terms(MIXTRAL, layout)
+    sent = 2 * 7 / 8 * others + 2 * 1 / 2 * experts / 4
+    assert found["data_inside"] == pytest.approx(4 * sent / 360e9)
+    sharded = terms(MIXTRAL, replace(layout, zero_stage=1))
+    gathered = 7 / 8 * others + 1 / 2 * experts / 4
+    assert sharded["data_inside"] == pytest.approx(4 * gathered / 360e9)
+    assert sharded["weights_gather"] == pytest.approx(2 * gathered / 360e9)
+    assert sharded["optimizer"] == pytest.approx(38 * (others / 8 + experts / 8) / 3.35e12)
+    alone = terms(MIXTRAL, replace(layout, ep=8))
+    assert alone["data_inside"] == pytest.approx(4 * 2 * 7 / 8 * others / 360e9)
+
+
+def test_products_of_local_experts_have_the_rows_of_all_ranks() -> None:
+    """ep makes fewer and longer products of the same work; etp at the same rows narrower ones."""
+    layout = Layout(dp=8, precision="bf16")
+    whole, spread, narrow = (
+        terms(MIXTRAL, replace(layout, **knobs))  # type: ignore[arg-type]
+        for knobs in ({}, {"ep": 8}, {"etp": 8})
+    )
+    assert spread["matrices"] < whole["matrices"]
+    assert narrow["matrices"] == pytest.approx(whole["matrices"], rel=0.05)
+    assert spread["matrix_bytes"] < whole["matrix_bytes"]
+    assert spread["elementwise"] == whole["elementwise"] < narrow["elementwise"]
+
+
+@pytest.mark.parametrize("layout", FOLDED, ids=lambda layout: layout.key)
+@pytest.mark.parametrize("model", [MIXED, MIXED.dense], ids=["experts", "dense"])
+def test_every_term_is_made_once(layout: Layout, model: ModelShape) -> None:
+    expected = dict.fromkeys(TERM_NAMES, 1.0)
+    found = list(all_terms(StepShape.of(LayoutColumns.of(layout), model, H100), expected))
+    assert sorted(name for name, _ in found) == sorted(TERM_NAMES)
+    assert all(np.all(np.isfinite(term)) and np.all(term >= 0) for _, term in found)
+
+
+def test_inputs_of_fp8_products_may_be_kept_in_fp8() -> None:
+    """Of attention's two products, and of the rows of experts: h and f, of 16 bits or of 8."""
+    layout = Layout(precision="fp8", ep=4, dp=4)
+    kept, half = (
+        stage_memory(layout, MIXTRAL, replace(MEGATRON_BRIDGE, keeps_fp8_inputs=in_fp8))[0]
+        for in_fp8 in (False, True)
+    )
+    inputs = 4096 + 4096 + 2 * (4096 + 14336)
+    assert kept.activations_bytes - half.activations_bytes == 32 * 4096 * inputs
+    in_bf16 = replace(layout, precision="bf16")
+    assert stage_memory(in_bf16, MIXTRAL, MEGATRON_BRIDGE)[0].activations_bytes > (
+        half.activations_bytes
+    )

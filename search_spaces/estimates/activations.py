@@ -1,0 +1,189 @@
+"""What a layer holds on one rank for each token of a micro-batch, in elements.
+
+With sequence parallelism tp divides the tokens between layers. A mixture of experts takes them as
+they are, gathered over etp.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search_spaces.estimates.storage import TrainerStorage
+from search_spaces.spec.layout_columns import LayoutColumns, code_of
+from search_spaces.spec.model_shape import ModelShape
+
+Floats = NDArray[np.float64]
+
+FP32_BYTES: Final = 4.0
+HALF_BYTES: Final = 2.0
+_ROUTING_BYTES: Final = 32.0
+"""Of a token and expert: three indices, and its weight with the token and with the row."""
+_RECEIVED_BYTES: Final = 8.0
+"""Of a row from another rank: its place by expert."""
+
+_FP32: Final = code_of("precision", "fp32")
+_FP8: Final = code_of("precision", "fp8")
+_FULL: Final = code_of("recompute", "full")
+_SELECTIVE: Final = code_of("recompute", "selective")
+_P2P: Final = code_of("cp_comm_type", "p2p")
+_A2A: Final = code_of("cp_comm_type", "a2a")
+
+
+def element_bytes(columns: LayoutColumns) -> Floats:
+    """Bytes of an activation, and of a weight in a matrix multiplication."""
+    return np.where(columns.precision == _FP32, FP32_BYTES, HALF_BYTES)
+
+
+def kept_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
+    """Elements per token that a layer keeps for the backward pass, without gathered inputs."""
+    whole = _layer_elements(columns, model, storage, fused_attention=storage.fused_attention)
+    selective = _layer_elements(columns, model, storage, fused_attention=True)
+    return np.select(
+        [columns.recompute == _FULL, columns.recompute == _SELECTIVE],
+        [residual_elements(columns, model), selective],
+        whole,
+    )
+
+
+def gathered_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
+    """Elements per token that a layer keeps of the gathered inputs of its matrices."""
+    return np.where(columns.recompute == _FULL, 0.0, _inputs_beyond(columns, model))
+
+
+def _inputs_beyond(columns: LayoutColumns, model: ModelShape) -> Floats:
+    """Elements per token by which gathered inputs of column-parallel matrices exceed a part.
+
+    There are two of them over tp. Experts gather theirs over etp, beside that of a shared one.
+    """
+    h, part = model.hidden_size, residual_elements(columns, model)
+    if not model.num_experts:
+        return np.asarray(2.0 * (h - part), dtype=np.float64)
+    over_tp = 2.0 if model.shared_expert_ffn_hidden_size else 1.0
+    return np.asarray(over_tp * (h - part) + (columns.etp - 1.0) * part, dtype=np.float64)
+
+
+def _layer_elements(
+    columns: LayoutColumns, model: ModelShape, storage: TrainerStorage, *, fused_attention: bool
+) -> Floats:
+    """Elements per token that one layer keeps for its backward pass.
+
+    Korthikanti et al. (arXiv:2205.05198, equation 2) count s b h (10 + 24/t + 5 a s / (h t)) bytes
+    at 16 bits for GPT. Without dropout, and in elements: the inputs of two norms and of two
+    column-parallel matrices are replicated over tp (4 h), or split over tp with sequence
+    parallelism (`gathered_elements` adds matrix inputs that stay gathered). Query, key, value and
+    the attention's output are split over tp, and so is the inside of the feed-forward: 2 f for
+    GELU's input and output; 4 f for SwiGLU's gate, its activation, up, and their product, or 3 f
+    without the activation. Attention that is not fused keeps its probabilities: a s. Norms of
+    queries and keys keep their inputs.
+
+    A token has k rows inside its experts, of the tokens that tp leaves a rank and etp gathers. The
+    embedded trainer keeps their 2 f, and 32 bytes a row that say where it belongs; where rows came
+    from other ranks (ep > 1), their inputs and 8 bytes too. Others keep the sorted inputs and the
+    output of the activation. Some keep the inputs of fp8 products in fp8.
+    """
+    f, part = model.ffn_hidden_size, residual_elements(columns, model)
+    inputs = 4.0 * part
+    q = model.query_size
+    products = part + (q + (0.0 if model.num_experts else f)) / columns.tp
+    attention = q + 2.0 * model.kv_hidden_size + q
+    attention += q + model.kv_hidden_size if model.qk_norm else 0.0
+    if not fused_attention:
+        attention += model.num_heads * model.seq_length
+    parts = 2.0
+    if model.family == "llama":
+        parts = 3.0 if storage.fused_swiglu else 4.0
+    feed_forward = parts * f
+    if model.num_experts:
+        feed_forward = parts * model.shared_expert_ffn_hidden_size
+        came, again = columns.ep > 1, storage.sorts_experts_again
+        index = _ROUTING_BYTES + np.where(came, _RECEIVED_BYTES, 0.0)
+        row = index / element_bytes(columns) + np.where(came | (not again), model.hidden_size, 0.0)
+        inside = (2.0 if again else parts) * model.moe_ffn_hidden_size / columns.etp
+        inputs = inputs + _expert_rows(columns, model) * (row + inside)
+        products = products + _expert_rows(columns, model) * (
+            model.hidden_size + model.moe_ffn_hidden_size / columns.etp
+        )
+    elements = inputs + (attention + feed_forward) / columns.tp
+    if storage.keeps_fp8_inputs:
+        elements = elements - np.where(columns.precision == _FP8, 0.5 * products, 0.0)
+    return np.asarray(elements, dtype=np.float64)
+
+
+def backward_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
+    """Elements per token that one layer's backward pass holds in addition to the kept ones.
+
+    The peak is inside the feed-forward: the gradients of the layer's output, of the activation's
+    output, and of the activation's input, which by then replaces that output. This is h + f for
+    GELU, and h + 3 f for SwiGLU, whose input is twice as wide and whose activation is recomputed.
+    With full recomputation the layer's activations are added, except for its input, which was kept.
+
+    With k experts a token there are k rows of each: of h the sorted gradient, and later the input's
+    gradient before and after it is put in order, and where it comes from other ranks; of f the
+    activation's output, its gradient and the product of the two, or the gradient of its input of
+    2 f and a product.
+    """
+    h, f = model.hidden_size, model.ffn_hidden_size
+    made = h + (3.0 if model.family == "llama" else 1.0) * f / columns.tp
+    if model.num_experts:
+        part = residual_elements(columns, model)
+        count = _expert_rows(columns, model)
+        rows, inside = count * h, count * model.moe_ffn_hidden_size / columns.etp
+        wide = np.where(columns.precision == _FP32, 3.0, 6.0)  # one product is in fp32
+        combined = np.where(columns.ep > 1, rows, columns.etp * part)
+        made = part + np.maximum(
+            np.maximum(rows + wide * inside, 4.0 * inside), 2.0 * (inside + rows) + combined
+        )
+    made = np.maximum(made, _context_elements(columns, model))
+    whole = _layer_elements(columns, model, storage, fused_attention=storage.fused_attention)
+    share = residual_elements(columns, model)
+    whole += storage.gathered_share * _inputs_beyond(columns, model)
+    revived = np.where(columns.recompute == _FULL, whole - share, 0.0)
+    under_way = np.where(columns.vpp > 1, 2.0 * share, 0.0)
+    return np.asarray(made + revived + under_way, dtype=np.float64)
+
+
+def _context_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
+    """Elements per token that attention's backward pass holds where ranks share sequences.
+
+    Of the first rank, to whose tail half all other keys are later: keys and values of all ranks,
+    their gradients, and those that a block makes, which are in fp32 on a CPU, for each query head.
+    A ring holds those of one rank, and what is on its way. An exchange of tokens for heads takes no
+    more than attention without it.
+    """
+    long = FP32_BYTES / element_bytes(columns)  # an fp32 number, in elements
+    heads, keys = model.hidden_size / columns.tp, 2.0 * model.kv_hidden_size / columns.tp
+    expanded = 2.0 * heads * (model.num_kv_heads < model.num_heads)
+    others = columns.cp - 1.0
+    held = keys * (3.0 * others + 3.0) + others * (expanded + 2.0 * heads * long)
+    passed = keys * (3.0 + 2.0 * long) + expanded + 2.0 * heads * long
+    own = model.hidden_size + heads * (1.0 + 1.5 * long) + keys * long
+    by_type = np.where(columns.cp_comm_type == _P2P, passed, held)
+    is_shared = (columns.cp > 1) & (columns.cp_comm_type != _A2A)
+    # By then the layer's feed-forward has freed what it kept.
+    freed = 2.0 * residual_elements(columns, model)
+    freed += (3.0 if model.family == "llama" else 2.0) * model.ffn_hidden_size / columns.tp
+    return np.asarray(np.where(is_shared, by_type + own - freed, 0.0), dtype=np.float64)
+
+
+def residual_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
+    """Elements per token of the residual stream on one rank."""
+    shares = np.where(columns.sequence_parallel == 1, columns.tp, 1)
+    return np.asarray(model.hidden_size / shares, dtype=np.float64)
+
+
+def _expert_rows(columns: LayoutColumns, model: ModelShape) -> Floats:
+    """Rows that a rank's experts have for each token that the rank holds, if routing is balanced.
+
+    tp divides the tokens with sequence parallelism, and etp gathers them; ep gives as many rows
+    away as it brings.
+    """
+    share = residual_elements(columns, model) / model.hidden_size
+    return np.asarray(model.experts_per_token * columns.etp * share, dtype=np.float64)
+
+
+def held_tokens(columns: LayoutColumns, model: ModelShape) -> Floats:
+    """Tokens that a rank holds of a micro-batch."""
+    return np.asarray(model.seq_length * columns.micro_batch_size / columns.cp, dtype=np.float64)

@@ -1,0 +1,229 @@
+"""The inputs of the terms of a step, for many layouts at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search_spaces.estimates.links import GroupLinks, Links
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout import PRECISIONS
+from search_spaces.spec.layout_columns import LayoutColumns, code_of
+from search_spaces.spec.model_shape import ModelShape
+
+Floats = NDArray[np.float64]
+
+_FP32: Final = code_of("precision", "fp32")
+_BF16: Final = code_of("precision", "bf16")
+_FP8: Final = code_of("precision", "fp8")
+_FULL: Final = code_of("recompute", "full")
+_SELECTIVE: Final = code_of("recompute", "selective")
+
+ACHIEVED_SHARES: Final[Mapping[str, float]] = MappingProxyType(
+    {"A100": 0.9, "H100": 0.82, "H200": 0.82, "GH200": 0.82, "MI250X": 0.58}
+)
+"""Share of the peak on the data sheet that large products reach, by a part of the device's name:
+A100 280 of 312 and H100 813 of 989 TFLOP/s (arXiv:2502.08145). There MI250X reaches 0.65 with the
+best of all transpose modes; 0.58 is for trainers that do not choose them."""
+_USUAL_SHARE: Final = 0.8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SummedParameters:
+    """Parameters whose gradients the same ranks sum."""
+
+    count: Floats
+    """Parameters of a rank."""
+    ranks: Floats
+    """Ranks that hold them."""
+    shards: Floats
+    """Ranks that share one copy of what ZeRO shards."""
+    links: GroupLinks
+    """The links between the ranks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StepShape:
+    """The inputs of the terms: the columns as floats, and quantities that several terms use."""
+
+    model: ModelShape
+    cluster: Cluster
+    links: Links
+    tp: Floats
+    pp: Floats
+    dp_cp: Floats
+    """Ranks that sum gradients: dp * cp."""
+    cp: Floats
+    ep: Floats
+    etp: Floats
+    edp: Floats
+    """Ranks that hold the same experts."""
+    cp_comm_type: NDArray[np.int64]
+    vpp: Floats
+    num_microbatches: Floats
+    tokens: Floats
+    """Tokens that a rank processes of a micro-batch: 1 / cp of them."""
+    element_bytes: Floats
+    """Bytes of an activation or a weight in a matrix multiplication."""
+    peak_flops_per_s: Floats
+    """Speed of the fastest matrix products in the layout's precision."""
+    wide_flops_per_s: Floats
+    """The same of attention and the output projection, which stay in bf16 beside fp8."""
+    residual_share: Floats
+    """Share of the residual stream that a rank holds: 1 / tp with sequence parallelism, else 1."""
+    forward_passes: Floats
+    """Forward passes of a block per micro-batch: 2 with full recomputation, else 1."""
+    recomputes_attention: Floats
+    """1 where the backward pass recomputes the two attention products, else 0."""
+    zero_shards: Floats
+    """Ranks that share one copy of what ZeRO shards."""
+    expert_shards: Floats
+    """The same of experts."""
+    zero_stage: NDArray[Any]
+    """What is sharded; see `Layout.zero_stage`."""
+    score_traffic: float
+    """Traffic of attention scores, over that of a trainer that may fuse attention or not."""
+    counted_ends: tuple[Floats, Floats]
+    """Layers that embedding and head count as in the split over stages: 0 or 1 each."""
+    slots: Floats
+    """Stage times in a step on the slowest path: m + (p - 1) / v."""
+
+    @classmethod
+    def of(
+        cls,
+        columns: LayoutColumns,
+        model: ModelShape,
+        cluster: Cluster,
+        score_traffic: float = 1.0,
+    ) -> StepShape:
+        """The shape of a step of each layout."""
+        tp, pp, cp, vpp = map(_floats, (columns.tp, columns.pp, columns.cp, columns.vpp))
+        peaks = _peaks(cluster)
+        microbatches = _floats(columns.num_microbatches)
+        embedding, head = map(_floats, columns.counted_ends)
+        return cls(
+            model=model,
+            cluster=cluster,
+            links=Links(columns, cluster),
+            tp=tp,
+            pp=pp,
+            dp_cp=_floats(columns.dp_cp),
+            cp=cp,
+            ep=_floats(columns.ep),
+            etp=_floats(columns.etp),
+            edp=_floats(columns.edp),
+            cp_comm_type=columns.cp_comm_type,
+            vpp=vpp,
+            num_microbatches=microbatches,
+            tokens=columns.micro_batch_size * float(model.seq_length) / cp,
+            element_bytes=np.where(columns.precision == _FP32, 4.0, 2.0),
+            peak_flops_per_s=np.take(peaks, columns.precision),
+            wide_flops_per_s=np.take(
+                peaks, np.where(columns.precision == _FP8, _BF16, columns.precision)
+            ),
+            residual_share=np.where(columns.sequence_parallel == 1, 1.0 / tp, 1.0),
+            forward_passes=np.where(columns.recompute == _FULL, 2.0, 1.0),
+            recomputes_attention=np.where(columns.recompute == _SELECTIVE, 1.0, 0.0),
+            zero_shards=_floats(columns.zero_group_size),
+            expert_shards=_floats(columns.expert_zero_group_size),
+            zero_stage=columns.zero_stage,
+            score_traffic=score_traffic,
+            counted_ends=(embedding, head),
+            slots=microbatches + (pp - 1.0) / vpp,
+        )
+
+    @property
+    def backward_share(self) -> Floats:
+        """Share of the blocks' work in a step behind which data parallelism can hide.
+
+        This is the last micro-batch's backward pass; with ZeRO-2 that of every micro-batch, and
+        with ZeRO-3 every pass.
+        """
+        passes = 1.0 + self.forward_passes
+        backward = passes / (1.0 + passes) / self.slots
+        share = np.where(self.zero_stage >= 2, self.num_microbatches, 1.0) * backward
+        every = self.num_microbatches / self.slots
+        return np.asarray(np.where(self.zero_stage == 3, every, share), dtype=np.float64)
+
+    @property
+    def layer_slots(self) -> Floats:
+        """Layer times in a step on the slowest path, for layers that are split evenly."""
+        return self.model.num_layers / self.pp * self.slots
+
+    @property
+    def expert_slots(self) -> Floats:
+        """The same of the layers with experts."""
+        return self.layer_slots * (self.model.num_expert_layers / self.model.num_layers)
+
+    @property
+    def expert_tokens(self) -> Floats:
+        """Tokens that a rank brings to its experts: those of its residual stream, over etp."""
+        return self.tokens * self.residual_share * self.etp
+
+    @property
+    def summed_parameters(self) -> Iterator[SummedParameters]:
+        """What the ranks of a layout sum the gradients of: experts are a group of their own."""
+        yield SummedParameters(self.rank_parameters, self.dp_cp, self.zero_shards, self.links.data)
+        if self.model.num_experts:
+            layers = self.model.num_expert_layers + sum(self.counted_ends)
+            experts = self.model.num_expert_parameters * layers / (self.pp * self.etp * self.ep)
+            links = self.links.expert_data
+            yield SummedParameters(experts, self.edp, self.expert_shards, links)
+
+    @property
+    def rank_parameters(self) -> Floats:
+        """Parameters of the fullest rank: its layers, and the larger of embedding and output.
+
+        A stage between the ends may be the fullest where embedding or output count as a layer.
+        Experts are not among them.
+        """
+        model, (embedding, head) = self.model, self.counted_ends
+        a_layer = mean_of_layers(model, _layer_parameters)
+        first = float(model.num_embedding_parameters) - embedding * a_layer
+        last = float(model.num_head_parameters) - head * a_layer
+        one = np.maximum(np.maximum(first, last), np.where(self.pp > 2, 0.0, -np.inf))
+        ends = float(model.num_embedding_parameters + model.num_head_parameters)
+        outside = np.where(self.pp > 1, one, ends)
+        layers = (model.num_layers + embedding + head) * a_layer / self.pp
+        return np.asarray((layers + outside) / self.tp, dtype=np.float64)
+
+
+def mean_of_layers(model: ModelShape, of: Callable[[ModelShape], Floats]) -> Floats:
+    """The mean of a quantity over the layers: some of a model with experts may be dense."""
+    if not model.num_dense_layers:
+        return of(model)
+    share = model.num_dense_layers / model.num_layers
+    return np.asarray((1.0 - share) * of(model) + share * of(model.dense))
+
+
+def _layer_parameters(model: ModelShape) -> Floats:
+    """Parameters of a layer outside of experts."""
+    return _floats(model.num_layer_parameters - model.num_expert_parameters)
+
+
+def _floats(values: Any) -> Floats:
+    return np.asarray(values, dtype=np.float64)
+
+
+def _peaks(cluster: Cluster) -> Floats:
+    """FLOP/s of the fastest products by the precision's code.
+
+    Where no peak is stated, it is a guess from the memory bandwidth.
+
+    A processor core does about 10 operations per byte of memory bandwidth, an accelerator about 150
+    (NVIDIA's data sheets: A100 153, at 16 bits).
+    """
+    stated = cluster.peak_flops_per_s
+    a_byte = 150.0 if cluster.memory_bandwidth_bytes_per_s > 3e11 else 10.0
+    guess = max(stated.values(), default=a_byte * cluster.memory_bandwidth_bytes_per_s)
+    if cluster.is_measured:
+        share = 1.0  # the peak is that of a product already
+    else:
+        known = (share for part, share in ACHIEVED_SHARES.items() if part in cluster.device)
+        share = next(known, _USUAL_SHARE)
+    return np.array([share * stated.get(precision, guess) for precision in PRECISIONS])
