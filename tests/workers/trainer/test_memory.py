@@ -321,9 +321,16 @@ def test_a_stage_holds_what_is_estimated(family: str, pp: int, vpp: int, recompu
     [
         {"pp": 2},
         {"pp": 2, "recompute": "full"},
-        {"tp": 2, "recompute": "selective"},
-        {"tp": 2, "sequence_parallel": True},
+        CUT | {"recompute": "selective"},
+        CUT | {"etp": 2},
         {"precision": "bf16"},
+        {"dp": 2, "ep": 2},
+        {"dp": 2, "etp": 2, "recompute": "full"},
+        {"dp": 2, "ep": 2, "recompute": "full"},
+        {"dp": 2, "ep": 2, "precision": "bf16"},
+        CUT | {"ep": 2},
+        {"dp": 4, "ep": 2, "zero_stage": 1},
+        {"dp": 4, "ep": 2, "zero_stage": 3},
     ],
     ids=str,
 )
@@ -344,8 +351,16 @@ def test_a_stage_with_experts_holds_what_is_estimated(
     width = {"ffn_hidden_size": changes.get("moe_ffn_hidden_size", 32)}
     shape = make_shape("moe", **SIZES | width | changes)
     layout = Layout(micro_batch_size=8, num_microbatches=8, **axes)
-    measured = on_layout(layout, functools.partial(rehearse, limit_bytes=None), shape)
+
+    def work(training: Training) -> int:
+        for mixture in training.model.mixtures:
+            mixture.balanced = True
+        return rehearse(training, limit_bytes=None)
+
+    measured = on_layout(layout, work, shape)
     stages = stage_memory(layout, shape)
-    estimated = [stage.total_bytes for stage in stages for _ in range(layout.tp)]
+    estimated = [stage.total_bytes for stage in stages for _ in range(layout.tp * layout.dp)]
+    # Wide dense layers come first: by their backward pass, later layers' inputs are gone.
+    most = 1.05 if "num_dense_layers" in changes and layout.recompute == "full" else 1.03
     for found, expected in zip(measured, estimated, strict=True):
-        assert 0.94 * found < expected < 1.03 * found
+        assert 0.94 * found < expected < most * found
