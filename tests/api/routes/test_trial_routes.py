@@ -46,7 +46,7 @@ def test_the_leaderboard_ranks_by_the_objective_and_says_where_the_time_of_a_ste
 
     (best, _) = api_with_trials.get("/campaigns/first/leaderboard")["trials"]
     parts = best["measurement"]["breakdown"]
-    names = ("compute", "tp", "cp", "pp", "dp", "optimizer", "unexplained")
+    names = ("compute", "tp", "cp", "pp", "dp", "ep", "optimizer", "unexplained")
     assert set(parts) == {f"{name}_s" for name in names}
     assert sum(parts.values()) == pytest.approx(best["measurement"]["step_time_s"])
     assert best["measurement"]["warmup_settled"] is True
