@@ -196,7 +196,7 @@ def tensor_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     etp instead.
     """
     groups = [(step.tp, step.tokens, _collectives(step), step.links.tensor)]
-    if step.model.num_experts:
+    if step.model.num_experts and (step.etp > 1).any():
         count = np.where(step.etp > 1, (1.0 + step.forward_passes) * step.expert_slots, 0.0)
         groups.append((step.etp, step.expert_tokens, count, step.links.expert_tensor))
     names = ("tensor_inside", "tensor_across", "latency_inside", "latency_across")
