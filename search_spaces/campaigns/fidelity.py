@@ -153,14 +153,19 @@ def fidelities(layout: Layout, model: ModelShape, cluster: Cluster) -> list[Fide
 
 
 def _fewest_replicas(layout: Layout) -> int:
-    """The fewest replicas that fill whole nodes; all where ZeRO shards the states over them."""
+    """The fewest replicas that fill whole nodes and divide the experts alike.
+
+    All where ZeRO shards the states over them.
+    """
     if layout.zero_stage:
         return layout.dp  # the shards, and with them the memory, would grow
     ranks_per_node = layout.num_devices // layout.num_nodes
     return next(
         dp
         for dp in range(1, layout.dp + 1)
-        if layout.dp % dp == 0 and layout.num_devices // layout.dp * dp % ranks_per_node == 0
+        if layout.dp % dp == 0
+        and layout.num_devices // layout.dp * dp % ranks_per_node == 0
+        and layout.tp * layout.cp * dp % (layout.etp * layout.ep) == 0
     )
 
 

@@ -39,13 +39,11 @@ def element_bytes(columns: LayoutColumns) -> Floats:
 
 def kept_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
     """Elements per token that a layer keeps for the backward pass, without gathered inputs."""
-    whole = _layer_elements(columns, model, storage, fused_attention=storage.fused_attention)
-    selective = _layer_elements(columns, model, storage, fused_attention=True)
-    return np.select(
-        [columns.recompute == _FULL, columns.recompute == _SELECTIVE],
-        [residual_elements(columns, model), selective],
-        whole,
-    )
+    kept = _layer_elements(columns, model, storage, fused_attention=storage.fused_attention)
+    if not storage.fused_attention:
+        selective = _layer_elements(columns, model, storage, fused_attention=True)
+        kept = np.where(columns.recompute == _SELECTIVE, selective, kept)
+    return np.where(columns.recompute == _FULL, residual_elements(columns, model), kept)
 
 
 def gathered_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
@@ -87,7 +85,6 @@ def _layer_elements(
     f, part = model.ffn_hidden_size, residual_elements(columns, model)
     inputs = 4.0 * part
     q = model.query_size
-    products = part + (q + (0.0 if model.num_experts else f)) / columns.tp
     attention = q + 2.0 * model.kv_hidden_size + q
     attention += q + model.kv_hidden_size if model.qk_norm else 0.0
     if not fused_attention:
@@ -102,14 +99,22 @@ def _layer_elements(
         index = _ROUTING_BYTES + np.where(came, _RECEIVED_BYTES, 0.0)
         row = index / element_bytes(columns) + np.where(came | (not again), model.hidden_size, 0.0)
         inside = (2.0 if again else parts) * model.moe_ffn_hidden_size / columns.etp
-        inputs = inputs + _expert_rows(columns, model) * (row + inside)
-        products = products + _expert_rows(columns, model) * (
-            model.hidden_size + model.moe_ffn_hidden_size / columns.etp
-        )
+        inputs = inputs + _expert_rows(columns, model, part) * (row + inside)
     elements = inputs + (attention + feed_forward) / columns.tp
     if storage.keeps_fp8_inputs:
-        elements = elements - np.where(columns.precision == _FP8, 0.5 * products, 0.0)
+        halved = 0.5 * _product_inputs(columns, model, part)
+        elements = elements - np.where(columns.precision == _FP8, halved, 0.0)
     return np.asarray(elements, dtype=np.float64)
+
+
+def _product_inputs(columns: LayoutColumns, model: ModelShape, part: Floats) -> Floats:
+    """Elements per token that go into the matrix products of a layer."""
+    inputs = part + model.query_size / columns.tp
+    if not model.num_experts:
+        return np.asarray(inputs + part + model.ffn_hidden_size / columns.tp, dtype=np.float64)
+    row = model.hidden_size + model.moe_ffn_hidden_size / columns.etp
+    shared = model.shared_expert_ffn_hidden_size / columns.tp
+    return np.asarray(inputs + shared + _expert_rows(columns, model, part) * row, dtype=np.float64)
 
 
 def backward_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
@@ -125,23 +130,22 @@ def backward_elements(columns: LayoutColumns, model: ModelShape, storage: Traine
     activation's output, its gradient and the product of the two, or the gradient of its input of
     2 f and a product.
     """
-    h, f = model.hidden_size, model.ffn_hidden_size
+    h, f, part = model.hidden_size, model.ffn_hidden_size, residual_elements(columns, model)
     made = h + (3.0 if model.family == "llama" else 1.0) * f / columns.tp
     if model.num_experts:
-        part = residual_elements(columns, model)
-        count = _expert_rows(columns, model)
+        count = _expert_rows(columns, model, part)
         rows, inside = count * h, count * model.moe_ffn_hidden_size / columns.etp
         wide = np.where(columns.precision == _FP32, 3.0, 6.0)  # one product is in fp32
         combined = np.where(columns.ep > 1, rows, columns.etp * part)
         made = part + np.maximum(
             np.maximum(rows + wide * inside, 4.0 * inside), 2.0 * (inside + rows) + combined
         )
-    made = np.maximum(made, _context_elements(columns, model))
+    if (columns.cp > 1).any():
+        made = np.maximum(made, _context_elements(columns, model))
     whole = _layer_elements(columns, model, storage, fused_attention=storage.fused_attention)
-    share = residual_elements(columns, model)
     whole += storage.gathered_share * _inputs_beyond(columns, model)
-    revived = np.where(columns.recompute == _FULL, whole - share, 0.0)
-    under_way = np.where(columns.vpp > 1, 2.0 * share, 0.0)
+    revived = np.where(columns.recompute == _FULL, whole - part, 0.0)
+    under_way = np.where(columns.vpp > 1, 2.0 * part, 0.0)
     return np.asarray(made + revived + under_way, dtype=np.float64)
 
 
@@ -174,14 +178,13 @@ def residual_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
     return np.asarray(model.hidden_size / shares, dtype=np.float64)
 
 
-def _expert_rows(columns: LayoutColumns, model: ModelShape) -> Floats:
+def _expert_rows(columns: LayoutColumns, model: ModelShape, part: Floats) -> Floats:
     """Rows that a rank's experts have for each token that the rank holds, if routing is balanced.
 
-    tp divides the tokens with sequence parallelism, and etp gathers them; ep gives as many rows
-    away as it brings.
+    `part` of a token's residual stream is on the rank: tp divides the tokens with sequence
+    parallelism. etp gathers them; ep gives as many rows away as it brings.
     """
-    share = residual_elements(columns, model) / model.hidden_size
-    return np.asarray(model.experts_per_token * columns.etp * share, dtype=np.float64)
+    return model.experts_per_token / model.hidden_size * part * columns.etp
 
 
 def held_tokens(columns: LayoutColumns, model: ModelShape) -> Floats:

@@ -59,7 +59,8 @@ class GroupLinks:
         here = np.clip(node // stride, 1, ranks)
         inside, alone = stride * ranks <= node, here == 1
         near = inside_bandwidths(cluster)[here]
-        far = cluster.inter_node_bandwidth_bytes_per_s * here**cards_exponent
+        cards = np.arange(node + 1) ** cards_exponent
+        far = cluster.inter_node_bandwidth_bytes_per_s * cards[here]
         across = np.minimum(np.where(alone, np.inf, near), far)
         near_s, far_s = cluster.intra_node_latency_s, cluster.inter_node_latency_s
         return cls(

@@ -159,8 +159,8 @@ def memory_terms(
     for start in range(0, columns.tp.size, _CHUNK):
         rows = slice(start, start + _CHUNK)
         part = columns.rows(rows)
-        for end, stage in enumerate(_fullest_stages(part, model, storage)):
-            _fill(terms, end, rows, stage_parts(part, model, stage, storage))
+        stages = np.stack(_fullest_stages(part, model, storage))
+        _fill(terms, rows, stage_parts(part, model, stages, storage))
     return terms
 
 
@@ -170,7 +170,7 @@ def stage_terms(
     """The terms of every stage of one layout; the axis of layouts is that of stages."""
     terms = _no_terms(1, layout.pp)
     parts = stage_parts(LayoutColumns.of(layout), model, np.arange(layout.pp), storage)
-    _fill(terms, 0, slice(None), parts)
+    _fill(terms, slice(None), parts)
     return terms
 
 
@@ -184,18 +184,18 @@ def _no_terms(
     )
 
 
-def _fill(terms: MemoryTerms, end: int, rows: slice, parts: StageParts) -> None:
+def _fill(terms: MemoryTerms, rows: slice, parts: StageParts) -> None:
     """Writes the terms of some layouts and their standard deviations."""
-    num_bytes, deviations = terms.num_bytes[end, :, rows], terms.deviation_bytes[end, :, rows]
+    num_bytes, deviations = terms.num_bytes[..., rows], terms.deviation_bytes[..., rows]
     for term, values in enumerate(parts.terms):
-        num_bytes[term] = values
+        num_bytes[:, term] = values
     spread = parts.storage.spread
     relative = (spread.states, spread.sharded_states, spread.activations, 0.0, spread.passing)
-    np.multiply(num_bytes[:5], np.array(relative)[:, None], out=deviations[:5])
-    deviations[3] = parts.gathered * spread.gathered_share
-    deviations[5] = spread.workspace_bytes
-    np.multiply(num_bytes.sum(axis=0), spread.whole, out=deviations[6])
-    terms.scatter_bytes[end, rows] = parts.gathered * spread.gathered_scatter
+    np.multiply(num_bytes[:, :5], np.array(relative)[:, None], out=deviations[:, :5])
+    deviations[:, 3] = parts.gathered * spread.gathered_share
+    deviations[:, 5] = spread.workspace_bytes
+    np.multiply(num_bytes.sum(axis=1), spread.whole, out=deviations[:, 6])
+    terms.scatter_bytes[:, rows] = parts.gathered * spread.gathered_scatter
 
 
 def stage_memory(

@@ -216,8 +216,9 @@ _TENSORS: Final[Mapping[str, tuple[int, Mapping[str, Any]]]] = {
 }
 """Attention and logits, with the number of those trainers. Only Megatron-DeepSpeed fuses attention
 on request alone. The losses of Megatron-LM, Megatron Bridge and Nanotron make two copies of the
-logits in fp32 (the embedded trainer one). The loss of plain torch makes three (themselves, their
-log-softmax, its gradient): torchtitan, DeepSpeed, and Accelerate with it."""
+logits in fp32 (the embedded trainer one; Megatron Bridge's fused loss makes one too, and was
+counted before that was read). The loss of plain torch makes three (themselves, their log-softmax,
+its gradient): torchtitan, DeepSpeed, and Accelerate with it."""
 
 
 def _unknown() -> Iterator[StorageHypothesis]:

@@ -168,7 +168,8 @@ class StepSums:
     @property
     def waited(self) -> Floats:
         """Seconds of the reduction that the backward pass does not hide."""
-        return self._exposed + self._beside * (self.reduction - self._exposed)
+        exposed = self._exposed
+        return exposed + self._beside * (self.reduction - exposed)
 
     @property
     def total(self) -> Floats:
@@ -206,7 +207,8 @@ class StepSums:
 
     @property
     def _exposed(self) -> Floats:
-        return self._side_by_side - self._window
+        window = self._window
+        return _longer(self.reduction, window) - window
 
     @property
     def _beside(self) -> Floats:
@@ -317,7 +319,8 @@ def time_terms(
     (`search_spaces.estimates.storage.score_traffic_of`).
     """
     columns = LayoutColumns.of(layouts).flattened()
-    seconds = np.empty((len(TERM_NAMES), columns.tp.size), dtype=dtype)
+    # Pages of terms that a model does not have are never written, and take no memory.
+    seconds = np.zeros((len(TERM_NAMES), columns.tp.size), dtype=dtype)
     backward_share = np.empty(columns.tp.size)
     for rows, step in _steps(columns, model, cluster, score_traffic):
         backward_share[rows] = step.backward_share

@@ -196,7 +196,7 @@ def tensor_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     etp instead.
     """
     groups = [(step.tp, step.tokens, _collectives(step), step.links.tensor)]
-    if step.model.num_experts:
+    if step.model.num_experts and (step.etp > 1).any():
         count = np.where(step.etp > 1, (1.0 + step.forward_passes) * step.expert_slots, 0.0)
         groups.append((step.etp, step.expert_tokens, count, step.links.expert_tensor))
     names = ("tensor_inside", "tensor_across", "latency_inside", "latency_across")
@@ -233,8 +233,6 @@ def exchange_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     of a forward pass the ranks tell each other how many there are.
     """
     if not step.model.num_experts:
-        none: Floats = np.zeros(step.tp.shape)
-        yield from ((f"exchange_{part}", none) for part in ("inside", "across", "latency"))
         return
     links, n, g = step.links.expert, step.ep, step.links.expert.here
     rows = step.expert_tokens * step.model.experts_per_token
@@ -265,6 +263,8 @@ def context_terms(step: StepShape, attention_s: Floats) -> Iterator[tuple[str, F
         attention_s: seconds of attention in the step, beside which a ring runs.
     """
     model, n = step.model, step.cp
+    if (n == 1.0).all():
+        return
     again = np.where(step.recomputes_attention + step.forward_passes > 1.0, 1.0, 0.0)
     keys = 2.0 * (n - 1.0) * step.tokens * model.kv_hidden_size / step.tp
     gathered = keys * step.element_bytes * (3.0 + again)
@@ -396,7 +396,7 @@ def optimizer_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
 
 
 def all_terms(step: StepShape, expected: Mapping[str, float]) -> Iterator[tuple[str, Floats]]:
-    """Every term of a step (`TERM_NAMES`).
+    """The terms of a step (`TERM_NAMES`), without those of cp and of experts where there are none.
 
     Args:
         step: the step.

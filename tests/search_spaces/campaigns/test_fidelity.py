@@ -60,6 +60,14 @@ def test_replicas_fill_whole_nodes() -> None:
     assert [each.dp for each in found(layout)][:2] == [4, 2]  # dp 1 would take half a node
 
 
+def test_replicas_divide_the_experts_as_before() -> None:
+    model = model_preset("qwen3-30b-a3b")
+    layout = replace(LARGE, num_nodes=8, tp=1, pp=1, dp=64, ep=16)
+    assert [each.dp for each in fidelities(layout, model, FRONTIER)][:2] == [64, 16]
+    whole = replace(layout, ep=1)
+    assert [each.dp for each in fidelities(whole, model, FRONTIER)][:2] == [64, 8]
+
+
 @pytest.mark.parametrize(("microbatches", "is_cheap"), [(31, False), (32, True)])
 def test_a_layout_with_few_micro_batches_is_cheap_already(
     microbatches: int, is_cheap: bool
