@@ -28,7 +28,7 @@ from search_spaces.mesh import Coordinates
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from workers.trainer.comm.mesh import Mesh
-from workers.trainer.model.model import FeedForward, StageBuilder
+from workers.trainer.model.model import Block, RankModel
 from workers.trainer.parallel.flat_buffers import FlatBuffers
 
 HIDDEN: Final = 1024
@@ -60,6 +60,11 @@ CASES: Final = (
 
 def layer_of(case: Case, dtype: torch.dtype, *, is_dense: bool) -> nn.Module:
     """The trainer's own layer, with memory for weights and gradients."""
+    experts = {
+        "num_experts": case.num_experts,
+        "experts_per_token": case.per_token,
+        "moe_ffn_hidden_size": case.width,
+    }
     shape = ModelShape(
         name="layer",
         family="llama",
@@ -71,9 +76,7 @@ def layer_of(case: Case, dtype: torch.dtype, *, is_dense: bool) -> nn.Module:
         seq_length=case.num_tokens,
         vocab_size=8,
         tied_embeddings=False,
-        num_experts=case.num_experts,
-        experts_per_token=case.per_token,
-        moe_ffn_hidden_size=case.width,
+        **({} if is_dense else experts),
     )
     mesh = Mesh(
         layout=Layout(),
@@ -83,13 +86,14 @@ def layer_of(case: Case, dtype: torch.dtype, *, is_dense: bool) -> nn.Module:
         pp_group=None,
         embedding_group=None,
     )
-    build = StageBuilder(shape=shape, mesh=mesh)
-    mixture = build.experts("layer")
-    mixture.balanced = True
-    layer: nn.Module = FeedForward(build, "layer", case.width) if is_dense else mixture
-    flat = FlatBuffers(layer, mesh, dtype=dtype, device=torch.device("cpu"), seed=0)
+    model = RankModel(shape, mesh, recompute="none")
+    flat = FlatBuffers(model, mesh, dtype=dtype, device=torch.device("cpu"), seed=0)
     flat.expect_gradients(1 << 30)
-    return layer
+    for mixture in model.mixtures:
+        mixture.balanced = True
+    (block,) = model.stages[0].blocks
+    assert isinstance(block, Block)
+    return block.feed_forward
 
 
 class Loop(nn.Module):
