@@ -60,11 +60,6 @@ CASES: Final = (
 
 def layer_of(case: Case, dtype: torch.dtype, *, is_dense: bool) -> nn.Module:
     """The trainer's own layer, with memory for weights and gradients."""
-    experts = {
-        "num_experts": case.num_experts,
-        "experts_per_token": case.per_token,
-        "moe_ffn_hidden_size": case.width,
-    }
     shape = ModelShape(
         name="layer",
         family="llama",
@@ -76,7 +71,9 @@ def layer_of(case: Case, dtype: torch.dtype, *, is_dense: bool) -> nn.Module:
         seq_length=case.num_tokens,
         vocab_size=8,
         tied_embeddings=False,
-        **({} if is_dense else experts),
+        num_experts=case.num_experts,
+        experts_per_token=case.per_token,
+        moe_ffn_hidden_size=case.width,
     )
     mesh = Mesh(
         layout=Layout(),
@@ -86,7 +83,7 @@ def layer_of(case: Case, dtype: torch.dtype, *, is_dense: bool) -> nn.Module:
         pp_group=None,
         embedding_group=None,
     )
-    model = RankModel(shape, mesh, recompute="none")
+    model = RankModel(shape.dense if is_dense else shape, mesh, recompute="none")
     flat = FlatBuffers(model, mesh, dtype=dtype, device=torch.device("cpu"), seed=0)
     flat.expect_gradients(1 << 30)
     for mixture in model.mixtures:
