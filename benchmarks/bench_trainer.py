@@ -18,6 +18,7 @@ from benchmarks.side_by_side import LossesDifferError
 from benchmarks.trainer.bare_model import MODEL
 from benchmarks.trainer.trainer_cells import (
     MICRO_BATCH_SIZE,
+    MIXTURE,
     NUM_MICROBATCHES,
     Cell,
     make_layout,
@@ -66,6 +67,7 @@ ASKED: Final[dict[str, dict[Precision, dict[str, float]]]] = {
     "1,2,1": {"fp32": {"torch-native": 1.05}, "bf16": {"torch-native": 1.05}},
     "1,1,2": {"fp32": {"torch-native": 1.03}, "bf16": {"torch-native": 1.03}},
     "1,1,2,1,2": {"fp32": {"ours, ZeRO-1": 0.97}, "bf16": {"ours, ZeRO-1": 0.97}},
+    "1,1,2,ep=2": {"fp32": {"torch-native": 1.1}, "bf16": {"torch-native": 1.1}},
     "1,1,2,1,3": {
         "fp32": {"FSDP2": 1.05, "ours, ZeRO-1": NOTHING},
         "bf16": {"FSDP2": 1.05, "ours, ZeRO-1": NOTHING},
@@ -88,6 +90,7 @@ ALL_CELLS: Final[dict[Precision, dict[str, int]]] = {
         "1,1,2": 8,
         "1,1,2,1,2": 8,
         "1,1,2,1,3": 8,
+        "1,1,2,ep=2": 8,
         "1,2,1,2": 6,
         "2,2,1": 3,
         "2,1,2": 3,
@@ -101,6 +104,7 @@ ALL_CELLS: Final[dict[Precision, dict[str, int]]] = {
         "1,1,2": 6,
         "1,1,2,1,2": 8,
         "1,1,2,1,3": 6,
+        "1,1,2,ep=2": 8,
         "1,1,1,1,2,all_gather": 6,
     },
 }
@@ -141,23 +145,25 @@ def _cells(arguments: argparse.Namespace) -> list[tuple[Cell, int]]:
 
 
 def make_cell(name: str, precision: Precision) -> Cell:
-    """The cell of tp,pp,dp[,vpp[,zero_stage]], or of tp,pp,dp,vpp,cp,cp_comm_type.
+    """The cell of tp,pp,dp[,vpp[,zero_stage]][,ep=ep], or of tp,pp,dp,vpp,cp,cp_comm_type.
 
     Raises:
         ValueError: the name is not such numbers.
         SearchSpaceError: they make no layout.
     """
-    parts = name.split(",")
+    numbers, _, ep = name.partition(",ep=")
+    parts = numbers.split(",")
     if len(parts) not in range(3, 7) or not all(part.isdecimal() for part in parts[:5]):
         raise ValueError(
-            f"cell {name!r} is not tp,pp,dp[,vpp[,zero]] or tp,pp,dp,vpp,cp,comm_type, such as 2,1,1"
+            f"cell {name!r} is not tp,pp,dp[,vpp[,zero]][,ep=ep] or tp,pp,dp,vpp,cp,comm_type, "
+            "such as 2,1,1"
         )
     tp, pp, dp, vpp = map(int, [*parts, "1"][:4])
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {"ep": int(ep)} if ep else {}
     if len(parts) == 5:
-        more = {"zero_stage": int(parts[4])}
+        more |= {"zero_stage": int(parts[4])}
     elif len(parts) == 6:
-        more = {"cp": int(parts[4]), "cp_comm_type": parts[5]}
+        more |= {"cp": int(parts[4]), "cp_comm_type": parts[5]}
     asked = ASKED.get(name, {}).get(precision, {"torch-native": NOTHING})
     layout = make_layout(tp=tp, pp=pp, dp=dp, vpp=vpp, precision=precision, **more)
     return Cell(layout=layout, asked=asked, by_cpu_time=layout.num_devices > 2)
@@ -206,6 +212,9 @@ _NOTES: Final = {
     "ZeroRedundancyOptimizer. For tensor parallelism the fastest plan of three, one "
     "`PrepareModuleInput` before the layers that share an input; the plain plan converts for each "
     "layer, the sequence plan is torchtitan's. In bf16 with DDP: autocast, whose gradients are fp32",
+    "ep": f"the same model with {MIXTURE.num_experts} experts, {MIXTURE.experts_per_token} a token, of width "
+    f"{MIXTURE.moe_ffn_hidden_size}, chosen in turn. torch-native sends tokens as torchtitan does: "
+    "`all_to_all_single`, permutation by expert, `grouped_mm`; its experts in bf16 have fp32 copies",
     "FSDP2": "`fully_shard` of every block, of the embedding, and of norm and head; gradients are "
     "reduced in fp32, for each micro-batch as ours are. `ours, ZeRO-1`: this trainer with ZeRO-1",
 }
@@ -216,7 +225,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--cell",
         action="append",
-        metavar="TP,PP,DP[,VPP[,ZERO]]",
+        metavar="TP,PP,DP[,VPP[,ZERO]][,ep=EP]",
         help="this cell alone; repeatable",
     )
     parser.add_argument("--precision", action="append", choices=PRECISIONS)

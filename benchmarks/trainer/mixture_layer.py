@@ -28,7 +28,7 @@ from search_spaces.mesh import Coordinates
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from workers.trainer.comm.mesh import Mesh
-from workers.trainer.model.model import FeedForward, StageBuilder
+from workers.trainer.model.model import Block, RankModel
 from workers.trainer.parallel.flat_buffers import FlatBuffers
 
 HIDDEN: Final = 1024
@@ -83,13 +83,14 @@ def layer_of(case: Case, dtype: torch.dtype, *, is_dense: bool) -> nn.Module:
         pp_group=None,
         embedding_group=None,
     )
-    build = StageBuilder(shape=shape, mesh=mesh)
-    mixture = build.experts("layer")
-    mixture.balanced = True
-    layer: nn.Module = FeedForward(build, "layer", case.width) if is_dense else mixture
-    flat = FlatBuffers(layer, mesh, dtype=dtype, device=torch.device("cpu"), seed=0)
+    model = RankModel(shape.dense if is_dense else shape, mesh, recompute="none")
+    flat = FlatBuffers(model, mesh, dtype=dtype, device=torch.device("cpu"), seed=0)
     flat.expect_gradients(1 << 30)
-    return layer
+    for mixture in model.mixtures:
+        mixture.balanced = True
+    (block,) = model.stages[0].blocks
+    assert isinstance(block, Block)
+    return block.feed_forward
 
 
 class Loop(nn.Module):

@@ -44,6 +44,7 @@ from benchmarks.trainer.bare_model import (
     make_llama,
     mean_cross_entropy,
 )
+from benchmarks.trainer.native_experts import apply_expert_parallel
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from workers.trainer.batches import Batch, own_chunks
@@ -153,8 +154,9 @@ class NativeLoop:
         self.has_masters = layout.precision != "fp32" and mixed == "masters"
         self.loss_in_parts = loss_in_parts and layout.tp > 1
         self.copies: list[MasterCopies] = []
+        self.experts: list[nn.Parameter] = []
         self.parts = [self._part(i, seed, plan) for i in range(layout.vpp)]
-        self.optimizer = self._optimizer()
+        self.optimizers = self._optimizers()
         self.schedule = self._schedule() if layout.pp > 1 else None
 
     def _part(self, chunk: int, seed: int, plan: TensorParallelPlan) -> nn.Module:
@@ -167,6 +169,12 @@ class NativeLoop:
         )
         if layout.cp > 1:
             apply_context_parallel(part, self.mesh["dp"])
+        if layout.ep > 1:
+            divided = apply_expert_parallel(
+                part, self.shape, self.mesh["dp"], seed=seed, dtype=self.dtype
+            )
+            self.experts += divided.values()
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(part, list(divided))
         if layout.tp > 1:
             apply_tensor_parallel(
                 part, self.mesh["tp"], plan=plan, loss_in_parts=self.loss_in_parts
@@ -193,20 +201,29 @@ class NativeLoop:
     def _stage_index(self, chunk: int) -> int:
         return chunk * self.layout.pp + self.mesh["pp"].get_local_rank()
 
-    def _optimizer(self) -> torch.optim.Optimizer:
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
         trained: Iterable[Tensor] = [p for part in self.parts for p in part.parameters()]
         if self.has_masters:
             trained = [master for copies in self.copies for master in copies.masters]
-        options = adamw_options(self.settings)
+        options, alone = adamw_options(self.settings), list[torch.optim.Optimizer]()
+        self.expert_masters = list(self.experts)
+        if self.experts:  # no other rank has them
+            divided = {id(parameter) for parameter in self.experts}
+            trained = [parameter for parameter in trained if id(parameter) not in divided]
+            if self.autocasts:
+                self.copies.append(MasterCopies(self.experts))
+                self.expert_masters = self.copies[-1].masters
+            alone = [torch.optim.AdamW(self.expert_masters, **options)]
         if self.layout.dp_cp > 1 and self.layout.zero_stage in (1, 2):
-            return ZeroRedundancyOptimizer(
+            sharded = ZeroRedundancyOptimizer(
                 trained,
                 torch.optim.AdamW,
                 process_group=self.mesh["dp"].get_group(),
                 parameters_as_bucket_view=True,
                 **options,
             )
-        return torch.optim.AdamW(_groups(trained), **options)
+            return [sharded, *alone]
+        return [torch.optim.AdamW(_groups(trained), **options), *alone]
 
     def _schedule(self) -> Schedule1F1B | ScheduleInterleaved1F1B:
         stages = [
@@ -235,8 +252,12 @@ class NativeLoop:
             if self.autocasts:
                 contexts.enter_context(torch.autocast("cpu", self.dtype))
             losses = self._passes(batch) if self.schedule is None else self._pipeline(batch)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        for master in self.expert_masters:  # the mean over replicas, as DDP takes it
+            if master.grad is not None:
+                master.grad.div_(self.layout.dp)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         for copies in self.copies:
             copies.copy_back()
         if not losses:

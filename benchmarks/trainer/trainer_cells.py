@@ -21,6 +21,7 @@ from benchmarks.trainer.bare_model import MODEL, OPTIMIZER, SEED, BareLoop, Mixe
 from benchmarks.trainer.bare_process import BareProcess
 from benchmarks.workers.forked_ranks import run_ranks
 from search_spaces.spec.layout import Layout, Precision
+from search_spaces.spec.model_shape import ModelShape
 from workers.trainer.batches import Batch
 from workers.trainer.comm.mesh import build_mesh
 from workers.trainer.device_peak import matmul_peak
@@ -31,6 +32,15 @@ MICRO_BATCH_SIZE: Final = 2
 NUM_MICROBATCHES: Final = 4
 """For every cell: the fewest with which a pipeline of two stages reaches its steady phase and keeps
 it, so that a step is mostly passes, and communication over dp and the optimizer count once."""
+MIXTURE: Final = replace(
+    MODEL,
+    name="bench-trainer-experts",
+    ffn_hidden_size=MODEL.ffn_hidden_size // 2,
+    num_experts=8,
+    experts_per_token=2,
+    moe_ffn_hidden_size=MODEL.ffn_hidden_size // 2,
+)
+"""The model of cells that divide experts: a token's experts do the work of a dense layer."""
 NUM_WARMUP: Final = 2
 LOSS_TOLERANCE: Final[dict[Precision, float]] = {"fp32": 1e-4, "bf16": 1e-2}
 """Relative; bf16 keeps three decimal digits."""
@@ -48,12 +58,13 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """tp,pp,dp, and where they are used model chunks of a rank, cp, and ZeRO above stage 1."""
+        """tp,pp,dp, and where they are used vpp, cp, ep, and ZeRO above stage 1."""
         layout = self.layout
         interleaved = f" vpp {layout.vpp}" if layout.vpp > 1 else ""
         context = f" cp {layout.cp} {layout.cp_comm_type}" if layout.cp > 1 else ""
+        divided = f" ep {layout.ep}" if layout.ep > 1 else ""
         sharded = f" ZeRO-{layout.zero_stage}" if layout.zero_stage > 1 else ""
-        return f"{layout.tp},{layout.pp},{layout.dp}{interleaved}{context}{sharded}"
+        return f"{layout.tp},{layout.pp},{layout.dp}{interleaved}{context}{divided}{sharded}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,9 +90,15 @@ class CellResult:
     def tflops_per_rank(self) -> float:
         """Model FLOPs of the trainer, a second and rank, in 10^12."""
         layout = self.cell.layout
-        tokens = layout.global_batch_size * MODEL.seq_length
-        flops = tokens * MODEL.model_flops_per_token / layout.num_devices
+        model = model_of(layout)
+        tokens = layout.global_batch_size * model.seq_length
+        flops = tokens * model.model_flops_per_token / layout.num_devices
         return flops / self.series["ours"].step_time_s / 1e12
+
+
+def model_of(layout: Layout) -> ModelShape:
+    """The model of a layout's cell."""
+    return MIXTURE if layout.ep > 1 else MODEL
 
 
 def make_layout(*, precision: Precision, **degrees: Any) -> Layout:
@@ -137,7 +154,14 @@ def _run_sides(cell: Cell, ctx: RankContext, num_rounds: int) -> tuple[dict[str,
 
 def open_our_training(layout: Layout, ctx: RankContext) -> Training:
     """The trainer as a probe opens it."""
-    settings = TrainingSettings(model=MODEL, layout=layout, seed=SEED, optimizer=OPTIMIZER)
+    model = model_of(layout)
+    settings = TrainingSettings(
+        model=model,
+        layout=layout,
+        seed=SEED,
+        optimizer=OPTIMIZER,
+        balanced_routing=model.num_experts > 0,
+    )
     return open_training(settings, ctx)
 
 
@@ -175,7 +199,7 @@ def _native(**options: Any) -> Callable[[Layout], Step]:
             NativeLoop,  # a second of imports, in its ranks alone
         )
 
-        return NativeLoop(MODEL, layout, seed=SEED, settings=OPTIMIZER, **options).step
+        return NativeLoop(model_of(layout), layout, seed=SEED, settings=OPTIMIZER, **options).step
 
     return make
 

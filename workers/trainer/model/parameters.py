@@ -26,6 +26,10 @@ _BLOCK_ELEMENTS: Final = 1 << 16
 _CONVERTED_ELEMENTS: Final = 1 << 16
 """Elements of a gradient converted to fp32 at once: a quarter of a core's cache or less."""
 
+_FEW_ROWS: Final = 64
+"""Rows of an expert whose 16-bit product is computed in fp32: adding a 16-bit product to the fp32
+gradient, larger than its factors, then costs more than 16 bits save on any processor."""
+
 
 class Cut(NamedTuple):
     """Which of how many slices of a parameter a rank holds: over tp, or of experts over etp."""
@@ -130,8 +134,9 @@ class ModelParameter(nn.Parameter):
         for sum_OI, left_TO, right_TI in zip(
             sums, torch.split(left_MO, sizes), torch.split(right_MI, sizes), strict=True
         ):
-            if left_MO.dtype == sum_OI.dtype:
-                sum_OI.addmm_(left_TO.t(), right_TI, beta=0 if self.main_grad_is_stale else 1)
+            if left_TO.dtype == sum_OI.dtype or len(left_TO) <= _FEW_ROWS:
+                left_OT, beta = left_TO.t().float(), 0 if self.main_grad_is_stale else 1
+                sum_OI.addmm_(left_OT, right_TI.float(), beta=beta)
             else:
                 self._add(sum_OI, left_TO.t() @ right_TI)
         self._count_gradient()

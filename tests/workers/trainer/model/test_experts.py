@@ -13,7 +13,9 @@ from torch.nn import functional as F
 
 from search_spaces.spec.model_shape import ModelShape
 from tests.workers.trainer.cases import initial_weights, make_layout, make_shape, make_training
+from tests.workers.trainer.parallel_layers import drawn, weight
 from tests.workers.trainer.reference import ReferenceModel
+from tests.workers.trainer.tolerances import operation_error
 from workers.trainer.errors import LayoutUnsupportedError
 from workers.trainer.model.experts import MixtureOfExperts
 from workers.trainer.training import Training
@@ -141,6 +143,23 @@ def test_16_bits_route_as_fp32_would_from_the_same_inputs() -> None:
     assert torch.equal(routing.experts_TK, logits.topk(2).indices)
     assert routing.weights_TK.dtype == torch.float32
     assert torch.equal(routing.weights_TK, logits.topk(2).values.softmax(-1))
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_the_16_bit_product_of_few_rows_is_added_in_fp32(is_first: bool) -> None:
+    ends = [5, 5, 69, 134]  # 5, 0, 64 and 65 rows: the last are rounded to 16 bits
+    parameter, rounded = weight(torch.zeros(4 * 12, 20)), [False, False, False, True]
+    parameter.main_grad_is_stale = is_first
+    left, right = drawn(134, 12, seed=0).bfloat16(), drawn(134, 20, seed=1).bfloat16()
+    parameter.add_products(left, right, torch.tensor(ends, dtype=torch.int32))
+    sums = parameter.main_grad.view(4, 12, 20)
+    for sum_, start, end, is_rounded in zip(sums, [0, *ends], ends, rounded, strict=False):
+        exact = left[start:end].double().t() @ right[start:end].double()
+        exact += 0.0 if is_first else 0.25
+        error = operation_error(torch.bfloat16 if is_rounded else torch.float32, length=65)
+        farthest = (sum_ - exact).abs().max().item()
+        assert farthest <= error * max(exact.abs().max().item(), 1.0)
+        assert not is_rounded or farthest > operation_error(torch.float32, length=65) * 100
 
 
 def test_a_torch_without_grouped_products_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
