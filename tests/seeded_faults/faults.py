@@ -61,7 +61,7 @@ SEARCH_SPACES: Final = (
     ),
     Fault(
         name="replicas-reduce-the-whole-buffer",
-        function="data_terms",
+        function="_sum_terms",
         before="(z - 1.0) / z + 2.0 * (copies - 1.0) / d",
         after="(z - 1.0) / z + 2.0 * (copies - 1.0) / copies",
         what="The time estimate lets ZeRO replicas all-reduce all gradients instead of one shard.",
@@ -338,9 +338,16 @@ TRAINER: Final = (
     Fault(
         name="every-replica-counts-the-norm",
         function="FlatOptimizer._counted",
-        before="span.share(mesh.layout.dp_cp // mesh.num_shards, mesh.replica_rank)",
-        after="span",
+        before="self.spans[bucket].share(copies.num_replicas, copies.replica_rank)",
+        after="self.spans[bucket]",
         what="Replicas of the same gradients each add them to the global norm.",
+    ),
+    Fault(
+        name="returned-rows-are-not-put-back",
+        function="RowExchange.start_to_tokens",
+        before="index_copy_(0, self._order_R, each_R)",
+        after="copy_(each_R)",
+        what="Outputs of experts go back in the order of experts, not in that of the ranks.",
     ),
     Fault(
         name="gradients-stay-scaled",
