@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from workers.trainer.model.matrix_products import has_fast_16_bit_products
+
 _BLOCK_ELEMENTS: Final = 1 << 16
 """Elements that one seed initialises. A rank draws only the blocks that overlap its slice."""
 
@@ -134,7 +136,8 @@ class ModelParameter(nn.Parameter):
         for sum_OI, left_TO, right_TI in zip(
             sums, torch.split(left_MO, sizes), torch.split(right_MI, sizes), strict=True
         ):
-            if left_TO.dtype == sum_OI.dtype or len(left_TO) <= _FEW_ROWS:
+            in_fp32 = len(left_TO) <= _FEW_ROWS or not has_fast_16_bit_products()
+            if left_TO.dtype == sum_OI.dtype or in_fp32:
                 left_OT, beta = left_TO.t().float(), 0 if self.main_grad_is_stale else 1
                 sum_OI.addmm_(left_OT, right_TI.float(), beta=beta)
             else:

@@ -17,6 +17,7 @@ from tests.workers.trainer.parallel_layers import drawn, weight
 from tests.workers.trainer.reference import ReferenceModel
 from tests.workers.trainer.tolerances import operation_error
 from workers.trainer.errors import LayoutUnsupportedError
+from workers.trainer.model import parameters
 from workers.trainer.model.experts import MixtureOfExperts
 from workers.trainer.training import Training
 
@@ -145,10 +146,15 @@ def test_16_bits_route_as_fp32_would_from_the_same_inputs() -> None:
     assert torch.equal(routing.weights_TK, logits.topk(2).values.softmax(-1))
 
 
+@pytest.mark.parametrize("is_fast", [False, True])
 @pytest.mark.parametrize("is_first", [False, True])
-def test_the_16_bit_product_of_few_rows_is_added_in_fp32(is_first: bool) -> None:
-    ends = [5, 5, 69, 134]  # 5, 0, 64 and 65 rows: the last are rounded to 16 bits
-    parameter, rounded = weight(torch.zeros(4 * 12, 20)), [False, False, False, True]
+def test_the_16_bit_product_of_few_rows_is_added_in_fp32(
+    is_first: bool, is_fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And of many, where 16 bits are slow."""
+    monkeypatch.setattr(parameters, "has_fast_16_bit_products", lambda: is_fast)
+    ends = [5, 5, 69, 134]  # 5, 0, 64 and 65 rows: the last may be rounded to 16 bits
+    parameter, rounded = weight(torch.zeros(4 * 12, 20)), [False, False, False, is_fast]
     parameter.main_grad_is_stale = is_first
     left, right = drawn(134, 12, seed=0).bfloat16(), drawn(134, 20, seed=1).bfloat16()
     parameter.add_products(left, right, torch.tensor(ends, dtype=torch.int32))

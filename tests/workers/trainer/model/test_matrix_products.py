@@ -16,10 +16,12 @@ from workers.trainer.model import matrix_products
 @pytest.fixture(autouse=True)
 def _forget_the_processor() -> Iterator[None]:
     """The choice is kept for the life of a process: what a test has made it goes with the test."""
-    clear = matrix_products.prefers_onednn.cache_clear
-    clear()
+    choices = matrix_products.prefers_onednn, matrix_products.has_fast_16_bit_products
+    for choice in choices:
+        choice.cache_clear()
     yield
-    clear()
+    for choice in choices:
+        choice.cache_clear()
 
 
 @pytest.mark.parametrize("by_onednn", [False, True])
@@ -60,3 +62,21 @@ def test_the_processors_name_decides_and_no_trial_does(
         (tmp_path / "cpuinfo").write_text(cpu_info)
     monkeypatch.setattr(matrix_products, "_CPU_INFO", tmp_path / "cpuinfo")
     assert matrix_products.prefers_onednn() is by_onednn
+
+
+@pytest.mark.parametrize(
+    ("cpu_info", "is_fast"),
+    [
+        ("vendor_id\t: AuthenticAMD\nflags\t\t: avx2 avx512_bf16\n", True),
+        ("vendor_id\t: AuthenticAMD\nflags\t\t: avx2\n", False),
+        ("vendor_id\t: GenuineIntel\nflags\t\t: avx512_bf16 amx_bf16\n", True),
+        ("vendor_id\t: GenuineIntel\nflags\t\t: avx512_bf16\n", False),
+        ("", False),
+    ],
+)
+def test_16_bit_products_are_fast_where_the_processor_has_units_for_them(
+    cpu_info: str, is_fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(cpu_info)
+    monkeypatch.setattr(matrix_products, "_CPU_INFO", tmp_path / "cpuinfo")
+    assert matrix_products.has_fast_16_bit_products() is is_fast
