@@ -43,6 +43,8 @@ class Predictions:
     def __init__(self, problem: SearchProblem) -> None:
         columns = problem.layouts.columns()
         points = knob_coordinates(columns)
+        # All layouts are alike in a knob of one value: its coordinate adds memory alone.
+        points = points[:, np.ptp(points, axis=0) > 0]
         self._score_traffic = score_traffic_of(problem.software, problem.cluster)
         terms = time_terms(
             columns,

@@ -15,7 +15,7 @@ from search_spaces.belief.residual import knob_coordinates
 from search_spaces.belief.time import TimeCalibration
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.estimates.time import PRIOR, TERM_NAMES, time_terms
-from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout import COUNT_KNOBS, Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.objectives import pareto_front
 from search_spaces.spec.presets.models import resolve_model
@@ -40,12 +40,18 @@ def make_search(memory_gib: float = 40.0, **changes: object) -> SearchProblem:
 
 
 def make_truth(problem: SearchProblem, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Step times with every term wrong by about a half, and a wave in no term; peaks 10 % up."""
+    """Step times with every term wrong by about a half, and a wave in no term; peaks 10 % up.
+
+    Knobs and terms of experts, which no problem here has, take no draws.
+    """
     rng = np.random.default_rng(seed)
     columns = problem.layouts.columns()
-    points = knob_coordinates(columns)
+    of_experts = [COUNT_KNOBS.index(name) for name in ("ep", "etp")]
+    points = np.delete(knob_coordinates(columns), of_experts, axis=1)
     wave = 0.2 * np.sin(points @ rng.normal(0.0, 0.4, points.shape[1]))
-    factors = PRIOR * np.exp(rng.normal(0.0, 0.4, len(PRIOR)))
+    dense = np.array([not name.startswith("exchange") for name in TERM_NAMES])
+    factors = PRIOR.copy()
+    factors[dense] *= np.exp(rng.normal(0.0, 0.4, dense.sum()))
     step_s = time_terms(columns, problem.model, problem.cluster).step_time_s(factors)
     return step_s * np.exp(wave), 1.1 * peak_memory_bytes(columns, problem.model)
 
@@ -143,8 +149,8 @@ def test_headroom_is_kept_by_what_it_asks_for() -> None:
     _, peaks = make_truth(problem)
     allowed = 0.6 * problem.cluster.device_memory_bytes
     assert (peaks > allowed).mean() > 0.2
-    asked = run(problem, "guided", 0, 20)
-    assert sum(peaks[row] > allowed for row in asked) <= 2
+    asked = (run(problem, "guided", seed, 20) for seed in range(3))
+    assert statistics.median(sum(peaks[row] > allowed for row in rows) for rows in asked) <= 2
 
 
 @pytest.mark.slow
