@@ -70,7 +70,7 @@ def has_fast_16_bit_products() -> bool:
     """Whether 16-bit products on this processor are faster than fp32 ones.
 
     They are with AMX, and with AVX512_BF16 on AMD's Zen 4. Intel's AVX512_BF16 without AMX takes
-    1.7 times as long as fp32, and a processor with neither converts to fp32. As for
+    1.7 times as long as fp32 for bf16, and oneDNN without either five times or more. As for
     `prefers_onednn`, no measurement decides.
     """
     flags = _cpu_info()

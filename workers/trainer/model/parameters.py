@@ -29,8 +29,9 @@ _CONVERTED_ELEMENTS: Final = 1 << 16
 """Elements of a gradient converted to fp32 at once: a quarter of a core's cache or less."""
 
 _FEW_ROWS: Final = 64
-"""Rows of an expert whose 16-bit product is computed in fp32: adding a 16-bit product to the fp32
-gradient, larger than its factors, then costs more than 16 bits save on any processor."""
+"""Rows of an expert up to which its 16-bit product is computed in fp32: adding a 16-bit product to
+the fp32 gradient costs as much as about so many rows save where 16-bit products are fast. That is
+an estimate from the speeds of products with AMX and of sums without."""
 
 
 class Cut(NamedTuple):
