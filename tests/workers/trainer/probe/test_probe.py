@@ -20,6 +20,7 @@ from search_spaces.spec.layout import Layout
 from search_spaces.statistics.step_times import MAX_EXTRA_WARMUP, has_settled, is_warm, quartiles
 from tests.kit.python_process import printed_by
 from tests.workers.trainer.cases import (
+    CUT,
     PP,
     TP,
     ZERO,
@@ -205,7 +206,7 @@ def test_a_loss_that_is_not_finite_ends_the_probe(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.sampled(2)
-@over_axes({}, TP, PP, ZERO, {"recompute": "full"})
+@over_axes({}, CUT, PP, ZERO, {"dp": 2, "ep": 2}, {"recompute": "full"})
 def test_a_probe_of_experts_balances_them_or_measures_how_uneven_they_are(
     axes: dict[str, Any],
 ) -> None:
