@@ -131,9 +131,14 @@ def _least_memory_bytes(measured: Measurement, request: ProbeRequest) -> float:
     layout, model = request.layout, request.model
     if measured.trainer == EMBEDDED_TRAINER:
         weight, states = (4, 8) if layout.precision == "fp32" else (2, 12)
-        shards = layout.zero_group_size
-        gradients, weights = (shards if layout.zero_stage >= stage else 1 for stage in (2, 3))
-        per_parameter = weight / weights + 4 / gradients + states / shards
-        return per_parameter * model.num_parameters / (layout.tp * layout.pp)
+        experts, ranks = model.num_parameters_of_experts, layout.etp * layout.ep
+        held = 0.0
+        for parameters, shards in (
+            ((model.num_parameters - experts) / layout.tp, layout.zero_group_size),
+            (experts / ranks, layout.expert_zero_group_size),
+        ):
+            gradients, weights = (shards if layout.zero_stage >= stage else 1 for stage in (2, 3))
+            held += (weight / weights + 4 / gradients + states / shards) * parameters / layout.pp
+        return held
     is_sampled = measured.memory_kind == "sampled"
     return 0.0 if is_sampled else model.num_layer_parameters / layout.num_devices

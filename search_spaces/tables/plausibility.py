@@ -133,7 +133,9 @@ def _refuse_wrong_memory(
             f"peak_memory_bytes={peak_bytes} is more than twice the device's "
             f"{memory(cluster.device_memory_bytes)}; are the units off by a thousand?"
         )
-    weights = BYTES_PER_WEIGHT * model.num_parameters / (layout.tp * layout.pp)
+    experts = model.num_parameters_of_experts
+    held = (model.num_parameters - experts) / layout.tp + experts / (layout.etp * layout.ep)
+    weights = BYTES_PER_WEIGHT * held / layout.pp
     if peak_bytes < MIN_SHARE_OF_WEIGHTS * weights:
         raise TableInvalidError(
             f"peak_memory_bytes={peak_bytes} is less than a quarter of the {memory(int(weights))} of a "

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from search_spaces.protocol.contradictions import refuse_contradictions
 from search_spaces.protocol.outcome import MIN_WARMUP
 from search_spaces.spec.layout import Layout
 from search_spaces.statistics.step_times import MAX_EXTRA_WARMUP, has_settled, is_warm, quartiles
@@ -223,6 +224,17 @@ def test_a_probe_of_experts_balances_them_or_measures_how_uneven_they_are(
     assert 1.05 < found[False].expert_load < 2.0
     assert found[True].iterations[0].loss != found[False].iterations[0].loss
     assert measured(make_request()).expert_load is None
+
+
+@over_axes({"dp": 2, "ep": 2}, {"dp": 2, "etp": 2}, CUT, {"dp": 2, "ep": 2, "zero_stage": 3})
+def test_what_is_measured_of_divided_experts_is_taken(axes: dict[str, Any]) -> None:
+    """Nearly all that a rank holds is experts: with few tokens, less than their share of ranks."""
+    shape = make_shape("moe", num_experts=16, moe_ffn_hidden_size=256, ffn_hidden_size=256)
+    layout = make_layout(**axes | {"micro_batch_size": 1, "num_microbatches": 1})
+    request = make_request(model=shape, layout=layout, balanced_routing=True)
+    refuse_contradictions(
+        measured(request), request, device_memory_bytes=1 << 30, may_be_shortened=False
+    )
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
