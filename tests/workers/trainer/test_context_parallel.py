@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-from datetime import timedelta
 from typing import Any
 
 import pytest
-from torch import distributed as dist
 
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.spec.layout import Layout
@@ -23,21 +21,15 @@ from tests.workers.trainer.cases import (
     assert_same_training,
     make_layout,
     make_shape,
-    make_training,
     movement,
     on_layout,
     over_axes,
     relative_l2,
     train,
 )
-from tests.workers.trainer.ranks import run_ranks
 from tests.workers.trainer.test_parity import SGD, reference
 from tests.workers.trainer.tolerances import parameter_error
-from workers.trainer.comm.mesh import build_mesh
-from workers.trainer.errors import MemoryLimitExceededError, PeerLostError
-from workers.trainer.probe.failure import classify, is_transport_error
 from workers.trainer.probe.measurement import rehearse
-from workers.trainer.training import Training
 
 pytestmark = pytest.mark.ranks
 
@@ -121,54 +113,3 @@ def test_sharing_sequences_lowers_the_peak_of_every_rank(comm_type: str) -> None
     two, four = (peaks(cp=cp, cp_comm_type=comm_type) for cp in (2, 4))
     assert max(four) < min(two)
     assert max(two) < alone
-
-
-@COMM_TYPES
-def test_a_step_over_the_budget_is_out_of_memory(comm_type: str) -> None:
-    layout = cp_layout(comm_type)
-
-    def work(training: Training) -> str:
-        # Over it before anything is sent: else the peer would wait for the rank that gives up.
-        held = sum(tensor.nbytes for tensor in training.persistent_tensors())
-        with pytest.raises(MemoryLimitExceededError, match="needs at least") as refused:
-            rehearse(training, limit_bytes=held)
-        return classify(refused.value)
-
-    assert on_layout(layout, work) == ["out_of_memory"] * 2
-
-
-@COMM_TYPES
-def test_the_survivor_of_a_dead_peer_only_noticed(comm_type: str) -> None:
-    layout, shape = cp_layout(comm_type), make_shape()
-
-    def work(rank: int) -> Any:
-        training = make_training(shape, mesh=build_mesh(rank, layout, tied_embeddings=False))
-        training.step(training.batch(0))
-        if rank == 1:
-            return None
-        with pytest.raises(PeerLostError) as caught:
-            training.pipeline.run(training.batch(1))
-        return classify(caught.value), is_transport_error(caught.value)
-
-    assert run_ranks(2, work, dying=(1,))[0] == ("crashed", True)
-
-
-@COMM_TYPES
-def test_a_peer_that_does_not_come_is_waited_for_as_long_as_the_session_says(
-    comm_type: str,
-) -> None:
-    layout, shape = cp_layout(comm_type), make_shape()
-
-    def work(rank: int) -> str:
-        timeout = timedelta(seconds=0.3)
-        mesh = build_mesh(rank, layout, tied_embeddings=False, timeout=timeout)
-        training = make_training(shape, mesh=mesh)
-        said = ""
-        if rank == 0:
-            with pytest.raises(PeerLostError) as caught:
-                training.pipeline.run(training.batch(0))
-            said = str(caught.value)
-        dist.barrier()
-        return said
-
-    assert "0.3 s" in run_ranks(2, work)[0]

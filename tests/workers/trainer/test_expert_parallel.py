@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
-from torch import distributed as dist
 
 from search_spaces.mesh import coordinates, expert_coordinates, expert_rank
 from search_spaces.spec.layout import CP_COMM_TYPES, Layout
@@ -20,7 +18,6 @@ from tests.workers.trainer.cases import (
     assert_same_training,
     make_layout,
     make_shape,
-    make_training,
     movement,
     on_layout,
     over_axes,
@@ -32,11 +29,8 @@ from tests.workers.trainer.test_parity import CLIPPED, FP16, SGD, reference
 from tests.workers.trainer.tolerances import parameter_error
 from workers.trainer.comm.collectives import start_all_to_all_rows
 from workers.trainer.comm.host_lanes import SLOT_BYTES
-from workers.trainer.comm.mesh import Mesh, build_mesh
-from workers.trainer.errors import MemoryLimitExceededError, PeerLostError
+from workers.trainer.comm.mesh import build_mesh
 from workers.trainer.parallel.optimizer import OptimizerSettings
-from workers.trainer.probe.failure import classify, is_transport_error
-from workers.trainer.probe.measurement import rehearse
 from workers.trainer.training import Training, persistent_bytes
 
 pytestmark = pytest.mark.ranks
@@ -274,49 +268,3 @@ def test_persistent_bytes_are_known_before_anything_is_built(axes: dict[str, Any
 
     for told, held in on_layout(moe_layout(**axes), work, shape):
         assert told == held
-
-
-def mesh_of(rank: int, layout: Layout, **options: Any) -> Mesh:
-    return build_mesh(rank, layout, tied_embeddings=False, has_experts=True, **options)
-
-
-def test_a_step_over_the_budget_is_out_of_memory() -> None:
-    def work(training: Training) -> str:
-        # Over it before anything is sent: else the peer would wait for the rank that gives up.
-        held = sum(tensor.nbytes for tensor in training.persistent_tensors())
-        with pytest.raises(MemoryLimitExceededError, match="needs at least") as refused:
-            rehearse(training, limit_bytes=held)
-        return classify(refused.value)
-
-    assert on_layout(make_layout(**EP), work, make_shape("moe")) == ["out_of_memory"] * 2
-
-
-def test_the_survivor_of_a_dead_peer_only_noticed() -> None:
-    shape = make_shape("moe")
-
-    def work(rank: int) -> Any:
-        training = make_training(shape, mesh=mesh_of(rank, make_layout(**EP)))
-        training.step(training.batch(0))
-        if rank == 1:
-            return None
-        with pytest.raises(PeerLostError) as caught:
-            training.pipeline.run(training.batch(1))
-        return classify(caught.value), is_transport_error(caught.value)
-
-    assert run_ranks(2, work, dying=(1,))[0] == ("crashed", True)
-
-
-def test_a_peer_that_does_not_come_is_waited_for_as_long_as_the_session_says() -> None:
-    shape = make_shape("moe")
-
-    def work(rank: int) -> str:
-        mesh = mesh_of(rank, make_layout(**EP), timeout=timedelta(seconds=0.3))
-        training, said = make_training(shape, mesh=mesh), ""
-        if rank == 0:
-            with pytest.raises(PeerLostError) as caught:
-                training.pipeline.run(training.batch(0))
-            said = str(caught.value)
-        dist.barrier()
-        return said
-
-    assert "0.3 s" in run_ranks(2, work)[0]
