@@ -3,12 +3,21 @@
 A rank holds vpp chunks of the model. Chunk c of rank r is stage c * pp + r of pp * vpp stages. m is
 the number of micro-batches.
 
-With one chunk the schedule is 1F1B (arXiv:2006.09503). A stage first runs as many forward passes as
-there are stages after it, then alternates one forward and one backward pass. At most
-min(m, pp - stage) micro-batches are in flight.
+1f1b (arXiv:2006.09503): a stage first runs as many forward passes as there are stages after it,
+then alternates one forward and one backward pass. At most min(m, pp - stage) micro-batches are in
+flight.
 
-With several chunks the schedule is interleaved (arXiv:2104.04473, section 2.2). The bubble shrinks
-by a factor of vpp, with vpp times the transfers and more micro-batches in flight.
+1f1b with several chunks is interleaved (arXiv:2104.04473, section 2.2). The bubble shrinks by a
+factor of vpp, with vpp times the transfers and more micro-batches in flight.
+
+gpipe (arXiv:1811.06965): all forward passes, then all backward passes. The bubble is that of 1f1b,
+and all m micro-batches are in flight.
+
+zero_bubble (ZB-H1 of arXiv:2401.10241): 1f1b whose backward passes leave out the products of the
+weight gradients. A stage runs these later, as many micro-batches later as there are stages before
+it, so that no stage holds more micro-batches than the first one does. The bubble of (pp - 1) (F + B
++ W) becomes (pp - 1) (F + B - W), for a forward pass F, a backward pass B without the products, and
+the products W.
 
 Two neighbours list their common transfers in the same order. Ranks that block in each transfer
 until the peer has started it, as with NCCL, therefore cannot deadlock.
@@ -16,9 +25,12 @@ until the peer has started it, as with NCCL, therefore cannot deadlock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from search_spaces.spec.layout import Schedule
 
 
 class VirtualMicrobatch(NamedTuple):
@@ -43,6 +55,13 @@ class Backward:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WeightGradients:
+    """Run the products of the weight gradients that a chunk's backward pass left out."""
+
+    of: VirtualMicrobatch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Transfer:
     """Exchange activations and their gradients with both neighbours, all at the same time.
 
@@ -57,18 +76,26 @@ class Transfer:
     receive_gradient: VirtualMicrobatch | None = None
 
 
-Action = Forward | Backward | Transfer
+Action = Forward | Backward | WeightGradients | Transfer
 
 
-def pipeline_schedule(pp_rank: int, *, pp: int, vpp: int, num_microbatches: int) -> list[Action]:
+def pipeline_schedule(
+    pp_rank: int, *, pp: int, vpp: int, num_microbatches: int, schedule: Schedule = "1f1b"
+) -> list[Action]:
     """The actions of one rank for one step.
 
-    With vpp > 1 the micro-batches go in groups of pp, so pp must divide their number.
+    With vpp > 1 the micro-batches go in groups of pp, so pp must divide their number. Another
+    schedule than 1f1b has one chunk a rank.
     """
-    if vpp == 1:
-        actions = _one_forward_one_backward(pp_rank, pp, num_microbatches)
-    else:
+    assert vpp == 1 or schedule == "1f1b", f"{schedule} is not interleaved"
+    if schedule == "gpipe":
+        actions = _passes_by_kind(pp, 1, num_microbatches, num_warmup=num_microbatches)
+    elif vpp > 1:
         actions = _interleaved(pp_rank, pp, vpp, num_microbatches)
+    else:
+        actions = _one_forward_one_backward(pp_rank, pp, num_microbatches)
+    if schedule == "zero_bubble":
+        actions = list(_with_late_weight_gradients(actions, num_late=pp_rank))
     last_stage = pp * vpp - 1
     return [
         trimmed
@@ -120,9 +147,17 @@ def _interleaved(pp_rank: int, pp: int, vpp: int, num_microbatches: int) -> list
     rank: forward round x comes right before backward round x - vpp * pp + 1.
     """
     assert num_microbatches % pp == 0, f"{num_microbatches} micro-batches are not groups of {pp}"
+    num_warmup = min(2 * (pp - 1 - pp_rank) + (vpp - 1) * pp, vpp * num_microbatches)
+    return _passes_by_kind(pp, vpp, num_microbatches, num_warmup=num_warmup)
+
+
+def _passes_by_kind(pp: int, vpp: int, num_microbatches: int, *, num_warmup: int) -> list[Action]:
+    """Some forward passes first, then one forward and one backward pass in turn.
+
+    Every pass is followed by one transfer of its kind.
+    """
     forwards = _interleaved_order(pp, range(vpp), num_microbatches)
     backwards = _interleaved_order(pp, range(vpp)[::-1], num_microbatches)
-    num_warmup = min(2 * (pp - 1 - pp_rank) + (vpp - 1) * pp, len(forwards))
     actions: list[Action] = [Transfer(receive_activation=forwards[0])]
     for k, forward in enumerate(forwards):
         if k >= num_warmup:
@@ -144,6 +179,25 @@ def _backward_round(backwards: list[VirtualMicrobatch], j: int) -> list[Action]:
     return [Backward(of=backward), transfer]
 
 
+def _with_late_weight_gradients(actions: list[Action], *, num_late: int) -> Iterator[Action]:
+    """Adds the weight gradients of each backward pass, `num_late` micro-batches later.
+
+    They run before the next pass, once the transfers in between have been started.
+    """
+    left_out: deque[VirtualMicrobatch] = deque()
+    is_due = False
+    for action in actions:
+        if not isinstance(action, Transfer) and is_due:
+            is_due = False
+            if len(left_out) > num_late:
+                yield WeightGradients(of=left_out.popleft())
+        yield action
+        if isinstance(action, Backward):
+            left_out.append(action.of)
+            is_due = True
+    yield from (WeightGradients(of=each) for each in left_out)
+
+
 def _interleaved_order(
     pp: int, chunks: Sequence[int], num_microbatches: int
 ) -> list[VirtualMicrobatch]:
@@ -152,7 +206,7 @@ def _interleaved_order(
         VirtualMicrobatch(chunk, first + i)
         for first in range(0, num_microbatches, pp)
         for chunk in chunks
-        for i in range(pp)
+        for i in range(min(pp, num_microbatches - first))
     ]
 
 

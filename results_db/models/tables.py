@@ -158,7 +158,7 @@ class Trial(WithCosts, Base):
         CheckConstraint(f"zero_stage IN ({', '.join(map(str, ZERO_STAGES))})", name="zero_stage"),
         *(
             CheckConstraint(one_of(name, KNOBS[name].choices), name=name)
-            for name in ("cp_comm_type", "pipeline_split", "recompute", "precision")
+            for name in ("schedule", "cp_comm_type", "pipeline_split", "recompute", "precision")
         ),
         CheckConstraint(
             "number >= 1 AND " + is_at_least(0, "repeat_index", "lost_attempts", "iterations_done"),
@@ -194,6 +194,7 @@ class Trial(WithCosts, Base):
     ep: Mapped[int] = mapped_column(server_default="1")
     etp: Mapped[int] = mapped_column(server_default="1")
     vpp: Mapped[int]
+    schedule: Mapped[str] = mapped_column(String(16), server_default="1f1b")
     cp_comm_type: Mapped[str] = mapped_column(String(16), server_default="all_gather")
     pipeline_split: Mapped[str] = mapped_column(String(24), server_default="layers")
     micro_batch_size: Mapped[int]

@@ -18,7 +18,7 @@ _NOT_COVERED: Final[Mapping[str, str]] = MappingProxyType(
     | dict.fromkeys(("mla", "q_lora_rank", "kv_lora_rank"), "multi-head latent attention")
     | dict.fromkeys(("deepseek", "deepseek_v3"), "multi-head latent attention")
     | dict.fromkeys(("lora", "lora_rank", "peft"), "fine-tuning with adapters")
-    | dict.fromkeys(("zero_bubble", "dualpipe"), "zero-bubble pipeline schedules")
+    | dict.fromkeys(("dualpipe", "zbv"), "pipeline schedules that fold the stages")
     | dict.fromkeys(("t5", "bert", "vit", "mamba", "encoder_layers"), "models other than decoders")
 )
 """What is not covered, by word; endings such as `_parallel_size` are left out."""
@@ -32,6 +32,7 @@ _OTHER_NAMES: Final[Mapping[str, str]] = MappingProxyType(
     | dict.fromkeys(("expert", "expert_model"), "ep")
     | dict.fromkeys(("expert_tensor", "expert_tensor_model"), "etp")
     | dict.fromkeys(("virtual_pipeline", "virtual_pipeline_model", "interleave"), "vpp")
+    | dict.fromkeys(("zero_bubble", "gpipe", "pipeline_schedule", "pp_engine"), "schedule")
     | dict.fromkeys(("account_for_embedding_in_pipeline_split",), "pipeline_split")
     | dict.fromkeys(("account_for_loss_in_pipeline_split",), "pipeline_split")
     | dict.fromkeys(("mbs", "local_batch", "train_micro_batch_size_per_gpu"), "micro_batch_size")

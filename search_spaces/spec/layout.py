@@ -21,6 +21,10 @@ fp8, weights, activations, attention and the output projection are bf16, as in M
 PipelineSplit = Literal["layers", "embedding", "head", "embedding_and_head"]
 """What counts as a layer in the split over pipeline stages, besides the transformer layers."""
 
+Schedule = Literal["1f1b", "gpipe", "zero_bubble"]
+"""The order of a pipeline's passes; see `search_spaces.schedules`."""
+
+SCHEDULES: Final[tuple[Schedule, ...]] = get_args(Schedule)
 PIPELINE_SPLITS: Final[tuple[PipelineSplit, ...]] = get_args(PipelineSplit)
 RECOMPUTE_MODES: Final[tuple[Recompute, ...]] = get_args(Recompute)
 PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
@@ -119,7 +123,18 @@ class Layout:
             table_column="may_be_empty",
         ),
     )
-    """Virtual stages a pipeline rank (interleaved schedule); 1 is plain 1F1B."""
+    """Virtual stages a pipeline rank; more than 1 interleave the 1F1B schedule."""
+    schedule: Schedule = field(
+        default="1f1b",
+        metadata=knob(
+            label="pipeline schedule",
+            word="schedule",
+            help="Order of the pipeline's passes.",
+            choices=SCHEDULES,
+            is_new=True,
+        ),
+    )
+    """Order of the pipeline's forward and backward passes."""
     cp_comm_type: CpCommType = field(
         default="all_gather",
         metadata=knob(
@@ -292,8 +307,9 @@ class Layout:
         if self.ep > 1 or self.etp > 1:
             context += f"-ep{self.ep}" + (f"x{self.etp}" if self.etp > 1 else "")
         split = "" if self.pipeline_split == "layers" else f"-ps_{self.pipeline_split}"
+        schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
         return (
-            f"n{self.num_nodes}-tp{self.tp}-pp{self.pp}-dp{self.dp}-vpp{self.vpp}{split}"
+            f"n{self.num_nodes}-tp{self.tp}-pp{self.pp}-dp{self.dp}-vpp{self.vpp}{schedule}{split}"
             f"-mbs{self.micro_batch_size}-mb{self.num_microbatches}-z{self.zero_stage}{copies}"
             f"-rc_{self.recompute}-sp{int(self.sequence_parallel)}-{self.precision}{context}"
         )
@@ -339,7 +355,7 @@ class Layout:
 
 _KEY: Final = re.compile(
     r"n(?P<num_nodes>\d{1,9})-tp(?P<tp>\d{1,9})-pp(?P<pp>\d{1,9})-dp(?P<dp>\d{1,9})"
-    r"-vpp(?P<vpp>\d{1,9})(?:-ps_(?P<pipeline_split>[a-z_]+))?"
+    r"-vpp(?P<vpp>\d{1,9})(?:-(?P<schedule>gpipe|zero_bubble))?(?:-ps_(?P<pipeline_split>[a-z_]+))?"
     r"-mbs(?P<micro_batch_size>\d{1,9})-mb(?P<num_microbatches>\d{1,9})"
     r"-z(?P<zero_stage>\d)(?:x(?P<zero_replicas>\d{1,9}))?-rc_(?P<recompute>[a-z]+)"
     r"-sp(?P<sequence_parallel>[01])-(?P<precision>[a-z0-9]+)"

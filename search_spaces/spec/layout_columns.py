@@ -45,6 +45,7 @@ class LayoutColumns:
     ep: Ints
     etp: Ints
     vpp: Ints
+    schedule: Codes
     cp_comm_type: Codes
     pipeline_split: Codes
     micro_batch_size: Ints

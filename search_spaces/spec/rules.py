@@ -314,6 +314,15 @@ RULES: Final[tuple[Rule, ...]] = (
         sentence=lambda layout, _: f"vpp={layout.vpp} has no pipeline to interleave: pp=1",
     ),
     Rule(
+        name="schedule_interleaved",
+        scope="model",
+        illegal=lambda c, _: (c.vpp > 1) & (c.pp > 1) & (c.schedule != 0),
+        sentence=lambda layout, _: (
+            f"vpp={layout.vpp} interleaves schedule=1f1b, not schedule={layout.schedule}; take "
+            "vpp=1 or schedule=1f1b"
+        ),
+    ),
+    Rule(
         name="interleaved_microbatches",
         scope="model",
         illegal=lambda c, _: (c.vpp > 1) & (c.num_microbatches % c.pp != 0),
@@ -456,6 +465,14 @@ RULES: Final[tuple[Rule, ...]] = (
         sentence=lambda layout, _: (
             f"pipeline_split={layout.pipeline_split} with pp=1 is the same job as "
             "pipeline_split=layers"
+        ),
+    ),
+    Rule(
+        name="schedule_needs_pipeline",
+        scope="redundant",
+        illegal=lambda c, _: (c.schedule != 0) & (c.pp == 1),
+        sentence=lambda layout, _: (
+            f"schedule={layout.schedule} with pp=1 is the same job as schedule=1f1b"
         ),
     ),
     Rule(

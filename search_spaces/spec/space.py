@@ -64,6 +64,8 @@ class SearchSpace:
     """Expert-tensor-parallel degree."""
     vpp: WholeNumbers = 1
     """Virtual stages a pipeline rank."""
+    schedule: str | Sequence[str] = "1f1b"
+    """1f1b, gpipe, zero_bubble."""
     cp_comm_type: str | Sequence[str] = "all_gather"
     """all_gather, p2p, a2a."""
     pipeline_split: str | Sequence[str] = "layers"

@@ -17,6 +17,7 @@ EVERY_KNOB: Final = Layout(
     ep=2,
     etp=2,
     vpp=2,
+    schedule="zero_bubble",
     cp_comm_type="p2p",
     pipeline_split="embedding_and_head",
     micro_batch_size=2,

@@ -12,8 +12,10 @@ from search_spaces.schedules import (
     Forward,
     Transfer,
     VirtualMicrobatch,
+    WeightGradients,
     pipeline_schedule,
 )
+from search_spaces.spec.layout import Schedule
 
 
 class Message(NamedTuple):
@@ -25,10 +27,12 @@ class Message(NamedTuple):
     microbatch: int
 
 
-def tables(pp: int, vpp: int, num_microbatches: int) -> list[list[Action]]:
+def tables(
+    pp: int, vpp: int, num_microbatches: int, schedule: Schedule = "1f1b"
+) -> list[list[Action]]:
     """The actions of every rank."""
     sizes = {"pp": pp, "vpp": vpp, "num_microbatches": num_microbatches}
-    return [pipeline_schedule(rank, **sizes) for rank in range(pp)]
+    return [pipeline_schedule(rank, **sizes, schedule=schedule) for rank in range(pp)]
 
 
 def sent_by(transfer: Transfer, rank: int, pp: int) -> list[Message]:
@@ -74,7 +78,10 @@ class SimulatedRanks:
     blocking: bool = True
     forward_time: float = 1.0
     backward_time: float = 2.0
+    """With the products of the weight gradients."""
+    weight_time: float = 1.0
     transfer_time: float = 0.0
+    schedule: Schedule = "1f1b"
     started: dict[tuple[int, Message], float] = field(default_factory=dict)
     """When a rank started the transfer that a message belongs to."""
 
@@ -88,7 +95,9 @@ class SimulatedRanks:
         ends = [0.0] * self.pp
         ranks = {
             rank: self._run_rank(rank, actions, ends)
-            for rank, actions in enumerate(tables(self.pp, self.vpp, self.num_microbatches))
+            for rank, actions in enumerate(
+                tables(self.pp, self.vpp, self.num_microbatches, self.schedule)
+            )
         }
         while ranks:
             before, running = len(self.started), len(ranks)
@@ -114,12 +123,16 @@ class SimulatedRanks:
                 self.started.update({(rank, message): ends[rank] for message in under_way})
                 if self.blocking:
                     yield from self._await(rank, under_way, ends)
+            elif isinstance(action, WeightGradients):
+                assert Message("gradient", rank, rank - 1, action.of.microbatch) in made
+                ends[rank] += self.weight_time
             else:
                 needs, makes = self._needs_and_makes(rank, action)
                 assert posted.issuperset(needs), f"rank {rank} lacks the input of {action}"
                 yield from self._await(rank, needs, ends)
+                late = self.weight_time if self.schedule == "zero_bubble" else 0.0
                 is_forward = isinstance(action, Forward)
-                ends[rank] += self.forward_time if is_forward else self.backward_time
+                ends[rank] += self.forward_time if is_forward else self.backward_time - late
                 made.add(makes)
         yield from self._await(rank, under_way, ends)
 

@@ -12,6 +12,7 @@ layers: T / tp under sequence parallelism, else T.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -307,6 +308,18 @@ class Stage(nn.Module):
         if self.final_norm is not None and self.head is not None:
             layers.append((self.final_norm, self.head))
         return layers
+
+    def put_off_gradients(self) -> list[Callable[[], None]]:
+        """Lets the gradients of the transformer layers wait in the list that is returned.
+
+        Those of embedding and head are added at once: to wait, the head's would keep the gradient
+        of the logits.
+        """
+        waiting: list[Callable[[], None]] = []
+        for parameter in self.blocks.parameters():
+            assert isinstance(parameter, ModelParameter)
+            parameter.put_off = waiting
+        return waiting
 
     def forward(self, x: Tensor, targets_T: Tensor) -> Tensor:
         """From token ids or the previous stage's output to this stage's output.

@@ -14,7 +14,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from functools import partial, update_wrapper
+from typing import Concatenate, Final, Literal, NamedTuple, ParamSpec
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +65,25 @@ class ParameterPart:
         )
 
 
+_Factors = ParamSpec("_Factors")
+
+
+def _can_wait(
+    add: Callable[Concatenate[ModelParameter, _Factors], None],
+) -> Callable[Concatenate[ModelParameter, _Factors], None]:
+    """Lets a gradient wait where the parameter says so (`ModelParameter.put_off`)."""
+
+    def now_or_later(
+        self: ModelParameter, /, *factors: _Factors.args, **named: _Factors.kwargs
+    ) -> None:
+        if self.put_off is None:
+            add(self, *factors, **named)
+        else:
+            self.put_off.append(partial(add, self, *factors, **named))
+
+    return update_wrapper(now_or_later, add)
+
+
 class ModelParameter(nn.Parameter):
     """A weight whose gradients are added to `main_grad`, a view of the flat fp32 buffer.
 
@@ -83,6 +103,8 @@ class ModelParameter(nn.Parameter):
     which saves the pass that would clear it."""
     gradients_left: int = 0
     """Gradients of this step that are still to be added."""
+    put_off: list[Callable[[], None]] | None = None
+    """Where gradients wait until the pipeline runs their products; None: they are added at once."""
     when_first: Callable[[], None] | None = None
     """Called before a gradient overwrites `main_grad`, which it may set."""
     when_final: Callable[[], None] | None = None
@@ -96,8 +118,12 @@ class ModelParameter(nn.Parameter):
         """
         return self.parts[0].shard_dim is None
 
+    @_can_wait
     def add_gradient(self, gradient: Tensor) -> None:
         """Adds a gradient of any precision to `main_grad`."""
+        self._add_now(gradient)
+
+    def _add_now(self, gradient: Tensor) -> None:
         self._begin_gradient()
         self._add(self.main_grad, gradient)
         self._count_gradient()
@@ -112,15 +138,17 @@ class ModelParameter(nn.Parameter):
             rows = max(_CONVERTED_ELEMENTS // gradient[0].numel(), 1)
             torch._foreach_add_(torch.split(sum_, rows), torch.split(gradient, rows))
 
+    @_can_wait
     def add_product(self, left_OT: Tensor, right_TI: Tensor) -> None:
         """Adds a matrix product to `main_grad`, without a temporary if the factors are fp32."""
         if left_OT.dtype != torch.float32:
-            self.add_gradient(left_OT @ right_TI)
+            self._add_now(left_OT @ right_TI)
             return
         self._begin_gradient()
         self.main_grad.addmm_(left_OT, right_TI, beta=0 if self.main_grad_is_stale else 1)
         self._count_gradient()
 
+    @_can_wait
     def add_products(self, left_MO: Tensor, right_MI: Tensor, ends_E: Tensor) -> None:
         """Adds the product of each expert's rows to its O rows of `main_grad`, (E O, I).
 
@@ -128,7 +156,7 @@ class ModelParameter(nn.Parameter):
         """
         if left_MO.is_cuda:
             products_EOI = F.grouped_mm(left_MO.t(), right_MI, offs=ends_E)
-            self.add_gradient(products_EOI.flatten(0, 1))
+            self._add_now(products_EOI.flatten(0, 1))
             return
         self._begin_gradient()
         ends = ends_E.tolist()
@@ -145,6 +173,7 @@ class ModelParameter(nn.Parameter):
                 self._add(sum_OI, left_TO.t() @ right_TI)
         self._count_gradient()
 
+    @_can_wait
     def add_rows(self, rows_T: Tensor, gradient_TH: Tensor) -> None:
         """Adds row t of a gradient to row rows_T[t] of `main_grad`."""
         self._begin_gradient()

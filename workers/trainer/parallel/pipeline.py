@@ -8,7 +8,7 @@ parallelism, else T), H hidden.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -23,6 +23,7 @@ from search_spaces.schedules import (
     Forward,
     Transfer,
     VirtualMicrobatch,
+    WeightGradients,
     pipeline_schedule,
 )
 from workers.trainer.batches import Batch
@@ -48,6 +49,8 @@ class _InFlight:
     """Start of each backward pass in the autograd graph. The output itself is freed once sent."""
     gradients: dict[VirtualMicrobatch, Tensor] = field(default_factory=dict)
     """Gradients of outputs, from the next stage or of the loss."""
+    left_out: dict[VirtualMicrobatch, list[Callable[[], None]]] = field(default_factory=dict)
+    """The gradients of weights that a backward pass left out."""
     outbox: dict[VirtualMicrobatch, Tensor] = field(default_factory=dict)
     """Activations and gradients that are still to be sent."""
     works: list[Pending] = field(default_factory=list)
@@ -90,7 +93,10 @@ class Pipeline:
             pp=layout.pp,
             vpp=layout.vpp,
             num_microbatches=layout.num_microbatches,
+            schedule=layout.schedule,
         )
+        leaves_out = layout.schedule == "zero_bubble"
+        self._left_out = [stage.put_off_gradients() for stage in stages] if leaves_out else []
         self.token_shares = layout.tp if mesh.cuts_tokens else 1
         self.loss_scale = 1.0 / (layout.num_microbatches * layout.dp_cp)
 
@@ -113,6 +119,9 @@ class Pipeline:
                         num_tokens += batch.ids_MT[virtual.microbatch].numel()
                 case Backward(of=virtual):
                     self._backward(virtual, flight)
+                case WeightGradients(of=virtual):
+                    with part("compute"):
+                        self._add_gradients(flight.left_out.pop(virtual))
                 case Transfer():
                     with part("pp"):
                         self._start(action, batch, flight)
@@ -146,10 +155,20 @@ class Pipeline:
             gradient = flight.arrived(flight.gradients.pop(virtual))
         with part("compute"):
             run_backward(flight.edges.pop(virtual), gradient)
+        if self._left_out:
+            waiting = self._left_out[virtual.chunk]
+            flight.left_out[virtual] = waiting.copy()
+            waiting.clear()
         if not self.stages[virtual.chunk].is_first:
             gradient_LH = flight.inputs.pop(virtual).grad
             assert gradient_LH is not None
             flight.outbox[virtual] = gradient_LH.contiguous()
+
+    def _add_gradients(self, left_out: list[Callable[[], None]]) -> None:
+        """Adds the gradients of weights; the factors of each product are freed after it."""
+        left_out.reverse()
+        while left_out:
+            left_out.pop()()
 
     def _start(self, transfer: Transfer, batch: Batch, flight: _InFlight) -> None:
         """Starts a transfer over pp; the pass that needs what it receives waits for it.
