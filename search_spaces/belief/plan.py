@@ -17,6 +17,7 @@ from search_spaces.belief.layout_predictions import LayoutPredictions, RankedLay
 from search_spaces.belief.peaks.trainer_hypotheses import DecidingProperty
 from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.campaigns.fidelity import PROBE_START_S, ProbeCosts, fidelities
+from search_spaces.estimates.step_shape import idle_slots
 from search_spaces.estimates.time import step_time_s
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.knobs import auto_choices
@@ -76,7 +77,7 @@ _SLOTTED: Final = frozenset(
         *("host", "pipeline transfers"),
     }
 )
-"""Parts whose terms take m + (p - 1) / v slots, of which (p - 1) / v are the bubble."""
+"""Parts whose terms take m + `idle_slots` slots, of which the latter are the bubble."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -340,8 +341,8 @@ def _figures(layout: Layout, predictions: LayoutPredictions) -> PredictedFigures
 def step_shares(layout: Layout, predictions: LayoutPredictions) -> tuple[StepShare, ...]:
     """The parts of a layout's predicted step, the largest first; parts of 0 are left out."""
     seconds: dict[StepPart, float] = defaultdict(float)
-    idle_slots = (layout.pp - 1) / layout.vpp
-    bubble = idle_slots / (layout.num_microbatches + idle_slots)
+    idle = float(idle_slots(LayoutColumns.of(layout)))
+    bubble = idle / (layout.num_microbatches + idle)
     for term in predictions.parts(layout):
         part = _PARTS.get(term.name, "compute")
         waiting = 0.0

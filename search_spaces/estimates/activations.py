@@ -28,6 +28,7 @@ _FP32: Final = code_of("precision", "fp32")
 _FP8: Final = code_of("precision", "fp8")
 _FULL: Final = code_of("recompute", "full")
 _SELECTIVE: Final = code_of("recompute", "selective")
+_ZERO_BUBBLE: Final = code_of("schedule", "zero_bubble")
 _P2P: Final = code_of("cp_comm_type", "p2p")
 _A2A: Final = code_of("cp_comm_type", "a2a")
 
@@ -117,6 +118,27 @@ def _product_inputs(columns: LayoutColumns, model: ModelShape, part: Floats) -> 
     return np.asarray(inputs + shared + _expert_rows(columns, model, part) * row, dtype=np.float64)
 
 
+def late_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
+    """Elements per token that a layer keeps until the products of its weight gradients run.
+
+    They are both factors of each product: its inputs, gathered where a column-parallel matrix
+    gathers them, and the gradients of its outputs.
+    """
+    h, part = model.hidden_size, residual_elements(columns, model)
+    halves = 2.0 if model.family == "llama" else 1.0
+    inputs = _product_inputs(columns, model, part) + _inputs_beyond(columns, model)
+    attention = h + (model.query_size + 2.0 * model.kv_hidden_size) / columns.tp
+    if not model.num_experts:
+        return np.asarray(
+            inputs + attention + h + halves * model.ffn_hidden_size / columns.tp, dtype=np.float64
+        )
+    row = h + halves * model.moe_ffn_hidden_size / columns.etp
+    experts = part + _expert_rows(columns, model, part) * row  # the router has the tokens unsorted
+    if width := model.shared_expert_ffn_hidden_size:
+        experts += h + halves * width / columns.tp
+    return np.asarray(inputs + attention + experts, dtype=np.float64)
+
+
 def backward_elements(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
     """Elements per token that one layer's backward pass holds in addition to the kept ones.
 
@@ -146,6 +168,13 @@ def backward_elements(columns: LayoutColumns, model: ModelShape, storage: Traine
     whole += storage.gathered_share * _inputs_beyond(columns, model)
     revived = np.where(columns.recompute == _FULL, whole - part, 0.0)
     under_way = np.where(columns.vpp > 1, 2.0 * part, 0.0)
+    if (columns.schedule == _ZERO_BUBBLE).any():
+        # Of the layer that comes last, attention may have the peak: the rest has freed nothing.
+        # Beside it are the gradients of two blocks' inputs, and an activation that has come.
+        q, kv = model.query_size / columns.tp, model.kv_hidden_size / columns.tp
+        late = columns.schedule == _ZERO_BUBBLE
+        made = np.where(late, np.maximum(made, h + 3.0 * q + 4.0 * kv + part), made)
+        under_way = np.where(late, 3.0 * part, under_way)
     return np.asarray(made + revived + under_way, dtype=np.float64)
 
 

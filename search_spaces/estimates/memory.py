@@ -25,6 +25,7 @@ from search_spaces.estimates.activations import (
     gathered_elements,
     held_tokens,
     kept_elements,
+    late_elements,
     residual_elements,
 )
 from search_spaces.estimates.storage import EMBEDDED_TRAINER, TrainerStorage
@@ -38,6 +39,9 @@ _MOMENTS_BYTES: Final = 8.0
 
 _FP32: Final = code_of("precision", "fp32")
 _FP16: Final = code_of("precision", "fp16")
+_FULL: Final = code_of("recompute", "full")
+_GPIPE: Final = code_of("schedule", "gpipe")
+_ZERO_BUBBLE: Final = code_of("schedule", "zero_bubble")
 
 _CHUNK: Final = 4096
 """Layouts that are computed together: the intermediate arrays fit into the cache."""
@@ -271,17 +275,26 @@ def stage_parts(
         weights = np.where(zero == 3, own + gathered, weights)
     token_bytes = element * held_tokens(columns, model)
     kept_bytes = token_bytes * _layers_in_flight(columns, stage, layers)
+    kept = _of_layers(model, dense, lambda shape: kept_elements(columns, shape, storage))
+    gathered = _of_layers(model, dense, lambda shape: gathered_elements(columns, shape))
+    activations, is_last = kept_bytes * kept, stage == columns.pp - 1
+    if (columns.schedule == _GPIPE).any():
+        others = np.where(columns.schedule == _GPIPE, columns.num_microbatches - 1.0, 0.0)
+        activations += np.where(is_last, others * _kept_by_head(columns, model, storage), 0.0)
+    if (columns.schedule == _ZERO_BUBBLE).any():
+        a_layer = kept + gathered * storage.gathered_share
+        late = _of_layers(model, dense, lambda shape: late_elements(columns, shape))
+        late = _beside_late_gradients(columns, stage, layers, a_layer, late)
+        activations += token_bytes * late
     return StageParts(
         weights=weights * element,
         gradients=gradients * _gradient_bytes(columns, storage),
         optimizer=own * states,
-        activations=kept_bytes
-        * _of_layers(model, dense, lambda shape: kept_elements(columns, shape, storage)),
-        gathered=kept_bytes
-        * _of_layers(model, dense, lambda shape: gathered_elements(columns, shape)),
+        activations=activations,
+        gathered=kept_bytes * gathered,
         backward=token_bytes
         * _largest_layer(model, dense, lambda shape: backward_elements(columns, shape, storage)),
-        head=np.where(stage == columns.pp - 1, _head_bytes(columns, model, storage), 0.0),
+        head=np.where(is_last, _head_bytes(columns, model, storage), 0.0),
         storage=storage,
     )
 
@@ -455,15 +468,21 @@ def _head_bytes(columns: LayoutColumns, model: ModelShape, storage: TrainerStora
     gradient of the projection's input.
     """
     is_fp32 = columns.precision == _FP32
-    element = element_bytes(columns)
-    logit_bytes = np.where(is_fp32, 0.0, HALF_BYTES) + storage.fp32_logits * FP32_BYTES
-    logits = model.vocab_size / columns.tp * logit_bytes
-    norm_input = residual_elements(columns, model)
-    head_input = norm_input + storage.gathered_share * (model.hidden_size - norm_input)
+    logits = model.vocab_size / columns.tp * np.where(is_fp32, 0.0, HALF_BYTES)
     gradient = np.where(is_fp32, model.hidden_size, 0.0)
     coming = np.where(columns.vpp > 1, residual_elements(columns, model), 0.0)
-    others = element * (norm_input + head_input + gradient + coming)
-    return np.asarray(held_tokens(columns, model) * (logits + others), dtype=np.float64)
+    others = logits + element_bytes(columns) * (gradient + coming)
+    kept = _kept_by_head(columns, model, storage)
+    return np.asarray(kept + held_tokens(columns, model) * others, dtype=np.float64)
+
+
+def _kept_by_head(columns: LayoutColumns, model: ModelShape, storage: TrainerStorage) -> Floats:
+    """Bytes that the head keeps of a micro-batch for its backward pass: logits and inputs."""
+    logits = model.vocab_size / columns.tp * storage.fp32_logits * FP32_BYTES
+    norm_input = residual_elements(columns, model)
+    head_input = norm_input + storage.gathered_share * (model.hidden_size - norm_input)
+    inputs = element_bytes(columns) * (norm_input + head_input)
+    return np.asarray(held_tokens(columns, model) * (logits + inputs), dtype=np.float64)
 
 
 def _layers_in_flight(columns: LayoutColumns, stage: NDArray[Any], layers: Floats) -> Floats:
@@ -485,11 +504,32 @@ def _layers_in_flight(columns: LayoutColumns, stage: NDArray[Any], layers: Float
 def _in_flight(columns: LayoutColumns, stage: NDArray[Any]) -> Floats:
     """Micro-batches whose activations a rank holds at once, over all its layers.
 
-    Plain 1F1B: min(m, p - i). Interleaved: the warm-up of 2 (p - 1 - i) + (v - 1) p passes and one
-    more, each of one of v chunks (arXiv:2104.04473). On the first rank this is p (1 + (p - 1) / (p
-    v)) micro- batches (arXiv:2205.05198, section 4.2.3).
+    Plain 1F1B and zero bubble: min(m, p - i). GPipe: m. Interleaved: the warm-up of 2 (p - 1 - i) +
+    (v - 1) p passes and one more, each of one of v chunks (arXiv:2104.04473). On the first rank
+    this is p (1 + (p - 1) / (p v)) micro-batches (arXiv:2205.05198, section 4.2.3).
     """
     later, vpp = columns.pp - 1 - stage, columns.vpp
     plain = np.minimum(columns.num_microbatches, later + 1.0)
+    plain = np.where(columns.schedule == _GPIPE, columns.num_microbatches, plain)
     passes = np.minimum(columns.num_microbatches * vpp, 2.0 * later + (vpp - 1) * columns.pp + 1)
     return np.asarray(np.where(vpp > 1, passes / vpp, plain), dtype=np.float64)
+
+
+def _beside_late_gradients(
+    columns: LayoutColumns, stage: NDArray[Any], layers: Floats, kept: Floats, late: Floats
+) -> Floats:
+    """Elements per token that late weight gradients add to the activations in flight.
+
+    With `kept` elements a layer of a micro-batch in flight, and `late` ones of a micro-batch whose
+    weight gradients are still to be computed. From the tables of `schedules`: the latter are as
+    many as there are earlier stages, and one more when a backward pass has just ended. The layer
+    that the pass has recomputed then counts in `backward_elements`.
+    """
+    m, later = columns.num_microbatches, columns.pp - 1.0 - stage
+    most = np.minimum(m, later + 1.0)
+    ended = np.minimum(m, stage + 1.0)
+    others = np.minimum(m - ended, later)
+    before = layers * late * np.minimum(stage, m - most)
+    after = layers * (late * ended - kept * (most - others))
+    after = after - np.where(columns.recompute == _FULL, late, 0.0)
+    return np.where(columns.schedule == _ZERO_BUBBLE, np.maximum(before, after), 0.0)

@@ -22,6 +22,7 @@ _FP32: Final = code_of("precision", "fp32")
 _BF16: Final = code_of("precision", "bf16")
 _FP8: Final = code_of("precision", "fp8")
 _FULL: Final = code_of("recompute", "full")
+_ZERO_BUBBLE: Final = code_of("schedule", "zero_bubble")
 _SELECTIVE: Final = code_of("recompute", "selective")
 
 ACHIEVED_SHARES: Final[Mapping[str, float]] = MappingProxyType(
@@ -91,7 +92,7 @@ class StepShape:
     counted_ends: tuple[Floats, Floats]
     """Layers that embedding and head count as in the split over stages: 0 or 1 each."""
     slots: Floats
-    """Stage times in a step on the slowest path: m + (p - 1) / v."""
+    """Stage times in a step on the slowest path: m, and those of `idle_slots`."""
 
     @classmethod
     def of(
@@ -127,14 +128,14 @@ class StepShape:
                 peaks, np.where(columns.precision == _FP8, _BF16, columns.precision)
             ),
             residual_share=np.where(columns.sequence_parallel == 1, 1.0 / tp, 1.0),
-            forward_passes=np.where(columns.recompute == _FULL, 2.0, 1.0),
+            forward_passes=_forward_passes(columns),
             recomputes_attention=np.where(columns.recompute == _SELECTIVE, 1.0, 0.0),
             zero_shards=_floats(columns.zero_group_size),
             expert_shards=_floats(columns.expert_zero_group_size),
             zero_stage=columns.zero_stage,
             score_traffic=score_traffic,
             counted_ends=(embedding, head),
-            slots=microbatches + (pp - 1.0) / vpp,
+            slots=microbatches + idle_slots(columns),
         )
 
     @property
@@ -227,3 +228,26 @@ def _peaks(cluster: Cluster) -> Floats:
         known = (share for part, share in ACHIEVED_SHARES.items() if part in cluster.device)
         share = next(known, _USUAL_SHARE)
     return np.array([share * stated.get(precision, guess) for precision in PRECISIONS])
+
+
+def idle_slots(columns: LayoutColumns) -> Floats:
+    """Stage times of a step in which a stage of the pipeline waits: (p - 1) / v.
+
+    A zero-bubble schedule has (p - 1) (F + B) - (min(m, p) - 1) W, from the tables of `schedules`,
+    with a forward pass F, as much for the products of weight gradients W, and a backward pass B
+    beside them that also takes as long as each forward pass that it repeats.
+    """
+    later = columns.pp - 1.0
+    if not (columns.schedule == _ZERO_BUBBLE).any():
+        return np.asarray(later / columns.vpp, dtype=np.float64)
+    passes = 1.0 + _forward_passes(columns)
+    late = np.minimum(columns.num_microbatches, columns.pp) - 1.0
+    return np.where(
+        columns.schedule == _ZERO_BUBBLE,
+        (later * passes - late) / (passes + 1.0),
+        later / columns.vpp,
+    )
+
+
+def _forward_passes(columns: LayoutColumns) -> Floats:
+    return np.where(columns.recompute == _FULL, 2.0, 1.0)

@@ -164,6 +164,7 @@ class Pipeline:
             assert gradient_LH is not None
             flight.outbox[virtual] = gradient_LH.contiguous()
 
+    @torch.no_grad()
     def _add_gradients(self, left_out: list[Callable[[], None]]) -> None:
         """Adds the gradients of weights; the factors of each product are freed after it."""
         left_out.reverse()
