@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from markupsafe import Markup
 
 from api.plot_data.plot_data import both_ends
 from api.plots.svg import Plot, join, number, svg_tag, tag
-from search_spaces.schedules import Backward, Forward, pipeline_schedule
-from search_spaces.spec.layout import Layout
+from search_spaces.estimates.step_shape import idle_slots
+from search_spaces.schedules import Backward, Forward, Transfer, pipeline_schedule
+from search_spaces.spec.layout import Layout, Schedule
+from search_spaces.spec.layout_columns import LayoutColumns
 
 MAX_STAGES: Final = 128
 """Model chunks (pp * vpp) up to which a schedule is drawn."""
@@ -29,16 +32,20 @@ _LENGTH: Final = 1100.0
 _LONGEST_UNIT: Final = 44.0
 _GAP: Final = 26.0
 """Width of the break in a long schedule."""
-_LEGEND: Final = 170.0
+_LEGEND: Final = 300.0
 _CHARACTER: Final = 6.6
+
+
+Kind = Literal["forward", "backward", "weights"]
 
 
 class TimedPass(NamedTuple):
     """A pass of a chunk with its times, in durations of a chunk's forward pass."""
 
+    kind: Kind
+    """`weights`: the products of weight gradients that a backward pass has left out."""
     chunk: int
     microbatch: int
-    is_backward: bool
     start: float
     end: float
 
@@ -54,44 +61,54 @@ class TimedSchedule(NamedTuple):
 
 @lru_cache(maxsize=8)
 def timed_schedule(
-    *, pp: int, vpp: int, num_microbatches: int, backward_units: float
+    *,
+    pp: int,
+    vpp: int,
+    num_microbatches: int,
+    backward_units: float,
+    schedule: Schedule = "1f1b",
 ) -> TimedSchedule:
     """Starts each pass when its rank is free and its input is there.
 
-    A backward pass takes `backward_units` as long as a forward pass. The idle share is then
-    (pp - 1) / (vpp * num_microbatches + pp - 1), equation 1 of arXiv:2104.04473 as a share of the
-    whole step.
+    A backward pass takes `backward_units` as long as a forward pass, and one unit less where it
+    leaves out the products of weight gradients. The idle share is then that of `bubble`.
     """
-    waiting = [_passes(rank, pp, vpp, num_microbatches)[::-1] for rank in range(pp)]
+    durations = {"forward": 1.0, "backward": backward_units, "weights": 1.0}
+    durations["backward"] -= 1.0 if schedule == "zero_bubble" else 0.0
+    waiting = [_passes(rank, pp, vpp, num_microbatches, schedule)[::-1] for rank in range(pp)]
     ranks: list[list[TimedPass]] = [[] for _ in range(pp)]
-    # When the pass of a stage and micro-batch ended, forward or backward.
-    ends: dict[tuple[bool, int, int], float] = {}
+    # When the pass of a stage and micro-batch ended.
+    ends: dict[tuple[Kind, int, int], float] = {}
     last_stage = pp * vpp - 1
     while any(waiting):
         for rank, passes in enumerate(waiting):
             while passes:
-                is_backward, chunk, microbatch = passes[-1]
+                kind, chunk, microbatch = passes[-1]
                 stage = chunk * pp + rank
-                before = stage + 1 if is_backward else stage - 1
-                has_input = 0 <= before <= last_stage
-                arrived = ends.get((is_backward, before, microbatch)) if has_input else 0.0
+                before = stage + {"forward": -1, "backward": 1, "weights": 0}[kind]
+                has_input = 0 <= before <= last_stage and kind != "weights"
+                arrived = ends.get((kind, before, microbatch)) if has_input else 0.0
                 if arrived is None:
                     break
                 passes.pop()
                 free = ranks[rank][-1].end if ranks[rank] else 0.0
                 start = max(free, arrived)
-                end = start + (backward_units if is_backward else 1.0)
-                ends[is_backward, stage, microbatch] = end
-                ranks[rank].append(TimedPass(chunk, microbatch, is_backward, start, end))
+                end = start + durations[kind]
+                ends[kind, stage, microbatch] = end
+                ranks[rank].append(TimedPass(kind, chunk, microbatch, start, end))
     return TimedSchedule(ranks, max(passes[-1].end for passes in ranks))
 
 
-def _passes(rank: int, pp: int, vpp: int, num_microbatches: int) -> list[tuple[bool, int, int]]:
-    actions = pipeline_schedule(rank, pp=pp, vpp=vpp, num_microbatches=num_microbatches)
+def _passes(
+    rank: int, pp: int, vpp: int, num_microbatches: int, schedule: Schedule
+) -> list[tuple[Kind, int, int]]:
+    kinds: dict[type, Kind] = {Forward: "forward", Backward: "backward"}
     return [
-        (isinstance(action, Backward), action.of.chunk, action.of.microbatch)
-        for action in actions
-        if isinstance(action, Forward | Backward)
+        (kinds.get(type(action), "weights"), action.of.chunk, action.of.microbatch)
+        for action in pipeline_schedule(
+            rank, pp=pp, vpp=vpp, num_microbatches=num_microbatches, schedule=schedule
+        )
+        if not isinstance(action, Transfer)
     ]
 
 
@@ -139,24 +156,35 @@ def schedule_plot(layout: Layout, *, compute_s: float | None = None) -> Plot | N
         svg=svg_tag(
             _LEFT + max(window.width, _LEGEND) + 4.0,
             height,
-            tag("g", _legend(), *_drawn_rows(window, rows), class_="schedule"),
+            tag("g", _legend(layout), *_drawn_rows(window, rows), class_="schedule"),
             _axis(layout, window, backward, compute_s, height - 24.0),
-            says=f"{'1F1B' if layout.vpp == 1 else 'interleaved'} schedule of {layout.pp} stages and {layout.num_microbatches} "
-            "micro-batches",
+            says=f"{'interleaved' if layout.vpp > 1 else layout.schedule} schedule of {layout.pp} "
+            f"stages and {layout.num_microbatches} micro-batches",
         ),
         notes=tuple(_notes(layout, window, backward, compute_s)),
     )
 
 
 def bubble(layout: Layout) -> float:
-    """The idle share of the modelled schedule: (pp - 1) / (vpp * m + pp - 1)."""
-    return (layout.pp - 1) / (layout.vpp * layout.num_microbatches + layout.pp - 1)
+    """The idle share of the modelled schedule.
+
+    For 1F1B and GPipe it is (pp - 1) / (vpp * m + pp - 1), equation 1 of arXiv:2104.04473 as a
+    share of the whole step.
+    """
+    idle = float(idle_slots(LayoutColumns.of(layout)))
+    return idle / (layout.num_microbatches + idle)
 
 
 def _window(layout: Layout, backward: float) -> _Window:
     pp, vpp, num_microbatches = layout.pp, layout.vpp, layout.num_microbatches
     drawn = min(num_microbatches, enough_microbatches(pp, vpp, backward))
-    schedule = timed_schedule(pp=pp, vpp=vpp, num_microbatches=drawn, backward_units=backward)
+    schedule = timed_schedule(
+        pp=pp,
+        vpp=vpp,
+        num_microbatches=drawn,
+        backward_units=backward,
+        schedule=layout.schedule,
+    )
     left_out = num_microbatches - drawn
     if schedule.length <= MAX_UNITS and not left_out:
         scale = min(_LENGTH / schedule.length, _LONGEST_UNIT)
@@ -182,8 +210,10 @@ def enough_microbatches(pp: int, vpp: int, backward_units: float) -> int:
     return needed + -needed % pp
 
 
-def _legend() -> Markup:
-    kinds = (("forward0", "forward"), ("backward0", "backward"))
+def _legend(layout: Layout) -> Markup:
+    kinds = [("forward0", "forward"), ("backward0", "backward")]
+    if layout.schedule == "zero_bubble":
+        kinds.append(("weights0", "weight gradients"))
     drawn = []
     for place, (kind, words) in enumerate(kinds):
         x = _LEFT + place * 80.0
@@ -210,7 +240,7 @@ def _drawn_rows(window: _Window, rows: Sequence[int]) -> Iterator[Markup]:
             if end <= start:
                 continue
             x, length = _LEFT + window.x(start), (end - start) * window.scale
-            kind = f"{'backward' if each.is_backward else 'forward'}{each.chunk % 2}"
+            kind = f"{each.kind}{each.chunk % 2}"
             paths[kind].append(f"M{number(x)} {number(y)}h{number(max(length - 0.7, 0.3))}")
             shown = each.microbatch + (window.left_out if start >= window.since else 0)
             if length >= max(13.0, _CHARACTER * len(str(shown)) + 2.0):
@@ -256,16 +286,19 @@ def _notes(
     times = "thrice" if backward > 2 else "twice"
     why = ", since it recomputes the activations" if backward > 2 else ""
     paler = "; every other model chunk has another shade" if layout.vpp > 1 else ""
+    late = (
+        " and its weight gradients together take" if layout.schedule == "zero_bubble" else " takes"
+    )
     yield (
-        f"A row is a pipeline stage, a number a micro-batch{paler}. A backward pass takes {times} "
+        f"A row is a pipeline stage, a number a micro-batch{paler}. A backward pass{late} {times} "
         f"as long as a forward pass{why}, and transfers take no time."
     )
     if compute_s is not None:
         yield f"The measured compute time, {compute_s:.4g} s a step, is spread over the passes."
-    yield (
-        f"In this model a stage is idle for {bubble(layout):.1%} of the step: "
-        "(pp - 1) / (vpp * micro-batches + pp - 1)."
-    )
+    formula = "(pp - 1) / (vpp * micro-batches + pp - 1)"
+    if layout.schedule == "zero_bubble":
+        formula = f"with schedule=1f1b {bubble(replace(layout, schedule='1f1b')):.1%}"
+    yield f"In this model a stage is idle for {bubble(layout):.1%} of the step: {formula}."
     if window.is_broken:
         yield (
             f"The schedule is long: its start and its end are drawn, and the middle, which repeats "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from typing import Any
 
 import pytest
 
@@ -16,45 +17,53 @@ from api.plots.schedule_plot import (
     timed_schedule,
 )
 from search_spaces.schedules import pipeline_schedule
-from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout import Layout, Recompute, Schedule
 
 CASES = [(1, 1, 1), (2, 1, 1), (4, 1, 3), (4, 1, 16), (2, 2, 4), (4, 2, 8), (4, 4, 8), (8, 3, 24)]
+SCHEDULED: list[tuple[int, int, int, Schedule]] = [
+    *((*case, "1f1b") for case in CASES),
+    *((*case, schedule) for case in CASES[:4] for schedule in ("gpipe", "zero_bubble")),
+]
 
 
-@pytest.mark.parametrize("backward", [2.0, 3.0])
-@pytest.mark.parametrize(("pp", "vpp", "num_microbatches"), CASES)
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(("pp", "vpp", "num_microbatches", "schedule"), SCHEDULED)
 def test_the_idle_share_is_that_of_the_formula(
-    pp: int, vpp: int, num_microbatches: int, backward: float
+    pp: int, vpp: int, num_microbatches: int, schedule: Schedule, recompute: Recompute
 ) -> None:
-    timed = timed_schedule(
-        pp=pp, vpp=vpp, num_microbatches=num_microbatches, backward_units=backward
-    )
-    share = (pp - 1) / (vpp * num_microbatches + pp - 1)
+    sizes = {"pp": pp, "vpp": vpp, "num_microbatches": num_microbatches}
+    backward = 3.0 if recompute == "full" else 2.0
+    timed = timed_schedule(**sizes, schedule=schedule, backward_units=backward)
     busy = sum(each.end - each.start for passes in timed.ranks for each in passes)
-    assert 1.0 - busy / (pp * timed.length) == pytest.approx(share, abs=1e-12)
-    layout = Layout(pp=pp, vpp=vpp, num_microbatches=num_microbatches)
-    assert bubble(layout) == pytest.approx(share)
+    share = 1.0 - busy / (pp * timed.length)
+    layout = Layout(**sizes, schedule=schedule, recompute=recompute)
+    assert bubble(layout) == pytest.approx(share, abs=1e-12)
+    if schedule != "zero_bubble":
+        assert share == pytest.approx((pp - 1) / (vpp * num_microbatches + pp - 1), abs=1e-12)
 
 
-@pytest.mark.parametrize(("pp", "vpp", "num_microbatches"), CASES)
+@pytest.mark.parametrize(("pp", "vpp", "num_microbatches", "schedule"), SCHEDULED)
 def test_passes_wait_for_their_input_and_run_in_the_trainers_order(
-    pp: int, vpp: int, num_microbatches: int
+    pp: int, vpp: int, num_microbatches: int, schedule: Schedule
 ) -> None:
-    timed = timed_schedule(pp=pp, vpp=vpp, num_microbatches=num_microbatches, backward_units=2.0)
+    sizes: dict[str, Any] = {"pp": pp, "vpp": vpp, "num_microbatches": num_microbatches}
+    timed = timed_schedule(**sizes, schedule=schedule, backward_units=2.0)
     starts, ends = {}, {}
     for rank, passes in enumerate(timed.ranks):
-        actions = pipeline_schedule(rank, pp=pp, vpp=vpp, num_microbatches=num_microbatches)
+        actions = pipeline_schedule(rank, **sizes, schedule=schedule)
         order = [action.of for action in actions if hasattr(action, "of")]
         assert [(each.chunk, each.microbatch) for each in passes] == [tuple(of) for of in order]
         assert all(after.start >= before.end for before, after in itertools.pairwise(passes))
         for each in passes:
-            key = (each.is_backward, each.chunk * pp + rank, each.microbatch)
+            key = (each.kind, each.chunk * pp + rank, each.microbatch)
             starts[key], ends[key] = each.start, each.end
-    for (is_backward, stage, microbatch), start in starts.items():
-        before = (is_backward, stage + (1 if is_backward else -1), microbatch)
-        assert start >= ends.get(before, 0.0)
-        if is_backward:
-            assert start >= ends[False, stage, microbatch]
+    steps = {"forward": -1, "backward": 1, "weights": 0}
+    for (kind, stage, microbatch), start in starts.items():
+        if kind != "weights":
+            assert start >= ends.get((kind, stage + steps[kind], microbatch), 0.0)
+        if kind != "forward":
+            earlier = "forward" if kind == "backward" else "backward"
+            assert start >= ends[earlier, stage, microbatch]
 
 
 @pytest.mark.parametrize("backward", [2.0, 3.0])
@@ -72,14 +81,10 @@ def test_the_drawn_ends_are_those_of_a_longer_schedule(pp: int, vpp: int, backwa
     for drawn, whole in zip(short.ranks, long.ranks, strict=True):
         assert [p for p in drawn if p.start < end] == [p for p in whole if p.start < end]
         assert [
-            (p.chunk, p.is_backward, p.microbatch + more, p.start + later)
+            (p.chunk, p.kind, p.microbatch + more, p.start + later)
             for p in drawn
             if p.end > short.length - end
-        ] == [
-            (p.chunk, p.is_backward, p.microbatch, p.start)
-            for p in whole
-            if p.end > long.length - end
-        ]
+        ] == [(p.chunk, p.kind, p.microbatch, p.start) for p in whole if p.end > long.length - end]
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import re
 from typing import Any
 
 import pytest
 
 from search_spaces.schedules import Transfer, VirtualMicrobatch, pipeline_schedule
+from search_spaces.spec.layout import Schedule
 
-_LETTERS = {"FORWARD": "F", "FULL_BACKWARD": "B"}
+_LETTERS = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "B", "BACKWARD_WEIGHT": "W"}
 
 
 def ours(
-    rank: int, pp: int, vpp: int, num_microbatches: int
+    rank: int, pp: int, vpp: int, num_microbatches: int, schedule: Schedule = "1f1b"
 ) -> list[tuple[str, VirtualMicrobatch]]:
-    actions = pipeline_schedule(rank, pp=pp, vpp=vpp, num_microbatches=num_microbatches)
+    actions = pipeline_schedule(
+        rank, pp=pp, vpp=vpp, num_microbatches=num_microbatches, schedule=schedule
+    )
     return [
         (type(action).__name__[0], action.of)
         for action in actions
@@ -70,3 +75,34 @@ def test_interleaved_passes_come_in_torchs_order(pp: int, vpp: int, groups: int)
     for rank in range(pp):
         expected = theirs(oracle._calculate_single_rank_operations(rank), pp)
         assert ours(rank, pp, vpp, pp * groups) == expected
+
+
+@pytest.mark.parametrize(
+    ("pp", "num_microbatches"), list(itertools.product(range(2, 9), (1, 2, 5, 8, 19)))
+)
+def test_passes_of_gpipe_come_in_torchs_order(pp: int, num_microbatches: int) -> None:
+    """torch has no table of it: it runs all forward passes in order, then all backward passes."""
+    from torch.distributed.pipelining.schedules import ScheduleGPipe
+
+    source = inspect.getsource(ScheduleGPipe._step_microbatches)
+    assert re.findall(r"self\._stage\.(forward|backward)_one_chunk\(", source) == [
+        "forward",
+        "backward",
+    ]
+    numbers = range(num_microbatches)
+    for rank in range(pp):
+        expected = [(kind, VirtualMicrobatch(0, i)) for kind in "FB" for i in numbers]
+        assert ours(rank, pp, 1, num_microbatches, "gpipe") == expected
+
+
+@pytest.mark.parametrize(("pp", "groups"), list(itertools.product(range(2, 9), (1, 2, 3, 5))))
+def test_passes_without_bubbles_come_in_torchs_order(pp: int, groups: int) -> None:
+    from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
+
+    oracle = object.__new__(ScheduleInterleavedZeroBubble)
+    oracle.pp_group_size, oracle.n_local_stages = pp, 1
+    oracle._n_microbatches = pp * groups
+    oracle.number_of_rounds, oracle.microbatches_per_round = groups, pp
+    for rank in range(pp):
+        expected = theirs(oracle._calculate_single_rank_operations(rank), pp)
+        assert ours(rank, pp, 1, pp * groups, "zero_bubble") == expected
