@@ -17,7 +17,7 @@ zero_bubble (ZB-H1 of arXiv:2401.10241): 1f1b whose backward passes leave out th
 weight gradients. A stage runs these later, as many micro-batches later as there are stages before
 it, so that no stage holds more micro-batches than the first one does. The bubble of (pp - 1) (F + B
 + W) becomes (pp - 1) (F + B - W), for a forward pass F, a backward pass B without the products, and
-the products W.
+the products W. With m < pp micro-batches it is (pp - 1) (F + B) - (m - 1) W.
 
 Two neighbours list their common transfers in the same order. Ranks that block in each transfer
 until the peer has started it, as with NCCL, therefore cannot deadlock.

@@ -86,7 +86,7 @@ def _with_knobs_dropped(
     adapter: TrainerAdapter, source: ExportSource, without: Collection[str]
 ) -> ExportSource:
     """The source without the knobs that the trainer lacks, if the user accepted all of them."""
-    lacking = adapter.lacking(source.job)
+    lacking = adapter.all_lacking(source.job)
     if unasked := [knob for knob in without if knob not in lacking]:
         knobs = f"it lacks {', '.join(lacking)}" if lacking else "it lacks none"
         raise ExportImpossibleError(

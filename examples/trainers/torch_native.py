@@ -24,7 +24,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+)
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -53,6 +58,7 @@ WORDS = {
     "sequence_parallel": ("false", "true"),
     "tied_embeddings": ("false", "true"),
     "cp_comm_type": ("all_gather", "p2p", "a2a"),
+    "schedule": ("1f1b", "gpipe", "zero_bubble"),
     "pipeline_split": ("layers", "embedding", "head", "embedding_and_head"),
 }
 
@@ -79,6 +85,8 @@ def read_arguments() -> argparse.Namespace:
         sys.exit(f"cp={args.cp} is not written here; choose 1")
     if args.pipeline_split != "layers":
         sys.exit(f"pipeline_split={args.pipeline_split} is not written here; choose layers")
+    if args.schedule == "zero_bubble":
+        sys.exit("schedule=zero_bubble is not written here; choose 1f1b or gpipe")
     if args.tied_embeddings == "true" and args.tp * args.pp > 1:
         sys.exit(f"tied embeddings cannot be cut over tp={args.tp} and pp={args.pp} here")
     return args
@@ -271,7 +279,7 @@ class Trainer:
             )
         return torch.optim.AdamW(weights, lr=rate, fused=True)
 
-    def _schedule(self) -> Schedule1F1B | ScheduleInterleaved1F1B:
+    def _schedule(self) -> Schedule1F1B | ScheduleGPipe | ScheduleInterleaved1F1B:
         args, group = self.args, self.mesh["pp"].get_group()
         stages = [
             PipelineStage(
@@ -281,7 +289,8 @@ class Trainer:
         ]
         options = {"loss_fn": self._loss, "scale_grads": False}
         if args.vpp == 1:
-            return Schedule1F1B(stages[0], args.num_microbatches, **options)
+            kind = ScheduleGPipe if args.schedule == "gpipe" else Schedule1F1B
+            return kind(stages[0], args.num_microbatches, **options)
         return ScheduleInterleaved1F1B(stages, args.num_microbatches, **options)
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:

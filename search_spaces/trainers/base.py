@@ -76,6 +76,8 @@ class TrainerAdapter:
     the trainer does without it. Only knobs with another value than the trainer's own behaviour, and
     none that sets the ranks or the batch: those are refusals. A user may accept that they are
     dropped; they then have their defaults in the job, whatever the trainer does."""
+    schedules: Collection[str] = ("1f1b",)
+    """The pipeline schedules that the trainer has. Others count as lacking."""
     refusals: Callable[[TrainerJob], Sequence[str]] = _none
     """Why the trainer refuses the job, with its numbers; empty if it does not."""
     values: Callable[[TrainerJob], Mapping[str, Any]] = _no_values
@@ -87,3 +89,13 @@ class TrainerAdapter:
     """What the user must know or add, in one sentence each."""
     log: LogPatterns = NO_PATTERNS
     """How to read what it prints."""
+
+    def all_lacking(self, job: TrainerJob) -> Mapping[str, str]:
+        """The knobs that the trainer does not have: `lacking`, and the schedule."""
+        found = dict(self.lacking(job))
+        if job.layout.schedule not in self.schedules:
+            found["schedule"] = (
+                f"{self.name} has no schedule={job.layout.schedule} with one stage a rank; without "
+                "it the schedule is 1F1B"
+            )
+        return found

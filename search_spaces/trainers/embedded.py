@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from search_spaces.spec.layout import SCHEDULES
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
 
 EMBEDDED_TRAINER: Final = "embedded"
@@ -32,5 +33,6 @@ EMBEDDED: Final = TrainerAdapter(
     name=EMBEDDED_TRAINER,
     target_version=f"job version {JOB_VERSION}",
     needs="layout-tuner itself, on every node",
+    schedules=SCHEDULES,
     values=_values,
 )

@@ -16,6 +16,9 @@ _STEPS: Final = 100
 _ROTARY_BASE: Final = 10000.0
 """nanotron 0.4 has no key for it."""
 
+_ENGINES: Final = {"1f1b": "1f1b", "gpipe": "afab"}
+"""The names that nanotron gives to schedules."""
+
 _LOG: Final = LogPatterns(
     step=r"iteration: (?P<index>\d+) / \d+ \|.*\| lm_loss: (?P<loss>[\d.naif]+) \|"
 )
@@ -94,7 +97,7 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
             "tp": layout.tp,
             "pp": layout.pp,
             "expert_parallel_size": 1,
-            "pp_engine": "1f1b",
+            "pp_engine": _ENGINES[layout.schedule],
             "tp_mode": "REDUCE_SCATTER" if layout.sequence_parallel else "ALL_REDUCE",
             # nanotron refuses it with ALL_REDUCE
             "tp_linear_async_communication": layout.sequence_parallel,
@@ -178,6 +181,7 @@ NANOTRON: Final = TrainerAdapter(
     target_version="nanotron 0.4",
     needs="nanotron 0.4 with flash-attn, its repository in NANOTRON_DIR, and a GPU",
     lacking=_lacking,
+    schedules=_ENGINES,
     refusals=_refusals,
     values=_values,
     notes=_notes,

@@ -158,13 +158,17 @@ def _pipeline(job: TrainerJob) -> dict[str, Any]:
     if layout.pp == 1:
         return {}
     return {
-        "pipeline_parallel_schedule": "Interleaved1F1B" if layout.vpp > 1 else "1F1B",
+        "pipeline_parallel_schedule": "Interleaved1F1B"
+        if layout.vpp > 1
+        else _SCHEDULES[layout.schedule],
         "pipeline_parallel_layers_per_stage": counted // (layout.pp * layout.vpp),
         "pipeline_parallel_first_stage_less_layers": embedding,
         "pipeline_parallel_last_stage_less_layers": head,
     }
 
 
+_SCHEDULES: Final = {"1f1b": "1F1B", "gpipe": "GPipe"}
+"""Its schedules of one stage a rank; those without bubbles have two."""
 _RESHARD: Final = {2: "never", 3: "always"}
 """When FSDP frees a layer's weights after its forward pass, by ZeRO stage."""
 _ROTATE_METHODS: Final = {"all_gather": "allgather", "p2p": "alltoall"}
@@ -313,6 +317,7 @@ def _adapter(
         target_version=target_version,
         needs=f"{target_version}, a tokenizer's folder in TOKENIZER_DIR, and a GPU",
         lacking=lacking,
+        schedules=_SCHEDULES,
         refusals=refusals,
         values=values,
         notes=_notes,

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
+from search_spaces.estimates.step_shape import idle_slots
 from search_spaces.schedules import (
     Action,
     Backward,
     Forward,
     Transfer,
     VirtualMicrobatch,
+    WeightGradients,
     pipeline_schedule,
 )
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout_columns import LayoutColumns
 from tests.workers.trainer.simulated_ranks import (
     Message,
     SimulatedRanks,
@@ -142,6 +147,51 @@ def test_ranks_that_block_in_every_transfer_get_through_with_the_published_bubbl
         ranks = SimulatedRanks(pp, vpp, num_microbatches, blocking)
         both = ranks.forward_time + ranks.backward_time
         assert ranks.run() == (num_microbatches * vpp + pp - 1) * both
+
+
+OTHERS = pytest.mark.parametrize(
+    ("pp", "num_microbatches"), [(pp, num) for pp, vpp, num in PLAIN if vpp == 1]
+)
+
+
+@OTHERS
+@pytest.mark.parametrize("weight_time", [0.5, 1.0])
+def test_late_weight_gradients_fill_the_bubble(
+    pp: int, num_microbatches: int, weight_time: float
+) -> None:
+    """A bubble of (pp - 1) (F + B - W) (arXiv:2401.10241, table 2), or more."""
+    sizes: dict[str, Any] = {"pp": pp, "vpp": 1, "num_microbatches": num_microbatches}
+    ranks = SimulatedRanks(**sizes, blocking=False, weight_time=weight_time, schedule="zero_bubble")
+    passes_s = ranks.forward_time + ranks.backward_time
+    bubble = ranks.run() - num_microbatches * passes_s
+    late = min(num_microbatches, pp) - 1
+    assert bubble == pytest.approx((pp - 1) * (passes_s - weight_time) - late * weight_time)
+    layout = Layout(pp=pp, num_microbatches=num_microbatches, schedule="zero_bubble")
+    if weight_time == 1.0:
+        assert bubble == pytest.approx(float(idle_slots(LayoutColumns.of(layout))) * passes_s)
+    assert SimulatedRanks(**sizes, schedule="zero_bubble").run() > 0, "ranks that block get through"
+
+
+@OTHERS
+def test_gpipe_has_the_bubble_of_1f1b_and_all_micro_batches_in_flight(
+    pp: int, num_microbatches: int
+) -> None:
+    for blocking in (True, False):
+        ranks = SimulatedRanks(pp, 1, num_microbatches, blocking, schedule="gpipe")
+        both = ranks.forward_time + ranks.backward_time
+        assert ranks.run() == (num_microbatches + pp - 1) * both
+    for actions in tables(pp, 1, num_microbatches, "gpipe"):
+        assert most_in_flight(actions) == num_microbatches
+
+
+@OTHERS
+def test_no_stage_holds_more_micro_batches_than_the_first_one_for_late_weight_gradients(
+    pp: int, num_microbatches: int
+) -> None:
+    changes = {Forward: 1, Backward: 0, WeightGradients: -1, Transfer: 0}
+    for actions in tables(pp, 1, num_microbatches, "zero_bubble"):
+        held = itertools.accumulate(changes[type(action)] for action in actions)
+        assert max(held) == min(num_microbatches, pp)
 
 
 @pytest.mark.sampled(3)

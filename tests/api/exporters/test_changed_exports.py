@@ -94,7 +94,7 @@ def test_a_change_of_the_job_stands_in_every_file_that_can_have_comments() -> No
     larger = replace(measured, num_nodes=2, dp=8, num_microbatches=2)
     scaled = source.changed(replace(source.job, layout=larger), "scaled from 1 node to 2")
     for name in FORMATS:
-        accepted = [*FORMATS[name].adapter.lacking(scaled.job)]
+        accepted = [*FORMATS[name].adapter.all_lacking(scaled.job)]
         bundle = export(name, scaled, without=accepted)
         assert "scaled from 1 node to 2" in bundle.notes
         for file in bundle.files:

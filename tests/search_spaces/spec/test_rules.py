@@ -129,6 +129,19 @@ CASES = [
         "pipeline_split=head with pp=1 is the same job as pipeline_split=layers",
         pipeline_split="head",
     ),
+    case(
+        "schedule_interleaved",
+        "vpp=2 interleaves schedule=1f1b, not schedule=gpipe; take vpp=1 or schedule=1f1b",
+        pp=2,
+        vpp=2,
+        num_microbatches=4,
+        schedule="gpipe",
+    ),
+    case(
+        "schedule_needs_pipeline",
+        "schedule=zero_bubble with pp=1 is the same job as schedule=1f1b",
+        schedule="zero_bubble",
+    ),
     case("interleaving_needs_pipeline", "vpp=2 has no pipeline to interleave: pp=1", vpp=2),
     case(
         "interleaved_microbatches",

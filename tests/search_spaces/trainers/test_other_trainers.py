@@ -24,7 +24,7 @@ def job(model: ModelShape = LLAMA, **layout: Any) -> TrainerJob:
 
 
 def lacking(name: str, **layout: Any) -> dict[str, str]:
-    return dict(ADAPTERS[name].lacking(job(**layout)))
+    return dict(ADAPTERS[name].all_lacking(job(**layout)))
 
 
 def refusals(name: str, model: ModelShape = LLAMA, **layout: Any) -> str:

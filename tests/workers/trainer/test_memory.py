@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from search_spaces.estimates.memory import stage_memory
 from search_spaces.mesh import Coordinates
-from search_spaces.spec.layout import PIPELINE_SPLITS, Layout, PipelineSplit
+from search_spaces.spec.layout import PIPELINE_SPLITS, Layout, PipelineSplit, Schedule
 from search_spaces.units import memory
 from tests.workers.trainer.cases import (
     CPU,
@@ -313,6 +313,44 @@ def test_a_stage_holds_what_is_estimated(family: str, pp: int, vpp: int, recompu
     estimated = [stage.total_bytes for stage in stage_memory(layout, shape)]
     for found, expected in zip(measured, estimated, strict=True):
         assert 0.975 * found < expected < found
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(("pp", "num_microbatches"), [(2, 8), (4, 8), (4, 2)])
+@pytest.mark.parametrize(
+    ("schedule", "low", "high"), [("gpipe", 0.99, 1.0), ("zero_bubble", 0.92, 1.03)]
+)
+@pytest.mark.parametrize("family", ["gpt", "llama", "moe"])
+def test_a_stage_holds_what_is_estimated_under_every_schedule(
+    family: str,
+    schedule: Schedule,
+    low: float,
+    high: float,
+    pp: int,
+    num_microbatches: int,
+    recompute: Any,
+) -> None:
+    """What late weight gradients free, and when, is counted by the layer."""
+    widths = {"ffn_hidden_size": 256, "moe_ffn_hidden_size": 256} if family == "moe" else {}
+    shape = make_shape(family, **{"ffn_hidden_size": 512} | SIZES | widths)
+    layout = Layout(
+        pp=pp,
+        micro_batch_size=8,
+        num_microbatches=num_microbatches,
+        recompute=recompute,
+        schedule=schedule,
+    )
+
+    def work(training: Training) -> int:
+        for mixture in training.model.mixtures:
+            mixture.balanced = True
+        return rehearse(training, limit_bytes=None)
+
+    for found, stage in zip(
+        on_layout(layout, work, shape), stage_memory(layout, shape), strict=True
+    ):
+        assert low * found < stage.total_bytes < high * found
 
 
 @pytest.mark.sampled(3)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from search_spaces.spec.layout import Layout, PipelineSplit
+from search_spaces.spec.layout import Layout, PipelineSplit, Schedule
 from search_spaces.spec.model_shape import ModelShape
 from tests.workers.trainer.cases import (
     ADAMW,
@@ -61,6 +62,7 @@ GRID = [
     )
     for tp, pp, dp, zero in itertools.product((1, 2), (1, 2), (1, 2), (0, 1, 2, 3))
 ]
+UNEVEN = {"pipeline_split": "embedding"}
 FAMILIES = pytest.mark.parametrize("family", ["gpt", "llama", "moe"])
 BF16, FP16 = {"precision": "bf16"}, {"precision": "fp16"}
 ONE_PASS = {"micro_batch_size": 4, "num_microbatches": 1}
@@ -298,3 +300,38 @@ def test_fewer_microbatches_than_stages_still_train_the_same() -> None:
 def test_the_loss_falls_because_there_is_something_to_learn() -> None:
     losses = train(make_shape("llama"), make_layout()).losses
     assert losses[-1] < losses[0] - 0.3
+
+
+@pytest.mark.sampled(4)
+@FAMILIES
+@pytest.mark.parametrize("schedule", ["gpipe", "zero_bubble"])
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {},
+        {"num_microbatches": 1, "micro_batch_size": 4},
+        {"pp": 4},
+        {"recompute": "full"},
+        {"recompute": "selective"},
+        BF16,
+        FP16,
+        CUT,
+        {"cp": 2, "cp_comm_type": "a2a"},
+        ZERO,
+        ZERO_2,
+        ZERO_3 | {"recompute": "full"},
+        DP | {"ep": 2},
+        UNEVEN,
+    ],
+    ids=str,
+)
+def test_another_schedule_is_bitwise_equal_to_1f1b(
+    axes: dict[str, Any], schedule: Schedule, family: str
+) -> None:
+    """Each parameter's gradients come in the order of the micro-batches under every schedule."""
+    if "ep" in axes and family != "moe":
+        pytest.skip("there are no experts to divide")
+    layout = make_layout(**PP | axes)
+    shape = make_shape(family, num_layers=3 if layout.pipeline_split != "layers" else 4)
+    found = train(shape, replace(layout, schedule=schedule))
+    assert_bitwise_equal(found, train(shape, layout))

@@ -19,6 +19,7 @@ from search_spaces.spec.layout import (
     CP_COMM_TYPES,
     PIPELINE_SPLITS,
     RECOMPUTE_MODES,
+    SCHEDULES,
     ZERO_STAGES,
     Layout,
 )
@@ -53,6 +54,7 @@ SPACE = SearchSpace(
     pp=(1, 2, 4, 8),
     dp=(1, 2, 4, 8),
     vpp=(1, 2, 4),
+    schedule=SCHEDULES,
     pipeline_split=PIPELINE_SPLITS,
     micro_batch_size=(1, 2, 4),
     zero_stage=ZERO_STAGES,
@@ -61,7 +63,13 @@ SPACE = SearchSpace(
     sequence_parallel=(False, True),
 )
 OF_EXPERTS = replace(
-    SPACE, tp=(1, 2), ep=(1, 2, 4), etp=(1, 2, 4), vpp=(1, 2), pipeline_split=("layers", "head")
+    SPACE,
+    tp=(1, 2),
+    ep=(1, 2, 4),
+    etp=(1, 2, 4),
+    vpp=(1, 2),
+    schedule=("1f1b", "zero_bubble"),
+    pipeline_split=("layers", "head"),
 )
 """For models with experts; with fewer values of other knobs, for there may not be too many."""
 
@@ -78,7 +86,16 @@ def legal_layouts(model: ModelShape, *, num_devices: int) -> list[Layout]:
 def _degrees(layout: Layout) -> tuple[Any, ...]:
     cp = layout.cp, layout.cp_comm_type
     experts = layout.ep, layout.etp
-    return layout.tp, *cp, layout.pp, layout.dp, *experts, layout.vpp, layout.pipeline_split
+    return (
+        layout.tp,
+        *cp,
+        layout.pp,
+        layout.dp,
+        *experts,
+        layout.vpp,
+        layout.schedule,
+        layout.pipeline_split,
+    )
 
 
 @st.composite
@@ -109,6 +126,7 @@ def test_the_rules_open_every_knob_to_the_drawn_layouts() -> None:
         assert {layout.recompute for layout in layouts} == set(RECOMPUTE_MODES)
         assert {layout.sequence_parallel for layout in layouts} == {False, True}
         assert {layout.vpp for layout in layouts} >= {1, 2}
+        assert {layout.schedule for layout in layouts} == set(SCHEDULES)
         assert {layout.zero_replicas for layout in layouts} >= {1, 2}
         assert {layout.pipeline_split for layout in layouts} == set(PIPELINE_SPLITS)
 
