@@ -267,6 +267,11 @@ class _Choices:
         )
 
     @cached_property
+    def schedule(self) -> tuple[str, ...]:
+        """The one that every trainer has, and most others cannot do without."""
+        return ("1f1b",)
+
+    @cached_property
     def pipeline_split(self) -> tuple[str, ...]:
         """The transformer layers alone, and what else makes a degree legal that they do not."""
         by_layers = [pp for pp in self._of("pp") if self._is_split("layers", pp)]

@@ -39,10 +39,13 @@ EVERYTHING = EVERY_KNOB.to_mapping() | {"recompute": "selective"}
 @pytest.mark.parametrize(
     ("name", "knobs"),
     [
-        *((name, {"zero_stage", "recompute"}) for name in TITANS),
-        ("nanotron", {"vpp", "pipeline_split", "zero_replicas", "recompute"}),
-        ("deepspeed", {"etp", "vpp", "pipeline_split", "zero_replicas", "sequence_parallel"}),
-        ("accelerate", {"vpp", "pipeline_split", "zero_replicas", "recompute"}),
+        *((name, {"zero_stage", "recompute", "schedule"}) for name in TITANS),
+        ("nanotron", {"vpp", "schedule", "pipeline_split", "zero_replicas", "recompute"}),
+        (
+            "deepspeed",
+            {"etp", "vpp", "schedule", "pipeline_split", "zero_replicas", "sequence_parallel"},
+        ),
+        ("accelerate", {"vpp", "schedule", "pipeline_split", "zero_replicas", "recompute"}),
         ("command", set()),
     ],
 )
@@ -323,3 +326,20 @@ def test_the_line_of_a_step_is_read(
 ) -> None:
     for name in trainers:
         assert ADAPTERS[name].log.read(line) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "word"),
+    [
+        *((name, "pipeline_parallel_schedule", "GPipe") for name in TITANS),
+        ("nanotron", "pp_engine", "afab"),
+    ],
+)
+def test_all_forward_passes_first_is_an_engine_of_torchtitan_and_nanotron(
+    name: str, key: str, word: str
+) -> None:
+    values = ADAPTERS[name].values(job(pp=2, schedule="gpipe", **BF16))["parallelism"]
+    assert values[key] == word
+    assert "schedule" not in lacking(name, pp=2, schedule="gpipe", **BF16)
+    late = lacking(name, pp=2, schedule="zero_bubble", **BF16)
+    assert late["schedule"].startswith(f"{name} has no schedule=zero_bubble")
