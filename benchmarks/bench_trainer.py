@@ -40,7 +40,7 @@ from benchmarks.trainer.trainer_table import (
 )
 from benchmarks.workers.forked_ranks import RankFailedError, restart_with_rank_environment
 from search_spaces.errors import SearchSpaceError
-from search_spaces.spec.layout import CP_COMM_TYPES, Precision
+from search_spaces.spec.layout import CP_COMM_TYPES, KNOBS, Precision
 
 PRECISIONS: Final[tuple[Precision, ...]] = ("fp32", "bf16")
 NOTHING: Final = float("nan")
@@ -65,6 +65,9 @@ ASKED: Final[dict[str, dict[Precision, dict[str, float]]]] = {
         "bf16": dict.fromkeys(_TENSOR_PARALLEL, 1.6),
     },
     "1,2,1": {"fp32": {"torch-native": 1.05}, "bf16": {"torch-native": 1.05}},
+    "1,2,1,schedule=zero_bubble": {
+        precision: {"torch-native": 1.05, "ours, 1F1B": NOTHING} for precision in PRECISIONS
+    },
     "1,1,2": {"fp32": {"torch-native": 1.03}, "bf16": {"torch-native": 1.03}},
     "1,1,2,1,2": {"fp32": {"ours, ZeRO-1": 0.97}, "bf16": {"ours, ZeRO-1": 0.97}},
     "1,1,2,ep=2": {"fp32": {"torch-native": 1.1}, "bf16": {"torch-native": 1.1}},
@@ -87,6 +90,7 @@ ALL_CELLS: Final[dict[Precision, dict[str, int]]] = {
         "1,1,1": 6,
         "2,1,1": 6,
         "1,2,1": 10,
+        "1,2,1,schedule=zero_bubble": 8,
         "1,1,2": 8,
         "1,1,2,1,2": 8,
         "1,1,2,1,3": 8,
@@ -101,6 +105,7 @@ ALL_CELLS: Final[dict[Precision, dict[str, int]]] = {
         "1,1,1": 6,
         "2,1,1": 5,
         "1,2,1": 8,
+        "1,2,1,schedule=zero_bubble": 8,
         "1,1,2": 6,
         "1,1,2,1,2": 8,
         "1,1,2,1,3": 6,
@@ -145,21 +150,24 @@ def _cells(arguments: argparse.Namespace) -> list[tuple[Cell, int]]:
 
 
 def make_cell(name: str, precision: Precision) -> Cell:
-    """The cell of tp,pp,dp[,vpp[,zero_stage]][,ep=ep], or of tp,pp,dp,vpp,cp,cp_comm_type.
+    """The cell of tp,pp,dp[,vpp[,zero_stage]][,KNOB=VALUE], or of tp,pp,dp,vpp,cp,cp_comm_type.
 
     Raises:
         ValueError: the name is not such numbers.
         SearchSpaceError: they make no layout.
     """
-    numbers, _, ep = name.partition(",ep=")
-    parts = numbers.split(",")
+    parts = name.split(",")
+    knob, is_set, value = parts[-1].partition("=")
+    more: dict[str, Any] = {}
+    if is_set and knob in KNOBS:
+        parts.pop()
+        more[knob] = int(value) if value.isdecimal() else value
     if len(parts) not in range(3, 7) or not all(part.isdecimal() for part in parts[:5]):
         raise ValueError(
-            f"cell {name!r} is not tp,pp,dp[,vpp[,zero]][,ep=ep] or tp,pp,dp,vpp,cp,comm_type, "
+            f"cell {name!r} is not tp,pp,dp[,vpp[,zero]][,KNOB=VALUE] or tp,pp,dp,vpp,cp,comm_type, "
             "such as 2,1,1"
         )
     tp, pp, dp, vpp = map(int, [*parts, "1"][:4])
-    more: dict[str, Any] = {"ep": int(ep)} if ep else {}
     if len(parts) == 5:
         more |= {"zero_stage": int(parts[4])}
     elif len(parts) == 6:
@@ -217,6 +225,8 @@ _NOTES: Final = {
     "`all_to_all_single`, permutation by expert, `grouped_mm`; its experts in bf16 have fp32 copies",
     "FSDP2": "`fully_shard` of every block, of the embedding, and of norm and head; gradients are "
     "reduced in fp32, for each micro-batch as ours are. `ours, ZeRO-1`: this trainer with ZeRO-1",
+    "schedule": "torch-native: `ScheduleInterleavedZeroBubble` with one stage a rank. `ours, 1F1B`: "
+    "this trainer with the default schedule",
 }
 
 
@@ -225,7 +235,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--cell",
         action="append",
-        metavar="TP,PP,DP[,VPP[,ZERO]][,ep=EP]",
+        metavar="TP,PP,DP[,VPP[,ZERO]][,KNOB=VALUE]",
         help="this cell alone; repeatable",
     )
     parser.add_argument("--precision", action="append", choices=PRECISIONS)

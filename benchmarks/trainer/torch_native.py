@@ -22,7 +22,13 @@ from torch.distributed import _functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -225,7 +231,7 @@ class NativeLoop:
             return [sharded, *alone]
         return [torch.optim.AdamW(_groups(trained), **options), *alone]
 
-    def _schedule(self) -> Schedule1F1B | ScheduleInterleaved1F1B:
+    def _schedule(self) -> Any:
         stages = [
             PipelineStage(
                 part,
@@ -237,9 +243,13 @@ class NativeLoop:
             for chunk, part in enumerate(self.parts)
         ]
         options: dict[str, Any] = {"loss_fn": self._loss, "scale_grads": False}
-        if len(stages) == 1:
-            return Schedule1F1B(stages[0], self.layout.num_microbatches, **options)
-        return ScheduleInterleaved1F1B(stages, self.layout.num_microbatches, **options)
+        count = self.layout.num_microbatches
+        if self.layout.schedule == "zero_bubble":
+            return ScheduleInterleavedZeroBubble(stages, count, **options)
+        if len(stages) > 1:
+            return ScheduleInterleaved1F1B(stages, count, **options)
+        plain = Schedule1F1B if self.layout.schedule == "1f1b" else ScheduleGPipe
+        return plain(stages[0], count, **options)
 
     def _loss(self, logits_BSV: Tensor, targets_BS: Tensor) -> Tensor:
         return mean_cross_entropy(logits_BSV, targets_BS) / self.layout.num_microbatches

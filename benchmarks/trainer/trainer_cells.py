@@ -173,9 +173,9 @@ def _our_step(training: Training) -> Step:
     return step
 
 
-def _ours_of_stage(zero_stage: int) -> Callable[[Layout], Step]:
+def _ours_with(**changes: Any) -> Callable[[Layout], Step]:
     def make(layout: Layout) -> Step:
-        other = replace(layout, zero_stage=zero_stage)
+        other = replace(layout, **changes)
         mesh = build_mesh(dist.get_rank(), other, tied_embeddings=MODEL.tied_embeddings)
         device = torch.device("cpu")
         return _our_step(Training(MODEL, mesh, seed=SEED, device=device, settings=OPTIMIZER))
@@ -208,7 +208,8 @@ PEERS: Final[dict[str, Callable[[Layout], Step]]] = {
     "bare": _bare("masters"),
     "bare, autocast": _bare("autocast"),
     "bare, own process": lambda layout: BareProcess(layout).step,
-    "ours, ZeRO-1": _ours_of_stage(1),
+    "ours, ZeRO-1": _ours_with(zero_stage=1),
+    "ours, 1F1B": _ours_with(schedule="1f1b"),
     "FSDP2": _native(),
     "torch-native": _native(),
     "torch-native, autocast": _native(mixed="autocast"),

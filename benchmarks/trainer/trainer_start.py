@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.trainer.bare_model import MODEL
 from benchmarks.trainer.trainer_cells import make_layout
@@ -152,17 +152,21 @@ def start_figures(launcher: GroupLauncher, model: ModelShape) -> list[Figure]:
 def breakdown_figures(launcher: GroupLauncher) -> list[Figure]:
     """What the breakdown of an iteration leaves unexplained, a layout of two ranks each."""
     figures = []
-    for axis in ("tp", "pp", "dp"):
-        layout = make_layout(precision="fp32", **{axis: 2})
+    kinds: tuple[tuple[str, dict[str, Any]], ...] = (
+        *((f"{axis}=2", {axis: 2}) for axis in ("tp", "pp", "dp")),
+        ("pp=2, zero bubble", {"pp": 2, "schedule": "zero_bubble"}),
+    )
+    for kind, changes in kinds:
+        layout = make_layout(precision="fp32", **changes)
         request = ProbeRequest(model=MODEL, layout=layout, iterations=3)
         breakdown = _run(launcher, request).measurement.breakdown
         if breakdown is None:
-            raise ProbeNotCompletedError(f"a probe with {axis}=2 took no breakdown of its steps")
+            raise ProbeNotCompletedError(f"a probe with {kind} took no breakdown of its steps")
         shares = breakdown.shares
         said = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
         figures.append(
             Figure(
-                name=f"unexplained by the breakdown of an iteration, {axis}=2",
+                name=f"unexplained by the breakdown of an iteration, {kind}",
                 asked=f"under {UNEXPLAINED:.0%}",
                 measured=f"{shares['unexplained']:.2%} ({said})",
                 reached=abs(shares["unexplained"]) < UNEXPLAINED,
