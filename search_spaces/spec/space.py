@@ -52,6 +52,8 @@ class SearchSpace:
     """Nodes of the job."""
     tp: WholeNumbers = 1
     """Tensor-parallel degree."""
+    tp_columns: WholeNumbers = 1
+    """Tensor columns."""
     cp: WholeNumbers = 1
     """Context-parallel degree."""
     pp: WholeNumbers = 1

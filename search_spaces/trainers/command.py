@@ -23,4 +23,5 @@ COMMAND: Final = TrainerAdapter(
     schedules=SCHEDULES,
     values=placeholder_values,
     notes=_notes,
+    has_columns=True,
 )

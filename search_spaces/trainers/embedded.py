@@ -35,4 +35,5 @@ EMBEDDED: Final = TrainerAdapter(
     needs="layout-tuner itself, on every node",
     schedules=SCHEDULES,
     values=_values,
+    has_columns=True,
 )

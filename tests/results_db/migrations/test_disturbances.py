@@ -28,6 +28,7 @@ LATER: dict[str, dict[str, object]] = {
         "ep": 1,
         "etp": 1,
         "schedule": "1f1b",
+        "tp_columns": 1,
     }
 }
 """What later revisions add, with the values of earlier rows."""

@@ -1,4 +1,4 @@
-"""Revision r006 adds the pipeline's schedule: of earlier trials 1F1B."""
+"""Revision r007 adds the pipeline's schedule: of earlier trials 1F1B."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -15,8 +15,8 @@ from search_spaces.spec.layout import Layout
 from tests.kit.store import make_campaign, make_worker, run_trial
 
 
-def test_trials_of_r005_have_the_default_schedule(url: str) -> None:
-    migrate.downgrade(url, "r005")
+def test_trials_of_r006_have_the_default_schedule(url: str) -> None:
+    migrate.downgrade(url, "r006")
     with closing(Database(url)) as database, database.read() as session:
         assert "schedule" not in session.execute(text("SELECT * FROM trials")).keys()  # noqa: SIM118
     migrate.upgrade(url)

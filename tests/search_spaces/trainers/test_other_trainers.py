@@ -343,3 +343,10 @@ def test_all_forward_passes_first_is_an_engine_of_torchtitan_and_nanotron(
     assert "schedule" not in lacking(name, pp=2, schedule="gpipe", **BF16)
     late = lacking(name, pp=2, schedule="zero_bubble", **BF16)
     assert late["schedule"].startswith(f"{name} has no schedule=zero_bubble")
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_trainers_without_tensor_columns_refuse_them_by_name(name: str) -> None:
+    said = ADAPTERS[name].every_refusal(job(tp_columns=2))
+    is_refused = f"tp_columns=2 has no counterpart in {name}" in "; ".join(said)
+    assert is_refused == (name not in ("embedded", "command"))

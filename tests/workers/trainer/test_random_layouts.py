@@ -49,6 +49,7 @@ CLIPPING = [None, 0.5]
 SPACE = SearchSpace(
     global_batch_size=GLOBAL_BATCH,
     tp=(1, 2, 4, 8),
+    tp_columns=(1, 2, 4),
     cp=(1, 2, 4),
     cp_comm_type=CP_COMM_TYPES,
     pp=(1, 2, 4, 8),
@@ -65,6 +66,7 @@ SPACE = SearchSpace(
 OF_EXPERTS = replace(
     SPACE,
     tp=(1, 2),
+    tp_columns=1,
     ep=(1, 2, 4),
     etp=(1, 2, 4),
     vpp=(1, 2),
@@ -88,6 +90,7 @@ def _degrees(layout: Layout) -> tuple[Any, ...]:
     experts = layout.ep, layout.etp
     return (
         layout.tp,
+        layout.tp_columns,
         *cp,
         layout.pp,
         layout.dp,
@@ -120,7 +123,7 @@ def test_the_rules_open_every_knob_to_the_drawn_layouts() -> None:
     four = [layout for model in MODELS for layout in legal_layouts(model, num_devices=4)]
     eight = [layout for model in MODELS for layout in legal_layouts(model, num_devices=8)]
     for layouts in (four, eight):
-        degrees = ("tp", "cp", "pp", "dp", "ep", "etp")
+        degrees = ("tp", "tp_columns", "cp", "pp", "dp", "ep", "etp")
         for knob in (*degrees, "cp_comm_type", "micro_batch_size", "zero_stage"):
             assert len({getattr(layout, knob) for layout in layouts}) > 1, knob
         assert {layout.recompute for layout in layouts} == set(RECOMPUTE_MODES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Final
+from typing import Final, Literal, get_args
 
 from torch import Tensor
 from torch import distributed as dist
@@ -69,6 +69,13 @@ class Copies:
         return self.size // self.num_shards
 
 
+Overlap = Literal["all_reduce", "scatter", "gather"]
+"""Communication that runs beside computation: the sum of a layer's input gradients beside its
+weight gradient, the sum of a bucket's gradients over ranks with the same weights beside the
+backward pass that follows, and the gather of a layer's weights (ZeRO-3) beside the layer before."""
+
+EVERY_OVERLAP: Final[frozenset[Overlap]] = frozenset(get_args(Overlap))
+
 NO_OTHER: Final = Copies()
 """One rank holds the parameters."""
 
@@ -85,6 +92,10 @@ class Mesh:
     place: Coordinates
     tp_group: AxisGroup | None
     """Ranks that share this rank's weight matrices."""
+    column_group: AxisGroup | None = None
+    """Ranks that hold the other columns of this rank's weights, and of its tokens' features."""
+    vocabulary_group: AxisGroup | None = None
+    """Ranks that divide the vocabulary: those of tp and of tensor columns."""
     pp_group: AxisGroup | None
     """Stages of this rank's pipeline, first to last."""
     embedding_group: AxisGroup | None
@@ -101,11 +112,18 @@ class Mesh:
     """Ranks of dp and cp, which hold the same weights."""
     expert_copies: Copies = NO_OTHER
     """Ranks that hold the same experts; the same object where these are the same ranks."""
+    overlaps: frozenset[Overlap] = EVERY_OVERLAP
+    """What runs beside computation; the numbers are the same without."""
 
     @property
     def cuts_tokens(self) -> bool:
         """Whether a rank holds 1/tp of a micro-batch's tokens between the parallel layers."""
         return self.layout.sequence_parallel and self.layout.tp > 1
+
+    @property
+    def vocabulary_rank(self) -> int:
+        """This rank's place among those that divide the vocabulary."""
+        return self.place.tp_rank * self.layout.tp_columns + self.place.column_rank
 
     @property
     def expert_place(self) -> ExpertCoordinates:
@@ -149,6 +167,7 @@ def build_mesh(
     has_experts: bool = False,
     timeout: timedelta | None = None,
     shares_memory: bool = True,
+    overlaps: frozenset[Overlap] = EVERY_OVERLAP,
 ) -> Mesh:
     """Makes the process groups of every axis longer than one. All ranks call it.
 
@@ -162,6 +181,7 @@ def build_mesh(
         timeout: how long a collective of these groups waits for a peer; None: torch's default.
             torch does not apply the default group's timeout to new groups.
         shares_memory: whether ranks of one host exchange CPU tensors through shared memory.
+        overlaps: what communication runs beside computation.
 
     Raises:
         RankContextInvalidError: the size of the default group differs from the layout's.
@@ -197,13 +217,14 @@ def build_mesh(
     copies = expert_copies = copies_of("", layout.zero_group_size)
     if axes["expert_copies"] != axes["copies"]:
         expert_copies = copies_of("expert_", layout.expert_zero_group_size)
-    names = ("tp", "cp", "pp", "ep", "etp", "embedding", "world")
+    names = ("tp", "column", "vocabulary", "cp", "pp", "ep", "etp", "embedding", "world")
     return Mesh(
         layout=layout,
         rank=rank,
         place=coordinates(rank, layout),
         copies=copies,
         expert_copies=expert_copies,
+        overlaps=overlaps,
         **{f"{name}_group": groups.get(name) for name in names},
     )
 
@@ -220,6 +241,9 @@ def _axes(rank: int, layout: Layout, *, has_experts: bool) -> dict[str, list[int
         return [expert_rank(each, place.pp_rank, layout) for each in places]
 
     axes = {name: line(name, getattr(layout, name)) for name in ("tp", "cp", "pp")}
+    first = rank - rank % layout.tp_ranks
+    axes |= {"column": line("column", layout.tp_columns)}
+    axes |= {"vocabulary": list(range(first, first + layout.tp_ranks))}
     copies = [
         global_rank(replace(place, dp_rank=dp_rank, cp_rank=cp_rank), layout)
         for dp_rank in range(layout.dp)

@@ -9,8 +9,12 @@ replace the all-reduces and send the same bytes. Norms, residuals and pipeline t
 1/tp of the tokens. Rank r holds the r-th contiguous part of the tokens of a micro-batch. Attention
 processes all of them.
 
+Tensor columns (arXiv:2305.13525) divide the other side of every weight, and the features of the
+residual stream: a column-parallel layer sums its outputs over columns, and a row-parallel layer the
+gradients of its inputs. Between the layers nothing moves, since their roles alternate.
+
 Shapes: T tokens of a micro-batch, L = T / tp tokens of this rank, I and O local input and output
-features.
+features, H hidden, C features of this rank.
 """
 
 # ruff: noqa: N803, N806 (tensors carry their shape in the name)
@@ -24,9 +28,12 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from workers.trainer.comm.collectives import (
+    Pending,
     all_reduce,
     finish,
+    gather_columns,
     gather_rows,
+    scatter_columns,
     scatter_rows,
     start_all_reduce,
     start_gather_rows,
@@ -40,7 +47,8 @@ from workers.trainer.model.parameters import ModelParameter
 class ColumnLinear(Function):
     """y = x W^T + b with W divided by rows: each rank computes its own outputs for every token.
 
-    Forward: no communication; where tokens are cut, an all-gather of the input over tp. Backward:
+    Forward: no communication; where tokens are cut, an all-gather of the input over tp; an
+    all-reduce of the output over tensor columns. Backward:
     an all-reduce of the input gradient over tp (f in arXiv:1909.08053); where tokens are cut, a
     reduce-scatter. Either is started before the weight gradient is computed.
 
@@ -56,27 +64,30 @@ class ColumnLinear(Function):
         x_LI: Tensor,
         weight_OI: ModelParameter,
         bias_O: ModelParameter | None,
-        group: AxisGroup | None,
-        cuts_tokens: bool,
+        layer: _ParallelLinear,
     ) -> Tensor:
-        ctx.token_group = group if cuts_tokens else None
-        x_TI = x_LI if ctx.token_group is None else gather_rows(x_LI, ctx.token_group)
+        x_TI = x_LI if layer.token_group is None else gather_rows(x_LI, layer.token_group)
         ctx.save_for_backward(x_TI)
-        ctx.weight_OI, ctx.bias_O, ctx.group = weight_OI, bias_O, group
-        return linear(x_TI, weight_OI, bias_O)
+        ctx.weight_OI, ctx.bias_O, ctx.layer = weight_OI, bias_O, layer
+        if layer.columns is None:
+            return linear(x_TI, weight_OI, bias_O)
+        y_TO = linear(x_TI, weight_OI)
+        all_reduce(y_TO, layer.columns)
+        return y_TO if bias_O is None else y_TO.add_(bias_O)
 
     @staticmethod
-    def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor, None, None, None]:
         (x_TI,) = ctx.saved_tensors
         grad_LI = grad_TI = input_gradient(grad_TO, ctx.weight_OI)
-        if ctx.token_group is None:
-            summing = start_all_reduce(grad_TI, ctx.group)
+        if ctx.layer.token_group is None:
+            summing = start_all_reduce(grad_TI, ctx.layer.group)
         else:
-            grad_LI, summing = start_scatter_rows(grad_TI, ctx.token_group)
+            grad_LI, summing = start_scatter_rows(grad_TI, ctx.layer.token_group)
+        summing = ctx.layer.beside(summing)
         ctx.weight_OI.add_product(grad_TO.t(), x_TI)
         _add_bias_gradient(ctx, grad_TO)
         finish(summing)
-        return grad_LI, None, None, None, None
+        return grad_LI, None, None, None
 
 
 class RowLinear(Function):
@@ -95,34 +106,36 @@ class RowLinear(Function):
         residual_LO: Tensor,
         weight_OI: ModelParameter,
         bias_O: ModelParameter | None,
-        group: AxisGroup | None,
-        cuts_tokens: bool,
+        layer: _ParallelLinear,
     ) -> Tensor:
         ctx.save_for_backward(x_TI)
-        ctx.weight_OI, ctx.bias_O = weight_OI, bias_O
-        ctx.token_group = group if cuts_tokens else None
+        ctx.weight_OI, ctx.bias_O, ctx.layer = weight_OI, bias_O, layer
         y_LO = linear(x_TI, weight_OI)
-        if ctx.token_group is None:
-            all_reduce(y_LO, group)
+        if layer.token_group is None:
+            all_reduce(y_LO, layer.group)
         else:
-            y_LO = scatter_rows(y_LO, ctx.token_group)
+            y_LO = scatter_rows(y_LO, layer.token_group)
         if bias_O is not None:
             y_LO.add_(bias_O)
         return y_LO.add_(residual_LO)
 
     @staticmethod
-    def backward(ctx: Any, grad_LO: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
-        (x_TI,) = ctx.saved_tensors
-        if ctx.token_group is None:
+    def backward(ctx: Any, grad_LO: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        (x_TI,), layer = ctx.saved_tensors, ctx.layer
+        if layer.token_group is None:
             grad_TI = input_gradient(grad_LO, ctx.weight_OI)
+            summing = layer.beside(start_all_reduce(grad_TI, layer.columns))
             ctx.weight_OI.add_product(grad_LO.t(), x_TI)
             _add_bias_gradient(ctx, grad_LO)
-            return grad_TI, grad_LO, None, None, None, None
-        grad_TO, gathering = start_gather_rows(grad_LO, ctx.token_group)
+            finish(summing)
+            return grad_TI, grad_LO, None, None, None
+        grad_TO, gathering = start_gather_rows(grad_LO, layer.token_group)
         _add_bias_gradient(ctx, grad_LO)
         finish(gathering)
         ctx.weight_OI.add_product(grad_TO.t(), x_TI)
-        return input_gradient(grad_TO, ctx.weight_OI), grad_LO, None, None, None, None
+        grad_TI = input_gradient(grad_TO, ctx.weight_OI)
+        all_reduce(grad_TI, layer.columns)
+        return grad_TI, grad_LO, None, None, None
 
 
 def _add_bias_gradient(ctx: Any, grad_TO: Tensor) -> None:
@@ -130,18 +143,37 @@ def _add_bias_gradient(ctx: Any, grad_TO: Tensor) -> None:
         ctx.bias_O.add_gradient(grad_TO.sum(0))
 
 
+class GatherColumns(Function):
+    """The whole features of tokens, of which each rank of the tensor columns has some.
+
+    Forward: an all-gather over columns. Backward: a reduce-scatter over columns.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_TC: Tensor, columns: AxisGroup) -> Tensor:
+        ctx.columns = columns
+        return gather_columns(x_TC, columns)
+
+    @staticmethod
+    def backward(ctx: Any, grad_TH: Tensor) -> tuple[Tensor, None]:
+        return scatter_columns(grad_TH, ctx.columns), None
+
+
+whole_features: Callable[[Tensor, AxisGroup], Tensor] = GatherColumns.apply
 _column_linear: Callable[..., Tensor] = ColumnLinear.apply
 _row_linear: Callable[..., Tensor] = RowLinear.apply
 
 
 class _ParallelLinear(nn.Module):
-    """A linear layer that is divided over tp.
+    """A linear layer that is divided over tp and tensor columns.
 
     Args:
         weight: this rank's slice.
         bias: this rank's slice, or the whole bias of a row-parallel layer; None: there is none.
         group: the tp group; None: there is one rank.
+        columns: the group of tensor columns; None: there is one rank.
         cuts_tokens: whether the tokens beside the layer are divided over tp too.
+        overlaps: whether the input gradient is summed while the weight gradient is computed.
     """
 
     bias: ModelParameter | None
@@ -152,22 +184,32 @@ class _ParallelLinear(nn.Module):
         bias: ModelParameter | None,
         group: AxisGroup | None,
         *,
+        columns: AxisGroup | None = None,
         cuts_tokens: bool = False,
+        overlaps: bool = True,
     ) -> None:
         super().__init__()
-        self.weight, self.group, self.cuts_tokens = weight, group, cuts_tokens
+        self.weight, self.group, self.columns = weight, group, columns
+        self.token_group, self.overlaps = group if cuts_tokens else None, overlaps
         self.register_parameter("bias", bias)
+
+    def beside(self, work: Pending | None) -> Pending | None:
+        """The work to wait for after what follows; without overlap it is awaited here."""
+        if self.overlaps:
+            return work
+        finish(work)
+        return None
 
 
 class ColumnParallel(_ParallelLinear):
     """A linear layer whose outputs are divided over tp. Its input may be this rank's tokens."""
 
     def forward(self, x_LI: Tensor) -> Tensor:
-        return _column_linear(x_LI, self.weight, self.bias, self.group, self.cuts_tokens)
+        return _column_linear(x_LI, self.weight, self.bias, self)
 
 
 class RowParallel(_ParallelLinear):
     """A linear layer whose inputs are divided over tp; it adds its output to the residual."""
 
     def forward(self, x_TI: Tensor, residual_LO: Tensor) -> Tensor:
-        return _row_linear(x_TI, residual_LO, self.weight, self.bias, self.group, self.cuts_tokens)
+        return _row_linear(x_TI, residual_LO, self.weight, self.bias, self)

@@ -1,12 +1,12 @@
 """The pipeline's schedule.
 
-Revision: r006, after r005. Earlier trials have the default one, 1F1B.
+Revision: r007, after r006. Earlier trials have the default one, 1F1B.
 """
 
 from alembic import op
 
-revision = "r006"
-down_revision = "r005"
+revision = "r007"
+down_revision = "r006"
 branch_labels = None
 depends_on = None
 
