@@ -11,7 +11,8 @@ from search_spaces.spec.layout import Layout
 class Coordinates:
     """A rank's position on the axes.
 
-    Tensor columns vary fastest, then tp, cp, dp and pp (AxoNN; without columns Megatron-LM).
+    Tensor columns vary fastest, then tp, cp, dp and pp (AxoNN; without columns Megatron-LM), or
+    with another `Layout.rank_order` pp before dp (Megatron-LM's --use-tp-pp-dp-mapping).
     """
 
     column_rank: int = 0
@@ -24,13 +25,16 @@ class Coordinates:
 def coordinates(rank: int, layout: Layout) -> Coordinates:
     """The position of a global rank.
 
-    It is number (((pp_rank * dp + dp_rank) * cp + cp_rank) * tp + tp_rank) * tp_columns +
-    column_rank.
+    It is number ((outer * cp + cp_rank) * tp + tp_rank) * tp_columns + column_rank, where outer is
+    pp_rank * dp + dp_rank, or dp_rank * pp + pp_rank.
     """
     rest, column_rank = divmod(rank, layout.tp_columns)
     rest, tp_rank = divmod(rest, layout.tp)
     rest, cp_rank = divmod(rest, layout.cp)
-    pp_rank, dp_rank = divmod(rest, layout.dp)
+    if layout.rank_order == "tp_cp_dp_pp":
+        pp_rank, dp_rank = divmod(rest, layout.dp)
+    else:
+        dp_rank, pp_rank = divmod(rest, layout.pp)
     return Coordinates(
         column_rank=column_rank, tp_rank=tp_rank, cp_rank=cp_rank, dp_rank=dp_rank, pp_rank=pp_rank
     )
@@ -38,8 +42,12 @@ def coordinates(rank: int, layout: Layout) -> Coordinates:
 
 def global_rank(place: Coordinates, layout: Layout) -> int:
     """The global rank of a position."""
-    data_rank = (place.pp_rank * layout.dp + place.dp_rank) * layout.cp + place.cp_rank
-    return (data_rank * layout.tp + place.tp_rank) * layout.tp_columns + place.column_rank
+    if layout.rank_order == "tp_cp_dp_pp":
+        outer = place.pp_rank * layout.dp + place.dp_rank
+    else:
+        outer = place.dp_rank * layout.pp + place.pp_rank
+    rest = (outer * layout.cp + place.cp_rank) * layout.tp + place.tp_rank
+    return rest * layout.tp_columns + place.column_rank
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +64,13 @@ class ExpertCoordinates:
 
 
 def expert_coordinates(rank: int, layout: Layout) -> ExpertCoordinates:
-    """The position of a rank, number (edp_rank * ep + ep_rank) * etp + etp_rank of its stage."""
-    rest, etp_rank = divmod(rank % (layout.tp * layout.dp_cp), layout.etp)
+    """The position of a rank, number (edp_rank * ep + ep_rank) * etp + etp_rank of its stage.
+
+    Without tensor columns, which models with experts do not have.
+    """
+    place = coordinates(rank, layout)
+    of_stage = (place.dp_rank * layout.cp + place.cp_rank) * layout.tp + place.tp_rank
+    rest, etp_rank = divmod(of_stage, layout.etp)
     edp_rank, ep_rank = divmod(rest, layout.ep)
     return ExpertCoordinates(etp_rank=etp_rank, ep_rank=ep_rank, edp_rank=edp_rank)
 
@@ -65,7 +78,10 @@ def expert_coordinates(rank: int, layout: Layout) -> ExpertCoordinates:
 def expert_rank(place: ExpertCoordinates, pp_rank: int, layout: Layout) -> int:
     """The global rank of a position of a stage."""
     of_stage = (place.edp_rank * layout.ep + place.ep_rank) * layout.etp + place.etp_rank
-    return pp_rank * layout.tp * layout.dp_cp + of_stage
+    rest, tp_rank = divmod(of_stage, layout.tp)
+    dp_rank, cp_rank = divmod(rest, layout.cp)
+    at = Coordinates(tp_rank=tp_rank, cp_rank=cp_rank, dp_rank=dp_rank, pp_rank=pp_rank)
+    return global_rank(at, layout)
 
 
 def sequence_chunks(cp: int, cp_rank: int) -> list[int]:

@@ -59,6 +59,7 @@ WORDS = {
     "tied_embeddings": ("false", "true"),
     "cp_comm_type": ("all_gather", "p2p", "a2a"),
     "schedule": ("1f1b", "gpipe", "zero_bubble"),
+    "rank_order": ("tp_cp_dp_pp", "tp_cp_pp_dp"),
     "pipeline_split": ("layers", "embedding", "head", "embedding_and_head"),
 }
 
@@ -240,8 +241,9 @@ class Trainer:
 
     def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
         self.args, self.device = args, device
-        degrees = (args.pp, args.dp, args.tp)
-        self.mesh = init_device_mesh(device.type, degrees, mesh_dim_names=("pp", "dp", "tp"))
+        axes = ("pp", "dp", "tp") if args.rank_order == "tp_cp_dp_pp" else ("dp", "pp", "tp")
+        degrees = tuple(getattr(args, axis) for axis in axes)
+        self.mesh = init_device_mesh(device.type, degrees, mesh_dim_names=axes)
         self.stage, self.replica = (self.mesh[name].get_local_rank() for name in ("pp", "dp"))
         self.is_first_of_tp = self.mesh["tp"].get_local_rank() == 0
         # DDP knows neither DTensors nor the micro-batches of a pipeline.

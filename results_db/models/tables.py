@@ -158,7 +158,14 @@ class Trial(WithCosts, Base):
         CheckConstraint(f"zero_stage IN ({', '.join(map(str, ZERO_STAGES))})", name="zero_stage"),
         *(
             CheckConstraint(one_of(name, KNOBS[name].choices), name=name)
-            for name in ("schedule", "cp_comm_type", "pipeline_split", "recompute", "precision")
+            for name in (
+                "schedule",
+                "cp_comm_type",
+                "pipeline_split",
+                "rank_order",
+                "recompute",
+                "precision",
+            )
         ),
         CheckConstraint(
             "number >= 1 AND " + is_at_least(0, "repeat_index", "lost_attempts", "iterations_done"),
@@ -198,6 +205,7 @@ class Trial(WithCosts, Base):
     schedule: Mapped[str] = mapped_column(String(16), server_default="1f1b")
     cp_comm_type: Mapped[str] = mapped_column(String(16), server_default="all_gather")
     pipeline_split: Mapped[str] = mapped_column(String(24), server_default="layers")
+    rank_order: Mapped[str] = mapped_column(String(16), server_default="tp_cp_dp_pp")
     micro_batch_size: Mapped[int]
     num_microbatches: Mapped[int]
     zero_stage: Mapped[int]

@@ -277,6 +277,11 @@ class _Choices:
         return ("1f1b",)
 
     @cached_property
+    def rank_order(self) -> tuple[str, ...]:
+        """The one that every trainer has."""
+        return ("tp_cp_dp_pp",)
+
+    @cached_property
     def pipeline_split(self) -> tuple[str, ...]:
         """The transformer layers alone, and what else makes a degree legal that they do not."""
         by_layers = [pp for pp in self._of("pp") if self._is_split("layers", pp)]

@@ -33,6 +33,7 @@ _OTHER_NAMES: Final[Mapping[str, str]] = MappingProxyType(
     | dict.fromkeys(("expert_tensor", "expert_tensor_model"), "etp")
     | dict.fromkeys(("virtual_pipeline", "virtual_pipeline_model", "interleave"), "vpp")
     | dict.fromkeys(("zero_bubble", "gpipe", "pipeline_schedule", "pp_engine"), "schedule")
+    | dict.fromkeys(("use_tp_pp_dp_mapping", "mesh_order", "rank_mapping"), "rank_order")
     | dict.fromkeys(("account_for_embedding_in_pipeline_split",), "pipeline_split")
     | dict.fromkeys(("account_for_loss_in_pipeline_split",), "pipeline_split")
     | dict.fromkeys(("mbs", "local_batch", "train_micro_batch_size_per_gpu"), "micro_batch_size")

@@ -1,7 +1,8 @@
 """Bandwidth and latency of the links that the groups of a layout use, inside and between nodes.
 
 Ranks are numbered with tensor columns fastest, then tp, cp, dp and pp, as in AxoNN, and without
-columns in Megatron-LM; beside experts the same ranks with etp fastest, then ep and edp.
+columns in Megatron-LM; beside experts the same ranks with etp fastest, then ep and edp. With
+another order of ranks (`Layout.rank_order`) pp comes before dp and edp.
 """
 
 from __future__ import annotations
@@ -57,7 +58,19 @@ class GroupLinks:
         """
         node = cluster.devices_per_node
         here = np.clip(node // stride, 1, ranks)
-        inside, alone = stride * ranks <= node, here == 1
+        return cls.placed(ranks, here, stride * ranks <= node, cluster, cards_exponent)
+
+    @classmethod
+    def placed(
+        cls,
+        ranks: NDArray[np.int64],
+        here: NDArray[np.int64],
+        inside: Bools,
+        cluster: Cluster,
+        cards_exponent: float = _CARDS_EXPONENT,
+    ) -> GroupLinks:
+        """The links of groups of which so many ranks are on each node."""
+        node, alone = cluster.devices_per_node, here == 1
         near = inside_bandwidths(cluster)[here]
         cards = np.arange(node + 1) ** cards_exponent
         far = cluster.inter_node_bandwidth_bytes_per_s * cards[here]
@@ -104,8 +117,27 @@ class Links:
 
     @cached_property
     def data(self) -> GroupLinks:
-        """Links of groups that sum gradients, over dp and cp."""
-        return GroupLinks.of(self.columns.dp_cp, self.columns.tp_ranks, self.cluster)
+        """Links of groups that sum gradients, over dp and cp.
+
+        Where pp comes before dp, the ranks of cp are neighbours, and those of dp have the stages of
+        a replica between them.
+        """
+        columns, node = self.columns, self.cluster.devices_per_node
+        usual = GroupLinks.of(columns.dp_cp, columns.tp_ranks, self.cluster)
+        if not (columns.rank_order != 0).any():
+            return usual
+        stride = columns.tp_ranks * columns.cp * columns.pp
+        of_cp = np.clip(node // columns.tp_ranks, 1, columns.cp)
+        here = np.where(
+            of_cp < columns.cp, of_cp, columns.cp * np.clip(node // stride, 1, columns.dp)
+        )
+        inside = stride * (columns.dp - 1) + columns.tp_ranks * columns.cp <= node
+        return GroupLinks.placed(
+            columns.dp_cp,
+            np.where(columns.rank_order != 0, here, usual.here),
+            np.where(columns.rank_order != 0, inside, usual.inside),
+            self.cluster,
+        )
 
     @cached_property
     def expert_tensor(self) -> GroupLinks:
@@ -120,13 +152,16 @@ class Links:
     @cached_property
     def expert_data(self) -> GroupLinks:
         """Links of groups that sum the gradients of experts, over edp."""
-        stride = self.columns.etp * self.columns.ep
+        between = np.where(self.columns.rank_order != 0, self.columns.pp, 1)
+        stride = self.columns.etp * self.columns.ep * between
         return GroupLinks.of(self.columns.edp, stride, self.cluster)
 
     @cached_property
     def pipeline_inside(self) -> Bools:
-        """Whether all stages are on one node."""
-        return np.asarray(self.columns.num_devices <= self.cluster.devices_per_node)
+        """Whether all stages of a pipeline are on one node."""
+        columns = self.columns
+        replicas = np.where(columns.rank_order != 0, columns.dp, 1)
+        return np.asarray(columns.num_devices // replicas <= self.cluster.devices_per_node)
 
     @cached_property
     def pipeline_bytes_per_s(self) -> Floats:

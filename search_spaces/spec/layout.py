@@ -24,6 +24,10 @@ PipelineSplit = Literal["layers", "embedding", "head", "embedding_and_head"]
 Schedule = Literal["1f1b", "gpipe", "zero_bubble"]
 """The order of a pipeline's passes; see `search_spaces.schedules`."""
 
+RankOrder = Literal["tp_cp_dp_pp", "tp_cp_pp_dp"]
+"""The axes by how far apart their ranks are, neighbours first."""
+
+RANK_ORDERS: Final[tuple[RankOrder, ...]] = get_args(RankOrder)
 SCHEDULES: Final[tuple[Schedule, ...]] = get_args(Schedule)
 PIPELINE_SPLITS: Final[tuple[PipelineSplit, ...]] = get_args(PipelineSplit)
 RECOMPUTE_MODES: Final[tuple[Recompute, ...]] = get_args(Recompute)
@@ -169,6 +173,18 @@ class Layout:
     )
     """What counts as a layer in the split over stages: `layers` is the transformer layers alone. A
     stage whose embedding or head counts has one transformer layer fewer."""
+    rank_order: RankOrder = field(
+        default="tp_cp_dp_pp",
+        metadata=knob(
+            label="order of ranks",
+            word="ranks by",
+            help="Axes from neighbouring ranks to distant ones; nodes hold neighbours.",
+            choices=RANK_ORDERS,
+            is_new=True,
+        ),
+    )
+    """Order in which ranks are numbered along the axes, the fastest first, after tensor columns.
+    With `tp_cp_pp_dp` the stages of a pipeline are neighbours, not the replicas of a stage."""
     micro_batch_size: int = field(
         default=1,
         metadata=knob(
@@ -324,6 +340,8 @@ class Layout:
             context += f"-ep{self.ep}" + (f"x{self.etp}" if self.etp > 1 else "")
         if self.tp_columns > 1:
             context += f"-tc{self.tp_columns}"
+        if self.rank_order != "tp_cp_dp_pp":
+            context += f"-{self.rank_order}"
         split = "" if self.pipeline_split == "layers" else f"-ps_{self.pipeline_split}"
         schedule = "" if self.schedule == "1f1b" else f"-{self.schedule}"
         return (
@@ -378,7 +396,8 @@ _KEY: Final = re.compile(
     r"-z(?P<zero_stage>\d)(?:x(?P<zero_replicas>\d{1,9}))?-rc_(?P<recompute>[a-z]+)"
     r"-sp(?P<sequence_parallel>[01])-(?P<precision>[a-z0-9]+)"
     r"(?:-cp(?P<cp>\d{1,9})(?:_(?P<cp_comm_type>[a-z0-9_]+))?)?"
-    r"(?:-ep(?P<ep>\d{1,9})(?:x(?P<etp>\d{1,9}))?)?(?:-tc(?P<tp_columns>\d{1,9}))?",
+    r"(?:-ep(?P<ep>\d{1,9})(?:x(?P<etp>\d{1,9}))?)?(?:-tc(?P<tp_columns>\d{1,9}))?"
+    r"(?:-(?P<rank_order>tp_cp_pp_dp))?",
     re.ASCII,
 )
 

@@ -49,6 +49,7 @@ class LayoutColumns:
     schedule: Codes
     cp_comm_type: Codes
     pipeline_split: Codes
+    rank_order: Codes
     micro_batch_size: Ints
     num_microbatches: Ints
     zero_stage: Ints

@@ -497,6 +497,32 @@ RULES: Final[tuple[Rule, ...]] = (
         ),
     ),
     Rule(
+        name="experts_in_order_of_ranks",
+        scope="model",
+        # Where they do not divide the ranks of a stage, the rule of these gives the reason.
+        illegal=lambda c, x: (
+            (x.model.num_experts > 0)
+            & (c.rank_order != 0)
+            & (c.pp > 1)
+            & (c.tp * c.dp_cp == c.edp * c.etp * c.ep)
+            & (c.edp != c.dp)
+        ),
+        sentence=lambda layout, _: (
+            f"rank_order={layout.rank_order} with pp={layout.pp}: experts need etp*ep="
+            f"{layout.etp}*{layout.ep} equal to tp*cp={layout.tp}*{layout.cp}, so that they do not "
+            "leave the ranks of a replica; Megatron-LM asserts it too"
+        ),
+    ),
+    Rule(
+        name="rank_order_needs_both",
+        scope="redundant",
+        illegal=lambda c, _: (c.rank_order != 0) & ((c.pp == 1) | (c.dp == 1)),
+        sentence=lambda layout, _: (
+            f"rank_order={layout.rank_order} with pp={layout.pp} and dp={layout.dp} is the same job "
+            "as rank_order=tp_cp_dp_pp"
+        ),
+    ),
+    Rule(
         name="zero_needs_replicas",
         scope="redundant",
         illegal=lambda c, x: (c.zero_stage > 0) & (c.dp_cp == 1) & _experts_are_whole(c, x),

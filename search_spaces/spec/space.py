@@ -72,6 +72,8 @@ class SearchSpace:
     """all_gather, p2p, a2a."""
     pipeline_split: str | Sequence[str] = "layers"
     """layers, embedding, head, embedding_and_head."""
+    rank_order: str | Sequence[str] = "tp_cp_dp_pp"
+    """tp_cp_dp_pp, tp_cp_pp_dp."""
     micro_batch_size: WholeNumbers = 1
     """Sequences at once, on each replica."""
     num_microbatches: WholeNumbers | None = None

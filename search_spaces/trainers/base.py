@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from search_spaces.spec.layout import KNOBS, Layout
+from search_spaces.spec.layout import KNOBS, RANK_ORDERS, Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.trainers.log_patterns import NO_PATTERNS, LogPatterns
 
@@ -78,6 +78,8 @@ class TrainerAdapter:
     dropped; they then have their defaults in the job, whatever the trainer does."""
     schedules: Collection[str] = ("1f1b",)
     """The pipeline schedules that the trainer has. Others count as lacking."""
+    rank_orders: Collection[str] = RANK_ORDERS[:1]
+    """The orders of ranks that it has. Others count as lacking."""
     refusals: Callable[[TrainerJob], Sequence[str]] = _none
     """Why the trainer refuses the job, with its numbers; empty if it does not."""
     has_columns: bool = False
@@ -93,12 +95,17 @@ class TrainerAdapter:
     """How to read what it prints."""
 
     def all_lacking(self, job: TrainerJob) -> Mapping[str, str]:
-        """The knobs that the trainer does not have: `lacking`, and the schedule."""
+        """The knobs that the trainer does not have: `lacking`, the schedule, the order of ranks."""
         found = dict(self.lacking(job))
         if job.layout.schedule not in self.schedules:
             found["schedule"] = (
                 f"{self.name} has no schedule={job.layout.schedule} with one stage a rank; without "
                 "it the schedule is 1F1B"
+            )
+        if job.layout.rank_order not in self.rank_orders:
+            found["rank_order"] = (
+                f"{self.name} numbers ranks by tp, cp, dp and pp; without rank_order="
+                f"{job.layout.rank_order} the replicas of a stage are neighbours, not its pipeline"
             )
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from search_spaces.spec.layout import SCHEDULES
+from search_spaces.spec.layout import RANK_ORDERS, SCHEDULES
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
 from search_spaces.trainers.placeholders import placeholder_values
 
@@ -20,6 +20,7 @@ COMMAND: Final = TrainerAdapter(
     name="command",
     target_version="any program",
     needs="a program that reads LAYOUT_* in its environment, or arguments such as --tp {tp}",
+    rank_orders=RANK_ORDERS,
     schedules=SCHEDULES,
     values=placeholder_values,
     notes=_notes,

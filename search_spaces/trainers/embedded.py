@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from search_spaces.spec.layout import SCHEDULES
+from search_spaces.spec.layout import RANK_ORDERS, SCHEDULES
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
 
 EMBEDDED_TRAINER: Final = "embedded"
@@ -33,6 +33,7 @@ EMBEDDED: Final = TrainerAdapter(
     name=EMBEDDED_TRAINER,
     target_version=f"job version {JOB_VERSION}",
     needs="layout-tuner itself, on every node",
+    rank_orders=RANK_ORDERS,
     schedules=SCHEDULES,
     values=_values,
     has_columns=True,

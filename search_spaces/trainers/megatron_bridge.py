@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from search_spaces.spec.layout import Layout
+from search_spaces.spec.layout import RANK_ORDERS, Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
 from search_spaces.trainers.log_patterns import LogPatterns
@@ -44,6 +44,9 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
         "data_parallel_sharding_strategy": strategy,
         "average_in_collective": False,
     }
+    distributed = {"use_megatron_fsdp": True} if strategy else {}
+    if layout.rank_order == "tp_cp_pp_dp":
+        distributed["use_tp_pp_dp_mapping"] = True
     return {
         "model": {**_model(model), **expert_values(job), **_parallelism(layout)},
         "train": {
@@ -58,7 +61,7 @@ def _values(job: TrainerJob) -> Mapping[str, Any]:
             "num_distributed_optimizer_instances": layout.zero_replicas,
             **(fsdp if strategy else {}),
         },
-        **({"dist": {"use_megatron_fsdp": True}} if strategy else {}),
+        **({"dist": distributed} if distributed else {}),
         **({"checkpoint": {"ckpt_format": FSDP_CHECKPOINTS}} if strategy else {}),
         "optimizer": {"use_distributed_optimizer": has_zero},
         "dataset": {"seq_length": model.seq_length},
@@ -156,6 +159,7 @@ MEGATRON_BRIDGE: Final = TrainerAdapter(
     name="megatron-bridge",
     target_version="Megatron-Bridge of 2026-08 (067f987d)",
     needs="a checkout of Megatron-Bridge in BRIDGE_DIR, Python 3.12 and Transformer Engine",
+    rank_orders=RANK_ORDERS,
     refusals=refusals,
     values=_values,
     arguments=_arguments,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from search_spaces.spec.layout import Layout, Precision
+from search_spaces.spec.layout import RANK_ORDERS, Layout, Precision
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.terminal.plurals import counted
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
@@ -82,6 +82,11 @@ def _checks(job: TrainerJob) -> Iterator[tuple[bool, str]]:
     )
     yield from _expert_checks(layout, model)
     yield (
+        layout.rank_order != RANK_ORDERS[0] and layout.zero_stage in SHARDING_STRATEGIES,
+        f"rank_order={layout.rank_order} with zero_stage={layout.zero_stage}: Megatron-FSDP numbers "
+        "ranks by tp, cp, dp and pp alone",
+    )
+    yield (
         model.rotary_base % 1 != 0,
         f"rotary_base={model.rotary_base} is not a whole number, which the flag needs",
     )
@@ -139,13 +144,15 @@ def _arguments(job: TrainerJob) -> Sequence[str]:
 
 
 def parallel_flags(layout: Layout) -> list[list[str]]:
-    """Degrees, and sequence parallelism."""
+    """Degrees, sequence parallelism, and the order of ranks."""
     flags = [
         ["--tensor-model-parallel-size", str(layout.tp)],
         ["--pipeline-model-parallel-size", str(layout.pp)],
     ]
     if layout.sequence_parallel:
         flags.append(["--sequence-parallel"])
+    if layout.rank_order == "tp_cp_pp_dp":
+        flags.append(["--use-tp-pp-dp-mapping"])
     return flags
 
 
@@ -347,6 +354,7 @@ MEGATRON_LM: Final = TrainerAdapter(
     name="megatron-lm",
     target_version="Megatron-LM of 2026-08 (d98e8a64)",
     needs="a checkout of Megatron-LM in MEGATRON_DIR",
+    rank_orders=RANK_ORDERS,
     refusals=refusals,
     arguments=_arguments,
     notes=_notes,

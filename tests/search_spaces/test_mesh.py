@@ -33,6 +33,15 @@ def test_tensor_columns_vary_faster_than_tp() -> None:
     assert [p.cp_rank for p in places[:24:6]] == [0, 1, 0, 1]
 
 
+def test_pp_varies_faster_than_dp_in_the_other_order() -> None:
+    """RankGenerator(tp=2, cp=1, dp=3, pp=2, order="tp-cp-ep-pp-dp") of Megatron's parallel_state."""
+    layout = Layout(tp=2, dp=3, pp=2, rank_order="tp_cp_pp_dp")
+    places = [coordinates(rank, layout) for rank in range(layout.num_devices)]
+    assert [global_rank(place, layout) for place in places] == list(range(12))
+    assert [p.pp_rank for p in places[:8:2]] == [0, 1, 0, 1]
+    assert [p.dp_rank for p in places[::4]] == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("axis", "groups"),
     [
@@ -53,7 +62,13 @@ def test_groups_of_experts_are_those_of_megatron_lm(axis: str, groups: list[list
 
 
 @pytest.mark.parametrize(
-    "layout", [Layout(tp=4, dp=3, ep=6), Layout(cp=2, dp=4, pp=3, ep=2, etp=2), Layout(pp=2)]
+    "layout",
+    [
+        Layout(tp=4, dp=3, ep=6),
+        Layout(cp=2, dp=4, pp=3, ep=2, etp=2),
+        Layout(pp=2),
+        Layout(tp=2, cp=2, dp=3, pp=2, ep=2, etp=2, rank_order="tp_cp_pp_dp"),
+    ],
 )
 def test_ranks_and_coordinates_of_experts_are_one_to_one(layout: Layout) -> None:
     places = [

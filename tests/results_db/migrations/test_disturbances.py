@@ -28,6 +28,7 @@ LATER: dict[str, dict[str, object]] = {
         "ep": 1,
         "etp": 1,
         "schedule": "1f1b",
+        "rank_order": "tp_cp_dp_pp",
         "tp_columns": 1,
     }
 }

@@ -209,6 +209,7 @@ def test_a_stated_knob_is_left_as_it_is_and_the_word_auto_is_like_leaving_it_out
     assert spec_of(space={**space, knob: "auto"}) == absent
     value = {"precision": "fp16", "recompute": "full", "sequence_parallel": True, "zero_stage": 1}
     value |= {"pipeline_split": "head", "cp_comm_type": "p2p", "schedule": "gpipe"}
+    value |= {"rank_order": "tp_cp_pp_dp"}
     stated = spec_of(space={**space, knob: value.get(knob, 2)}).space
     assert stated.values(knob) == (value.get(knob, 2),)
     assert knob not in stated.auto

@@ -138,6 +138,13 @@ CASES = [
         schedule="gpipe",
     ),
     case(
+        "rank_order_needs_both",
+        "rank_order=tp_cp_pp_dp with pp=2 and dp=1 is the same job as rank_order=tp_cp_dp_pp",
+        pp=2,
+        dp=1,
+        rank_order="tp_cp_pp_dp",
+    ),
+    case(
         "schedule_needs_pipeline",
         "schedule=zero_bubble with pp=1 is the same job as schedule=1f1b",
         schedule="zero_bubble",

@@ -39,13 +39,27 @@ EVERYTHING = EVERY_KNOB.to_mapping() | {"recompute": "selective"}
 @pytest.mark.parametrize(
     ("name", "knobs"),
     [
-        *((name, {"zero_stage", "recompute", "schedule"}) for name in TITANS),
-        ("nanotron", {"vpp", "schedule", "pipeline_split", "zero_replicas", "recompute"}),
+        *((name, {"zero_stage", "recompute", "schedule", "rank_order"}) for name in TITANS),
+        (
+            "nanotron",
+            {"vpp", "schedule", "rank_order", "pipeline_split", "zero_replicas", "recompute"},
+        ),
         (
             "deepspeed",
-            {"etp", "vpp", "schedule", "pipeline_split", "zero_replicas", "sequence_parallel"},
+            {
+                "etp",
+                "vpp",
+                "schedule",
+                "rank_order",
+                "pipeline_split",
+                "zero_replicas",
+                "sequence_parallel",
+            },
         ),
-        ("accelerate", {"vpp", "schedule", "pipeline_split", "zero_replicas", "recompute"}),
+        (
+            "accelerate",
+            {"vpp", "schedule", "rank_order", "pipeline_split", "zero_replicas", "recompute"},
+        ),
         ("command", set()),
     ],
 )

@@ -335,3 +335,25 @@ def test_another_schedule_is_bitwise_equal_to_1f1b(
     shape = make_shape(family, num_layers=3 if layout.pipeline_split != "layers" else 4)
     found = train(shape, replace(layout, schedule=schedule))
     assert_bitwise_equal(found, train(shape, layout))
+
+
+@pytest.mark.sampled(2)
+@FAMILIES
+@pytest.mark.parametrize(
+    "axes",
+    [
+        DP | {"zero_stage": 1},
+        DP | {"zero_stage": 3},
+        DP | {"ep": 2, "tp": 2, "sequence_parallel": True},
+        DP | {"cp": 2, "cp_comm_type": "a2a", "zero_stage": 2, "zero_replicas": 2},
+        DP | {"tp": 2, "schedule": "zero_bubble"},
+    ],
+    ids=str,
+)
+def test_another_order_of_ranks_is_bitwise_the_same(axes: dict[str, Any], family: str) -> None:
+    """Sums go over the ranks of a group in the order of its axis, wherever their numbers are."""
+    if "ep" in axes and family != "moe":
+        pytest.skip("there are no experts to divide")
+    layout = make_layout(**PP | axes)
+    found = train(make_shape(family), replace(layout, rank_order="tp_cp_pp_dp"))
+    assert_bitwise_equal(found, train(make_shape(family), layout))

@@ -18,6 +18,7 @@ from search_spaces.spec.cluster import detect_local_cpu
 from search_spaces.spec.layout import (
     CP_COMM_TYPES,
     PIPELINE_SPLITS,
+    RANK_ORDERS,
     RECOMPUTE_MODES,
     SCHEDULES,
     ZERO_STAGES,
@@ -56,6 +57,7 @@ SPACE = SearchSpace(
     dp=(1, 2, 4, 8),
     vpp=(1, 2, 4),
     schedule=SCHEDULES,
+    rank_order=RANK_ORDERS,
     pipeline_split=PIPELINE_SPLITS,
     micro_batch_size=(1, 2, 4),
     zero_stage=ZERO_STAGES,
@@ -71,6 +73,7 @@ OF_EXPERTS = replace(
     etp=(1, 2, 4),
     vpp=(1, 2),
     schedule=("1f1b", "zero_bubble"),
+    recompute=("none", "full"),
     pipeline_split=("layers", "head"),
 )
 """For models with experts; with fewer values of other knobs, for there may not be too many."""
@@ -97,6 +100,7 @@ def _degrees(layout: Layout) -> tuple[Any, ...]:
         *experts,
         layout.vpp,
         layout.schedule,
+        layout.rank_order,
         layout.pipeline_split,
     )
 
@@ -129,6 +133,7 @@ def test_the_rules_open_every_knob_to_the_drawn_layouts() -> None:
         assert {layout.recompute for layout in layouts} == set(RECOMPUTE_MODES)
         assert {layout.sequence_parallel for layout in layouts} == {False, True}
         assert {layout.vpp for layout in layouts} >= {1, 2}
+        assert {layout.rank_order for layout in layouts} == set(RANK_ORDERS)
         assert {layout.schedule for layout in layouts} == set(SCHEDULES)
         assert {layout.zero_replicas for layout in layouts} >= {1, 2}
         assert {layout.pipeline_split for layout in layouts} == set(PIPELINE_SPLITS)
