@@ -34,7 +34,7 @@ def test_tensor_columns_vary_faster_than_tp() -> None:
 
 
 def test_pp_varies_faster_than_dp_in_the_other_order() -> None:
-    """RankGenerator(tp=2, cp=1, dp=3, pp=2, order="tp-cp-ep-pp-dp") of Megatron's parallel_state."""
+    """RankGenerator(tp=2, cp=1, dp=3, pp=2, order="tp-cp-ep-pp-dp") of its parallel_state."""
     layout = Layout(tp=2, dp=3, pp=2, rank_order="tp_cp_pp_dp")
     places = [coordinates(rank, layout) for rank in range(layout.num_devices)]
     assert [global_rank(place, layout) for place in places] == list(range(12))
