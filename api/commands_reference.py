@@ -86,7 +86,6 @@ def _section(name: str, command: click.Command, connection: list[str]) -> Iterat
 
 
 def _options(command: click.Command) -> list[str]:
-    """The visible options of a command as items of a list."""
     options = [each for each in command.params if isinstance(each, click.Option)]
     return [_item(_option(each)) for each in options if not each.hidden]
 

@@ -235,7 +235,6 @@ def _baseline_facts(baseline: BaselineRead, objective: str) -> list[tuple[str, s
 
 
 def precision_words(campaign: CampaignDetail) -> str:
-    """The precisions in a campaign's space."""
     precision = campaign.spec["space"]["precision"]
     return precision if isinstance(precision, str) else ", ".join(precision)
 

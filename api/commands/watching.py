@@ -182,7 +182,6 @@ class CampaignView:
     def lines(
         self, campaign: CampaignDetail, width: int, *, encoding: str | None = "utf-8"
     ) -> list[str]:
-        """The facts in lines of a width."""
         rows = textwrap.wrap(
             progress_line(campaign, with_best=False), max(width, 1), max_lines=4, placeholder="…"
         )

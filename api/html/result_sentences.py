@@ -64,7 +64,6 @@ class CampaignFinding:
 
 
 def finding_of(store: Store, campaign: CampaignRecord) -> CampaignFinding:
-    """Reads the result of a campaign."""
     return CampaignFinding(
         campaign=campaign,
         best=store.leaderboard.tied_layouts(campaign.id, campaign.objective, among=TIES_LOOKED_AT),

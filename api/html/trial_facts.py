@@ -92,7 +92,6 @@ class TrialFacts:
 
     @property
     def trial(self) -> TrialRecord:
-        """The trial itself."""
         return self.detail.trial
 
     @property
@@ -182,7 +181,6 @@ def knob_pairs(layout: Layout) -> Iterator[tuple[str, str]]:
 
 
 def knob_text(layout: Layout, name: str) -> str:
-    """The value of a knob in words."""
     chosen = getattr(layout, name)
     if name == "num_nodes":
         return f"{chosen} ({counted(layout.num_devices, 'device')})"

@@ -63,7 +63,6 @@ _WITHOUT_TURN: Final = ("lease_trials", "post_heartbeat", "post_outcome")
 
 
 def limits_of(operation: str) -> BodyLimits:
-    """The limits of a route."""
     return BODY_LIMITS.get(operation, _SMALL)
 
 

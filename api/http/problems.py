@@ -133,7 +133,6 @@ def _known_error(request: Request, error: Exception) -> Response:
 
 
 def _fields_of(request: Request, error: Exception) -> list[FieldError] | None:
-    """The fields of the request that an error is about."""
     if isinstance(error, api_errors.DocumentInvalidError):
         return [FieldError(field=_body_field(error.field), message=_printable(error.problem))]
     is_of_body = getattr(request.state, "names_fields_of_body", False)
@@ -157,7 +156,6 @@ def _kind(error: Exception) -> str:
 
 
 def too_many(why: str, wait_s: float) -> Response:
-    """The answer 429."""
     seconds = max(1, math.ceil(wait_s))
     return problem_response(
         HTTPStatus.TOO_MANY_REQUESTS,

@@ -44,7 +44,6 @@ class _Connection:
         return self._since if self.protocol is None else self.protocol.idle_since
 
     def abort(self) -> None:
-        """Closes it at once."""
         if self.protocol is not None and self.protocol.transport is not None:
             self.protocol.transport.abort()
             return

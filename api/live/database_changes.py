@@ -83,7 +83,6 @@ class DatabaseChanges:
             self._looking = None
 
     def close(self) -> None:
-        """Stops looking."""
         if self._looking is not None:
             self._looking.cancel()
         if self._mark is not None:

@@ -37,7 +37,6 @@ _log = logging.getLogger(__name__)
 
 
 def event_bytes(event: EventRecord) -> bytes:
-    """The event in the format of the stream."""
     return format_sse_event(
         data_str=EventRead.of(event).model_dump_json(), event=event.kind, id=str(event.seq)
     )

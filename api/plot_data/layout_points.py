@@ -43,7 +43,6 @@ class LayoutPoint:
 
     @cached_property
     def layout_key(self) -> str:
-        """The canonical key of the layout."""
         return Layout(**self.knobs).key
 
 
@@ -79,7 +78,6 @@ class PlotFacts:
 
     @cached_property
     def ranked(self) -> list[LayoutPoint]:
-        """The layouts on the leaderboard."""
         return [point for point in self.points if point.value is not None]
 
     @cached_property

@@ -124,7 +124,6 @@ def _leaderboard(
 def _job_lines(
     job: TrainingJob, campaign: CampaignRecord, best: Sequence[RankedLayout]
 ) -> Iterator[str]:
-    """The days of a training job with each of the best layouts."""
     ranked = (
         RankedStep(e.rank, e.trial.layout, e.step_time_s, e.value, e.low, e.high) for e in best
     )

@@ -53,7 +53,6 @@ class SessionCookie:
         return next((found[name] for name in names if name in found), None)
 
     def put(self, scope: Scope, response: Response, secret: str) -> None:
-        """Adds the cookie to a response."""
         is_secure = _is_https(scope, self.is_behind_proxy)
         response.set_cookie(
             self._name(scope, is_secure=is_secure),
