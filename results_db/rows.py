@@ -151,7 +151,6 @@ def layout_columns(layout: Layout) -> dict[str, Any]:
 
 
 def trial_layout(trial: Trial) -> Layout:
-    """The layout that a trial runs."""
     return Layout(**{name: getattr(trial, name) for name in LAYOUT_FIELDS})
 
 

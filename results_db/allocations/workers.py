@@ -251,7 +251,6 @@ class Workers(StoreSection):
             self._audit(session, "allocation.remove", "allocation", worker_id, name=worker.name)
 
     def quarantined_nodes(self, cluster: str) -> list[SetAside]:
-        """The nodes of a cluster in quarantine, by name."""
         with self._db.read() as session:
             return active_quarantines(session, cluster)
 

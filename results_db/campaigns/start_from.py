@@ -96,7 +96,6 @@ class EarlierTrials(StoreSection):
         return found[::-1]
 
     def count_known_trials(self, campaign: StartingCampaign) -> int:
-        """The number of trials of other campaigns that the campaign starts from."""
         with self._db.read() as session:
             query = _known(campaign, _Sources.of(session, campaign), Trial.id)
             limited = query.limit(MAX_KNOWN_TRIALS).subquery()

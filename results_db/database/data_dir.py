@@ -37,7 +37,6 @@ class DataDir:
 
     @property
     def database_url(self) -> str:
-        """URL of the embedded database."""
         return f"sqlite:///{self._database.absolute()}"
 
     @property

@@ -72,7 +72,6 @@ class MeasuredLayout:
 
     @property
     def trial_id(self) -> int:
-        """The trial of the first run."""
         return cast("int", self.runs[0].id)
 
     @property

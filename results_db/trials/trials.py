@@ -121,7 +121,6 @@ class Trials(StoreSection):
             ) from error
 
     def get(self, trial_id: int) -> TrialRecord:
-        """One trial."""
         with self._db.read() as session:
             return trial_record(by_id(session, trial_id))
 
