@@ -26,7 +26,6 @@ def coordinates(rank: int, layout: Layout) -> Coordinates:
 
 
 def global_rank(place: Coordinates, layout: Layout) -> int:
-    """The global rank of a position."""
     data_rank = (place.pp_rank * layout.dp + place.dp_rank) * layout.cp + place.cp_rank
     return data_rank * layout.tp + place.tp_rank
 

@@ -59,7 +59,6 @@ class LayoutPredictions:
 
     @cached_property
     def time(self) -> TimeCalibration:
-        """The calibration of step times."""
         return TimeCalibration.fit(self.knowledge)
 
     @cached_property

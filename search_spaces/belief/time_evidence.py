@@ -121,7 +121,6 @@ def joined(parts: Sequence[TimeEvidence]) -> TimeEvidence:
 
 
 def nothing() -> TimeEvidence:
-    """No measurement at all."""
     empty = np.zeros(0)
     return TimeEvidence(
         terms=TimeTerms(

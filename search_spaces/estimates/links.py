@@ -89,12 +89,10 @@ class Links:
 
     @cached_property
     def tensor(self) -> GroupLinks:
-        """Links of tensor-parallel groups."""
         return GroupLinks.of(self.columns.tp, 1, self.cluster, 1.0)
 
     @cached_property
     def context(self) -> GroupLinks:
-        """Links of context-parallel groups."""
         return GroupLinks.of(self.columns.cp, self.columns.tp, self.cluster)
 
     @cached_property

@@ -101,7 +101,6 @@ class StepShape:
         cluster: Cluster,
         score_traffic: float = 1.0,
     ) -> StepShape:
-        """The shape of a step of each layout."""
         tp, pp, cp, vpp = map(_floats, (columns.tp, columns.pp, columns.cp, columns.vpp))
         peaks = _peaks(cluster)
         microbatches = _floats(columns.num_microbatches)
@@ -202,7 +201,6 @@ def mean_of_layers(model: ModelShape, of: Callable[[ModelShape], Floats]) -> Flo
 
 
 def _layer_parameters(model: ModelShape) -> Floats:
-    """Parameters of a layer outside of experts."""
     return _floats(model.num_layer_parameters - model.num_expert_parameters)
 
 

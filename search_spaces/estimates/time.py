@@ -183,12 +183,10 @@ class StepSums:
 
     @property
     def host_weight(self) -> Floats:
-        """See `device_weight`."""
         return self._busy_weight * (self.host / self.busy) ** 3
 
     @property
     def reduction_weight(self) -> Floats:
-        """See `device_weight`."""
         exposed = (self.reduction / self._side_by_side) ** 3
         return exposed + self._beside * (1.0 - exposed)
 

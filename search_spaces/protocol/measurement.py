@@ -372,7 +372,6 @@ class Measurement:
 
     @property
     def num_warmup(self) -> int:
-        """Iterations of warm-up."""
         return sum(iteration.kind == "warmup" for iteration in self.iterations)
 
     def _refuse_another_length(self) -> None:
@@ -470,7 +469,6 @@ def refuse_unequal(measured: Measurement, **expected: tuple[float, str]) -> None
 
 
 def _marked(mark: Mapping[str, Any]) -> tuple[str, ...]:
-    """The fields of a measurement that have a mark."""
     return tuple(f.name for f in fields(Measurement) if mark.items() <= f.metadata.items())
 
 

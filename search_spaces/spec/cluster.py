@@ -150,7 +150,6 @@ class Cluster:
 
 
 def _wrong_fields(values: Mapping[str, Any]) -> Iterator[ClusterInvalidError]:
-    """An error for each field with an impossible value."""
     for name, value in values.items():
         if name == "name" and not is_name(value):
             yield ClusterInvalidError.of_field(

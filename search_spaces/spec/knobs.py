@@ -69,7 +69,6 @@ class Knob:
 
     @property
     def is_switch(self) -> bool:
-        """Whether it is on or off."""
         return isinstance(self.default, bool)
 
     @property
@@ -79,7 +78,6 @@ class Knob:
 
     @property
     def option(self) -> str:
-        """Its command-line option."""
         return f"--{self.name.replace('_', '-')}"
 
     def problem(self, value: object) -> str | None:

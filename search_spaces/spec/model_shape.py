@@ -205,7 +205,6 @@ class ModelShape:
 
     @property
     def head_size(self) -> int:
-        """Width of one head."""
         return self.head_dim or self.hidden_size // self.num_heads
 
     @property
@@ -237,12 +236,10 @@ class ModelShape:
 
     @property
     def num_expert_layers(self) -> int:
-        """Layers with experts."""
         return self.num_layers - self.num_dense_layers if self.num_experts else 0
 
     @property
     def num_attention_matrix_parameters(self) -> int:
-        """Parameters in the matrices of one block's attention."""
         q = self.query_size
         return self.hidden_size * (q + 2 * self.kv_hidden_size) + q * self.hidden_size
 
@@ -450,7 +447,6 @@ _UNSTATED: Final[Mapping[str, int | None]] = MappingProxyType(
 
 
 def _wrong_fields(values: Mapping[str, Any]) -> Iterator[ModelShapeInvalidError]:
-    """An error for each field with an impossible value."""
     for name, value in values.items():
         if name == "name" and not is_name(value):
             yield ModelShapeInvalidError.of_field(

@@ -105,8 +105,6 @@ def violations(
 
 
 def _divides(name: str, model_field: str, knob: str) -> Rule:
-    """The rule that a dimension of the model is divisible by a knob."""
-
     def illegal(c: LayoutColumns, x: RuleContext) -> Bools:
         broken: Bools = getattr(x.model, model_field) % getattr(c, knob) != 0
         return broken

@@ -324,7 +324,6 @@ class LegalSet:
         return _accumulation(dp, micro_batch_size, self.space)
 
     def columns(self, rows: slice = EVERY_ROW, /) -> LayoutColumns:
-        """The legal layouts, or some of them, as columns."""
         return LayoutColumns(**{knob: self.column(knob, rows) for knob in LAYOUT_FIELDS})
 
     def refuse_if_empty(self) -> None:

@@ -31,7 +31,6 @@ class TrainerJob:
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks on each node that the layout occupies."""
         return -(-self.layout.num_devices // self.layout.num_nodes)
 
     def without(self, knobs: Collection[str]) -> TrainerJob:

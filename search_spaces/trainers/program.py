@@ -183,12 +183,10 @@ class ProgramTrainer:
 
     @property
     def of(self) -> TrainerAdapter:
-        """Its adapter."""
         return ADAPTERS[self.adapter]
 
     @property
     def patterns(self) -> LogPatterns:
-        """How it prints its steps."""
         return self.of.log if self.log is None else self.log
 
     @classmethod

@@ -124,7 +124,6 @@ class MeasuredConstants:
 
 
 def constants_file(data_dir: Path, cluster: str) -> Path:
-    """The file of a cluster's constants."""
     return data_dir / "measured" / f"{cluster.replace(os.sep, '_')}.json"
 
 
