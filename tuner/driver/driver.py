@@ -476,7 +476,6 @@ class Driver:
     def _add_trial(
         self, campaign: CampaignRecord, search: CampaignSearch, layout: Layout
     ) -> TrialRecord:
-        """Writes the trial of a layout that the search asked for."""
         measured = search.measured_by(layout)
         what = ""
         if measured is None:

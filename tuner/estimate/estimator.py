@@ -37,11 +37,9 @@ class Calibration:
 
     @cached_property
     def time(self) -> TimeCalibration:
-        """The calibration of step times."""
         return TimeCalibration.fit(self.knowledge)
 
     def memory(self, cluster: Cluster, software: str) -> TrainerMemory:
-        """The calibration of memory for a cluster and a software."""
         return TrainerMemory.prior(cluster, software=software).told_elsewhere(self.knowledge)
 
 

@@ -35,11 +35,9 @@ class CellLayouts:
         return len(self.truth)
 
     def column(self, knob: str, rows: slice = EVERY_ROW, /) -> NDArray[np.int64]:
-        """See `LayoutSet`."""
         return self._columns[knob][rows]
 
     def columns(self, rows: slice = EVERY_ROW, /) -> LayoutColumns:
-        """See `LayoutSet`."""
         return LayoutColumns(**{name: self.column(name, rows) for name in LAYOUT_FIELDS})
 
     def layout(self, index: int, /) -> Layout:
@@ -47,5 +45,4 @@ class CellLayouts:
         return self.truth[index].layout
 
     def index_of(self, layout: Layout, /) -> int | None:
-        """See `LayoutSet`."""
         return self._index.get(layout)

@@ -50,7 +50,6 @@ class EstimatedCell:
 
     @property
     def completed(self) -> NDArray[np.bool_]:
-        """Which layouts ran."""
         return ~np.isnan(self.step_time_s)
 
     @property
@@ -60,7 +59,6 @@ class EstimatedCell:
 
     @property
     def peak_errors(self) -> Floats:
-        """Relative errors of the peaks that were measured."""
         return _errors(self.expected_peak_bytes, self.peak_bytes)
 
     @property

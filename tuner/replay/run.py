@@ -196,7 +196,6 @@ def problem_of(
     *,
     costs: ProbeCosts | None = None,
 ) -> SearchProblem:
-    """The search problem whose legal layouts are those of a cell."""
     return SearchProblem(
         layouts=layouts,
         model=cell.model,
@@ -222,7 +221,6 @@ class _Probe:
 
     @property
     def measured(self) -> TableRow:
-        """The row that the probe measures."""
         slowdown = self.conditions.slowdown
         if self.row.step_time_s is None or self.row.tokens_per_s is None:
             return self.row

@@ -163,7 +163,6 @@ class History:
             del self.pending[index]
 
     def completed_runs(self, index: int) -> list[Observation]:
-        """The completed runs of a layout."""
         runs = self._runs.get(index, {})
         return [run for run in runs.values() if run.state == "completed"]
 
@@ -231,7 +230,6 @@ class LayoutSearch:
 
     @property
     def exhausted(self) -> bool:
-        """Whether no layout is left to propose."""
         return self._history.num_free == 0
 
     def ask(self, limits: AskLimits = NO_LIMITS) -> Layout | None:

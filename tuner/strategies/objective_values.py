@@ -63,7 +63,6 @@ class ObjectiveValues:
 
     @property
     def num_objectives(self) -> int:
-        """Number of objectives."""
         return len(self._names)
 
     def log_step_s(self, row: int, observation: Observation) -> float:
