@@ -304,7 +304,6 @@ def _train_here(job: TrainJob, machine: Cluster, progress: ProgressLog) -> Any:
 
 
 def _say_progress(line: WorkLine, request: ProbeRequest, event: Mapping[str, Any]) -> None:
-    """Shows the progress of a probe."""
     if event["event"] == "listening":
         line.say(f"building the model on {counted(request.layout.num_devices, 'rank')}")
     elif event["event"] == "iteration":
@@ -374,7 +373,6 @@ def probe_document(request: ProbeRequest, outcome: Outcome) -> dict[str, Any]:
 
 
 def probe_text(request: ProbeRequest, outcome: Outcome) -> str:
-    """The outcome as text."""
     layout = request.layout
     compiled = ", compiled," if request.compile else ""
     head = f"{request.model.name} as {layout.key}{compiled} on {layout.num_devices} devices"

@@ -186,7 +186,6 @@ class RankGroup:
         return None
 
     def _stops_waiting(self) -> bool:
-        """Whether to stop waiting for events."""
         progress, verdict = self._progress, self.verdict()
         if verdict is True:
             if not progress.asked_to_drain:

@@ -374,7 +374,6 @@ class GroupLauncher:
 
 
 def _refused(reason: FailureReason, error: Exception) -> Outcome:
-    """The outcome of a probe that was not started."""
     message = visible_line(str(error), MAX_MESSAGE_LENGTH)
     return Outcome(state="failed", reason=reason, message=message)
 

@@ -161,7 +161,6 @@ class DeviceTable:
         self.hold(held, until=_FREE, expected_until=_FREE)
 
     def free(self) -> Bools:
-        """Which devices are free and usable."""
         free: Bools = self._exists & self.usable[:, None] & (self._until == _FREE)
         return free
 

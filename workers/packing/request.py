@@ -27,7 +27,6 @@ class Share:
 
     @classmethod
     def of_first(cls, node: int, num_devices: int) -> Share:
-        """The first devices of a node."""
         return cls(node=node, devices=tuple(range(num_devices)))
 
 

@@ -44,7 +44,6 @@ class ResultRefusedError(Exception):
 
 
 def job_of(request: ProbeRequest) -> TrainerJob:
-    """What the trainer is to run."""
     return TrainerJob(
         model=request.model,
         layout=request.layout,
@@ -140,7 +139,6 @@ class ProgramRun:
         reported, or else that passed between its reports."""
 
     def take(self, event: Document) -> None:
-        """Takes an event of the ranks."""
         if event["event"] != "iteration":
             self._started = time.monotonic()
             return self._on_event(event)

@@ -147,7 +147,6 @@ class NodeRanks:
         return threading.Thread(target=reports.run, name=f"group-{group}", daemon=True).start()
 
     def tell(self, group: str, document: Document) -> None:
-        """Sends a document to every rank of the group on this node."""
         if (reports := self._groups.get(group)) is not None:
             reports.tell(document)
 

@@ -52,6 +52,5 @@ class RankTask:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Reads a task that was sent as a document."""
         lists = {name: tuple(mapping[name]) for name in ("cores", "visible_devices")}
         return cls(**{**mapping, **lists})

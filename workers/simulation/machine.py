@@ -65,7 +65,6 @@ class Network:
 
     @classmethod
     def draw(cls, cluster: Cluster, rng: np.random.Generator) -> Self:
-        """Random links for the description of a cluster."""
         return cls(
             cluster=cluster,
             intra_share=rng.uniform(0.6, 1.1),
@@ -155,7 +154,6 @@ class Device:
 
     @classmethod
     def draw(cls, cluster: Cluster, rng: np.random.Generator) -> Self:
-        """A random device for the description of a cluster."""
         return cls(
             peak_flops_per_s=dict(cluster.peak_flops_per_s) or _DEFAULT_PEAK,
             matmul_share=rng.uniform(0.5, 0.8),
@@ -222,7 +220,6 @@ class Machine:
 
     @classmethod
     def draw(cls, cluster: Cluster, num_devices: int, rng: np.random.Generator) -> Self:
-        """A random machine for the description of a cluster."""
         slowness = 1 + np.abs(rng.normal(0, 0.008, num_devices))
         is_straggler = rng.random(num_devices) < _STRAGGLERS
         return cls(

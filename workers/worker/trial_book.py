@@ -85,7 +85,6 @@ class TrialBook:
 
     @property
     def waiting(self) -> list[HeldTrial]:
-        """The trials that have no devices."""
         return [trial for trial in self._held.values() if not trial.is_running]
 
     @property
@@ -293,6 +292,5 @@ def _cancelled(why: str) -> Outcome:
 
 
 def _summary(outcome: Outcome) -> str:
-    """An outcome in a few words."""
     reason = "" if outcome.reason is None else f" ({outcome.reason}: {outcome.message})"
     return f"{outcome.state}{reason}"

@@ -121,7 +121,6 @@ class AllocationEnd:
         threading.Thread(target=self._run, name="allocation-end", daemon=True).start()
 
     def close(self) -> None:
-        """Ends the queries."""
         self._closing.set()
 
     def _run(self) -> None:

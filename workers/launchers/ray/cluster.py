@@ -204,7 +204,6 @@ class HeadWatch:
         return False
 
     def close(self) -> None:
-        """Closes the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -237,7 +236,6 @@ class JoinedRay:
         return self._head.has_ended()
 
     def close(self) -> None:
-        """Leaves the cluster."""
         self._head.close()
         _leave()
 

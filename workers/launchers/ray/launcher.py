@@ -180,7 +180,6 @@ class RayNodes:
     # The thread that reads the agents' connections calls the next three methods.
 
     def _connected(self, hello: Document, line: JsonLines) -> Receiver:
-        """Takes an agent that has connected."""
         agent = _Agent(key=hello["node"], hello=hello, line=line)
         return Receiver(
             take=partial(self._take, agent), disconnected=partial(self._disconnected, agent)

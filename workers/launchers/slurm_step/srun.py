@@ -103,7 +103,6 @@ class SrunNodes:
             raise
 
     def step(self, group: str) -> Step:
-        """The step of a running group."""
         with self._lock:
             return self._steps[group]
 
@@ -175,7 +174,6 @@ class SrunNodes:
             self.nodes[node] = self._describe(node, hellos[node])
 
     def close(self) -> None:
-        """Ends every step."""
         with self._lock:
             groups = list(self._steps)
         for group in groups:

@@ -89,7 +89,6 @@ EAGER: Final = Kernels(
 
 
 def use_kernels(model: nn.Module, kernels: Kernels) -> None:
-    """Sets the kernels of every layer of the model that uses kernels."""
     for module in model.modules():
         if isinstance(getattr(module, "kernels", None), Kernels):
             module.kernels = kernels  # type: ignore[assignment]

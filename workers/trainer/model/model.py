@@ -388,5 +388,4 @@ class RankModel(nn.Module):
 
     @property
     def mixtures(self) -> list[MixtureOfExperts]:
-        """The mixtures of experts of this rank."""
         return [module for module in self.modules() if isinstance(module, MixtureOfExperts)]
