@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 import httpx
@@ -40,7 +39,7 @@ if TYPE_CHECKING:  # plans import numpy, which other calls do not need
     from api.schemas.plans import PlanRead
     from search_spaces.belief.plan import Plan
 
-NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+NOTHING: Final[Mapping[str, Any]] = {}
 
 _FIRST_PAGE: Final = {"limit": 20, "offset": 0}
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from types import MappingProxyType
 from typing import Any, Final, cast
 
 from sqlalchemy import Select, and_, false, func, or_, select
@@ -33,9 +32,11 @@ from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 MAX_KNOWN_TRIALS: Final = 2000
 """Most trials of other campaigns that one campaign starts from; the newest are taken."""
 
-_SAMPLE_STATES: Final[Mapping[str, ObservationState]] = MappingProxyType(
-    {"COMPLETED": "completed", "INFEASIBLE": "infeasible", "FAILED": "failed"}
-)
+_SAMPLE_STATES: Final[Mapping[str, ObservationState]] = {
+    "COMPLETED": "completed",
+    "INFEASIBLE": "infeasible",
+    "FAILED": "failed",
+}
 """The states of trials that show something about their layouts."""
 
 

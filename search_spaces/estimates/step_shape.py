@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -24,9 +23,13 @@ _FP8: Final = code_of("precision", "fp8")
 _FULL: Final = code_of("recompute", "full")
 _SELECTIVE: Final = code_of("recompute", "selective")
 
-ACHIEVED_SHARES: Final[Mapping[str, float]] = MappingProxyType(
-    {"A100": 0.9, "H100": 0.82, "H200": 0.82, "GH200": 0.82, "MI250X": 0.58}
-)
+ACHIEVED_SHARES: Final[Mapping[str, float]] = {
+    "A100": 0.9,
+    "H100": 0.82,
+    "H200": 0.82,
+    "GH200": 0.82,
+    "MI250X": 0.58,
+}
 """Share of the peak on the data sheet that large products reach, by a part of the device's name:
 A100 280 of 312 and H100 813 of 989 TFLOP/s (arXiv:2502.08145). There MI250X reaches 0.65 with the
 best of all transpose modes; 0.58 is for trainers that do not choose them."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
@@ -101,9 +100,7 @@ _FACTORS: Final = (
     _factor("each_step", "rest", 1.0, 1.0, "a constant a step"),
 )
 
-FACTOR_PRIORS: Final[Mapping[str, FactorPrior]] = MappingProxyType(
-    {factor.name: factor for factor in _FACTORS}
-)
+FACTOR_PRIORS: Final[Mapping[str, FactorPrior]] = {factor.name: factor for factor in _FACTORS}
 """The priors of all terms by name, in the order of the terms."""
 
 TERM_NAMES: Final = tuple(FACTOR_PRIORS)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, Self
 
 from search_spaces.documents.reading import (
@@ -33,20 +32,18 @@ MAX_DEVICE_MEMORY_BYTES: Final = 1 << 50
 _BANDWIDTHS: Final = Range(1e3, 1e15, "bytes/s")
 _LATENCIES: Final = Range(1e-15, 10.0, "s")
 
-CLUSTER_RANGES: Final[Mapping[str, Range]] = MappingProxyType(
-    {
-        "num_nodes": Range(1, MAX_COUNT, "nodes"),
-        "devices_per_node": Range(1, 1 << 12, "devices"),
-        "device_memory_bytes": Range(1, MAX_DEVICE_MEMORY_BYTES, "bytes"),
-        "peak_flops_per_s": Range(1e6, 1e18, "FLOP/s"),
-        "memory_bandwidth_bytes_per_s": _BANDWIDTHS,
-        "intra_node_bandwidth_bytes_per_s": _BANDWIDTHS,
-        "inter_node_bandwidth_bytes_per_s": _BANDWIDTHS,
-        "host_operation_s": _LATENCIES,
-        "intra_node_latency_s": _LATENCIES,
-        "inter_node_latency_s": _LATENCIES,
-    }
-)
+CLUSTER_RANGES: Final[Mapping[str, Range]] = {
+    "num_nodes": Range(1, MAX_COUNT, "nodes"),
+    "devices_per_node": Range(1, 1 << 12, "devices"),
+    "device_memory_bytes": Range(1, MAX_DEVICE_MEMORY_BYTES, "bytes"),
+    "peak_flops_per_s": Range(1e6, 1e18, "FLOP/s"),
+    "memory_bandwidth_bytes_per_s": _BANDWIDTHS,
+    "intra_node_bandwidth_bytes_per_s": _BANDWIDTHS,
+    "inter_node_bandwidth_bytes_per_s": _BANDWIDTHS,
+    "host_operation_s": _LATENCIES,
+    "intra_node_latency_s": _LATENCIES,
+    "inter_node_latency_s": _LATENCIES,
+}
 """The range of each number of a cluster; for a table, of each of its values."""
 
 

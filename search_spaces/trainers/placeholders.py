@@ -26,24 +26,22 @@ MODEL_NAME: Final = "model"
 _MODEL: Final = {
     MODEL_NAME if each.name == "name" else each.name: each.name for each in fields(ModelShape)
 }
-_DERIVED: Final[Mapping[str, Callable[[TrainerJob], object]]] = MappingProxyType(
-    {
-        "num_devices": lambda job: job.layout.num_devices,
-        "ranks_per_node": lambda job: job.ranks_per_node,
-        "global_batch_size": lambda job: job.layout.global_batch_size,
-        "tokens_per_step": lambda job: job.layout.global_batch_size * job.model.seq_length,
-        "zero_group_size": lambda job: job.layout.zero_group_size,
-        "layers_per_stage": lambda job: (
-            job.layout.counted_layers(job.model.num_layers) // job.layout.pp
-        ),
-        "layers_per_virtual_stage": lambda job: (
-            job.layout.counted_layers(job.model.num_layers) // (job.layout.pp * job.layout.vpp)
-        ),
-        "head_size": lambda job: job.model.head_size,
-        "seed": lambda job: job.seed,
-        "compile": lambda job: job.compile,
-    }
-)
+_DERIVED: Final[Mapping[str, Callable[[TrainerJob], object]]] = {
+    "num_devices": lambda job: job.layout.num_devices,
+    "ranks_per_node": lambda job: job.ranks_per_node,
+    "global_batch_size": lambda job: job.layout.global_batch_size,
+    "tokens_per_step": lambda job: job.layout.global_batch_size * job.model.seq_length,
+    "zero_group_size": lambda job: job.layout.zero_group_size,
+    "layers_per_stage": lambda job: (
+        job.layout.counted_layers(job.model.num_layers) // job.layout.pp
+    ),
+    "layers_per_virtual_stage": lambda job: (
+        job.layout.counted_layers(job.model.num_layers) // (job.layout.pp * job.layout.vpp)
+    ),
+    "head_size": lambda job: job.model.head_size,
+    "seed": lambda job: job.seed,
+    "compile": lambda job: job.compile,
+}
 
 PLACEHOLDERS: Final[tuple[str, ...]] = (*LAYOUT_FIELDS, *_MODEL, *_DERIVED)
 """Every name: the fields of a layout, those of the model's shape, and what follows from both."""

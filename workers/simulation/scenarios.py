@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -156,19 +155,15 @@ _SCENARIOS: Final = (
     ),
 )
 
-SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
-    {scenario.name: scenario for scenario in _SCENARIOS}
-)
+SCENARIOS: Final[Mapping[str, Scenario]] = {scenario.name: scenario for scenario in _SCENARIOS}
 """Every scenario by name."""
 
 
-_SIMULATED: Final[Mapping[str, Sequence[Any]]] = MappingProxyType(
-    {
-        **{name: (knob.default,) for name, knob in KNOBS.items() if knob.is_new},
-        "zero_stage": (0, 1),
-        "precision": ("fp32", "bf16", "fp16"),
-    }
-)
+_SIMULATED: Final[Mapping[str, Sequence[Any]]] = {
+    **{name: (knob.default,) for name, knob in KNOBS.items() if knob.is_new},
+    "zero_stage": (0, 1),
+    "precision": ("fp32", "bf16", "fp16"),
+}
 """The values of knobs that simulated clusters have, where they lack others."""
 
 
