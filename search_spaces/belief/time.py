@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats
 from search_spaces.belief.factor_regression import StepFactors, log_sd, log_step_s
 from search_spaces.belief.known_measurements import ELSEWHERE, Sample
 from search_spaces.belief.time_evidence import (
@@ -27,8 +28,6 @@ from search_spaces.spec.knobs import Knob
 from search_spaces.spec.layout import COUNT_KNOBS, KNOBS, Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

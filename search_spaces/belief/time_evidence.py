@@ -6,16 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats, Ints
 from search_spaces.belief.known_measurements import Sample
 from search_spaces.estimates.storage import score_traffic_of
 from search_spaces.estimates.time import TERM_NAMES, TimeTerms, time_terms
 from search_spaces.spec.layout import LAYOUT_FIELDS
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +48,7 @@ class TimeEvidence:
     """Logarithms of the measured seconds."""
     origins: tuple[Origin, ...] = ()
     """Every origin that occurs."""
-    origin_of: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    origin_of: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Each measurement's place among them."""
     columns: LayoutColumns
     """The layouts."""

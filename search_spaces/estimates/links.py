@@ -11,13 +11,10 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Bools, Floats, Ints
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout_columns import LayoutColumns
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 _CARDS_EXPONENT: Final = 0.85
 """Growth of a data-parallel group's bandwidth between nodes with the ranks that it has on each: two
@@ -30,9 +27,9 @@ class GroupLinks:
 
     inside: Bools
     """Whether a group stays inside a node."""
-    here: NDArray[np.int64]
+    here: Ints
     """Ranks of a group on each of its nodes."""
-    ranks: NDArray[np.int64]
+    ranks: Ints
     """Ranks of a group."""
     near_bytes_per_s: Floats
     """Bandwidth per rank among the ranks on a node."""
@@ -44,8 +41,8 @@ class GroupLinks:
     @classmethod
     def of(
         cls,
-        ranks: NDArray[np.int64],
-        stride: NDArray[np.int64] | int,
+        ranks: Ints,
+        stride: Ints | int,
         cluster: Cluster,
         cards_exponent: float = _CARDS_EXPONENT,
     ) -> GroupLinks:

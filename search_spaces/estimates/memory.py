@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats
 from search_spaces.estimates.activations import (
     FP32_BYTES,
     HALF_BYTES,
@@ -31,8 +32,6 @@ from search_spaces.estimates.storage import EMBEDDED_TRAINER, TrainerStorage
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns, code_of
 from search_spaces.spec.model_shape import ModelShape
-
-Floats = NDArray[np.float64]
 
 _MOMENTS_BYTES: Final = 8.0
 

@@ -9,13 +9,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats, Ints
 from search_spaces.estimates.links import GroupLinks, Links
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import PRECISIONS
 from search_spaces.spec.layout_columns import LayoutColumns, code_of
 from search_spaces.spec.model_shape import ModelShape
-
-Floats = NDArray[np.float64]
 
 _FP32: Final = code_of("precision", "fp32")
 _BF16: Final = code_of("precision", "bf16")
@@ -66,7 +65,7 @@ class StepShape:
     etp: Floats
     edp: Floats
     """Ranks that hold the same experts."""
-    cp_comm_type: NDArray[np.int64]
+    cp_comm_type: Ints
     vpp: Floats
     num_microbatches: Floats
     tokens: Floats

@@ -15,14 +15,13 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats
 from search_spaces.estimates.step_shape import StepShape
 from search_spaces.estimates.time_terms import all_terms
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
-
-Floats = NDArray[np.float64]
 
 Kind = Literal["device", "host", "reduction", "odds", "rest"]
 """How a term adds to the step. device and host run side by side, and the longer one counts. A

@@ -12,13 +12,11 @@ from functools import partial
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats
 from search_spaces.estimates.step_shape import StepShape, SummedParameters, mean_of_layers
 from search_spaces.spec.layout_columns import code_of
 from search_spaces.spec.model_shape import ModelShape
-
-Floats = NDArray[np.float64]
 
 _P2P: Final = code_of("cp_comm_type", "p2p")
 _A2A: Final = code_of("cp_comm_type", "a2a")

@@ -11,10 +11,11 @@ from typing import Final, Literal, get_args
 
 import numpy as np
 
+from search_spaces.arrays import Bools
 from search_spaces.spec.batch import GlobalBatch
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import PIPELINE_SPLITS, Layout, Precision
-from search_spaces.spec.layout_columns import Bools, LayoutColumns, code_of, codes_of
+from search_spaces.spec.layout_columns import LayoutColumns, code_of, codes_of
 from search_spaces.spec.model_shape import ModelShape
 
 Scope = Literal["model", "machine", "batch", "redundant", "trainer"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Bools, Ints
 from search_spaces.documents.reading import (
     MAX_COUNT,
     Problems,
@@ -23,7 +23,7 @@ from search_spaces.spec.batch import GlobalBatch
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.knobs import WholeNumbers, read_choices
 from search_spaces.spec.layout import DEGREES, KNOBS, LAYOUT_FIELDS, Layout
-from search_spaces.spec.layout_columns import Ints, LayoutColumns, codes_of
+from search_spaces.spec.layout_columns import LayoutColumns, codes_of
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.rules import ALL_SCOPES, RULES, RuleContext, Scope
 
@@ -398,7 +398,7 @@ def enumerate_legal(
     )
 
 
-def _first_index(broken: NDArray[np.bool_], shape: tuple[int, ...]) -> int:
+def _first_index(broken: Bools, shape: tuple[int, ...]) -> int:
     """The flat index, in the grid of `shape`, of the first combination that `broken` marks."""
     padded = broken.reshape((1,) * (len(shape) - broken.ndim) + broken.shape)
     place = np.unravel_index(int(padded.argmax()), padded.shape)

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats
 from search_spaces.belief.factor_regression import term_factors
 from search_spaces.belief.job import JobEstimate, estimate_job, predicted_step
 from search_spaces.belief.known_measurements import Knowledge
@@ -24,8 +24,6 @@ from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.statistics.job_duration import StepInterval, TrainingJob
 from search_spaces.tables import MeasurementTable, TableCell
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

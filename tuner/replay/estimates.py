@@ -12,16 +12,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
+from search_spaces.arrays import Bools, Floats
 from search_spaces.belief.known_measurements import Knowledge
 from search_spaces.belief.peaks.trainer_hypotheses import TrainerMemory
 from search_spaces.belief.time import TimeCalibration
 from search_spaces.tables import TableCell
 from tuner.replay.cell_layouts import CellLayouts
-
-Floats = NDArray[np.float64]
 
 ACCEPTED: Final = 0.5
 """Smallest probability of fitting at which a layout counts as accepted."""
@@ -49,7 +47,7 @@ class EstimatedCell:
     """Why the calibration of step times does not cover this cell; None: it does."""
 
     @property
-    def completed(self) -> NDArray[np.bool_]:
+    def completed(self) -> Bools:
         return ~np.isnan(self.step_time_s)
 
     @property

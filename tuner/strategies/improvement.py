@@ -7,11 +7,9 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from search_spaces.arrays import Floats, Ints
 
 SMOOTHING: Final = 0.005
 """Width, in logarithms of the objective, over which a gain sets in."""

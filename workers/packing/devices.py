@@ -11,10 +11,9 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.arrays import Bools, Floats
 from workers.packing.request import PackRequest, Placement, Share
 
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
 _T = TypeVar("_T", bound=np.generic)

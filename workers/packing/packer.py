@@ -8,10 +8,10 @@ from typing import Final
 
 import numpy as np
 
+from search_spaces.arrays import Bools
 from search_spaces.terminal.plurals import counted
 from workers.packing.devices import (
     NEVER,
-    Bools,
     DeviceTable,
     FreeDevices,
     earliest_devices,

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats
 from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.documents.reading import nearest, shown
 from search_spaces.spec.cluster import Cluster
@@ -34,7 +34,6 @@ Truth = Literal["events", "stress"]
 """What step times follow: a walk through the events of a step, or the closed form with every term
 wrong and a distortion on top."""
 
-Floats = NDArray[np.float64]
 
 _NOT_SIMULATED: Final = {"num_experts", "head_dim", "qk_norm", "attention_window"}
 """Fields of models that the simulated cluster does not have."""

@@ -17,8 +17,8 @@ from functools import cached_property
 from typing import Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats
 from search_spaces.belief.known_measurements import ELSEWHERE
 from search_spaces.belief.peaks.memory_evidence import (
     Evidence,
@@ -37,8 +37,6 @@ from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 
 __all__ = ["MemoryBelief", "PeakSample", "StagePeak"]
-
-Floats = NDArray[np.float64]
 
 
 _CHUNK: Final = 4096
