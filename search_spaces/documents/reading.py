@@ -143,6 +143,11 @@ def whole_number_problem(value: object, low: int = 1, high: int = MAX_COUNT) -> 
     return None
 
 
+def word_of(value: object) -> str:
+    """A plain value as documents, options and URLs write it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def switch_problem(value: object) -> str | None:
     """Why `value` is neither true nor false, or None."""
     return None if isinstance(value, bool) else f"{shown(value)} is not true or false"

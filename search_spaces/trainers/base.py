@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 from search_spaces.spec.layout import KNOBS, Layout
@@ -57,7 +56,7 @@ def _none(_job: TrainerJob) -> Sequence[str]:
 
 
 def _no_values(_job: TrainerJob) -> Mapping[str, Any]:
-    return MappingProxyType({})
+    return {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

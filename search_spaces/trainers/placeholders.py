@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from types import MappingProxyType
 from typing import Final
 
+from search_spaces.documents.reading import word_of
 from search_spaces.errors import SearchSpaceError
 from search_spaces.spec.layout import LAYOUT_FIELDS
 from search_spaces.spec.model_shape import ModelShape
@@ -61,7 +61,7 @@ def placeholder_values(job: TrainerJob) -> Mapping[str, str]:
         **{name: derived(job) for name, derived in _DERIVED.items()},
     }
     values["head_dim"] = job.model.head_size
-    return MappingProxyType({name: _text(value) for name, value in values.items()})
+    return {name: _text(value) for name, value in values.items()}
 
 
 def environment_values(job: TrainerJob) -> Mapping[str, str]:
@@ -72,13 +72,11 @@ def environment_values(job: TrainerJob) -> Mapping[str, str]:
     """
     stated = job.layout.to_mapping().keys() | job.model.to_mapping().keys()
     unstated = {*LAYOUT_FIELDS, *_MODEL.values()} - stated
-    return MappingProxyType(
-        {
-            f"{ENVIRONMENT_PREFIX}{name.upper()}": value
-            for name, value in placeholder_values(job).items()
-            if name not in unstated
-        }
-    )
+    return {
+        f"{ENVIRONMENT_PREFIX}{name.upper()}": value
+        for name, value in placeholder_values(job).items()
+        if name not in unstated
+    }
 
 
 def filled(template: str, values: Mapping[str, str]) -> str:
@@ -102,6 +100,4 @@ def filled(template: str, values: Mapping[str, str]) -> str:
 
 
 def _text(value: object) -> str:
-    if value is None:
-        return "0"  # a model without an attention window
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return "0" if value is None else word_of(value)  # a model without an attention window

@@ -23,6 +23,7 @@ from search_spaces.documents.reading import (
     shown,
     switch_problem,
     url_name_problem,
+    word_of,
 )
 from search_spaces.errors import SearchSpaceError
 from search_spaces.trainers.base import TrainerAdapter
@@ -261,10 +262,7 @@ def _texts(value: object) -> dict[str, str]:
             raise TrainersFileInvalidError(
                 f"{shown(each)} is not a text, a number or a switch", field=shown(name)
             )
-    return {
-        name: str(each).lower() if isinstance(each, bool) else str(each)
-        for name, each in given.items()
-    }
+    return {name: word_of(each) for name, each in given.items()}
 
 
 def _patterns(value: object) -> LogPatterns:

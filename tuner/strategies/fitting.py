@@ -97,7 +97,7 @@ class FittingBelief:
     def __init__(self, problem: SearchProblem, columns: LayoutColumns, points: Floats) -> None:
         self._problem = problem
         self._points = points
-        prior = TrainerMemory.prior(problem.cluster, software=problem.software, campaign=_HERE)
+        prior = TrainerMemory.prior(problem.cluster, software=problem.software, campaign=HERE)
         self._prior = prior.told_elsewhere(problem.knowledge.samples)
         self._terms = prior.terms(columns, problem.model)
 
@@ -184,7 +184,7 @@ class FittingBelief:
         return np.asarray(1.0 - _BLAMED * doubt_N)
 
 
-_HERE: Final = "this campaign"
+HERE: Final = "this campaign"
 
 
 def samples_of(history: History, problem: SearchProblem) -> Sequence[Sample]:
