@@ -45,7 +45,6 @@ FORMATS: Final[Mapping[str, ExportFormat]] = {
         (COMMAND, formats.command),
     )
 }
-"""Formats by name."""
 
 ALIASES: Final[Mapping[str, str]] = {"trainer": EMBEDDED.name, "torchtitan": TORCHTITAN_0_3.name}
 """Other names of formats: a former one, and a trainer's for its newest release."""

@@ -53,9 +53,7 @@ class TrialFacts:
     ranked: RankedLayout | None
     """Its layout on the leaderboard, pooled over its runs; None: it is not ranked."""
     before: RankedLayout | None
-    """The layout with the rank before."""
     after: RankedLayout | None
-    """The layout with the rank after."""
     cheap: CheapProbe | None
     """What of a layout it runs; None: it runs all of its layout."""
     in_full: RankedLayout | None

@@ -42,7 +42,6 @@ class BrowserSession:
     """A session, without its secret."""
 
     token_hash: str
-    """The token that it stands for."""
     created_at: datetime
     expires_at: datetime
     """Moves with each use, up to `SESSION_LIFE` after `created_at`."""

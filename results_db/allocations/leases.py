@@ -43,7 +43,6 @@ class LeaseAsk:
     worker_id: str
     """The worker's session."""
     request: LeaseRequest
-    """Its request."""
 
 
 Kind = tuple[str, int, int, frozenset[str], RoomBody | None, float | None]

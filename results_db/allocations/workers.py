@@ -52,7 +52,6 @@ class Beat:
     worker_id: str
     """The worker's session."""
     heartbeat: HeartbeatBody
-    """Its content."""
 
 
 def take_beats(

@@ -102,7 +102,6 @@ class CampaignTimeline:
     attempts: Sequence[TimelineAttempt]
     """The newest first by their starts."""
     num_attempts: int
-    """Number of the campaign's attempts in all."""
 
     @property
     def num_left_out(self) -> int:
@@ -184,7 +183,6 @@ _TIMELINE: Final = (
     Trial.reason,
     Attempt.phase,
 )
-"""The columns of `TimelineAttempt`."""
 
 
 def _best_so_far(session: Session, campaign: Campaign, limit: int) -> BestSoFar:

@@ -48,7 +48,6 @@ class PlannedCampaign:
     cluster_name: str
     trainer: str
     created_at: datetime
-    """The time of the plan."""
     id: None = None
 
 

@@ -88,7 +88,6 @@ class LiveState:
     """The state at one moment."""
 
     campaigns: Mapping[int, RunningCampaign] = field(default_factory=dict)
-    """By id."""
     workers: Mapping[str, WorkerSession] = field(default_factory=dict)
     """By the id of the session."""
     nodes: Mapping[NodeKey, NodeStatus] = field(default_factory=dict)

@@ -63,7 +63,6 @@ class PageOfLayouts:
     front: Collection[int]
     """Ids of the trials whose layouts are on the campaign's Pareto front."""
     total: int
-    """The number of layouts that are listed in all."""
     constrained: int
     """Completed trials that are not ranked because they break the campaign's constraints."""
     source: str | None

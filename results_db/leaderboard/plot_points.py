@@ -53,7 +53,6 @@ class PlotPoints:
     points: Sequence[PlotPoint]
     """Ranked layouts, the best first, then trials whose layout is not ranked."""
     num_ranked: int
-    """Number of ranked layouts in all."""
     num_unranked: int
     """Number of trials with a result whose layout is not ranked, in all; without cheap probes."""
 

@@ -42,7 +42,6 @@ class RankingRules:
     """What a leaderboard ranks by."""
 
     objective: str
-    """The objective that ranks."""
     objectives: tuple[str, ...]
     """The objectives of the campaign's Pareto front."""
     max_peak_memory_bytes: int | None

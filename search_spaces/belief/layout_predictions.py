@@ -48,7 +48,6 @@ class LayoutPredictions:
     """Predictions for the layouts of one campaign."""
 
     spec: CampaignSpec
-    """The campaign."""
     software: str = ""
     """What will run it, as a table's source says it; empty: this project's trainer."""
     knowledge: Knowledge = field(default_factory=Knowledge)

@@ -38,7 +38,6 @@ class TimeCalibration:
     """
 
     evidence: TimeEvidence = field(default_factory=nothing)
-    """The measurements."""
     start: TimePosterior | None = None
     """The fit of some of that evidence."""
 

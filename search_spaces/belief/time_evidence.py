@@ -21,15 +21,10 @@ class Origin:
     """The origin of a measurement, which other measurements may share."""
 
     cluster: str
-    """The cluster on which it was taken."""
     software: str
-    """The software that ran it."""
     model: ModelShape
-    """The trained model."""
     num_devices: int
-    """Number of devices."""
     campaign: str
-    """The campaign."""
 
     def doublings_from(self, other: Origin) -> tuple[float, float]:
         """Doublings between the two, up or down: of the parameters, and of the devices."""
@@ -51,7 +46,6 @@ class TimeEvidence:
     origin_of: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Each measurement's place among them."""
     columns: LayoutColumns
-    """The layouts."""
 
     def __len__(self) -> int:
         return self.log_s.size

@@ -93,9 +93,7 @@ class CampaignSpec:
     name: str
     """Unique within a service: 1 to 64 of letters, digits, dot, dash, underscore."""
     model: ModelShape
-    """The model to train."""
     cluster: Cluster
-    """The cluster to train on."""
     space: SearchSpace
     """The layouts to choose from."""
     objectives: tuple[AnyObjective, ...] = DEFAULT_OBJECTIVES
@@ -411,7 +409,6 @@ class CampaignSpec:
 _DOCUMENT_FIELDS: Final = tuple(
     "objective" if f.name == "objectives" else f.name for f in fields(CampaignSpec)
 )
-"""The fields of the document of a campaign."""
 
 _SETTINGS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "budget": Budget.from_mapping,

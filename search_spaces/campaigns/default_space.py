@@ -77,9 +77,7 @@ class DefaultSpace:
     """What the choices of knobs that a document leaves out depend on."""
 
     model: ModelShape
-    """What is trained."""
     cluster: Cluster
-    """Where it runs."""
     memory_bytes: float
     """Memory of a device that a layout may use."""
     states_nodes: bool

@@ -30,7 +30,6 @@ class GroupLinks:
     here: Ints
     """Ranks of a group on each of its nodes."""
     ranks: Ints
-    """Ranks of a group."""
     near_bytes_per_s: Floats
     """Bandwidth per rank among the ranks on a node."""
     bytes_per_s: Floats
@@ -80,9 +79,7 @@ class Links:
     """The links of each axis of each layout."""
 
     columns: LayoutColumns
-    """The layouts."""
     cluster: Cluster
-    """Where they run."""
 
     @cached_property
     def tensor(self) -> GroupLinks:

@@ -51,7 +51,6 @@ class StageMemory:
     weights_bytes: float
     """Parameters in the precision of the matrix multiplications."""
     gradients_bytes: float
-    """Gradients."""
     optimizer_bytes: float
     """Adam's two moments, and the fp32 master weights where the weights are of 16 bits."""
     activations_bytes: float

@@ -103,7 +103,6 @@ FACTOR_PRIORS: Final[Mapping[str, FactorPrior]] = {factor.name: factor for facto
 """The priors of all terms by name, in the order of the terms."""
 
 TERM_NAMES: Final = tuple(FACTOR_PRIORS)
-"""The names of the terms, in order."""
 
 _PLACES: Final = {name: place for place, name in enumerate(TERM_NAMES)}
 
@@ -114,7 +113,6 @@ def terms_of(kind: Kind) -> list[int]:
 
 
 PRIOR: Final = np.array([prior.median for prior in FACTOR_PRIORS.values()])
-"""The prior medians of all factors."""
 
 _EXPECTED: Final = {prior.name: prior.median for prior in FACTOR_PRIORS.values()}
 
@@ -226,7 +224,6 @@ class TimeTerms:
     """The terms of each layout's step, in seconds with the cluster's own constants."""
 
     names: tuple[str, ...]
-    """Names of the terms (`TERM_NAMES`)."""
     seconds: NDArray[np.floating[Any]]
     """Seconds; one row per layout, one column per term. Terms of the kind odds have the seconds
     that are hidden or not."""

@@ -41,9 +41,7 @@ class RuleContext:
     """The model, cluster and settings for which layouts are checked."""
 
     model: ModelShape
-    """The model to train."""
     cluster: Cluster
-    """The cluster to train on."""
     global_batch: GlobalBatch | None = None
     """Allowed sequences per step; None: any number."""
     allow_tp_across_nodes: bool = False

@@ -65,7 +65,6 @@ class Site:
     devices_option: str = "--gpus-per-node={devices}"
     """The option that requests all devices of a node; empty: none. It is not used for CPU cores."""
     needs_account: bool = False
-    """Whether a job needs an account."""
     max_time: MaxTimes = field(default_factory=dict)
     """Longest wall times in seconds by number of nodes; empty: only Slurm checks the limit."""
     max_time_by_partition: Mapping[str, MaxTimes] = field(default_factory=dict)

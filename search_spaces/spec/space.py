@@ -49,7 +49,6 @@ class SearchSpace:
     global_batch_size: int | Mapping[str, int] | GlobalBatch | None = None
     """Sequences a step: a number, or bounds `{min:, max:}`. There is no default."""
     num_nodes: WholeNumbers = 1
-    """Nodes of the job."""
     tp: WholeNumbers = 1
     """Tensor-parallel degree."""
     cp: WholeNumbers = 1
@@ -256,7 +255,6 @@ class LegalSet:
     """The legal layouts of a space, by position: an index of 8 bytes each until one is read."""
 
     space: SearchSpace
-    """The space that was enumerated."""
     devices_per_node: int
     """Devices that a derived dp fills."""
     indices: Ints

@@ -41,7 +41,6 @@ class TableRow:
     """
 
     layout: Layout
-    """The layout that was run."""
     status: Status
     """How the run ended."""
     tokens_per_s: float | None = None
@@ -135,9 +134,7 @@ class TableCell:
     """
 
     key: CellKey
-    """The key of the cell."""
     model: ModelShape
-    """The model that was trained."""
     cluster: Cluster
     """The machine, with as many nodes as the layouts take."""
     rows: tuple[TableRow, ...]

@@ -46,13 +46,10 @@ class Estimator:
     """Estimates for one model on one cluster under one software."""
 
     model: ModelShape
-    """The model to train."""
     cluster: Cluster
-    """The cluster to train on."""
     software: str = ""
     """The training software; empty: the embedded trainer."""
     calibration: Calibration = field(default_factory=Calibration)
-    """The measurements to calibrate on."""
 
     def peaks(self, columns: LayoutColumns) -> tuple[Floats, Floats, Floats]:
         """Mean and standard deviation of each layout's peak, and its probability of fitting."""

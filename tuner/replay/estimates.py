@@ -30,7 +30,6 @@ class EstimatedCell:
     """Estimates beside measurements, layout by layout; NaN where nothing was measured."""
 
     cell: TableCell
-    """The measured cell."""
     step_time_s: Floats
     """Measured seconds a step."""
     peak_bytes: Floats
@@ -38,9 +37,7 @@ class EstimatedCell:
     tokens_per_s: Floats
     """Measured throughput."""
     expected_step_time_s: Floats
-    """The estimate of the step."""
     expected_peak_bytes: Floats
-    """The estimate of the peak."""
     fits: Floats
     """Probability of fitting, by the estimate."""
     outside: str | None = None

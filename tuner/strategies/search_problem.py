@@ -25,9 +25,7 @@ class SearchProblem:
     layouts: LayoutSet
     """The layouts that may be proposed."""
     model: ModelShape
-    """The model to train."""
     cluster: Cluster
-    """The cluster to train on."""
     objectives: tuple[str, ...] = DEFAULT_OBJECTIVES
     """Objectives to maximise; the first one ranks, several are traded off."""
     min_memory_headroom: float = 0.0

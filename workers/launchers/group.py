@@ -53,7 +53,6 @@ class GroupEnd:
 
     failure: GroupFailure | None
     results: Mapping[int, Document]
-    """The result of each rank."""
     log_tail: str
     """Last lines of output of the rank that failed, or of all ranks where none failed first."""
     duration_s: float

@@ -29,7 +29,6 @@ class Reservation:
     """Devices that are kept for the oldest probe that does not fit yet."""
 
     key: Hashable
-    """The probe."""
     devices: Bools
     """The devices, by node."""
     lent_until_s: float

@@ -82,7 +82,6 @@ class Room:
     """The largest probe that could start at once without delaying a waiting one."""
 
     nodes: int
-    """Whole nodes."""
     devices: int
     """Contiguous devices of one node, which may be a whole one."""
     longest_s: float | None

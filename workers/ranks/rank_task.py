@@ -26,7 +26,6 @@ class RankTask:
     local_rank: int
     """Position among the group's ranks on this node."""
     device: Device
-    """Kind of its device."""
     local_world_size: int
     """Ranks of the group on this node."""
     node_rank: int

@@ -47,7 +47,6 @@ class Network:
     """The real speed of the links."""
 
     cluster: Cluster
-    """Their description."""
     intra_share: float
     """Real share of the described bandwidth inside a node."""
     inter_share: float
@@ -200,9 +199,7 @@ class Machine:
     """The real properties of a cluster, which a search does not know."""
 
     device: Device
-    """One device."""
     network: Network
-    """The links."""
     slowness: NDArray[np.float64]
     """Time of each device of the job, relative to the fastest."""
     noise: float

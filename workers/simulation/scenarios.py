@@ -51,7 +51,6 @@ class Scenario:
     about: str
     """A description of one line."""
     model: ModelShape
-    """The model to train."""
     cluster: Cluster
     """The description of the machine."""
     space: SearchSpace
@@ -155,7 +154,6 @@ _SCENARIOS: Final = (
 )
 
 SCENARIOS: Final[Mapping[str, Scenario]] = {scenario.name: scenario for scenario in _SCENARIOS}
-"""Every scenario by name."""
 
 
 _SIMULATED: Final[Mapping[str, Sequence[Any]]] = {

@@ -157,7 +157,6 @@ class Job:
     left: str
     """Time until its limit."""
     limit: str
-    """Its limit."""
     nodes_or_reason: str
     """Its nodes; or why it waits."""
 

@@ -46,13 +46,11 @@ class AllocationRequest:
     """
 
     cluster: Cluster
-    """The cluster of the nodes."""
     described: str | Mapping[str, Any]
     """The user's description of it: a preset's name, or the document of a file with the site."""
     site: Site
     """The site's modules, limits and options."""
     num_nodes: int
-    """Nodes of the job."""
     time_s: float
     """Its wall time."""
     url: str

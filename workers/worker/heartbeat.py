@@ -134,9 +134,7 @@ class Heartbeat:
     """
 
     client: LeaseClient
-    """The service."""
     interval_s: float
-    """Seconds between heartbeats."""
     news: News
     """The newest content."""
     events: Events

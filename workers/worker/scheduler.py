@@ -63,9 +63,7 @@ class Scheduler:
     roster: NodeRoster
     """The nodes, and which of them can be used."""
     leasing: Leasing
-    """Leases trials."""
     registration: InitVar[WorkerCreated]
-    """The session."""
     num_nodes: int
     """Nodes of the registration; some may join late."""
     options: SchedulerOptions

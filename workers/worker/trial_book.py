@@ -64,7 +64,6 @@ class TrialBook:
     roster: NodeRoster
     """The nodes, and which of them can be used."""
     posting: Posting
-    """Posts outcomes."""
     events: Events
     """Where the ends of probes are put."""
     share_nodes: bool

@@ -150,7 +150,6 @@ class Worker:
     """
 
     client: LeaseClient
-    """The service."""
     identity: WorkerCreate
     """How the worker registers."""
     start_launcher: Callable[[], GroupLauncher]

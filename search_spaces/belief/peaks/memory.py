@@ -51,9 +51,7 @@ class MemoryBelief:
     """
 
     cluster: str
-    """Name of the cluster."""
     software: str
-    """The training software."""
     storage: TrainerStorage
     """The memory that the software holds."""
     campaign: str = ""

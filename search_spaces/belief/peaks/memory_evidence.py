@@ -30,11 +30,8 @@ class StagePeak:
     """The measured peak of one stage's ranks; measurements without stages have only the largest."""
 
     model: ModelShape
-    """The model that was trained."""
     cluster: Cluster
-    """The cluster on which it ran."""
     layout: Layout
-    """The layout that was run."""
     stage: int
     """Position in the pipeline, from 0."""
     peak_memory_bytes: int
@@ -42,7 +39,6 @@ class StagePeak:
     state: ObservationState = "completed"
     """A stage that has a peak ran."""
     software: str = ""
-    """The software that ran it."""
 
 
 PeakSample = Sample | StagePeak
@@ -96,7 +92,6 @@ class Evidence:
     noises: Floats = field(default_factory=lambda: np.empty((0, 2)))
     """Prior standard deviation of each ratio around the sum; shape [samples, stages]."""
     groups: tuple[tuple[SampleGroup, ...], ...] = ()
-    """The groups of each sample."""
 
     def __len__(self) -> int:
         return len(self.groups)

@@ -49,9 +49,7 @@ class MeasuredConstants:
     """
 
     cluster: str
-    """Name of the cluster that was measured."""
     host: str
-    """The host that measured."""
     measured_at: str
     """Time of the measurement, in UTC."""
     versions: Mapping[str, str] = field(default_factory=dict)

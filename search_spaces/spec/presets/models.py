@@ -153,7 +153,6 @@ _SHAPES: Final = (
 )
 
 MODEL_PRESETS: Final[Mapping[str, ModelShape]] = {shape.name: shape for shape in _SHAPES}
-"""All model presets by name."""
 
 
 def model_preset(name: str) -> ModelShape:

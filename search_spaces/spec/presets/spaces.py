@@ -29,7 +29,6 @@ _PAPER_TABLE_V: Final = SearchSpace(
 )
 
 SPACE_PRESETS: Final[Mapping[str, SearchSpace]] = {"paper-table-v": _PAPER_TABLE_V}
-"""All space presets by name."""
 
 
 def resolve_space(

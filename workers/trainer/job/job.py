@@ -49,9 +49,7 @@ class TrainJob:
     """
 
     model: ModelShape
-    """The model to train."""
     layout: Layout
-    """The parallel layout."""
     seed: int = 0
     """Seed of initial weights and tokens, which are the same in every layout."""
     steps: int = 20

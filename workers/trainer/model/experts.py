@@ -41,7 +41,6 @@ class Routing:
     """Which rows of the sorted tokens belong to which expert and token."""
 
     experts_TK: Tensor
-    """The experts of each token."""
     weights_TK: Tensor
     """What their outputs count, in fp32; the sum over K is 1."""
     order_M: Tensor
