@@ -128,7 +128,7 @@ class PlotFacts:
     def _factor(self, point: LayoutPoint, objective: str) -> float | None:
         """An objective over tokens a second (`search_spaces.spec.objectives`)."""
         knobs = point.knobs
-        num_devices = knobs["tp"] * knobs["pp"] * knobs["dp"]
+        num_devices = knobs["tp"] * knobs["cp"] * knobs["pp"] * knobs["dp"]
         if objective == "tokens_per_s":
             return 1.0
         if objective == "tokens_per_node_hour":

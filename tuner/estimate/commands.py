@@ -107,7 +107,7 @@ def _asked(
 
     try:
         shape = resolve_model(described(model))
-        devices = knobs["tp"] * knobs["pp"] * knobs["dp"]
+        devices = knobs["tp"] * knobs["cp"] * knobs["pp"] * knobs["dp"]
         nodes = max(-(-devices // machine.devices_per_node), 1)
         layout = layout_of(knobs, machine, num_nodes=nodes)
     except SearchSpaceError as error:
