@@ -59,6 +59,7 @@ from search_spaces.spec.presets.spaces import resolve_space, space_knobs
 from search_spaces.spec.rules import ALL_SCOPES, OTHER_TRAINER_SCOPES, Scope
 from search_spaces.spec.space import LegalSet, SearchSpace, enumerate_legal
 from search_spaces.statistics.early_stop import LEAST_TIMED
+from search_spaces.trainers.base import TrainerJob
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 from search_spaces.units import GIB
 
@@ -279,6 +280,15 @@ class CampaignSpec:
     def rule_scopes(self) -> frozenset[Scope]:
         """Scopes of the rules that its layouts obey."""
         return scopes_for(self.probe.trainer)
+
+    def job_of(self, layout: Layout) -> TrainerJob:
+        return TrainerJob(
+            model=self.model,
+            layout=layout,
+            seed=self.seed,
+            warmup=self.probe.warmup,
+            compile=self.probe.compile,
+        )
 
     def legal_set(self, scopes: Collection[Scope] | None = None) -> LegalSet:
         """Every legal layout, or those that the campaign lists.
