@@ -9,7 +9,6 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from textwrap import fill, wrap
 from typing import Any, Final
 
@@ -17,9 +16,6 @@ import click
 
 from api.cli import main, walk_commands
 from api.commands.connection import service_options
-
-CHECKED_IN: Final = Path(__file__).parent.parent / "docs" / "reference" / "commands.md"
-"""The reference in the source tree."""
 
 WIDTH: Final = 100
 

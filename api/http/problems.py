@@ -94,7 +94,7 @@ def problem_response(
     """
     title = HTTPStatus(status).phrase
     problem = Problem(
-        type=f"urn:layout-tuner:problem:{kind or _kebab(title)}",
+        type=f"urn:layout-tuner:problem:{kind or re.sub('[^a-z]+', '-', title.lower()).strip('-')}",
         title=kind.replace("-", " ") if kind else title.lower(),
         status=status,
         detail=_printable(detail),
@@ -162,10 +162,6 @@ def too_many(why: str, wait_s: float) -> Response:
         f"{why}; try again in {seconds} s",
         headers={"Retry-After": str(seconds)},
     )
-
-
-def _kebab(title: str) -> str:
-    return re.sub(r"[^a-z]+", "-", title.lower()).strip("-")
 
 
 def _printable(text: str) -> str:

@@ -91,14 +91,10 @@ class TimeCalibration:
             )
             terms = time_terms(here, model, cluster, score_traffic=traffic)
             mean[rows], deviation[rows] = self._of(terms, factors)
-        if not self._is_measured(cluster, software):
+        measured = (cluster.name, software)
+        if all((each.cluster, each.software) != measured for each in self.evidence.origins):
             deviation *= known_share(software, cluster)
         return mean, deviation
-
-    def _is_measured(self, cluster: Cluster, software: str) -> bool:
-        """Whether measurements of this software on this cluster calibrate it."""
-        here = (cluster.name, software)
-        return any((each.cluster, each.software) == here for each in self.evidence.origins)
 
     def factors(
         self,

@@ -362,16 +362,14 @@ class CampaignSpec:
             )
             if smallest * (1 - ESTIMATE_MARGIN) <= memory:
                 return
+        headroom = self.constraints.memory_headroom
+        beside = f" beside the headroom of {headroom:.0%} that was asked for" if headroom else ""
         raise ModelTooLargeError(
             f"{self.model.name} is too large for every one of the {len(legal)} legal layouts: the "
             f"smallest estimate is {smallest / GIB:.2f} GiB a device "
             f"({legal.layout(position).key}), and a device of {self.cluster.name} has "
-            f"{memory / GIB:.2f} GiB{self._besides_headroom()}; allow more tp, pp or nodes, zero_stage 3, or recompute full"
+            f"{memory / GIB:.2f} GiB{beside}; allow more tp, pp or nodes, zero_stage 3, or recompute full"
         )
-
-    def _besides_headroom(self) -> str:
-        headroom = self.constraints.memory_headroom
-        return f" beside the headroom of {headroom:.0%} that was asked for" if headroom else ""
 
     def probe_costs(self, start_s: float = PROBE_START_S) -> ProbeCosts:
         """What its probes are taken to cost, with these seconds outside of their steps."""

@@ -7,7 +7,7 @@ is never changed. The result is explicit, so that a stored campaign keeps its me
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -184,10 +184,11 @@ class _Choices:
             MAX_NODES_OF_TP if self._tp_leaves_node else 1, max(self._devices) // node
         )
         widths = (model.ffn_hidden_size, model.shared_expert_ffn_hidden_size, model.vocab_size)
+        divided = math.gcd(model.num_heads, model.num_kv_heads, *widths)
         degrees = [
             tp
-            for tp in _divisors(math.gcd(model.num_heads, model.num_kv_heads, *widths))
-            if tp <= most and (node % tp == 0 or tp % node == 0)
+            for tp in range(1, most + 1)
+            if divided % tp == 0 and (node % tp == 0 or tp % node == 0)
         ]
         pp = min(self._stated.get("pp", (1,)))
         return _needed(degrees, lambda tp: self._suffices(tp, pp))
@@ -383,10 +384,6 @@ def _needed(degrees: list[int], suffices: Callable[[int], bool]) -> tuple[int, .
     if least is None:
         return tuple(degrees)
     return tuple(degree for degree in degrees if degree <= (1 if least == 1 else 2 * least))
-
-
-def _divisors(number: int) -> Iterable[int]:
-    return (each for each in range(1, number + 1) if number % each == 0)
 
 
 def _is_round(number: int) -> bool:

@@ -176,13 +176,9 @@ def head_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     """The output on a device, as if it were split over the stages like the layers."""
     bandwidth = step.cluster.memory_bandwidth_bytes_per_s
     logit_bytes = LOGIT_BYTES * step.model.vocab_size * step.tokens / step.tp
-    yield "head", step.slots * _head_s(step) / step.pp
-    yield "logits", step.slots * logit_bytes / bandwidth / step.pp
-
-
-def _head_s(step: StepShape) -> Floats:
     flops = 3.0 * step.model.logit_forward_flops_per_token * step.tokens / step.tp
-    return flops / step.wide_flops_per_s
+    yield "head", step.slots * (flops / step.wide_flops_per_s) / step.pp
+    yield "logits", step.slots * logit_bytes / bandwidth / step.pp
 
 
 def tensor_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
