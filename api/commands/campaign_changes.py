@@ -39,7 +39,6 @@ _BOUNDS: Final = ("trials", "node_hours", "wall_time")
 
 
 def budget_options(function: Function) -> Function:
-    """Adds an option for each bound."""
     options = (
         click.option("--trials", type=click.IntRange(min=1), help="Trials that end, at most."),
         click.option(
@@ -318,7 +317,6 @@ def delete(name: str, cancel: bool, yes: bool, client: Client) -> None:
 
 
 def _wait_for_workers(client: Client, name: str) -> None:
-    """Waits until no worker has a trial of the campaign."""
     deadline = time.monotonic() + DELETE_PATIENCE_S
     while running := client.campaign(name).progress.trials["RUNNING"]:
         if time.monotonic() > deadline:

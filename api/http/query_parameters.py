@@ -153,7 +153,6 @@ _OF_EVERY_PAGE: Final = frozenset({"done"})
 
 
 def _parameters_of(dependant: Dependant) -> Iterator[tuple[str, Any]]:
-    """The names and types of the query parameters."""
     yield from ((field.alias, field.field_info.annotation) for field in dependant.query_params)
     for below in dependant.dependencies:
         yield from _parameters_of(below)

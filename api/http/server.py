@@ -196,7 +196,6 @@ class LimitedServer(uvicorn.Server):
 
 
 async def _readable(accepted: socket.socket) -> None:
-    """Waits until the socket has data."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     loop.add_reader(accepted, ready.set)

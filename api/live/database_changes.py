@@ -69,7 +69,6 @@ class DatabaseChanges:
         return self._number != number
 
     async def _look(self, mark: ChangeMark) -> None:
-        """Looks for changes while somebody waits."""
         loop = asyncio.get_running_loop()
         try:
             while self._num_waiting:

@@ -61,7 +61,6 @@ class Subscription:
             self.put_live(event)
 
     def put_live(self, event: bytes) -> None:
-        """Adds an event without a number."""
         if self.closed_because:
             return
         if len(self._waiting) >= self._max_waiting:

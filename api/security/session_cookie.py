@@ -99,13 +99,11 @@ class SessionCookie:
 
 
 def form_token(secret: str) -> str:
-    """A new form token for a session."""
     mask = secrets.token_bytes(_MASK_BYTES)
     return base64.urlsafe_b64encode(mask + _masked(secret, mask)).decode()
 
 
 def is_form_token(secret: str, token: object) -> bool:
-    """Whether a form token belongs to a session."""
     if not isinstance(token, str):
         return False
     try:

@@ -233,7 +233,6 @@ def _refuse_busy(connection: Connection, url: str) -> None:
 
 
 def _drop_tables(connection: Connection, url: str, *, replace: bool) -> None:
-    """Drops the tables of this version's schema."""
     found = set(inspect(connection).get_table_names())
     ours = found & {"alembic_version", *METADATA.tables}
     holding = [

@@ -54,7 +54,6 @@ class BestSoFar:
 
     @property
     def num_left_out(self) -> int:
-        """Number of ended trials that the sample leaves out."""
         return self.num_ended - len(self.points)
 
 
@@ -105,7 +104,6 @@ class CampaignTimeline:
 
     @property
     def num_left_out(self) -> int:
-        """Number of older attempts that are left out."""
         return self.num_attempts - len(self.attempts)
 
 

@@ -138,7 +138,6 @@ def fenced(database: Database, fence: int) -> Database:
 
 
 def _check_fence(fence: int, session: Session) -> None:
-    """Checks the fence at the start of each writing transaction of a driver."""
     # KEY SHARE: renewals can proceed, a takeover waits.
     query = select(DriverLeaseRow.fence).where(DriverLeaseRow.id == LEASE_ID)
     locked = query.with_for_update(read=True, key_share=True)

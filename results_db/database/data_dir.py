@@ -60,7 +60,6 @@ class DataDir:
 
     @property
     def logs(self) -> Path:
-        """Folder of the processes' logs."""
         return self.path / "logs"
 
     def create(self) -> None:

@@ -66,7 +66,6 @@ class PlotData(LeaderboardSection):
     """The store's methods for points of plots."""
 
     def disturbed_ids(self, campaign_id: int) -> set[int]:
-        """The ids of the trials of a campaign whose measurements are disturbed."""
         query = select(MeasurementRow.trial_id).where(
             MeasurementRow.campaign_id == campaign_id, IS_DISTURBED
         )

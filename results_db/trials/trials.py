@@ -289,7 +289,6 @@ class Trials(StoreSection):
         return ProbeCount(number=number, node_seconds=node_seconds)
 
     def count_open(self, campaign_id: int) -> int:
-        """The number of trials that wait or run."""
         query = select(func.count()).where(
             Trial.campaign_id == campaign_id, Trial.state.in_(("PENDING", "RUNNING"))
         )

@@ -278,7 +278,6 @@ class CampaignSpec:
 
     @property
     def rule_scopes(self) -> frozenset[Scope]:
-        """Scopes of the rules that its layouts obey."""
         return scopes_for(self.probe.trainer)
 
     def job_of(self, layout: Layout) -> TrainerJob:

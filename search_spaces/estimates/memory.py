@@ -400,7 +400,6 @@ def _layer_parameters(columns: LayoutColumns, model: ModelShape) -> Floats:
 
 
 def _expert_parameters(columns: LayoutColumns, model: ModelShape) -> Floats:
-    """Parameters of the experts of a block that a rank holds."""
     return np.asarray(model.num_expert_parameters / (columns.etp * columns.ep), dtype=np.float64)
 
 

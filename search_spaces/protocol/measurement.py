@@ -167,7 +167,6 @@ class Breakdown:
 
     @property
     def total_s(self) -> float:
-        """The whole iteration."""
         return math.fsum(astuple(self))
 
     @property

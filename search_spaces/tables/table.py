@@ -157,7 +157,6 @@ class TableCell:
 
     @property
     def num_completed(self) -> int:
-        """Rows with a measurement."""
         return sum(row.status == "completed" for row in self.rows)
 
 

@@ -102,7 +102,6 @@ class StopRequest:
         self._reader, self._writer = os.pipe()
 
     def note(self, _number: int, _frame: FrameType | None) -> None:
-        """The signal handler."""
         if not self.is_requested:
             self.is_requested = True
             os.write(self._writer, b"!")

@@ -218,7 +218,6 @@ class FreeDevices:
         return None if share is None else (share,)
 
     def take(self, held: Iterable[Share]) -> None:
-        """Notes that devices are assigned."""
         for share in held:
             self._free[share.node, share.devices[0] : share.devices[-1] + 1] = False
         self._count()

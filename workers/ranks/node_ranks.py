@@ -109,7 +109,6 @@ class NodeRanks:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Pids of the warden and of the zygote."""
         return {"warden": self._warden.pid, "zygote": self._zygote_pid or 0}
 
     def wait_until_ready(self, within_s: float = START_WITHIN_S) -> None:

@@ -36,7 +36,6 @@ class Schedule:
 
     @property
     def num_stages(self) -> int:
-        """Stages of the whole pipeline."""
         return self.pp * self.vpp
 
 

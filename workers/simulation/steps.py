@@ -62,7 +62,6 @@ class LayerTimes:
 
     @cached_property
     def forward_s(self) -> float:
-        """The forward pass with its communication."""
         own = sum(self._matmul_s(self._tokens, out, inner) for out, inner in self._products)
         return own + self._attention_s + self._elementwise_s + 2 * self._exchange_s
 

@@ -136,7 +136,6 @@ class AllocationEnd:
 
 
 def ends_after(seconds: float) -> EndsIn:
-    """An allocation that ends a number of seconds from now."""
     ends_at = time.monotonic() + seconds
     return lambda: max(0.0, ends_at - time.monotonic())
 

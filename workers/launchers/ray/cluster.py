@@ -322,7 +322,6 @@ def _leave() -> None:
 
 
 def _is_ours(address: str) -> bool:
-    """Whether an address is one of this machine's."""
     try:
         socket.create_server((address, 0)).close()
     except OSError:

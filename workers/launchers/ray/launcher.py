@@ -228,7 +228,6 @@ class RayNodes:
         raise RayClusterFailedError(self._unusable or within)
 
     def _keep_bridge(self) -> None:
-        """Starts another bridge when it ends."""
         backoff = Backoff(_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
             started = time.monotonic()

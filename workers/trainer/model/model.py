@@ -264,7 +264,6 @@ class Stage(nn.Module):
     def __init__(
         self, shape: ModelShape, mesh: Mesh, *, recompute: Recompute, chunk: int = 0
     ) -> None:
-        """Declares the stage of this chunk of the rank."""
         super().__init__()
         build = StageBuilder(shape=shape, mesh=mesh)
         num_stages = mesh.layout.pp * mesh.layout.vpp
