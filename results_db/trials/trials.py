@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -58,7 +59,6 @@ from results_db.rows import (
 )
 from results_db.trials.lifecycle import cancel_trial
 from results_db.trials.loss_check import trials_in_doubt
-from results_db.trials.repeat_counts import RepeatsOfLayout
 from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol.outcome import Environment, Iteration
@@ -482,3 +482,16 @@ def _refuse_open(session: Session, campaign: Campaign, trial: Trial) -> None:
             f"{trial_words(campaign, trial)} is not queued again: trial number {row.number} is of the same layout, and "
             f"{row.state}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatsOfLayout:
+    """How often a layout was measured again, cancelled trials apart."""
+
+    total: int = 0
+    disturbed: int = 0
+    """Repeats because others took its devices during every earlier run."""
+    doubted: int = 0
+    """Repeats because its measurement was doubted."""
+    last_ended_at: datetime | None = None
+    """When the last repeat ended; None: none has."""

@@ -21,11 +21,10 @@ from search_spaces.belief.step_belief import StepBelief
 from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.spec.objectives import pareto_front
-from search_spaces.statistics.hypervolume import hypervolume
 from tuner.strategies.base import History, Proposer
 from tuner.strategies.cheap_probes import Candidate, CheapProbes
 from tuner.strategies.fitting import Fitting
-from tuner.strategies.improvement import best_places, largest, mean_gains
+from tuner.strategies.improvement import best_places, hypervolume, largest, mean_gains
 from tuner.strategies.objective_values import Weighing
 from tuner.strategies.predictions import Predictions
 from tuner.strategies.search_problem import SearchProblem
