@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Final, Literal, Self, get_args
 
 from search_spaces.estimates.prediction import Prediction
-from search_spaces.protocol.outcome import Breakdown, Environment, Iteration
+from search_spaces.protocol.measurement import Breakdown, Environment, Iteration
 from search_spaces.protocol.states import AllocationState, AttemptPhase, Scheduler, TrialState
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.objectives import measured_objective

@@ -25,7 +25,7 @@ from api.routes.trials import TrialPath
 from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.records import ENDED_CAMPAIGN_STATES
 from search_spaces.belief.extrapolation import CheapProbe
-from search_spaces.protocol.outcome import Iteration
+from search_spaces.protocol.measurement import Iteration
 
 MAX_ROWS: Final = 60
 """Iterations up to which the table has all; of more it has the first and the last."""

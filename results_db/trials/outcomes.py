@@ -48,7 +48,8 @@ from results_db.trials.lifecycle import (
 from results_db.trials.loss_check import compare_losses
 from results_db.trials.outcome_checks import elapsed_s, refuse_other_lease, refuse_other_probe
 from results_db.trials.parsed_specs import ParsedSpecs
-from search_spaces.protocol.outcome import Measurement, Outcome
+from search_spaces.protocol.measurement import Measurement
+from search_spaces.protocol.outcome import Outcome
 from search_spaces.protocol.states import TrialState
 from search_spaces.protocol.worker_messages import OutcomeReply, OutcomeReport
 

@@ -61,7 +61,7 @@ from results_db.trials.lifecycle import cancel_trial
 from results_db.trials.loss_check import trials_in_doubt
 from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.estimates.prediction import Prediction
-from search_spaces.protocol.outcome import Environment, Iteration
+from search_spaces.protocol.measurement import Environment, Iteration
 from search_spaces.protocol.states import TrialState
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape

@@ -1,6 +1,8 @@
 """What a probe measured, and on what: the part of an outcome that is kept and compared.
 
-Plain dataclasses of JSON values that refuse, at construction, figures that cannot be.
+Plain dataclasses of JSON values that refuse, at construction, figures that cannot be. Reading one
+back (`from_mapping`) raises OutcomeInvalidError where a field is missing, unknown or of the wrong
+type.
 """
 
 from __future__ import annotations
@@ -75,11 +77,6 @@ class Iteration:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Reads the document back.
-
-        Raises:
-            OutcomeInvalidError: a field is missing, unknown or of the wrong type.
-        """
         values = read_plain(cls, read_fields(cls, mapping, "an iteration"))
         read_choice(values["kind"], ITERATION_KINDS, OutcomeInvalidError, field="kind")
         return cls(**values)
@@ -117,11 +114,6 @@ class Environment:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Reads the document back.
-
-        Raises:
-            OutcomeInvalidError: a field is missing, unknown or of the wrong type.
-        """
         return cls(**read_plain(cls, read_fields(cls, mapping, "an environment")))
 
 
@@ -181,11 +173,6 @@ class Breakdown:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Reads the document back.
-
-        Raises:
-            OutcomeInvalidError: a field is missing, unknown or of the wrong type.
-        """
         return cls(**read_plain(cls, read_fields(cls, mapping, "a breakdown")))
 
 
@@ -427,11 +414,6 @@ class Measurement:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Reads the document back.
-
-        Raises:
-            OutcomeInvalidError: a field is missing, unknown or of the wrong type.
-        """
         values = read_plain(cls, read_fields(cls, mapping, "a measurement"))
         for name in ("peak_memory_bytes_by_stage", "peak_reserved_bytes_by_stage"):
             if name in values:

@@ -28,35 +28,13 @@ from search_spaces.documents.reading import (
     whole_number_problem,
 )
 from search_spaces.errors import OutcomeInvalidError
-from search_spaces.protocol.measurement import (
-    MAX_BYTES,
-    Breakdown,
-    Environment,
-    Iteration,
-    IterationKind,
-    Measurement,
-)
+from search_spaces.protocol.measurement import MAX_BYTES, Environment, Measurement
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.probe_defaults import DEFAULT_DEADLINE_S, DEFAULT_ITERATIONS, DEFAULT_WARMUP
 from search_spaces.statistics.step_times import MIN_WARMUP
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 from search_spaces.trainers.parameters import read_parameters
-
-__all__ = [
-    "FAILURE_REASONS",
-    "MIN_WARMUP",
-    "OUTCOME_STATES",
-    "Breakdown",
-    "Environment",
-    "FailureReason",
-    "Iteration",
-    "IterationKind",
-    "Measurement",
-    "Outcome",
-    "OutcomeState",
-    "ProbeRequest",
-]
 
 OutcomeState = Literal["completed", "infeasible", "failed", "cancelled"]
 """infeasible: out of memory, the layout cannot work here. failed: anything else that went wrong."""

@@ -42,7 +42,8 @@ from workers.command_line.options import (
 )
 
 if TYPE_CHECKING:
-    from search_spaces.protocol.outcome import Measurement, Outcome, ProbeRequest
+    from search_spaces.protocol.measurement import Measurement
+    from search_spaces.protocol.outcome import Outcome, ProbeRequest
     from search_spaces.spec.cluster import Cluster
     from search_spaces.spec.model_shape import ModelShape
     from workers.trainer.job.job import TrainJob

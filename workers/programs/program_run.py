@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from search_spaces.errors import OutcomeInvalidError
 from search_spaces.protocol.contradictions import refuse_contradictions
-from search_spaces.protocol.measurement import IterationKind, TokenSource
-from search_spaces.protocol.outcome import FailureReason, Iteration, Measurement, ProbeRequest
+from search_spaces.protocol.measurement import Iteration, IterationKind, Measurement, TokenSource
+from search_spaces.protocol.outcome import FailureReason, ProbeRequest
 from search_spaces.spec.throughput import Throughput
 from search_spaces.statistics.early_stop import shows_enough
 from search_spaces.statistics.step_times import MAX_EXTRA_WARMUP, has_settled, is_warm, quartiles
