@@ -204,8 +204,7 @@ class CampaignView:
             probe = trial.cheap_probe
             what = trial.layout_key if probe is None else cheap_probe_words(probe)
             yield "now", f"trial {trial.number}, {done}{others}: {what}"
-        failed = progress.trials["FAILED"] + progress.trials["INFEASIBLE"]
-        if failed:
+        if failed := progress.trials["FAILED"] + progress.trials["INFEASIBLE"]:
             yield "failed", f"{failed}: {self._reasons(failed)}"
         yield "used", _used(campaign)
 

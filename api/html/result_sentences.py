@@ -90,8 +90,7 @@ def lead(finding: CampaignFinding) -> Iterator[Phrase]:
     yield f", {bounds(campaign.objective, winner)}: ", False
     yield short_layout(winner.trial.layout), True
     yield ". ", False
-    tied = len(finding.tied)
-    if tied:
+    if tied := len(finding.tied):
         yield (
             (
                 f"{tied} other{'s' if tied > 1 else ''} cannot be told apart from it with 95 % "

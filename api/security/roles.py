@@ -110,8 +110,7 @@ def refuse_undeclared(operations: Iterable[str]) -> None:
     Raises:
         AccessUndeclaredError: a route has none.
     """
-    undeclared = sorted(set(operations) - set(ACCESS))
-    if undeclared:
+    if undeclared := sorted(set(operations) - set(ACCESS)):
         raise AccessUndeclaredError(
             f"no rule of access for {', '.join(undeclared)}: add a line to ACCESS in api/security/roles.py"
         )

@@ -163,8 +163,7 @@ def _add(
         .order_by(BrowserSignIn.expires_at.desc())
         .offset(MAX_OF_TOKEN - 1)
     )
-    hashes = session.scalars(surplus).all()
-    if hashes:
+    if hashes := session.scalars(surplus).all():
         session.execute(delete(BrowserSignIn).where(BrowserSignIn.secret_hash.in_(hashes)))
     row = BrowserSignIn(
         secret_hash=hash_of_token(secret.encode()),

@@ -225,8 +225,7 @@ def _refuse_busy(connection: Connection, url: str) -> None:
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
         "AND pid <> pg_backend_pid() AND application_name = 'layout-tuner'"
     )
-    others = connection.execute(text(query)).scalar_one()
-    if others:
+    if others := connection.execute(text(query)).scalar_one():
         raise DatabaseInUseError(
             f"services or drivers have {others} connections to {shown(url)}; stop them first"
         )

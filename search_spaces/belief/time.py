@@ -196,8 +196,7 @@ def _knobs_beyond(measured: LayoutColumns, asked: LayoutColumns) -> Iterator[str
         yield from _range_beyond(name, getattr(measured, name), getattr(asked, name))
     for knob in _CHOSEN:
         seen = set(np.unique(getattr(measured, knob.name)).tolist())
-        new = sorted(set(np.unique(getattr(asked, knob.name)).tolist()) - seen)
-        if new:
+        if new := sorted(set(np.unique(getattr(asked, knob.name)).tolist()) - seen):
             yield f"{knob.name} {_words(knob, new)}, measured {_words(knob, sorted(seen))}"
 
 

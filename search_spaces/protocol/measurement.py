@@ -322,8 +322,7 @@ class Measurement:
             ),
             ("skipped_steps", self.skipped_steps, 0, steps),
         ):
-            problem = whole_number_problem(value, low=low, high=high)
-            if problem:
+            if problem := whole_number_problem(value, low=low, high=high):
                 raise OutcomeInvalidError(problem, field=name)
         if reserved and len(reserved) != len(stages):
             raise OutcomeInvalidError(

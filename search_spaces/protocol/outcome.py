@@ -93,18 +93,16 @@ class ProbeRequest:
 
     def __post_init__(self) -> None:
         for name, low in (("seed", 0), ("warmup", MIN_WARMUP), ("iterations", 1)):
-            problem = whole_number_problem(getattr(self, name), low=low, high=MAX_WIDTH)
-            if problem:
+            if problem := whole_number_problem(getattr(self, name), low=low, high=MAX_WIDTH):
                 raise OutcomeInvalidError(problem, field=name)
         if not is_positive_number(self.deadline_s) or self.deadline_s > MAX_DURATION_S:
             raise OutcomeInvalidError(
                 f"{shown(self.deadline_s)} is not a number over 0, at most {MAX_DURATION_S:.0f}",
                 field="deadline_s",
             )
-        if self.memory_limit_bytes is not None:
-            problem = whole_number_problem(self.memory_limit_bytes, high=MAX_BYTES)
-            if problem:
-                raise OutcomeInvalidError(problem, field="memory_limit_bytes")
+        limit = self.memory_limit_bytes
+        if limit is not None and (problem := whole_number_problem(limit, high=MAX_BYTES)):
+            raise OutcomeInvalidError(problem, field="memory_limit_bytes")
         if problem := switch_problem(self.compile):
             raise OutcomeInvalidError(problem, field="compile")
         if problem := self.model.routing_problem(self.balanced_routing):

@@ -232,8 +232,7 @@ def detect_local_cpu(devices_per_node: int | None = None, *, root: Path = ROOT) 
     """
     cores = usable_cores(root)
     devices = cores if devices_per_node is None else devices_per_node
-    problem = whole_number_problem(devices)
-    if problem:
+    if problem := whole_number_problem(devices):
         raise ClusterInvalidError(f"devices_per_node={problem}")
     if devices > cores:
         raise ClusterInvalidError(

@@ -139,8 +139,7 @@ def read_choices(knob: Knob, value: object) -> tuple[Any, ...]:
             field=knob.name,
         )
     for choice in listed:
-        problem = knob.problem(choice)
-        if problem:
+        if problem := knob.problem(choice):
             raise SpaceInvalidError(problem, field=knob.name)
     choices = tuple(listed)
     if len(set(choices)) < len(choices):

@@ -59,8 +59,7 @@ class Scenario:
     """What step times follow."""
 
     def __post_init__(self) -> None:
-        newer = self.model.to_mapping().keys() & _NOT_SIMULATED
-        if newer:
+        if newer := self.model.to_mapping().keys() & _NOT_SIMULATED:
             raise ScenarioUnknownError(
                 f"the simulated cluster has no {', '.join(sorted(newer))}, which the model "
                 f"{self.model.name} has; simulate a dense model"

@@ -71,8 +71,7 @@ class TrainJob:
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup", 0), ("seed", 0)):
-            problem = whole_number_problem(getattr(self, name), low=least, high=MAX_WIDTH)
-            if problem:
+            if problem := whole_number_problem(getattr(self, name), low=least, high=MAX_WIDTH):
                 raise TrainJobInvalidError(f"{name}={problem}")
         if self.warmup >= self.steps:
             raise TrainJobInvalidError(
