@@ -8,9 +8,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from api.http.filter_encoding import SINGULAR
 from results_db.errors import TrialFilterInvalidError
-from results_db.trials.filter import CHOICES, LISTED_FIELDS, TEXTS, TrialFilter
+from results_db.trials.filter import CHOICES, LISTED_FIELDS, SINGULAR, TEXTS, TrialFilter
 from search_spaces.documents.numbers import read_number, read_whole
 from search_spaces.documents.reading import nearest
 from search_spaces.protocol.metrics import METRICS

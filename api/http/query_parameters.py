@@ -13,7 +13,6 @@ from fastapi.routing import APIRoute
 from pydantic import StringConstraints
 
 from api.errors import QueryUnknownError
-from api.http.filter_encoding import SINGULAR
 from results_db.trials.filter import (
     BOUND_FIELDS,
     CHOICES,
@@ -21,6 +20,7 @@ from results_db.trials.filter import (
     MAX_BOUND,
     MAX_KNOB,
     MAX_VALUES,
+    SINGULAR,
     TEXTS,
     TrialFilter,
 )

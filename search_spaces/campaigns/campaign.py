@@ -44,7 +44,6 @@ from search_spaces.errors import CampaignInvalidError, ModelTooLargeError, Space
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.default_precision import default_precision
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.objectives import (
@@ -467,7 +466,7 @@ def _read_space(
             objectives=tuple(objectives) if isinstance(objectives, list) else (objectives,),
             largest_allocation=largest_allocation,
         ).filled(space_knobs(described))
-    return resolve_space(described, precision=default_precision(cluster))
+    return resolve_space(described, precision=cluster.default_precision)
 
 
 def scopes_for(trainer: str) -> frozenset[Scope]:

@@ -17,7 +17,6 @@ from search_spaces.errors import SearchSpaceError, SpaceInvalidError
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.spec.batch import GlobalBatch
 from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.default_precision import default_precision
 from search_spaces.spec.knobs import read_choices
 from search_spaces.spec.layout import (
     CP_COMM_TYPES,
@@ -328,7 +327,7 @@ class _Choices:
 
     @property
     def precision(self) -> tuple[str, ...]:
-        return (default_precision(self._cluster),)
+        return (self._cluster.default_precision,)
 
     def _suffices(self, tp: int, pp: int) -> bool:
         """Whether the model fits with these degrees, and the batch divides over the replicas."""

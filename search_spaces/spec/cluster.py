@@ -23,7 +23,7 @@ from search_spaces.documents.reading import (
 )
 from search_spaces.errors import ClusterInvalidError
 from search_spaces.machine import ROOT, usable_cores, usable_memory_bytes
-from search_spaces.spec.layout import PRECISIONS
+from search_spaces.spec.layout import PRECISIONS, Precision
 from search_spaces.spec.ranges import Range
 
 MAX_DEVICE_MEMORY_BYTES: Final = 1 << 50
@@ -107,6 +107,18 @@ class Cluster:
     def is_measured(self) -> bool:
         """Whether `layout-tuner calibrate` measured the constants; the peak is a product's then."""
         return self.source.startswith(MEASURED_SOURCE)
+
+    @property
+    def default_precision(self) -> Precision:
+        """The usual precision of large models here.
+
+        It is bf16 where a peak is stated for it, else fp16, else fp32. On CPU cores fp32 comes
+        first, because most have no matrix units for 16 bits. A cluster without peaks gets fp32,
+        which every device supports.
+        """
+        half: tuple[Precision, ...] = ("bf16", "fp16")
+        order = ("fp32", *half) if self.has_cpu_devices else (*half, "fp32")
+        return next((each for each in order if each in self.peak_flops_per_s), "fp32")
 
     @property
     def num_devices(self) -> int:

@@ -80,7 +80,7 @@ class SearchSpace:
     sequence_parallel: bool | Sequence[bool] = False
     """Whether tensor-parallel ranks share the sequence too."""
     precision: str | Sequence[str] = "fp32"
-    """fp32, bf16, fp16, fp8. By default the cluster's (`default_precision`), never fp8."""
+    """fp32, bf16, fp16, fp8. By default the cluster's (`Cluster.default_precision`), never fp8."""
     allow_tp_across_nodes: bool = False
     """Whether a tensor-parallel group may span nodes."""
     auto: tuple[str, ...] = ()
