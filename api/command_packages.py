@@ -43,7 +43,6 @@ class CommandNeed(NamedTuple):
     extra: str
     """The extra of pyproject.toml that installs the packages."""
     packages: tuple[str, ...]
-    """The import names of the packages."""
 
 
 _SERVICE: Final = ("fastapi", "sqlalchemy", "uvicorn")

@@ -56,7 +56,6 @@ class _Service(NamedTuple):
     now: datetime
     driver_seen_at: datetime | None
     workers: list[WorkerRecord]
-    """The workers that reported lately."""
 
 
 def _progress(

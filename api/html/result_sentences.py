@@ -158,7 +158,6 @@ def bounds(objective: str, ranked: RankedLayout) -> str:
 
 
 def peak_words(ranked: RankedLayout, device_memory_bytes: int | None) -> str:
-    """The largest peak memory of a device, and the free share."""
     measured = ranked.trial.measurement
     found = None if measured is None else measured.peak_memory_bytes
     return memory_of(found, device_memory_bytes)

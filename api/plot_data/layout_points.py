@@ -36,7 +36,6 @@ class LayoutPoint:
 
     @property
     def kind(self) -> PointKind:
-        """How it counts."""
         if self.value is None:
             return "not ranked"
         return "stopped early" if self.shortened else "measured"
@@ -73,7 +72,6 @@ class PlotFacts:
 
     @property
     def num_left_out(self) -> int:
-        """Layouts that the sample leaves out."""
         return self.num_layouts - len(self.points)
 
     @cached_property

@@ -160,7 +160,6 @@ def _line(trace: Trace, x: _Axis, y: _Axis) -> Markup:
 
 
 def _markers(trace: Trace, x: _Axis, y: _Axis) -> Markup:
-    """The markers of a trace as far as they are on the axes, with their texts."""
     marker = trace["marker"]
     colours = marker.get("color")
     spots = [

@@ -185,7 +185,6 @@ def _cost(
 
 
 def _budget(campaign: CampaignRecord, num_trials: int) -> list[tuple[str, str]]:
-    """What was used of each bound of the budget."""
     budget = campaign.spec["budget"]
     bounds = (
         ("trials", f"{num_trials:,}", "{:,}".format, budget.get("trials")),
@@ -260,7 +259,6 @@ class Failure:
 
     reason: str
     trials: Sequence[TrialBrief]
-    """In the order in which they ended."""
     log: str
     """The last lines of the log of the newest of them."""
 

@@ -24,7 +24,6 @@ from results_db.database.store_base import StoreSection
 from results_db.models.service_tables import BrowserSignIn
 
 CODE_LIFE: Final = timedelta(minutes=10)
-"""Lifetime of a sign-in code."""
 
 SESSION_IDLE_LIFE: Final = timedelta(hours=12)
 """Lifetime of a sign-in after its last use."""

@@ -43,7 +43,6 @@ class TokenRecord:
     role: TokenRole
     created_at: datetime
     created_by: str
-    """The name of the token that made it."""
     expires_at: datetime | None
     """None: it does not expire."""
     revoked_at: datetime | None

@@ -17,10 +17,8 @@ from results_db.models.tables import Attempt, Campaign, MeasurementRow, Trial
 from results_db.trials.filter_sql import has_ranked_tokens, metric_column
 
 MAX_HISTORY: Final = 2000
-"""Most trials of a history."""
 
 MAX_TIMELINE: Final = 2000
-"""Most attempts of a timeline."""
 
 
 class HistoryPoint(NamedTuple):
@@ -61,7 +59,6 @@ class FailureCount(NamedTuple):
     """The trials that failed for one reason on one node."""
 
     state: str
-    """INFEASIBLE or FAILED."""
     reason: str
     node: str
     """Where the problem occurred first; empty: unknown."""
@@ -87,7 +84,6 @@ class TimelineAttempt(NamedTuple):
     ending: str | None
     """reported, lost, returned or superseded; None: it runs."""
     state: str
-    """The trial's state."""
     reason: str | None
     """Why the trial does not count; None unless INFEASIBLE, FAILED or CANCELLED."""
     phase: str | None = None

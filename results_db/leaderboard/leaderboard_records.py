@@ -74,7 +74,6 @@ class RankedSummary:
     """The leaderboard of a campaign in three figures."""
 
     num_ranked: int
-    """Layouts on the leaderboard."""
     num_shortened: int
     """Those of them that were stopped early; their values are estimates."""
     median_complete: float | None

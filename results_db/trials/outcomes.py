@@ -150,7 +150,6 @@ class OutcomeBatch:
         self._specs = {id_: parsed.of(id_, row.spec) for id_, row in self._campaigns.items()}
         self._rows = OutcomeRows()
         self._measured: defaultdict[int, list[Trial]] = defaultdict(list)
-        """New measurements by campaign."""
 
     def take(self, reports: Sequence[OutcomeReport]) -> list[OutcomeReply | ResultsDbError]:
         """Processes the outcomes, at most one for each trial, and writes all changes."""

@@ -51,7 +51,6 @@ class LayoutPredictions:
     software: str = ""
     """What will run it, as a table's source says it; empty: this project's trainer."""
     knowledge: Knowledge = field(default_factory=Knowledge)
-    """Measurements from elsewhere."""
 
     @cached_property
     def time(self) -> TimeCalibration:

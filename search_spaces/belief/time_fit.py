@@ -96,7 +96,6 @@ class TimePosterior:
     deviations: Floats
     """Log of the best factors over their prior, of each origin; that of the whole step last."""
     misfit_log_sd: float
-    """Standard deviation of the misfit."""
 
     def factors(self, origin: Origin) -> StepFactors:
         """The factors of some origin."""

@@ -108,7 +108,6 @@ class CampaignSpec:
     budget: Budget = field(default_factory=Budget)
     """When the campaign ends; required except for an exhaustive campaign."""
     probe: ProbeSettings = field(default_factory=ProbeSettings)
-    """How long each probe trains."""
     stop: StopSettings = field(default_factory=StopSettings)
     """When probes and the campaign stop, and how many layouts are measured again at the end."""
     knowledge: KnowledgeSource = "auto"

@@ -46,7 +46,6 @@ class SummedParameters:
     shards: Floats
     """Ranks that share one copy of what ZeRO shards."""
     links: GroupLinks
-    """The links between the ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -42,7 +42,6 @@ class FactorPrior:
     log_sd: float
     """Standard deviation of its logarithm between clusters and software."""
     meaning: str
-    """A description of the term."""
 
 
 def _factor(name: str, kind: Kind, median: float, log_sd: float, meaning: str) -> FactorPrior:
@@ -290,7 +289,6 @@ class TimePart:
     name: str
     """The term."""
     meaning: str
-    """A description of the term."""
     seconds: float
     """Its expected seconds."""
 

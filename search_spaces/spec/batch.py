@@ -24,7 +24,6 @@ class GlobalBatch:
     """
 
     minimum: int
-    """The smallest allowed batch."""
     maximum: int
     """The largest allowed batch; equal to the smallest where the batch is fixed."""
 

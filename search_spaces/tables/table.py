@@ -42,7 +42,6 @@ class TableRow:
 
     layout: Layout
     status: Status
-    """How the run ended."""
     tokens_per_s: float | None = None
     """Throughput of the whole job; stated if and only if completed."""
     step_time_s: float | None = None

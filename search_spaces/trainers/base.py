@@ -24,7 +24,6 @@ class TrainerJob:
     warmup: int = 2
     """Untimed iterations."""
     compile: bool = False
-    """Whether torch.compile is used."""
     balanced_routing: bool = False
     """Whether experts get equally many tokens by force, as in a probe."""
 
@@ -66,7 +65,6 @@ class TrainerAdapter:
     name: str
     """Its name in campaigns, exports and measurements."""
     target_version: str
-    """The version whose configuration is written."""
     needs: str
     """What a user needs to run an export, as one sentence without a full stop."""
     lacking: Callable[[TrainerJob], Mapping[str, str]] = _no_values

@@ -98,7 +98,6 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.is_requested = False
-        """Whether a signal came."""
         self._reader, self._writer = os.pipe()
 
     def note(self, _number: int, _frame: FrameType | None) -> None:

@@ -31,7 +31,6 @@ class Calibration:
     """Measurements, and the calibrations of time and memory that follow from them."""
 
     knowledge: Knowledge = field(default_factory=Knowledge)
-    """Measurements that calibrate the estimates."""
 
     @cached_property
     def time(self) -> TimeCalibration:

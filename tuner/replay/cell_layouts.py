@@ -24,7 +24,6 @@ class CellLayouts:
             key=lambda row: [code_of(name, getattr(row.layout, name)) for name in LAYOUT_FIELDS],
         )
         self.truth: tuple[TableRow, ...] = tuple(rows)
-        """The measurement of each layout."""
         self._index = {row.layout: index for index, row in enumerate(rows)}
         self._columns = {
             name: codes_of(name, (getattr(row.layout, name) for row in rows))

@@ -33,7 +33,6 @@ class EstimatedCell:
     step_time_s: Floats
     """Measured seconds a step."""
     peak_bytes: Floats
-    """Measured peak memory."""
     tokens_per_s: Floats
     """Measured throughput."""
     expected_step_time_s: Floats

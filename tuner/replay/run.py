@@ -61,7 +61,6 @@ class ReplayedProbe:
     """One probe, answered from the table."""
 
     layout: Layout
-    """The layout that the strategy asked for."""
     regret: float | None
     """Share of the cell's best throughput that is lost with this layout; None: it did not
     complete. This is the true throughput, also where a disturbance changed the measured one."""
@@ -213,7 +212,6 @@ class _Probe:
     row: TableRow
     """The truth of what runs."""
     layout: Layout
-    """What the strategy asked for."""
     fidelity: Fidelity | None
     """The part of it that runs; None: all of it."""
     conditions: ProbeConditions

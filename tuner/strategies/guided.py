@@ -60,7 +60,6 @@ class _Candidates:
     rng: np.random.Generator
     """Draws the figures."""
     belief: StepBelief
-    """The prediction of step times."""
     rows: Ints
     """Positions of the candidates."""
     fitting: Fitting

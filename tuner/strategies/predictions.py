@@ -61,7 +61,6 @@ class Predictions:
         self.stalls = PipelineStalls(columns, problem.cluster, problem.software)
         """Predicts which layouts are far slower than the closed form says."""
         self.objectives = ObjectiveValues(problem, columns)
-        """Computes the objectives of layouts."""
         self._problem = problem
         self._known_parts: dict[tuple[int, Fidelity], StepModel] = {}
         self._is_calibrated = bool(problem.knowledge.samples)

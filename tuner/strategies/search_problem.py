@@ -23,7 +23,6 @@ class SearchProblem:
     """
 
     layouts: LayoutSet
-    """The layouts that may be proposed."""
     model: ModelShape
     cluster: Cluster
     objectives: tuple[str, ...] = DEFAULT_OBJECTIVES
@@ -33,7 +32,6 @@ class SearchProblem:
     software: str = ""
     """The training software: a table's source; empty for the embedded trainer."""
     knowledge: Knowledge = field(default_factory=Knowledge)
-    """Measurements from elsewhere."""
     costs: ProbeCosts | None = None
     """The costs by which the search chooses between cheap probes and full ones; None: every probe
     is a full one."""

@@ -32,7 +32,6 @@ class Schedule:
     vpp: int
     """Stages that each of them holds; 1 is plain 1F1B."""
     num_microbatches: int
-    """Micro-batches of a step."""
 
     @property
     def num_stages(self) -> int:

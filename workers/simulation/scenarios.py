@@ -52,7 +52,6 @@ class Scenario:
     """A description of one line."""
     model: ModelShape
     cluster: Cluster
-    """The description of the machine."""
     space: SearchSpace
     """The space of layouts, which all use the same devices and the same batch."""
     truth: Truth

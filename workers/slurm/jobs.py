@@ -148,7 +148,6 @@ class Job:
     job_id: str
     name: str
     cluster: str
-    """The cluster as which its worker registers."""
     state: str
     """Slurm's name of the state: PENDING, RUNNING, ..."""
     num_nodes: int

@@ -59,9 +59,7 @@ class TrialBook:
     """The trials that the worker holds. Only the thread that owns the worker's state uses it."""
 
     launcher: GroupLauncher
-    """Runs probes."""
     packer: Packer
-    """Assigns devices to them."""
     roster: NodeRoster
     """The nodes, and which of them can be used."""
     posting: Posting

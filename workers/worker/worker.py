@@ -158,7 +158,6 @@ class Worker:
     drain: Drain
     """Whether the worker has been signalled to end."""
     options: SchedulerOptions
-    """How trials are run."""
     ends_in_s: EndsIn | None = None
     """Looks up when the allocation ends; None: never."""
     check: CheckOf | None = None

@@ -53,7 +53,6 @@ class MemoryBelief:
     cluster: str
     software: str
     storage: TrainerStorage
-    """The memory that the software holds."""
     campaign: str = ""
     """The campaign whose samples count in full."""
     evidence: Evidence = field(default_factory=Evidence)

@@ -52,9 +52,7 @@ class StepSettings:
     job_id: str
     """Of the allocation."""
     node_names: tuple[str, ...]
-    """Slurm's names of its nodes."""
     addresses: tuple[str, ...]
-    """Address of each node for the other nodes."""
     listen_address: str
     """This host's address, to which the nodes connect."""
     num_devices: int
