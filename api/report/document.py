@@ -259,6 +259,7 @@ class Failure:
 
     reason: str
     trials: Sequence[TrialBrief]
+    """In the order in which they ended."""
     log: str
     """The last lines of the log of the newest of them."""
 
