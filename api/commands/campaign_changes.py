@@ -6,15 +6,15 @@ import copy
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from api.commands.campaign import precision_words
-from api.commands.connection import service_options
+from api.commands.connection import Function, service_options
 from api.commands.display import answers, json_option, print_json
 from api.errors import DocumentMalformedError, ServiceError
 from api.formatting import budget_words
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 DELETE_PATIENCE_S: Final = 180.0
 """Longest wait for workers to stop a cancelled campaign's trials; leases expire before."""
 POLL_S: Final = 0.5
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 _BOUNDS: Final = ("trials", "node_hours", "wall_time")
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Sequence
+from typing import Any, Final
 
 import click
 
@@ -13,8 +13,6 @@ from results_db.trials.filter import CHOICES, LISTED_FIELDS, SINGULAR, TEXTS, Tr
 from search_spaces.documents.numbers import read_number, read_whole
 from search_spaces.documents.reading import nearest
 from search_spaces.protocol.metrics import METRICS
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 _CONDITION: Final = re.compile(r"\s*([a-z_]+)\s*(=|>=|<=)\s*(.*?)\s*")
 _PLURAL: Final = {singular: name for name, singular in SINGULAR.items()}
