@@ -84,7 +84,6 @@ _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
 
 
 def create_app(settings: Settings, store: Store) -> FastAPI:
-    """The service on an open store."""
     local = local_holders(settings.token, settings.worker_token)
     book = TokenBook(store, local)
     sessions = SessionBook(store)

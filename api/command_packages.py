@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from typing import Final, NamedTuple
-
-from search_spaces.terminal.missing_packages import missing_packages
 
 COMMANDS: Final[Mapping[str, str]] = {
     "up": "api.commands.up:up",
@@ -44,7 +43,6 @@ class CommandNeed(NamedTuple):
     extra: str
     """The extra of pyproject.toml that installs the packages."""
     packages: tuple[str, ...]
-    """The import names of the packages."""
 
 
 _SERVICE: Final = ("fastapi", "sqlalchemy", "uvicorn")
@@ -71,3 +69,23 @@ def missing_packages_of(command: str) -> str | None:
     if need is None:
         return None
     return missing_packages(f"layout-tuner {command}", need.packages, extra=need.extra)
+
+
+def missing_packages(subject: str, packages: Iterable[str], *, extra: str) -> str | None:
+    """A line about packages that a command or an option lacks; None: nothing is missing.
+
+    Args:
+        subject: the command or option, as the user typed it.
+        packages: import names; none is imported.
+        extra: the extra of layout-tuner that installs them.
+    """
+    missing = [package for package in packages if find_spec(package) is None]
+    if not missing:
+        return None
+    *others, last = missing
+    names = f"{', '.join(others)} and {last}" if others else last
+    verb = "is" if len(missing) == 1 else "are"
+    return (
+        f"`{subject}` needs {names}, which {verb} not installed; "
+        f"run: pip install 'layout-tuner[{extra}]'"
+    )

@@ -9,7 +9,6 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from textwrap import fill, wrap
 from typing import Any, Final
 
@@ -17,9 +16,6 @@ import click
 
 from api.cli import main, walk_commands
 from api.commands.connection import service_options
-
-CHECKED_IN: Final = Path(__file__).parent.parent / "docs" / "reference" / "commands.md"
-"""The reference in the source tree."""
 
 WIDTH: Final = 100
 
@@ -86,7 +82,6 @@ def _section(name: str, command: click.Command, connection: list[str]) -> Iterat
 
 
 def _options(command: click.Command) -> list[str]:
-    """The visible options of a command as items of a list."""
     options = [each for each in command.params if isinstance(each, click.Option)]
     return [_item(_option(each)) for each in options if not each.hidden]
 

@@ -67,7 +67,6 @@ CampaignName = Annotated[str, Path(description="The campaign's name or id.", max
 
 
 def get_campaign(campaign: CampaignName, store: StoreDep) -> CampaignRecord:
-    """The campaign of a path."""
     return campaign_named(campaign_reference(campaign), store)
 
 

@@ -242,4 +242,3 @@ def other_knobs(layout: Layout) -> str:
 
 
 LAYOUT_HEADINGS: Final = tuple(layout_cells(Layout()))
-"""The headings of `layout_cells`."""

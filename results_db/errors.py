@@ -185,6 +185,5 @@ class DataDirLockedError(ResultsDbError):
 
 
 def campaign_not_found(reference: int | str) -> CampaignNotFoundError:
-    """The error for an id or name that no campaign has."""
     named = f"named {reference!r}" if isinstance(reference, str) else str(reference)
     return CampaignNotFoundError(f"there is no campaign {named}")

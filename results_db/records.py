@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Final, Literal, Self, get_args
 
 from search_spaces.estimates.prediction import Prediction
-from search_spaces.protocol.outcome import Breakdown, Environment, Iteration
+from search_spaces.protocol.measurement import Breakdown, Environment, Iteration
 from search_spaces.protocol.states import AllocationState, AttemptPhase, Scheduler, TrialState
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.objectives import measured_objective
@@ -36,7 +36,6 @@ class Cost:
 
     @property
     def total(self) -> float:
-        """The sum of all parts."""
         return self.iterations + self.start + self.idle + self.lost
 
     def __add__(self, other: Cost) -> Cost:
@@ -310,7 +309,6 @@ class TrialRecord:
 
     @property
     def is_cheap(self) -> bool:
-        """Whether it is a cheap probe."""
         return self.full_layout is not None
 
     @property
@@ -485,7 +483,6 @@ class WorkerRecord:
     """Time of its last status; None: there was none."""
 
     def runs(self, trainer: str) -> bool:
-        """Whether it runs probes with a trainer."""
         return trainer == EMBEDDED_TRAINER or trainer in self.trainers
 
     def holds(self, num_nodes: int, num_devices: int) -> bool:

@@ -72,7 +72,6 @@ class Pruned:
 
     @property
     def total(self) -> int:
-        """All of them."""
         return sum(getattr(self, kind) for kind in KINDS)
 
 

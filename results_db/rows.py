@@ -16,7 +16,7 @@ from results_db.records import CampaignRecord, Cost, MeasurementRecord, TrialRec
 from search_spaces.campaigns.campaign_settings import Constraints
 from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.errors import SearchSpaceError
-from search_spaces.protocol.outcome import Breakdown
+from search_spaces.protocol.measurement import Breakdown
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
@@ -151,7 +151,6 @@ def layout_columns(layout: Layout) -> dict[str, Any]:
 
 
 def trial_layout(trial: Trial) -> Layout:
-    """The layout that a trial runs."""
     return Layout(**{name: getattr(trial, name) for name in LAYOUT_FIELDS})
 
 

@@ -35,7 +35,6 @@ class ServiceStats:
     unnumbered_events: int
     """Committed events without a number, which clients do not see yet."""
     num_bytes: int
-    """Size of the database."""
     driver_seen_at: datetime | None
 
 

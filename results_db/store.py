@@ -173,5 +173,4 @@ class Store:
             self._database_clock.ask()
 
     def close(self) -> None:
-        """Closes every connection."""
         self._db.close()

@@ -41,7 +41,6 @@ def coordinates(rank: int, layout: Layout) -> Coordinates:
 
 
 def global_rank(place: Coordinates, layout: Layout) -> int:
-    """The global rank of a position."""
     if layout.rank_order == "tp_cp_dp_pp":
         outer = place.pp_rank * layout.dp + place.dp_rank
     else:

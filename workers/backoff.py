@@ -10,7 +10,6 @@ class Backoff:
         self._first_s = first_s
         self._longest_s = longest_s
         self.next_s = first_s
-        """The next pause."""
 
     def take(self) -> float:
         """Returns the next pause, and makes the one after it longer."""

@@ -132,8 +132,7 @@ def refuse_preset(kind: DescriptionKind, name: str) -> None:
 
 
 def _refuse_name(kind: DescriptionKind, name: str, described: Any) -> None:
-    problem = url_name_problem(name)
-    if problem:
+    if problem := url_name_problem(name):
         # The problem is in the URL, not in a field of the body.
         raise _ERRORS[kind](problem, shown_field="name")
     refuse_preset(kind, name)

@@ -46,7 +46,6 @@ def parquet(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> bytes:
 
 
 def num_rows(content: bytes) -> int:
-    """Rows of a Parquet file."""
     from pyarrow import parquet as files
 
     return int(files.ParquetFile(BytesIO(content)).metadata.num_rows)

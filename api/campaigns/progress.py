@@ -24,7 +24,6 @@ TRIALS_LOOKED_AT: Final = 100
 
 
 def driver_is_alive(seen_at: datetime | None, now: datetime) -> bool:
-    """Whether a driver is running."""
     return seen_at is not None and now - seen_at < timedelta(seconds=DRIVER_ALIVE_S)
 
 
@@ -57,7 +56,6 @@ class _Service(NamedTuple):
     now: datetime
     driver_seen_at: datetime | None
     workers: list[WorkerRecord]
-    """The workers that reported lately."""
 
 
 def _progress(

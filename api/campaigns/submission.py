@@ -239,8 +239,7 @@ def numbered(name: str) -> tuple[str, ...]:
 def _refuse_names(spec: CampaignSpec) -> None:
     """Refuses names that tables cannot hold. Older campaigns with such names stay readable."""
     for field, name in (("model.name", spec.model.name), ("cluster.name", spec.cluster.name)):
-        problem = name_problem(name)
-        if problem:
+        if problem := name_problem(name):
             raise CampaignInvalidError(problem, field=field)
 
 

@@ -6,14 +6,12 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 import httpx
 
 from api.client.calls import PAGE, Calls, segment
 from api.client.following import Follower
-from api.http.filter_encoding import filter_query
 from api.schemas.campaigns_and_trials import (
     AnalysisRead,
     CampaignDetail,
@@ -31,7 +29,7 @@ from api.schemas.campaigns_and_trials import (
 )
 from results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
 from results_db.leaderboard.leaderboard_listing import ListingSortKey
-from results_db.trials.filter import TrialFilter
+from results_db.trials.filter import SINGULAR, TrialFilter
 from results_db.trials.sort_order import SortKey
 from search_spaces.protocol.states import TrialState
 from search_spaces.statistics.job_duration import TrainingJob
@@ -40,7 +38,7 @@ if TYPE_CHECKING:  # plans import numpy, which other calls do not need
     from api.schemas.plans import PlanRead
     from search_spaces.belief.plan import Plan
 
-NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+NOTHING: Final[Mapping[str, Any]] = {}
 
 _FIRST_PAGE: Final = {"limit": 20, "offset": 0}
 
@@ -370,6 +368,14 @@ def _campaigns(chosen: CampaignFilter) -> dict[str, Any]:
     for name in ("created_after", "created_before"):
         query[name] = query[name] and query[name].isoformat()
     return query
+
+
+def filter_query(wanted: TrialFilter) -> Mapping[str, Any]:
+    """The query of a filter of trials, which `api.http.query_parameters` reads."""
+    return {
+        SINGULAR.get(name, name): list(value) if isinstance(value, tuple) else value
+        for name, value in wanted.stated.items()
+    }
 
 
 def _query(asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -195,7 +195,7 @@ def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:
         ("constants", campaign.spec.get("cluster", {}).get("source") or "of unknown origin"),
         ("precision", precision_words(campaign)),
         ("strategy", _strategy(campaign)),
-        ("submitted", _submitted(campaign)),
+        ("submitted", f"{moment(campaign.created_at)} by {campaign.created_by}"),
         ("budget", budget_words(campaign.spec["budget"])),
         ("starts from", f"{counted(campaign.starts_from, 'trial')} of other campaigns"),
         ("trials", states or "none yet"),
@@ -235,7 +235,6 @@ def _baseline_facts(baseline: BaselineRead, objective: str) -> list[tuple[str, s
 
 
 def precision_words(campaign: CampaignDetail) -> str:
-    """The precisions in a campaign's space."""
     precision = campaign.spec["space"]["precision"]
     return precision if isinstance(precision, str) else ", ".join(precision)
 
@@ -244,10 +243,6 @@ def _strategy(campaign: CampaignDetail) -> str:
     if campaign.reason == "imported":
         return f"imported: {counted(campaign.num_legal_layouts, 'layout')}"
     return f"{campaign.strategy} over {counted(campaign.num_legal_layouts, 'legal layout')}"
-
-
-def _submitted(campaign: CampaignDetail) -> str:
-    return f"{moment(campaign.created_at)} by {campaign.created_by}"
 
 
 def _cost(cost: CostRead) -> str:

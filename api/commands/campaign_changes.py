@@ -6,15 +6,15 @@ import copy
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from api.commands.campaign import precision_words
-from api.commands.connection import service_options
+from api.commands.connection import Function, service_options
 from api.commands.display import answers, json_option, print_json
 from api.errors import DocumentMalformedError, ServiceError
 from api.formatting import budget_words
@@ -33,13 +33,10 @@ DELETE_PATIENCE_S: Final = 180.0
 """Longest wait for workers to stop a cancelled campaign's trials; leases expire before."""
 POLL_S: Final = 0.5
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
 _BOUNDS: Final = ("trials", "node_hours", "wall_time")
 
 
 def budget_options(function: Function) -> Function:
-    """Adds an option for each bound."""
     options = (
         click.option("--trials", type=click.IntRange(min=1), help="Trials that end, at most."),
         click.option(
@@ -318,7 +315,6 @@ def delete(name: str, cancel: bool, yes: bool, client: Client) -> None:
 
 
 def _wait_for_workers(client: Client, name: str) -> None:
-    """Waits until no worker has a trial of the campaign."""
     deadline = time.monotonic() + DELETE_PATIENCE_S
     while running := client.campaign(name).progress.trials["RUNNING"]:
         if time.monotonic() > deadline:

@@ -43,7 +43,6 @@ def answers(show: Callable[[Any], None]) -> Callable[[Function], Function]:
 
 
 def print_json(document: BaseModel) -> None:
-    """Prints a document of the service as JSON."""
     click.echo(document.model_dump_json(indent=2))
 
 

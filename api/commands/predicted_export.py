@@ -20,7 +20,6 @@ from search_spaces.errors import SearchSpaceError
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.calibration_file import with_measured_constants
 from search_spaces.spec.site import cluster_part
-from search_spaces.trainers.base import TrainerJob
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
 
@@ -93,13 +92,7 @@ def _exported(
         f"{figure(figures.tokens_per_s)} tokens/s, a peak of {memory(figures.peak_memory_bytes)} that "
         f"fits with probability {figures.fits:.2f}"
     )
-    job = TrainerJob(
-        model=spec.model,
-        layout=planned.layout,
-        seed=spec.seed,
-        warmup=spec.probe.warmup,
-        compile=spec.probe.compile,
-    )
+    job = spec.job_of(planned.layout)
     name = f"{where} {spec.name}" if where else f"{spec.model.name} on {spec.cluster.name}"
     source = ExportSource(campaign=name, trial=None, job=job, comments=(predicted,))
     try:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Sequence
+from typing import Any, Final
 
 import click
 
-from api.http.filter_encoding import SINGULAR
 from results_db.errors import TrialFilterInvalidError
-from results_db.trials.filter import CHOICES, LISTED_FIELDS, TEXTS, TrialFilter
+from results_db.trials.filter import CHOICES, LISTED_FIELDS, SINGULAR, TEXTS, TrialFilter
 from search_spaces.documents.numbers import read_number, read_whole
 from search_spaces.documents.reading import nearest
 from search_spaces.protocol.metrics import METRICS
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 _CONDITION: Final = re.compile(r"\s*([a-z_]+)\s*(=|>=|<=)\s*(.*?)\s*")
 _PLURAL: Final = {singular: name for name, singular in SINGULAR.items()}

@@ -153,7 +153,6 @@ def _second_campaign(
 
 
 def _wait(client: Client, name: str) -> CampaignDetail:
-    """Waits until the second campaign has ended."""
     notice = (
         f"the campaign {name} goes on; give the same command again to wait for it, or end it with "
         f"`layout-tuner campaign cancel {name}`"

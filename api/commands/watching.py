@@ -182,7 +182,6 @@ class CampaignView:
     def lines(
         self, campaign: CampaignDetail, width: int, *, encoding: str | None = "utf-8"
     ) -> list[str]:
-        """The facts in lines of a width."""
         rows = textwrap.wrap(
             progress_line(campaign, with_best=False), max(width, 1), max_lines=4, placeholder="…"
         )
@@ -205,8 +204,7 @@ class CampaignView:
             probe = trial.cheap_probe
             what = trial.layout_key if probe is None else cheap_probe_words(probe)
             yield "now", f"trial {trial.number}, {done}{others}: {what}"
-        failed = progress.trials["FAILED"] + progress.trials["INFEASIBLE"]
-        if failed:
+        if failed := progress.trials["FAILED"] + progress.trials["INFEASIBLE"]:
             yield "failed", f"{failed}: {self._reasons(failed)}"
         yield "used", _used(campaign)
 

@@ -69,7 +69,6 @@ def do_create_token(
 async def do_revoke_token(
     request: Request, token_id: Annotated[TokenId, Path()], store: StoreDep, hub: HubDep
 ) -> Response:
-    """Revokes a token."""
     await revoke_token(token_id, store, hub)
     return go_to(request, "/tokens", done="revoked")
 

@@ -53,7 +53,6 @@ def show_allocations(
 def do_remove_allocation(
     request: Request, allocation_id: AllocationId, store: StoreDep
 ) -> Response:
-    """Removes an allocation and what its worker reported."""
     store.workers.remove_allocation(allocation_id)
     return go_to(request, "/allocations", done="removed")
 
@@ -66,14 +65,12 @@ def do_quarantine(
     node: _Node,
     reason: Annotated[Reason, Form()] = "",
 ) -> Response:
-    """Puts a node into quarantine."""
     store.allocations.quarantine_node(cluster, node, reason.strip() or "asked for by a user")
     return go_to(request, "/allocations", done="quarantined")
 
 
 @router.post("/nodes/release")
 def do_release(request: Request, store: StoreDep, cluster: _Cluster, node: _Node) -> Response:
-    """Releases a node from quarantine."""
     store.allocations.release_node(cluster, node)
     return go_to(request, "/allocations", done="released")
 

@@ -80,7 +80,6 @@ def do_clone_campaign(
     submission: SubmissionDep,
     name: Annotated[str, Form(max_length=64)],
 ) -> Response:
-    """Submits a copy of a campaign under another name."""
     clone, _is_replay = submission.clone(campaign, {"name": name}, None)
     return _back(request, clone, "cloned")
 
@@ -128,7 +127,6 @@ def show_delete_campaign(campaign: OwnCampaignDep, store: StoreDep, show: ShowDe
 
 @router.post("/campaigns/{campaign}/delete")
 def do_delete_campaign(request: Request, campaign: OwnCampaignDep, store: StoreDep) -> Response:
-    """Deletes a campaign that has ended, with all of its measurements."""
     store.campaigns.delete(campaign.id)
     return go_to(request, "/", done="deleted")
 

@@ -164,7 +164,6 @@ _SENTENCES: Final[Mapping[str, str]] = {
 
 
 def event_sentence(event: EventRecord) -> str:
-    """An event as a sentence."""
     data = event.data
     return _SENTENCES.get(event.kind, f"{event.kind}.").format(
         state=data.get("state"),

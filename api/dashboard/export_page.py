@@ -135,7 +135,6 @@ def _bundle(store: Store, campaign: CampaignRecord, asked: _ExportForm) -> Expor
 
 
 def _command(campaign: str, asked: _ExportForm, bundle: ExportRead | None) -> str:
-    """The command line that writes the same files."""
     words = ["layout-tuner", "export", campaign, "--format", asked.format]
     if bundle is not None:
         words += ["--trial", str(bundle.trial)]

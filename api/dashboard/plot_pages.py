@@ -36,7 +36,6 @@ PlotsDep = Annotated[CampaignPlots, Depends(plots_of)]
 
 @router.get("/campaigns/{campaign}/plots", include_in_schema=False)
 def show_plots(show: ShowDep, plots: PlotsDep) -> HTMLResponse:
-    """The plots of a campaign."""
     return show(
         "plots.html",
         plots=plots,

@@ -68,7 +68,6 @@ async def sign_in(request: Request, store: StoreDep) -> Response:
 
 @router.post("/sign-out")
 async def sign_out(request: Request, store: StoreDep) -> Response:
-    """Ends the session of the browser."""
     await _end_session(request, store)
     answer = _gone_on(request, "/sign-in")
     # Pages that the browser keeps in memory are gone too, and do not come back with its button.

@@ -156,7 +156,6 @@ class SubmitPage:
         }
 
     def _input_of(self, field: str) -> str:
-        """The name of the input for a field of the document."""
         if self.form["view"] == YAML:
             return YAML
         field = {"space": "space.preset", "budget": "budget.trials"}.get(field, field)
@@ -252,7 +251,6 @@ def do_check(page: SubmitPageDep) -> HTMLResponse:
 
 
 def _fields(document: dict[str, Any], view: str) -> dict[str, str]:
-    """The fields of the page for a document."""
     fields = {YAML: yaml_of(document)} if view == YAML else form_of(document)
     return dict.fromkeys((*FORM_FIELDS, YAML), "") | fields | {"view": view, "key": uuid4().hex}
 

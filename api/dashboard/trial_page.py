@@ -25,7 +25,7 @@ from api.routes.trials import TrialPath
 from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.records import ENDED_CAMPAIGN_STATES
 from search_spaces.belief.extrapolation import CheapProbe
-from search_spaces.protocol.outcome import Iteration
+from search_spaces.protocol.measurement import Iteration
 
 MAX_ROWS: Final = 60
 """Iterations up to which the table has all; of more it has the first and the last."""
@@ -74,7 +74,6 @@ def show_trial(
 
 
 def _summary(facts: TrialFacts) -> Iterator[str]:
-    """The result of the trial in sentences."""
     trial, ranked, objective = facts.trial, facts.ranked, facts.campaign.objective
     if trial.state == "PENDING":
         yield "It waits for a worker. "
@@ -107,7 +106,6 @@ def _summary(facts: TrialFacts) -> Iterator[str]:
 
 
 def _cheap(probe: CheapProbe, in_full: RankedLayout | None) -> Iterator[str]:
-    """What a cheap probe says of its layout."""
     yield f"It is a cheap probe of the layout {short_layout(probe.full_layout)}: it runs {probe.runs}. "
     if probe.full_step is not None:
         yield f"From that, a step of the whole layout takes {step_words(probe.full_step)}. "

@@ -18,36 +18,28 @@ from api.exporters.base import (
     ExportSource,
     KnobsLackingError,
 )
-from search_spaces.trainers.accelerate import ACCELERATE
 from search_spaces.trainers.base import TrainerAdapter
-from search_spaces.trainers.command import COMMAND
-from search_spaces.trainers.deepspeed import DEEPSPEED
-from search_spaces.trainers.embedded import EMBEDDED
-from search_spaces.trainers.megatron_bridge import MEGATRON_BRIDGE
-from search_spaces.trainers.megatron_deepspeed import MEGATRON_DEEPSPEED
-from search_spaces.trainers.megatron_lm import MEGATRON_LM
-from search_spaces.trainers.nanotron import NANOTRON
-from search_spaces.trainers.torchtitan import TORCHTITAN_0_2, TORCHTITAN_0_3, TORCHTITAN_MAIN
+from search_spaces.trainers.embedded import EMBEDDED_TRAINER
+from search_spaces.trainers.registry import ADAPTERS
 
 FORMATS: Final[Mapping[str, ExportFormat]] = {
-    adapter.name: ExportFormat(adapter=adapter, render=render)
-    for adapter, render in (
-        (EMBEDDED, formats.embedded),
-        (MEGATRON_LM, formats.megatron_lm),
-        (MEGATRON_DEEPSPEED, formats.megatron_deepspeed),
-        (MEGATRON_BRIDGE, formats.megatron_bridge),
-        (DEEPSPEED, formats.deepspeed),
-        (TORCHTITAN_0_2, torchtitan.torchtitan_0_2),
-        (TORCHTITAN_0_3, torchtitan.torchtitan_0_3),
-        (TORCHTITAN_MAIN, torchtitan.torchtitan_main),
-        (NANOTRON, formats.nanotron),
-        (ACCELERATE, formats.accelerate),
-        (COMMAND, formats.command),
+    name: ExportFormat(adapter=ADAPTERS[name], render=render)
+    for name, render in (
+        (EMBEDDED_TRAINER, formats.embedded),
+        ("megatron-lm", formats.megatron_lm),
+        ("megatron-deepspeed", formats.megatron_deepspeed),
+        ("megatron-bridge", formats.megatron_bridge),
+        ("deepspeed", formats.deepspeed),
+        ("torchtitan-0.2", torchtitan.torchtitan_0_2),
+        ("torchtitan-0.3", torchtitan.torchtitan_0_3),
+        ("torchtitan-main", torchtitan.torchtitan_main),
+        ("nanotron", formats.nanotron),
+        ("accelerate", formats.accelerate),
+        ("command", formats.command),
     )
 }
-"""Formats by name."""
 
-ALIASES: Final[Mapping[str, str]] = {"trainer": EMBEDDED.name, "torchtitan": TORCHTITAN_0_3.name}
+ALIASES: Final[Mapping[str, str]] = {"trainer": EMBEDDED_TRAINER, "torchtitan": "torchtitan-0.3"}
 """Other names of formats: a former one, and a trainer's for its newest release."""
 
 

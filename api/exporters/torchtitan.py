@@ -124,7 +124,6 @@ def _toml_lines(sections: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _python_module(adapter: TrainerAdapter, source: ExportSource, *, longest: str) -> RenderedJob:
-    """A module of Python."""
     job = source.job
     settings = [
         f"    config.{section}.{key} = {value!r}"

@@ -13,7 +13,7 @@ from results_db.leaderboard.leaderboard_records import PageOfLayouts, RankedLayo
 from results_db.records import CampaignRecord
 from results_db.store import Store
 from results_db.trials.filter import KNOB_FIELDS
-from search_spaces.documents.reading import nearest, shown
+from search_spaces.documents.reading import nearest, shown, word_of
 from search_spaces.protocol.metrics import METRICS
 from search_spaces.spec.layout import KNOBS
 
@@ -142,7 +142,7 @@ def leaderboard_table(
         columns=[_column(name, listing) for name in names],
         lines=_lines(page, names, has_front=len(campaign.objectives) > 1),
         constant={
-            heading_of(name): _text(value)
+            heading_of(name): word_of(value)
             for name, value in constant.items()
             if name not in names and not (name in KNOBS and value == KNOBS[name].default)
         },
@@ -200,18 +200,13 @@ def _facets(
         KnobFacet(
             name=name,
             label=heading_of(name),
-            counts={_text(value): number for value, number in counted[name].items()}
+            counts={word_of(value): number for value, number in counted[name].items()}
             if name in counted
             else None,
-            chosen=frozenset(map(_text, chosen[name])),
+            chosen=frozenset(map(word_of, chosen[name])),
         )
         for name in names
     ]
-
-
-def _text(value: Any) -> str:
-    """A value of a knob as the query parameter has it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _lines(page: PageOfLayouts, names: Sequence[str], *, has_front: bool) -> list[LeaderboardLine]:
@@ -234,7 +229,7 @@ def _cell(ranked: RankedLayout, name: str) -> str:
     """A knob of the layout, or a metric of its first run: as filters and orders use it."""
     trial = ranked.trial
     if name in KNOB_FIELDS:
-        return _text(getattr(trial.layout, name))
+        return word_of(getattr(trial.layout, name))
     if METRICS[name].is_measured:
         return _FORMATS.get(name, figure)(getattr(trial.measurement, name))
     return figure(trial.objective(name))

@@ -64,7 +64,6 @@ class CampaignFinding:
 
 
 def finding_of(store: Store, campaign: CampaignRecord) -> CampaignFinding:
-    """Reads the result of a campaign."""
     return CampaignFinding(
         campaign=campaign,
         best=store.leaderboard.tied_layouts(campaign.id, campaign.objective, among=TIES_LOOKED_AT),
@@ -91,8 +90,7 @@ def lead(finding: CampaignFinding) -> Iterator[Phrase]:
     yield f", {bounds(campaign.objective, winner)}: ", False
     yield short_layout(winner.trial.layout), True
     yield ". ", False
-    tied = len(finding.tied)
-    if tied:
+    if tied := len(finding.tied):
         yield (
             (
                 f"{tied} other{'s' if tied > 1 else ''} cannot be told apart from it with 95 % "
@@ -160,7 +158,6 @@ def bounds(objective: str, ranked: RankedLayout) -> str:
 
 
 def peak_words(ranked: RankedLayout, device_memory_bytes: int | None) -> str:
-    """The largest peak memory of a device, and the free share."""
     measured = ranked.trial.measurement
     found = None if measured is None else measured.peak_memory_bytes
     return memory_of(found, device_memory_bytes)

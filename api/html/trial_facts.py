@@ -53,9 +53,7 @@ class TrialFacts:
     ranked: RankedLayout | None
     """Its layout on the leaderboard, pooled over its runs; None: it is not ranked."""
     before: RankedLayout | None
-    """The layout with the rank before."""
     after: RankedLayout | None
-    """The layout with the rank after."""
     cheap: CheapProbe | None
     """What of a layout it runs; None: it runs all of its layout."""
     in_full: RankedLayout | None
@@ -92,7 +90,6 @@ class TrialFacts:
 
     @property
     def trial(self) -> TrialRecord:
-        """The trial itself."""
         return self.detail.trial
 
     @property
@@ -182,7 +179,6 @@ def knob_pairs(layout: Layout) -> Iterator[tuple[str, str]]:
 
 
 def knob_text(layout: Layout, name: str) -> str:
-    """The value of a knob in words."""
     chosen = getattr(layout, name)
     if name == "num_nodes":
         return f"{chosen} ({counted(layout.num_devices, 'device')})"

@@ -7,7 +7,6 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Hashable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -37,25 +36,23 @@ _DOCUMENT: Final = BodyLimits(256 << 10)  # `api.http.documents` counts its valu
 _FORM: Final = BodyLimits(1 << 20)  # a document, whose encoding may triple it, and other fields
 _NOTES: Final = BodyLimits(128 << 10)  # 10,000 characters, each written as two escapes
 
-BODY_LIMITS: Final[Mapping[str, BodyLimits]] = MappingProxyType(
-    {
-        "sign_in": BodyLimits(8 << 10),
-        "create_campaign": _DOCUMENT,
-        "clone_campaign": _DOCUMENT,
-        "plan_campaign": _DOCUMENT,
-        "put_model": _DOCUMENT,
-        "put_cluster": _DOCUMENT,
-        "do_submit": _FORM,
-        "do_check": _FORM,
-        "update_campaign": _NOTES,
-        "do_change_campaign": _NOTES,
-        "import_campaigns": BodyLimits(4 << 20),  # 5,000 rows
-        "register_worker": BodyLimits(4 << 20, 50_000),  # 10,000 nodes
-        "post_heartbeat": BodyLimits(4 << 20, 400_000),  # the status of 10,000 nodes
-        # A log of 262,144 characters, each written as two escapes, and 20,100 iterations.
-        "post_outcome": BodyLimits(6 << 20, 200_000),
-    }
-)
+BODY_LIMITS: Final[Mapping[str, BodyLimits]] = {
+    "sign_in": BodyLimits(8 << 10),
+    "create_campaign": _DOCUMENT,
+    "clone_campaign": _DOCUMENT,
+    "plan_campaign": _DOCUMENT,
+    "put_model": _DOCUMENT,
+    "put_cluster": _DOCUMENT,
+    "do_submit": _FORM,
+    "do_check": _FORM,
+    "update_campaign": _NOTES,
+    "do_change_campaign": _NOTES,
+    "import_campaigns": BodyLimits(4 << 20),  # 5,000 rows
+    "register_worker": BodyLimits(4 << 20, 50_000),  # 10,000 nodes
+    "post_heartbeat": BodyLimits(4 << 20, 400_000),  # the status of 10,000 nodes
+    # A log of 262,144 characters, each written as two escapes, and 20,100 iterations.
+    "post_outcome": BodyLimits(6 << 20, 200_000),
+}
 """By operation id; `_SMALL` for all other routes."""
 
 _WITHOUT_TURN: Final = ("lease_trials", "post_heartbeat", "post_outcome")
@@ -63,7 +60,6 @@ _WITHOUT_TURN: Final = ("lease_trials", "post_heartbeat", "post_outcome")
 
 
 def limits_of(operation: str) -> BodyLimits:
-    """The limits of a route."""
     return BODY_LIMITS.get(operation, _SMALL)
 
 

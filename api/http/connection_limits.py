@@ -93,7 +93,6 @@ class Connections:
         return True
 
     def discard(self, connection: OpenConnection) -> None:
-        """Removes a closed connection."""
         self._open.discard(connection)
 
     def note(self, reason: str) -> None:

@@ -130,7 +130,6 @@ def read_yaml(body: bytes) -> Any:
 
 
 def media_type_of(content_type: str) -> str:
-    """A content type without its parameters."""
     return content_type.partition(";")[0].strip().lower()
 
 

@@ -94,7 +94,7 @@ def problem_response(
     """
     title = HTTPStatus(status).phrase
     problem = Problem(
-        type=f"urn:layout-tuner:problem:{kind or _kebab(title)}",
+        type=f"urn:layout-tuner:problem:{kind or re.sub('[^a-z]+', '-', title.lower()).strip('-')}",
         title=kind.replace("-", " ") if kind else title.lower(),
         status=status,
         detail=_printable(detail),
@@ -133,7 +133,6 @@ def _known_error(request: Request, error: Exception) -> Response:
 
 
 def _fields_of(request: Request, error: Exception) -> list[FieldError] | None:
-    """The fields of the request that an error is about."""
     if isinstance(error, api_errors.DocumentInvalidError):
         return [FieldError(field=_body_field(error.field), message=_printable(error.problem))]
     is_of_body = getattr(request.state, "names_fields_of_body", False)
@@ -157,17 +156,12 @@ def _kind(error: Exception) -> str:
 
 
 def too_many(why: str, wait_s: float) -> Response:
-    """The answer 429."""
     seconds = max(1, math.ceil(wait_s))
     return problem_response(
         HTTPStatus.TOO_MANY_REQUESTS,
         f"{why}; try again in {seconds} s",
         headers={"Retry-After": str(seconds)},
     )
-
-
-def _kebab(title: str) -> str:
-    return re.sub(r"[^a-z]+", "-", title.lower()).strip("-")
 
 
 def _printable(text: str) -> str:

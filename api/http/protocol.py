@@ -161,7 +161,6 @@ class LimitedProtocol(HttpToolsProtocol):
     # Called by the parser, in this order for each request, and by the cycle of an answer
 
     def on_message_begin(self) -> None:
-        """A request line begins."""
         if self._awaited is not _Awaited.HEADERS:  # the request before ended in the same bytes
             self._await(_Awaited.HEADERS)
         self._num_url_bytes = self._num_header_bytes = self._num_headers = 0
@@ -199,13 +198,11 @@ class LimitedProtocol(HttpToolsProtocol):
         self._num_pending = self._num_body_bytes = 0
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
         self._num_pending = 0
         self._num_body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is complete."""
         self._num_pending = 0
         self._await(_Awaited.NOTHING)
         super().on_message_complete()

@@ -13,7 +13,6 @@ from fastapi.routing import APIRoute
 from pydantic import StringConstraints
 
 from api.errors import QueryUnknownError
-from api.http.filter_encoding import SINGULAR
 from results_db.trials.filter import (
     BOUND_FIELDS,
     CHOICES,
@@ -21,6 +20,7 @@ from results_db.trials.filter import (
     MAX_BOUND,
     MAX_KNOB,
     MAX_VALUES,
+    SINGULAR,
     TEXTS,
     TrialFilter,
 )
@@ -153,7 +153,6 @@ _OF_EVERY_PAGE: Final = frozenset({"done"})
 
 
 def _parameters_of(dependant: Dependant) -> Iterator[tuple[str, Any]]:
-    """The names and types of the query parameters."""
     yield from ((field.alias, field.field_info.annotation) for field in dependant.query_params)
     for below in dependant.dependencies:
         yield from _parameters_of(below)

@@ -35,7 +35,6 @@ class RouteMap:
 
     @classmethod
     def of(cls, routes: Sequence[BaseRoute]) -> Self:
-        """Reads all routes of an application."""
         by_method: dict[str, list[tuple[re.Pattern[str], str]]] = {}
         operations = set()
         for route in iter_route_contexts(routes):
@@ -56,7 +55,6 @@ class RouteMap:
         return found
 
     def methods(self, path: str) -> list[str]:
-        """The methods that a path accepts."""
         found = {method for method in self._by_method if self._find(method, path) is not None}
         return sorted(found | ({"HEAD"} if "GET" in found else set()))
 

@@ -44,7 +44,6 @@ class _Connection:
         return self._since if self.protocol is None else self.protocol.idle_since
 
     def abort(self) -> None:
-        """Closes it at once."""
         if self.protocol is not None and self.protocol.transport is not None:
             self.protocol.transport.abort()
             return
@@ -197,7 +196,6 @@ class LimitedServer(uvicorn.Server):
 
 
 async def _readable(accepted: socket.socket) -> None:
-    """Waits until the socket has data."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     loop.add_reader(accepted, ready.set)

@@ -14,7 +14,6 @@ _UNUSABLE: Final = ("lost", "quarantined")
 
 
 def why_not_leased(trial: WaitingTrial, allocation: AllocationRecord, now: datetime) -> str:
-    """Why an allocation has not leased a trial of its cluster."""
     if trial.is_paused:
         return "its campaign is paused"
     if not allocation.is_there:

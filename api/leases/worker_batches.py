@@ -44,7 +44,6 @@ class WorkerBatches:
 
     @classmethod
     def of(cls, store: Store) -> WorkerBatches:
-        """The batches of a service."""
         specs = ParsedSpecs()
 
         def lease(

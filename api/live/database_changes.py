@@ -69,7 +69,6 @@ class DatabaseChanges:
         return self._number != number
 
     async def _look(self, mark: ChangeMark) -> None:
-        """Looks for changes while somebody waits."""
         loop = asyncio.get_running_loop()
         try:
             while self._num_waiting:
@@ -83,7 +82,6 @@ class DatabaseChanges:
             self._looking = None
 
     def close(self) -> None:
-        """Stops looking."""
         if self._looking is not None:
             self._looking.cancel()
         if self._mark is not None:

@@ -37,7 +37,6 @@ _log = logging.getLogger(__name__)
 
 
 def event_bytes(event: EventRecord) -> bytes:
-    """The event in the format of the stream."""
     return format_sse_event(
         data_str=EventRead.of(event).model_dump_json(), event=event.kind, id=str(event.seq)
     )
@@ -62,7 +61,6 @@ class Subscription:
             self.put_live(event)
 
     def put_live(self, event: bytes) -> None:
-        """Adds an event without a number."""
         if self.closed_because:
             return
         if len(self._waiting) >= self._max_waiting:

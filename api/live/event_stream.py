@@ -103,7 +103,6 @@ class EventStream(Response):
         return self._after < await run_in_threadpool(self._store.events.pruned_seq)
 
     async def _close(self, send: Send, reason: str) -> None:
-        """Sends the client the reason why its stream ends."""
         chunk = _control(CLOSED, {"reason": reason})
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSING_S):

@@ -121,7 +121,6 @@ def _worker_event(at: datetime, id_: str, worker: WorkerSession, state: WorkerSt
 
 
 def _of_nodes(before: LiveState, now: LiveState, at: datetime) -> Iterator[LiveEvent]:
-    """One event for each cluster whose nodes have changed."""
     changed = sorted(
         key
         for key in before.nodes.keys() | now.nodes.keys()

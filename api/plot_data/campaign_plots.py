@@ -87,7 +87,6 @@ class CampaignPlots:
 
     @cached_property
     def disturbed(self) -> set[int]:
-        """The ids of trials whose measurements are disturbed."""
         return self.store.plot_data.disturbed_ids(self.campaign.id)
 
     def _data_of(self, name: PlotName, knob: str | None) -> PlottedData:
@@ -200,7 +199,6 @@ class CampaignPlots:
 
     @cached_property
     def estimated(self) -> list[PredictedTrial]:
-        """What was predicted of the newest trials, with what they measured."""
         return self.store.trials.predictions(self.campaign.id)
 
     def _time_parts(self) -> PlottedData:

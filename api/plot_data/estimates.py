@@ -276,7 +276,6 @@ def _estimated(
 
 
 def _marked(facts: PlotFacts, spots: Sequence[Spot]) -> list[Trace]:
-    """The marks of those that are among some trials."""
     of_trial = {spot.trial_id: spot for spot in spots}
     return mark_traces(
         {

@@ -179,7 +179,6 @@ def _tick(x: int, y: float, text: str, anchor: str) -> dict[str, Any]:
 
 
 def _note(x: int, y: float, text: str, **font: Any) -> dict[str, Any]:
-    """A text at a place of a plot."""
     return {"x": x, "y": y, "text": text, "showarrow": False, "bgcolor": "--ground", "font": font}
 
 

@@ -37,14 +37,12 @@ class LayoutPoint:
 
     @property
     def kind(self) -> PointKind:
-        """How it counts."""
         if self.value is None:
             return "not ranked"
         return "stopped early" if self.shortened else "measured"
 
     @cached_property
     def layout_key(self) -> str:
-        """The canonical key of the layout."""
         return Layout(**self.knobs).key
 
 
@@ -75,12 +73,10 @@ class PlotFacts:
 
     @property
     def num_left_out(self) -> int:
-        """Layouts that the sample leaves out."""
         return self.num_layouts - len(self.points)
 
     @cached_property
     def ranked(self) -> list[LayoutPoint]:
-        """The layouts on the leaderboard."""
         return [point for point in self.points if point.value is not None]
 
     @cached_property

@@ -131,14 +131,12 @@ def left_out_words(left_out: int, things: str, kept: str) -> list[str]:
 
 
 def objective_axis(objective: str, ends: AxisRange) -> dict[str, Any]:
-    """Plotly's axis of an objective."""
     form = {"tickformat": ".0%"} if objective == MEMORY_HEADROOM else {}
     span = [rounded(ends.low), rounded(ends.high)]
     return {"title": {"text": unit(objective)}, "range": span, **form}
 
 
 def objective_words(objective: str, value: float | None) -> str:
-    """A value with its unit."""
     return f"{objective_figure(objective, value)} {unit(objective)}"
 
 

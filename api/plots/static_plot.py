@@ -91,7 +91,6 @@ class _Axis:
         return min(max(self.at(value), low), high)
 
     def holds(self, value: Any) -> bool:
-        """Whether a value is on the axis."""
         return abs(self.within(value) - self.at(value)) < 1e-6
 
     @property
@@ -161,7 +160,6 @@ def _line(trace: Trace, x: _Axis, y: _Axis) -> Markup:
 
 
 def _markers(trace: Trace, x: _Axis, y: _Axis) -> Markup:
-    """The markers of a trace as far as they are on the axes, with their texts."""
     marker = trace["marker"]
     colours = marker.get("color")
     spots = [
@@ -294,7 +292,6 @@ def _legend(data: PlottedData, width: float) -> tuple[Markup, float]:
 
 
 def _key(trace: Trace, left: float, top: float) -> Markup:
-    """A sample of a trace."""
     if "marker" not in trace:
         line = _Axis(spec={"range": (0, 1)}, start=left, end=left + 14.0)
         flat = _Axis(spec={"range": (0, 1)}, start=top, end=top)

@@ -48,7 +48,6 @@ def tag(element: str, /, *content: Content, **attributes: str | float | None) ->
 
 
 def join(*content: Content) -> Markup:
-    """Several pieces in one."""
     return Markup("".join(_html(each) for each in content))  # noqa: S704
 
 

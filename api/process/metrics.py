@@ -72,7 +72,6 @@ class Metrics:
         PlatformCollector(registry=self._registry)
 
     def text(self) -> bytes:
-        """All metrics in the text format of Prometheus."""
         return generate_latest(self._registry)
 
 

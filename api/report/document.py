@@ -124,7 +124,6 @@ def _leaderboard(
 def _job_lines(
     job: TrainingJob, campaign: CampaignRecord, best: Sequence[RankedLayout]
 ) -> Iterator[str]:
-    """The days of a training job with each of the best layouts."""
     ranked = (
         RankedStep(e.rank, e.trial.layout, e.step_time_s, e.value, e.low, e.high) for e in best
     )
@@ -186,7 +185,6 @@ def _cost(
 
 
 def _budget(campaign: CampaignRecord, num_trials: int) -> list[tuple[str, str]]:
-    """What was used of each bound of the budget."""
     budget = campaign.spec["budget"]
     bounds = (
         ("trials", f"{num_trials:,}", "{:,}".format, budget.get("trials")),

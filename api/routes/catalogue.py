@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Response
 
@@ -37,8 +37,6 @@ Name = Annotated[
         description="Name of a preset, or of a user's entry.",
     ),
 ]
-
-_Read = TypeVar("_Read", ModelRead, ClusterRead)
 
 
 def _put_answers(model: type[Document]) -> dict[int | str, dict[str, Any]]:

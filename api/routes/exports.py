@@ -28,7 +28,6 @@ from search_spaces.spec.layout import LAYOUT_FIELDS
 from search_spaces.spec.rules import violations
 from search_spaces.spec.scaling import scaled
 from search_spaces.terminal.plurals import counted
-from search_spaces.trainers.base import TrainerJob
 
 router = APIRouter(prefix="/v1", tags=["exports"])
 
@@ -102,13 +101,7 @@ def export_of(
     spec = CampaignSpec.from_mapping(campaign.spec)
     if campaign.strategy == IMPORTED:
         _refuse_illegal(spec, campaign, chosen, format_name)
-    job = TrainerJob(
-        model=spec.model,
-        layout=chosen.stands_for,
-        seed=spec.seed,
-        warmup=spec.probe.warmup,
-        compile=spec.probe.compile,
-    )
+    job = spec.job_of(chosen.stands_for)
     comments = (visible_line(each, MAX_WORDS) for each in _comments(store, campaign, chosen))
     source = ExportSource(
         campaign=campaign.name, trial=chosen.number, job=job, comments=tuple(comments)

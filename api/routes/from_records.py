@@ -30,7 +30,6 @@ NOT_LEASED_SHOWN: Final = 20
 
 
 def campaigns_read(store: Store, campaigns: Sequence[CampaignRecord]) -> list[CampaignRead]:
-    """Campaigns as lists show them."""
     baselines = store.baselines.of_campaigns(campaigns)
     progress = progress_of(store, campaigns, baselines, store.now())
     return [
@@ -47,7 +46,6 @@ def campaigns_read(store: Store, campaigns: Sequence[CampaignRecord]) -> list[Ca
 
 
 def campaign_detail(store: Store, campaign: CampaignRecord) -> CampaignDetail:
-    """A campaign with its description."""
     (read,) = campaigns_read(store, [campaign])
     cheap = store.trials.ended_probes(campaign.id, cheap=True)
     return CampaignDetail.of(
@@ -60,7 +58,6 @@ def campaign_detail(store: Store, campaign: CampaignRecord) -> CampaignDetail:
 
 
 def trials_read(store: Store, trials: Sequence[TrialRecord]) -> list[TrialRead]:
-    """Trials as lists show them."""
     probes = cheap_probes(store, trials)
     return [
         TrialRead.of(
@@ -94,7 +91,6 @@ def leaderboard_page(
     ranked_by: str,
     offset: int,
 ) -> LeaderboardPage:
-    """A page of a campaign's leaderboard."""
     end = offset + len(page.layouts)
     # A list of layouts near the best is in the order of this one.
     cheapest = () if listing.within_percent is None else ("tokens_per_node_hour",)

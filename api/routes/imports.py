@@ -24,7 +24,6 @@ _CSV_CONTENT = {CSV_TYPE: {"schema": {"type": "string"}}}
 
 
 async def table_body(request: Request) -> bytes:
-    """The unparsed body."""
     content_type = media_type_of(request.headers.get("content-type", ""))
     if content_type not in ("", CSV_TYPE):
         raise DocumentTypeUnsupportedError(f"content type {content_type[:80]!r} is not {CSV_TYPE}")

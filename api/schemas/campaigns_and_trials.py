@@ -23,7 +23,7 @@ from search_spaces.campaigns.campaign_settings import NODE_HOURS
 from search_spaces.documents.duration import MAX_DURATION_S
 from search_spaces.documents.reading import MAX_COUNT
 from search_spaces.estimates.prediction import Prediction
-from search_spaces.protocol.outcome import Environment, Iteration
+from search_spaces.protocol.measurement import Environment, Iteration
 from search_spaces.protocol.states import TrialState
 from search_spaces.spec.layout import Layout
 

@@ -39,7 +39,6 @@ class ModelRead(CatalogueEntry):
 
     @classmethod
     def of_preset(cls, name: str) -> Self:
-        """A preset."""
         shape = MODEL_PRESETS[name]
         description = shape.to_mapping()
         return cls(
@@ -72,7 +71,6 @@ class ModelPage(Document):
 
     @classmethod
     def of_presets(cls) -> Self:
-        """The presets alone."""
         return cls(models=[ModelRead.of_preset(name) for name in MODEL_PRESETS])
 
 
@@ -83,6 +81,5 @@ class ClusterPage(Document):
 
     @classmethod
     def of_presets(cls) -> Self:
-        """The presets alone."""
         names = (LOCAL_CPU, *CLUSTER_PRESETS)
         return cls(clusters=[ClusterRead.of_preset(name) for name in names])

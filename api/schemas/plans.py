@@ -25,5 +25,4 @@ class PlanRead(Document):
 
     @classmethod
     def of_record(cls, record: PlanRecord) -> Self:
-        """The document of a record."""
         return cls.of(record, plan=record.answer or None)

@@ -205,7 +205,6 @@ def is_api(scope: Scope) -> bool:
 
 
 def address_of(scope: Scope) -> str:
-    """The address that a request came from."""
     return scope["client"][0] if scope.get("client") else ""
 
 

@@ -41,12 +41,10 @@ class Holder:
 
     @property
     def is_admin(self) -> bool:
-        """Whether it may do everything."""
         return self.role == "admin"
 
     @property
     def may_submit(self) -> bool:
-        """Whether it may submit campaigns."""
         return self.role in ("submitter", "admin")
 
     def may_change(self, campaign: CampaignRecord) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
@@ -27,8 +27,8 @@ class Owners:
         self._parameter_and_owner: Mapping[Owned, tuple[str, Callable[[str], str | None]]] = {
             "campaign": ("campaign", self._of_campaign),
             "trial": ("trial_id", self._of_trial),
-            "model": ("name", store.access.owner_of_model),
-            "cluster": ("name", store.access.owner_of_cluster),
+            "model": ("name", partial(store.catalogue.owner_of, "model")),
+            "cluster": ("name", partial(store.catalogue.owner_of, "cluster")),
             # A session's owner never changes, and workers ask every second.
             "worker": ("worker_id", lru_cache(MOST_WORKERS)(store.workers.owner_of)),
         }
@@ -44,10 +44,7 @@ class Owners:
         return None if owner is None or owner == asker else whose(owned, name, owner, asker)
 
     def _of_campaign(self, named: str) -> str | None:
-        reference = campaign_reference(named)
-        if isinstance(reference, int):
-            return self._store.access.owner_of_campaign(reference)
-        return self._store.access.owner_of_campaign_named(reference)
+        return self._store.access.owner_of_campaign(campaign_reference(named))
 
     def _of_trial(self, named: str) -> str | None:
         """None also if it is not a number: the route refuses it."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final, Literal
 
 from api.errors import AccessUndeclaredError
@@ -99,9 +98,9 @@ _OPERATIONS: Final[Mapping[AccessRule, str]] = {
     OWN_WORKER: "drain_worker lease_trials post_heartbeat",
 }
 
-ACCESS: Final[Mapping[str, AccessRule]] = MappingProxyType(
-    {name: rule for rule, names in _OPERATIONS.items() for name in names.split()}
-)
+ACCESS: Final[Mapping[str, AccessRule]] = {
+    name: rule for rule, names in _OPERATIONS.items() for name in names.split()
+}
 """The rule of each route by its operation id, the name of its function."""
 
 
@@ -111,8 +110,7 @@ def refuse_undeclared(operations: Iterable[str]) -> None:
     Raises:
         AccessUndeclaredError: a route has none.
     """
-    undeclared = sorted(set(operations) - set(ACCESS))
-    if undeclared:
+    if undeclared := sorted(set(operations) - set(ACCESS)):
         raise AccessUndeclaredError(
             f"no rule of access for {', '.join(undeclared)}: add a line to ACCESS in api/security/roles.py"
         )

@@ -53,7 +53,6 @@ class SessionCookie:
         return next((found[name] for name in names if name in found), None)
 
     def put(self, scope: Scope, response: Response, secret: str) -> None:
-        """Adds the cookie to a response."""
         is_secure = _is_https(scope, self.is_behind_proxy)
         response.set_cookie(
             self._name(scope, is_secure=is_secure),
@@ -100,13 +99,11 @@ class SessionCookie:
 
 
 def form_token(secret: str) -> str:
-    """A new form token for a session."""
     mask = secrets.token_bytes(_MASK_BYTES)
     return base64.urlsafe_b64encode(mask + _masked(secret, mask)).decode()
 
 
 def is_form_token(secret: str, token: object) -> bool:
-    """Whether a form token belongs to a session."""
     if not isinstance(token, str):
         return False
     try:

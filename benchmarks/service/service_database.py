@@ -18,7 +18,8 @@ from results_db.allocations.leases import LeaseAsk
 from results_db.models.base import Base
 from results_db.models.tables import Campaign, Trial
 from results_db.store import Store
-from search_spaces.protocol.outcome import Breakdown, Environment, Iteration, Measurement, Outcome
+from search_spaces.protocol.measurement import Breakdown, Environment, Iteration, Measurement
+from search_spaces.protocol.outcome import Outcome
 from search_spaces.protocol.worker_messages import LeaseRequest, OutcomeReport, WorkerCreate
 from search_spaces.spec.layout import PRECISIONS, RECOMPUTE_MODES, Layout
 from search_spaces.statistics.step_times import quartiles

@@ -15,7 +15,8 @@ from typing import Any, Final
 from benchmarks.trainer.bare_model import MODEL
 from benchmarks.trainer.trainer_cells import make_layout
 from benchmarks.trainer.trainer_table import Figure
-from search_spaces.protocol.outcome import Measurement, Outcome, ProbeRequest
+from search_spaces.protocol.measurement import Measurement
+from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from search_spaces.spec.cluster import detect_local_cpu
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape

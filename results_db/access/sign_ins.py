@@ -24,7 +24,6 @@ from results_db.database.store_base import StoreSection
 from results_db.models.service_tables import BrowserSignIn
 
 CODE_LIFE: Final = timedelta(minutes=10)
-"""Lifetime of a sign-in code."""
 
 SESSION_IDLE_LIFE: Final = timedelta(hours=12)
 """Lifetime of a sign-in after its last use."""
@@ -42,7 +41,6 @@ class BrowserSession:
     """A session, without its secret."""
 
     token_hash: str
-    """The token that it stands for."""
     created_at: datetime
     expires_at: datetime
     """Moves with each use, up to `SESSION_LIFE` after `created_at`."""
@@ -164,8 +162,7 @@ def _add(
         .order_by(BrowserSignIn.expires_at.desc())
         .offset(MAX_OF_TOKEN - 1)
     )
-    hashes = session.scalars(surplus).all()
-    if hashes:
+    if hashes := session.scalars(surplus).all():
         session.execute(delete(BrowserSignIn).where(BrowserSignIn.secret_hash.in_(hashes)))
     row = BrowserSignIn(
         secret_hash=hash_of_token(secret.encode()),

@@ -27,8 +27,6 @@ from results_db.models.service_tables import (
     AuditRow,
     BrowserSignIn,
     TokenRow,
-    UserCluster,
-    UserModel,
 )
 from results_db.models.tables import Campaign, Trial
 from results_db.rows import record_of
@@ -45,7 +43,6 @@ class TokenRecord:
     role: TokenRole
     created_at: datetime
     created_by: str
-    """The name of the token that made it."""
     expires_at: datetime | None
     """None: it does not expire."""
     revoked_at: datetime | None
@@ -167,30 +164,14 @@ class Access(StoreSection):
                     .values(last_used_at=now)
                 )
 
-    def owner_of_campaign(self, campaign_id: int) -> str | None:
-        """The owner of a campaign; None: no such campaign."""
-        query = select(Campaign.created_by).where(Campaign.id == campaign_id)
-        return self._scalar(query)
-
-    def owner_of_campaign_named(self, name: str) -> str | None:
-        """The owner of a campaign by its name; None: no such campaign."""
-        query = select(Campaign.created_by).where(Campaign.name == name)
-        return self._scalar(query)
+    def owner_of_campaign(self, reference: int | str) -> str | None:
+        """The owner of a campaign with an id or a name; None: no such campaign."""
+        column = Campaign.id if isinstance(reference, int) else Campaign.name
+        return self._scalar(select(Campaign.created_by).where(column == reference))
 
     def owner_of_trial(self, trial_id: int) -> str | None:
         """The owner of a trial's campaign; None: no such trial."""
-        query = select(Campaign.created_by).join(Trial).where(Trial.id == trial_id)
-        return self._scalar(query)
-
-    def owner_of_model(self, name: str) -> str | None:
-        """The owner of a user's model; None: no such model."""
-        query = select(UserModel.created_by).where(UserModel.name == name)
-        return self._scalar(query)
-
-    def owner_of_cluster(self, name: str) -> str | None:
-        """The owner of a user's cluster; None: no such cluster."""
-        query = select(UserCluster.created_by).where(UserCluster.name == name)
-        return self._scalar(query)
+        return self._scalar(select(Campaign.created_by).join(Trial).where(Trial.id == trial_id))
 
     def audit(
         self, *, before_id: int | None = None, limit: int = 100, **chosen: Unpack[AuditChoice]

@@ -25,7 +25,6 @@ from results_db.migrations import migrate
 from results_db.models.all_tables import METADATA
 
 CHECKS: Final = ("storage", "schema", "references", *RULES)
-"""The checks, in order."""
 
 MOST_KEYS: Final = 5
 """Keys that a finding names."""
@@ -55,7 +54,6 @@ class CheckReport:
     checks: tuple[str, ...]
     """The checks that ran; only the first ones if the storage or the schema is damaged."""
     storage: str
-    """How the storage was checked."""
     findings: tuple[Finding, ...]
     """The problems; empty: the database is intact."""
 

@@ -225,15 +225,13 @@ def _refuse_busy(connection: Connection, url: str) -> None:
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
         "AND pid <> pg_backend_pid() AND application_name = 'layout-tuner'"
     )
-    others = connection.execute(text(query)).scalar_one()
-    if others:
+    if others := connection.execute(text(query)).scalar_one():
         raise DatabaseInUseError(
             f"services or drivers have {others} connections to {shown(url)}; stop them first"
         )
 
 
 def _drop_tables(connection: Connection, url: str, *, replace: bool) -> None:
-    """Drops the tables of this version's schema."""
     found = set(inspect(connection).get_table_names())
     ours = found & {"alembic_version", *METADATA.tables}
     holding = [

@@ -66,7 +66,9 @@ def to_postgresql(source: Connection, target: Connection) -> None:
         names = ", ".join(_quoted(column.name) for column in table.columns)
         rows = source.exec_driver_sql(f"SELECT {names} FROM {_quoted(table.name)}")  # noqa: S608
         _copy_in(target, table, names, _converted(rows, table, _INTO_POSTGRESQL))
-        _set_sequence(target, table, _last_assigned_id(source, table))
+        if (sequence := _sequence(target, table)) is not None:
+            next_id = _last_assigned_id(source, table) + 1
+            target.execute(select(func.setval(sequence, next_id, False)))
 
 
 def _tables(sqlite: Connection) -> list[Table]:
@@ -185,11 +187,6 @@ def _last_assigned_id(sqlite: Connection, table: Table) -> int:
         query = "SELECT seq FROM sqlite_sequence WHERE name = ?"
         last = max(last, sqlite.exec_driver_sql(query, (table.name,)).scalar() or 0)
     return int(last)
-
-
-def _set_sequence(postgresql: Connection, table: Table, last_id: int) -> None:
-    if (sequence := _sequence(postgresql, table)) is not None:
-        postgresql.execute(select(func.setval(sequence, last_id + 1, False)))
 
 
 def _sequence(postgresql: Connection, table: Table) -> str | None:

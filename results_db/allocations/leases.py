@@ -43,7 +43,6 @@ class LeaseAsk:
     worker_id: str
     """The worker's session."""
     request: LeaseRequest
-    """Its request."""
 
 
 Kind = tuple[str, int, int, frozenset[str], RoomBody | None, float | None]
@@ -92,7 +91,6 @@ class LeaseBatch:
         return any(self._is_news(worker) for _, worker, _ in self._asking)
 
     def finds_a_trial(self) -> bool:
-        """Whether there is a trial for one of the requests."""
         return any(
             self._session.scalar(_suitable_trials(kind).limit(1)) is not None
             for kind in self._by_kind()

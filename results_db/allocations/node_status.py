@@ -25,7 +25,6 @@ that, the node failed its check and is in quarantine again."""
 
 
 def active_quarantines(session: Session, cluster: str) -> list[SetAside]:
-    """The cluster's nodes that are in quarantine."""
     query = (
         select(NodeQuarantine)
         .where(NodeQuarantine.cluster == cluster, NodeQuarantine.released_at.is_(None))

@@ -52,7 +52,6 @@ class Beat:
     worker_id: str
     """The worker's session."""
     heartbeat: HeartbeatBody
-    """Its content."""
 
 
 def take_beats(
@@ -251,7 +250,6 @@ class Workers(StoreSection):
             self._audit(session, "allocation.remove", "allocation", worker_id, name=worker.name)
 
     def quarantined_nodes(self, cluster: str) -> list[SetAside]:
-        """The nodes of a cluster in quarantine, by name."""
         with self._db.read() as session:
             return active_quarantines(session, cluster)
 

@@ -43,7 +43,6 @@ from search_spaces.terminal.plurals import counted
 
 
 def conditions(chosen: CampaignFilter) -> list[ColumnElement[bool]]:
-    """The conditions of a filter in SQL."""
     equal = {
         Campaign.model_name: chosen.model,
         Campaign.cluster_name: chosen.cluster,
@@ -183,7 +182,6 @@ class Campaigns(StoreSection):
             return campaign_record(row, now)
 
     def get(self, campaign_id: int) -> CampaignRecord:
-        """One campaign."""
         with self._db.read() as session:
             return campaign_record(by_id(session, campaign_id), self._clock())
 
@@ -198,7 +196,6 @@ class Campaigns(StoreSection):
             return None if row is None else campaign_record(row, self._clock())
 
     def by_name(self, name: str) -> CampaignRecord:
-        """One campaign by its name."""
         with self._db.read() as session:
             row = session.scalar(select(Campaign).where(Campaign.name == name))
             if row is None:
@@ -436,7 +433,6 @@ def _hold_sources(session: Session, names: Sequence[str], trainer: str) -> None:
 
 
 def by_id(session: Session, campaign_id: int, *, lock: bool = False) -> Campaign:
-    """A campaign's row."""
     campaign = session.get(Campaign, campaign_id, with_for_update=FOR_CHANGE if lock else None)
     if campaign is None:
         raise campaign_not_found(campaign_id)

@@ -17,10 +17,8 @@ from results_db.models.tables import Attempt, Campaign, MeasurementRow, Trial
 from results_db.trials.filter_sql import has_ranked_tokens, metric_column
 
 MAX_HISTORY: Final = 2000
-"""Most trials of a history."""
 
 MAX_TIMELINE: Final = 2000
-"""Most attempts of a timeline."""
 
 
 class HistoryPoint(NamedTuple):
@@ -54,7 +52,6 @@ class BestSoFar:
 
     @property
     def num_left_out(self) -> int:
-        """Number of ended trials that the sample leaves out."""
         return self.num_ended - len(self.points)
 
 
@@ -62,7 +59,6 @@ class FailureCount(NamedTuple):
     """The trials that failed for one reason on one node."""
 
     state: str
-    """INFEASIBLE or FAILED."""
     reason: str
     node: str
     """Where the problem occurred first; empty: unknown."""
@@ -88,7 +84,6 @@ class TimelineAttempt(NamedTuple):
     ending: str | None
     """reported, lost, returned or superseded; None: it runs."""
     state: str
-    """The trial's state."""
     reason: str | None
     """Why the trial does not count; None unless INFEASIBLE, FAILED or CANCELLED."""
     phase: str | None = None
@@ -102,11 +97,9 @@ class CampaignTimeline:
     attempts: Sequence[TimelineAttempt]
     """The newest first by their starts."""
     num_attempts: int
-    """Number of the campaign's attempts in all."""
 
     @property
     def num_left_out(self) -> int:
-        """Number of older attempts that are left out."""
         return self.num_attempts - len(self.attempts)
 
 
@@ -184,7 +177,6 @@ _TIMELINE: Final = (
     Trial.reason,
     Attempt.phase,
 )
-"""The columns of `TimelineAttempt`."""
 
 
 def _best_so_far(session: Session, campaign: Campaign, limit: int) -> BestSoFar:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -17,14 +18,14 @@ from typing import Any, Final
 from sqlalchemy import Select, func, select, update
 from sqlalchemy.orm import Session
 
-from results_db.campaigns.serving_workers import could_be_served, working
 from results_db.database.database import Database
 from results_db.database.locks import lock_campaigns
 from results_db.database.retry import retried
 from results_db.database.store_base import StoreSection
 from results_db.errors import DriverLeaseLostError
-from results_db.models.service_tables import DriverLeaseRow
-from results_db.models.tables import Campaign
+from results_db.models.service_tables import DriverLeaseRow, WorkerRow, is_there
+from results_db.models.tables import Campaign, Trial
+from results_db.records import WorkerRecord
 from results_db.rows import clock_seconds, record_of
 
 DRIVER_LEASE_S: Final = 5.0
@@ -137,7 +138,6 @@ def fenced(database: Database, fence: int) -> Database:
 
 
 def _check_fence(fence: int, session: Session) -> None:
-    """Checks the fence at the start of each writing transaction of a driver."""
     # KEY SHARE: renewals can proceed, a takeover waits.
     query = select(DriverLeaseRow.fence).where(DriverLeaseRow.id == LEASE_ID)
     locked = query.with_for_update(read=True, key_share=True)
@@ -158,3 +158,29 @@ def _lost(fence: int) -> DriverLeaseLostError:
     return DriverLeaseLostError(
         f"another driver has taken over since fence {fence}; this driver can no longer write"
     )
+
+
+def working(session: Session, now: datetime) -> list[WorkerRecord]:
+    """The live workers that still lease trials."""
+    rows = session.scalars(select(WorkerRow).where(is_there(now), WorkerRow.state != "draining"))
+    return [record_of(WorkerRecord, row) for row in rows]
+
+
+def could_be_served(session: Session, campaign: Campaign, workers: Sequence[WorkerRecord]) -> bool:
+    """Whether a trial of the campaign runs, or one of the workers could run one.
+
+    Where trials wait, the worker must be large enough for one of them; where none waits, the driver
+    may add one.
+    """
+    sizes = session.execute(
+        select(Trial.state, Trial.num_nodes, Trial.num_devices)
+        .where(Trial.campaign_id == campaign.id, Trial.state.in_(("PENDING", "RUNNING")))
+        .distinct()
+    ).all()
+    if any(state == "RUNNING" for state, *_ in sizes):
+        return True
+    cluster, trainer = campaign.cluster_name, campaign.trainer
+    able = [each for each in workers if each.cluster == cluster and each.runs(trainer)]
+    if not sizes:
+        return bool(able)
+    return any(each.holds(nodes, devices) for each in able for _, nodes, devices in sizes)

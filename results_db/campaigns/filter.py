@@ -16,9 +16,7 @@ class CampaignFilter:
 
     states: Sequence[CampaignState] = ()
     model: str | None = None
-    """Name of the model."""
     cluster: str | None = None
-    """Name of the cluster."""
     strategy: str | None = None
     objective: str | None = None
     """Any of the campaign's objectives."""
@@ -29,7 +27,6 @@ class CampaignFilter:
     created_after: datetime | None = None
     """At this time or later."""
     created_before: datetime | None = None
-    """Before this time."""
 
 
 EVERY_CAMPAIGN: Final = CampaignFilter()

@@ -69,6 +69,11 @@ class Descriptions(StoreSection):
         with self._db.read() as session:
             return record_of(DescriptionRecord, _row(session, kind, name))
 
+    def owner_of(self, kind: DescriptionKind, name: str) -> str | None:
+        """The owner of one; None: there is none of this name."""
+        table = _TABLES[kind]
+        return self._scalar(select(table.created_by).where(table.name == name))
+
     @retried
     def put(
         self, kind: DescriptionKind, name: str, description: Mapping[str, Any], *, notes: str = ""

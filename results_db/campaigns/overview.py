@@ -29,7 +29,6 @@ class Overviews(StoreSection):
     """The store's methods for pages about campaigns."""
 
     def count_campaigns(self, chosen: CampaignFilter) -> int:
-        """The number of campaigns that match a filter."""
         query = select(func.count()).select_from(Campaign).where(*conditions(chosen))
         return self._scalar(query) or 0
 

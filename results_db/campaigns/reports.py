@@ -22,7 +22,7 @@ from results_db.models.tables import (
 from results_db.records import Analysis, KnobStepRead, WorkerRecord
 from results_db.rows import columns_of, record_of
 from results_db.trials.lifecycle import locked_campaign
-from search_spaces.protocol.outcome import Environment
+from search_spaces.protocol.measurement import Environment
 from search_spaces.protocol.states import TrialState
 
 

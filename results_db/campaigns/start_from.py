@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from types import MappingProxyType
 from typing import Any, Final, cast
 
 from sqlalchemy import Select, and_, false, func, or_, select
@@ -33,9 +32,11 @@ from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 MAX_KNOWN_TRIALS: Final = 2000
 """Most trials of other campaigns that one campaign starts from; the newest are taken."""
 
-_SAMPLE_STATES: Final[Mapping[str, ObservationState]] = MappingProxyType(
-    {"COMPLETED": "completed", "INFEASIBLE": "infeasible", "FAILED": "failed"}
-)
+_SAMPLE_STATES: Final[Mapping[str, ObservationState]] = {
+    "COMPLETED": "completed",
+    "INFEASIBLE": "infeasible",
+    "FAILED": "failed",
+}
 """The states of trials that show something about their layouts."""
 
 
@@ -47,7 +48,6 @@ class PlannedCampaign:
     cluster_name: str
     trainer: str
     created_at: datetime
-    """The time of the plan."""
     id: None = None
 
 
@@ -96,7 +96,6 @@ class EarlierTrials(StoreSection):
         return found[::-1]
 
     def count_known_trials(self, campaign: StartingCampaign) -> int:
-        """The number of trials of other campaigns that the campaign starts from."""
         with self._db.read() as session:
             query = _known(campaign, _Sources.of(session, campaign), Trial.id)
             limited = query.limit(MAX_KNOWN_TRIALS).subquery()

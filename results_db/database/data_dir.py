@@ -37,7 +37,6 @@ class DataDir:
 
     @property
     def database_url(self) -> str:
-        """URL of the embedded database."""
         return f"sqlite:///{self._database.absolute()}"
 
     @property
@@ -61,7 +60,6 @@ class DataDir:
 
     @property
     def logs(self) -> Path:
-        """Folder of the processes' logs."""
         return self.path / "logs"
 
     def create(self) -> None:

@@ -138,7 +138,6 @@ def breaks_unique(error: IntegrityError, table: str, *columns: str) -> bool:
 
 @contextmanager
 def _translated_errors(engine: Engine) -> Iterator[None]:
-    """Translates errors of the driver into errors of `results_db`."""
     try:
         yield
     except IntegrityError:

@@ -62,8 +62,7 @@ def _checked(base: Any, check: Check) -> Any:
 
 
 def _refuse_what_is_no_text(value: str) -> None:
-    problem = text_problem(value)
-    if problem:
+    if problem := text_problem(value):
         raise ValueUnstorableError(f"a text cannot be kept: {problem}")
 
 
@@ -114,8 +113,7 @@ def write_document(document: Any) -> str:
         ValueUnstorableError: it is nested too deeply, or contains a value that JSON cannot
             represent.
     """
-    problem = document_problem(document)
-    if problem:
+    if problem := document_problem(document):
         raise ValueUnstorableError(f"a document cannot be kept: {': '.join(filter(None, problem))}")
     return json.dumps(document)
 

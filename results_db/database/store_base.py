@@ -54,7 +54,6 @@ Clock = Callable[[], datetime]
 
 
 def utc_now() -> datetime:
-    """The time, in UTC."""
     return datetime.now(UTC)
 
 

@@ -88,7 +88,6 @@ class LiveState:
     """The state at one moment."""
 
     campaigns: Mapping[int, RunningCampaign] = field(default_factory=dict)
-    """By id."""
     workers: Mapping[str, WorkerSession] = field(default_factory=dict)
     """By the id of the session."""
     nodes: Mapping[NodeKey, NodeStatus] = field(default_factory=dict)
@@ -176,8 +175,7 @@ def _campaigns(session: Session, known: Set[int]) -> dict[int, RunningCampaign]:
     for campaign_id, *trial in _RUNNING_TRIALS.rows(session):
         running[campaign_id].append(RunningTrial._make(trial))
     rows = list(_OPEN_CAMPAIGNS.rows(session))
-    others = (running.keys() | known) - {id_ for id_, _, _ in rows}
-    if others:
+    if others := (running.keys() | known) - {id_ for id_, _, _ in rows}:
         query = select(*_CAMPAIGN_COLUMNS).where(Campaign.id.in_(others))
         rows += [tuple(row) for row in session.execute(query)]
     return {

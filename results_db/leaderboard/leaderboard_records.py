@@ -63,7 +63,6 @@ class PageOfLayouts:
     front: Collection[int]
     """Ids of the trials whose layouts are on the campaign's Pareto front."""
     total: int
-    """The number of layouts that are listed in all."""
     constrained: int
     """Completed trials that are not ranked because they break the campaign's constraints."""
     source: str | None
@@ -75,7 +74,6 @@ class RankedSummary:
     """The leaderboard of a campaign in three figures."""
 
     num_ranked: int
-    """Layouts on the leaderboard."""
     num_shortened: int
     """Those of them that were stopped early; their values are estimates."""
     median_complete: float | None

@@ -71,7 +71,6 @@ def measured_runs(session: Session, campaign_id: int) -> list[Run]:
 
 
 def timed_iterations(session: Session, trial_ids: Sequence[int]) -> TimedIterations:
-    """The timed iterations of trials."""
     found: defaultdict[int, list[float]] = defaultdict(list)
     for some in in_parts(trial_ids):
         query = (
@@ -129,7 +128,6 @@ def earlier_repeats(session: Session, campaign_id: int) -> list[list[float]]:
 
 
 def trials_by_id(session: Session, trial_ids: Sequence[int]) -> dict[int, TrialRecord]:
-    """Trials with their measurements."""
     found = {}
     for some in in_parts(trial_ids):
         query = select(Trial).where(Trial.id.in_(some)).options(WITH_MEASUREMENT)

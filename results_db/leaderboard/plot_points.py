@@ -53,7 +53,6 @@ class PlotPoints:
     points: Sequence[PlotPoint]
     """Ranked layouts, the best first, then trials whose layout is not ranked."""
     num_ranked: int
-    """Number of ranked layouts in all."""
     num_unranked: int
     """Number of trials with a result whose layout is not ranked, in all; without cheap probes."""
 
@@ -67,7 +66,6 @@ class PlotData(LeaderboardSection):
     """The store's methods for points of plots."""
 
     def disturbed_ids(self, campaign_id: int) -> set[int]:
-        """The ids of the trials of a campaign whose measurements are disturbed."""
         query = select(MeasurementRow.trial_id).where(
             MeasurementRow.campaign_id == campaign_id, IS_DISTURBED
         )

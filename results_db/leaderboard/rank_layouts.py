@@ -42,7 +42,6 @@ class RankingRules:
     """What a leaderboard ranks by."""
 
     objective: str
-    """The objective that ranks."""
     objectives: tuple[str, ...]
     """The objectives of the campaign's Pareto front."""
     max_peak_memory_bytes: int | None
@@ -72,7 +71,6 @@ class MeasuredLayout:
 
     @property
     def trial_id(self) -> int:
-        """The trial of the first run."""
         return cast("int", self.runs[0].id)
 
     @property

@@ -10,4 +10,3 @@ from results_db.models.base import Base
 __all__ = ["METADATA", "plans", "predictions", "service_tables", "tables"]
 
 METADATA: Final[MetaData] = Base.metadata
-"""The schema of this version."""

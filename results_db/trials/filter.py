@@ -27,6 +27,9 @@ KNOB_FIELDS: Final = (*KNOBS, "num_devices", "global_batch_size")
 LISTED_FIELDS: Final = ("numbers", "states", "reasons", "nodes", *KNOB_FIELDS)
 """Fields of a filter that list allowed values."""
 
+SINGULAR: Final = {"numbers": "number", "states": "state", "reasons": "reason", "nodes": "node"}
+"""Names of fields as columns, and in a URL, where a list repeats the name with one value each."""
+
 BOUND_FIELDS: Final = tuple(f"{end}_{metric}" for metric in METRICS for end in ("min", "max"))
 """Fields of a filter that bound a metric."""
 

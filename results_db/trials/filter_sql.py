@@ -8,14 +8,11 @@ from sqlalchemy import ColumnElement, Integer, case, cast, exists, func, literal
 from sqlalchemy.orm import aliased
 
 from results_db.models.tables import MeasurementRow, Trial
-from results_db.trials.filter import LISTED_FIELDS, TrialFilter
+from results_db.trials.filter import LISTED_FIELDS, SINGULAR, TrialFilter
 from search_spaces.protocol.metrics import METRICS
 from search_spaces.spec.layout import KNOBS
 from search_spaces.statistics.disturbance import DISTURBED_SHARE
 from search_spaces.units import SECONDS_PER_HOUR
-
-_COLUMNS: Final = {"numbers": "number", "states": "state", "reasons": "reason", "nodes": "node"}
-"""Columns of trials that are not called as the filter's fields are."""
 
 IS_DISTURBED: Final = or_(
     MeasurementRow.throttled.is_(True),
@@ -57,7 +54,7 @@ def conditions(wanted: TrialFilter) -> list[ColumnElement[bool]]:
     A query that uses them joins the two (`TrialFilter.needs_measurement` says whether it must).
     """
     found = [
-        getattr(Trial, _COLUMNS.get(name, name)).in_(values)
+        getattr(Trial, SINGULAR.get(name, name)).in_(values)
         for name in LISTED_FIELDS
         if (values := getattr(wanted, name))
     ]

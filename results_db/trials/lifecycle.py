@@ -137,7 +137,6 @@ def put_back_or_cancel(campaign: Campaign, trial: Trial, now: datetime, why: str
 
 
 def put_back(trial: Trial, now: datetime) -> None:
-    """Puts a trial back to PENDING."""
     trial.state = "PENDING"
     trial.iterations_done = 0
     _drop_lease(trial)
@@ -153,7 +152,6 @@ def cancel_trial(campaign: Campaign, trial: Trial, now: datetime, why: str) -> N
 
 
 def running_attempt(session: Session, trial: Trial) -> Attempt:
-    """The current attempt of a RUNNING trial."""
     return session.get_one(Attempt, (trial.id, trial.attempt))
 
 

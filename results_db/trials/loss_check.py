@@ -20,7 +20,7 @@ from results_db.database.events import tell
 from results_db.models.tables import Campaign, IterationRow, MeasurementRow, Trial
 from results_db.rows import record_of
 from results_db.trials.loss_comparison import LossDifference, first_difference
-from search_spaces.protocol.outcome import Iteration
+from search_spaces.protocol.measurement import Iteration
 from search_spaces.spec.layout import Precision
 
 DIVERGED: Final = "diverged"

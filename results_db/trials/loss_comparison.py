@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 from search_spaces.protocol.measurement import Iteration
 from search_spaces.spec.layout import Precision
 
-LOSS_TOLERANCE: Final[Mapping[Precision, float]] = MappingProxyType(
-    {"fp32": 1e-4, "fp16": 5e-3, "bf16": 1e-2, "fp8": 5e-2}
-)
+LOSS_TOLERANCE: Final[Mapping[Precision, float]] = {
+    "fp32": 1e-4,
+    "fp16": 5e-3,
+    "bf16": 1e-2,
+    "fp8": 5e-2,
+}
 """Largest relative difference of two losses in the first iterations. Measured over every axis on
 the presets for CPUs (docs/explanation/measurement.md): at most 3e-7 in fp32 and 5e-4 in bf16; fp16
 has three bits more, and fp8 (other trainers) four bits fewer than bf16, in its products alone."""

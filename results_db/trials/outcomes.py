@@ -48,7 +48,8 @@ from results_db.trials.lifecycle import (
 from results_db.trials.loss_check import compare_losses
 from results_db.trials.outcome_checks import elapsed_s, refuse_other_lease, refuse_other_probe
 from results_db.trials.parsed_specs import ParsedSpecs
-from search_spaces.protocol.outcome import Measurement, Outcome
+from search_spaces.protocol.measurement import Measurement
+from search_spaces.protocol.outcome import Outcome
 from search_spaces.protocol.states import TrialState
 from search_spaces.protocol.worker_messages import OutcomeReply, OutcomeReport
 
@@ -149,7 +150,6 @@ class OutcomeBatch:
         self._specs = {id_: parsed.of(id_, row.spec) for id_, row in self._campaigns.items()}
         self._rows = OutcomeRows()
         self._measured: defaultdict[int, list[Trial]] = defaultdict(list)
-        """New measurements by campaign."""
 
     def take(self, reports: Sequence[OutcomeReport]) -> list[OutcomeReply | ResultsDbError]:
         """Processes the outcomes, at most one for each trial, and writes all changes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -58,10 +59,9 @@ from results_db.rows import (
 )
 from results_db.trials.lifecycle import cancel_trial
 from results_db.trials.loss_check import trials_in_doubt
-from results_db.trials.repeat_counts import RepeatsOfLayout
 from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.estimates.prediction import Prediction
-from search_spaces.protocol.outcome import Environment, Iteration
+from search_spaces.protocol.measurement import Environment, Iteration
 from search_spaces.protocol.states import TrialState
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
@@ -121,7 +121,6 @@ class Trials(StoreSection):
             ) from error
 
     def get(self, trial_id: int) -> TrialRecord:
-        """One trial."""
         with self._db.read() as session:
             return trial_record(by_id(session, trial_id))
 
@@ -290,7 +289,6 @@ class Trials(StoreSection):
         return ProbeCount(number=number, node_seconds=node_seconds)
 
     def count_open(self, campaign_id: int) -> int:
-        """The number of trials that wait or run."""
         query = select(func.count()).where(
             Trial.campaign_id == campaign_id, Trial.state.in_(("PENDING", "RUNNING"))
         )
@@ -484,3 +482,16 @@ def _refuse_open(session: Session, campaign: Campaign, trial: Trial) -> None:
             f"{trial_words(campaign, trial)} is not queued again: trial number {row.number} is of the same layout, and "
             f"{row.state}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatsOfLayout:
+    """How often a layout was measured again, cancelled trials apart."""
+
+    total: int = 0
+    disturbed: int = 0
+    """Repeats because others took its devices during every earlier run."""
+    doubted: int = 0
+    """Repeats because its measurement was doubted."""
+    last_ended_at: datetime | None = None
+    """When the last repeat ended; None: none has."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Bools, Floats
 from search_spaces.belief.factor_regression import log_step_s
 from search_spaces.belief.peaks.trainer_hypotheses import TrainerMemory
 from search_spaces.belief.pipeline_stalls import PipelineStalls
@@ -27,8 +27,6 @@ from search_spaces.estimates.time import time_terms
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
-
-Floats = NDArray[np.float64]
 
 NUM_DRAWS: Final = 1000
 MAX_COMPARED: Final = 300
@@ -54,7 +52,7 @@ class BestChances:
         return int(np.searchsorted(self.near, ENOUGH)) + 1
 
     @classmethod
-    def of(cls, objectives_SN: Floats, runs_SN: NDArray[np.bool_]) -> BestChances:
+    def of(cls, objectives_SN: Floats, runs_SN: Bools) -> BestChances:
         """The chances by joint draws.
 
         Args:
@@ -97,7 +95,7 @@ class LayoutDraws:
 
     def joint(
         self, columns: LayoutColumns, capacity_bytes: float, *, seed: int = 0
-    ) -> tuple[Floats, NDArray[np.bool_]]:
+    ) -> tuple[Floats, Bools]:
         """Logarithms of step times in seconds, and whether each layout runs; [draws, layouts]."""
         rng = np.random.default_rng(seed)
         return self._step_times(columns, rng), self._runs(columns, capacity_bytes, rng)
@@ -133,7 +131,7 @@ class LayoutDraws:
 
     def _runs(
         self, columns: LayoutColumns, capacity_bytes: float, rng: np.random.Generator
-    ) -> NDArray[np.bool_]:
+    ) -> Bools:
         """Which layouts fit: one hypothesis a draw, and one error of the peaks of all layouts."""
         weights = self.memory.weights
         fits_HN = np.zeros((len(weights), np.asarray(columns.num_devices).size))

@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats
 from search_spaces.estimates.time import PRIOR, TimeTerms
-
-Floats = NDArray[np.float64]
 
 _LARGEST_MOVE: Final = 1.0
 """Largest change of a factor's logarithm in one step of Gauss-Newton: beyond it the linearisation

@@ -35,11 +35,8 @@ class Sample:
     """
 
     model: ModelShape
-    """The model that was trained."""
     cluster: Cluster
-    """The cluster on which it ran."""
     layout: Layout
-    """The layout that was run."""
     state: ObservationState
     """Whether it ran, and if not, why."""
     step_time_s: float | None = None

@@ -14,16 +14,14 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats
 from search_spaces.belief.factor_regression import log_step_s
 from search_spaces.belief.residual import ResidualKernel, relative_coordinates
 from search_spaces.belief.slow_runs import run_weights
 from search_spaces.belief.time import TimeCalibration
 from search_spaces.belief.time_evidence import Origin
 from search_spaces.spec.layout_columns import LayoutColumns
-
-Floats = NDArray[np.float64]
 
 _KERNEL: Final = ResidualKernel(amplitude=0.2, length=2.0)
 _NOISE: Final = 0.4

@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats, Ints
 from search_spaces.belief.best_chances import MAX_COMPARED, BestChances, LayoutDraws
 from search_spaces.belief.factor_regression import term_factors
 from search_spaces.belief.job import predicted_step
@@ -24,9 +24,6 @@ from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.objectives import objective_factors
 from search_spaces.spec.space import LegalSet
 from search_spaces.statistics.job_duration import StepInterval
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 _CHUNK: Final = 1 << 14
 """Layouts that are predicted together; a column takes 128 KiB."""
@@ -51,15 +48,12 @@ class LayoutPredictions:
     """Predictions for the layouts of one campaign."""
 
     spec: CampaignSpec
-    """The campaign."""
     software: str = ""
     """What will run it, as a table's source says it; empty: this project's trainer."""
     knowledge: Knowledge = field(default_factory=Knowledge)
-    """Measurements from elsewhere."""
 
     @cached_property
     def time(self) -> TimeCalibration:
-        """The calibration of step times."""
         return TimeCalibration.fit(self.knowledge)
 
     @cached_property

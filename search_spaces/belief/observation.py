@@ -62,7 +62,6 @@ class Observation:
         step_time_s: float | None = None,
         peak_memory_bytes: int | None = None,
     ) -> Self:
-        """A measurement."""
         return cls(
             state="completed",
             objective=objective,

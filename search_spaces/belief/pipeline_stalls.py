@@ -17,14 +17,11 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats, Ints
 from search_spaces.estimates.storage import storage_hypotheses
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout_columns import LayoutColumns
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 _NODES_AT_HALF: Final = 32.0
 """Nodes at which a pipeline stalls with probability 1/2, before any was measured."""

@@ -219,7 +219,6 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _count(number: int) -> str:
-    """A number of tokens with its unit."""
     for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6)):
         if number >= size:
             return f"{number / size:.4g}{unit}"

@@ -12,12 +12,10 @@ from itertools import product
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats
 from search_spaces.spec.layout import COUNT_KNOBS, LAYOUT_FIELDS
 from search_spaces.spec.layout_columns import LayoutColumns
-
-Floats = NDArray[np.float64]
 
 _CODED: Final = tuple(name for name in LAYOUT_FIELDS if name not in COUNT_KNOBS)
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from search_spaces.arrays import Floats
 
 SLOW_SHARE: Final = 0.1
 """Share of slow runs, before any is known."""

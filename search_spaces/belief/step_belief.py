@@ -16,8 +16,8 @@ from functools import cached_property
 from typing import Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats, Ints
 from search_spaces.belief.factor_regression import (
     Linearised,
     Regression,
@@ -29,9 +29,6 @@ from search_spaces.belief.residual import ResidualKernel, candidate_kernels, log
 from search_spaces.belief.slow_runs import run_weights, sound_probability
 from search_spaces.estimates.time import TimeTerms
 from search_spaces.spec.space import EVERY_ROW
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 _STEPS: Final = 6
 _CLOSE: Final = 1e-3

@@ -56,5 +56,4 @@ def _dominated_above_s(
 
 
 def _factor(objective: str, spec: CampaignSpec, layout: Layout) -> float:
-    """The objective of a layout times its step time."""
     return float(objective_factors(objective, LayoutColumns.of(layout), spec.model))

@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats
 from search_spaces.belief.factor_regression import StepFactors, log_sd, log_step_s
 from search_spaces.belief.known_measurements import ELSEWHERE, Sample
 from search_spaces.belief.time_evidence import (
@@ -28,8 +29,6 @@ from search_spaces.spec.layout import COUNT_KNOBS, KNOBS, Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 
-Floats = NDArray[np.float64]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TimeCalibration:
@@ -39,7 +38,6 @@ class TimeCalibration:
     """
 
     evidence: TimeEvidence = field(default_factory=nothing)
-    """The measurements."""
     start: TimePosterior | None = None
     """The fit of some of that evidence."""
 
@@ -93,14 +91,10 @@ class TimeCalibration:
             )
             terms = time_terms(here, model, cluster, score_traffic=traffic)
             mean[rows], deviation[rows] = self._of(terms, factors)
-        if not self._is_measured(cluster, software):
+        measured = (cluster.name, software)
+        if all((each.cluster, each.software) != measured for each in self.evidence.origins):
             deviation *= known_share(software, cluster)
         return mean, deviation
-
-    def _is_measured(self, cluster: Cluster, software: str) -> bool:
-        """Whether measurements of this software on this cluster calibrate it."""
-        here = (cluster.name, software)
-        return any((each.cluster, each.software) == here for each in self.evidence.origins)
 
     def factors(
         self,
@@ -202,8 +196,7 @@ def _knobs_beyond(measured: LayoutColumns, asked: LayoutColumns) -> Iterator[str
         yield from _range_beyond(name, getattr(measured, name), getattr(asked, name))
     for knob in _CHOSEN:
         seen = set(np.unique(getattr(measured, knob.name)).tolist())
-        new = sorted(set(np.unique(getattr(asked, knob.name)).tolist()) - seen)
-        if new:
+        if new := sorted(set(np.unique(getattr(asked, knob.name)).tolist()) - seen):
             yield f"{knob.name} {_words(knob, new)}, measured {_words(knob, sorted(seen))}"
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats, Ints
 from search_spaces.belief.known_measurements import Sample
 from search_spaces.estimates.storage import score_traffic_of
 from search_spaces.estimates.time import TERM_NAMES, TimeTerms, time_terms
@@ -15,23 +15,16 @@ from search_spaces.spec.layout import LAYOUT_FIELDS
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 
-Floats = NDArray[np.float64]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
     """The origin of a measurement, which other measurements may share."""
 
     cluster: str
-    """The cluster on which it was taken."""
     software: str
-    """The software that ran it."""
     model: ModelShape
-    """The trained model."""
     num_devices: int
-    """Number of devices."""
     campaign: str
-    """The campaign."""
 
     def doublings_from(self, other: Origin) -> tuple[float, float]:
         """Doublings between the two, up or down: of the parameters, and of the devices."""
@@ -50,10 +43,9 @@ class TimeEvidence:
     """Logarithms of the measured seconds."""
     origins: tuple[Origin, ...] = ()
     """Every origin that occurs."""
-    origin_of: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    origin_of: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Each measurement's place among them."""
     columns: LayoutColumns
-    """The layouts."""
 
     def __len__(self) -> int:
         return self.log_s.size
@@ -121,7 +113,6 @@ def joined(parts: Sequence[TimeEvidence]) -> TimeEvidence:
 
 
 def nothing() -> TimeEvidence:
-    """No measurement at all."""
     empty = np.zeros(0)
     return TimeEvidence(
         terms=TimeTerms(

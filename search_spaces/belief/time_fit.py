@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats
 from search_spaces.belief.factor_regression import Linearised, Regression, StepFactors, log_step_s
 from search_spaces.belief.slow_runs import run_weights
 from search_spaces.belief.time_evidence import Origin, TimeEvidence
 from search_spaces.estimates.time import FACTOR_PRIORS
-
-Floats = NDArray[np.float64]
 
 _STEPS: Final = 8
 _CLOSE: Final = 2e-3
@@ -98,7 +96,6 @@ class TimePosterior:
     deviations: Floats
     """Log of the best factors over their prior, of each origin; that of the whole step last."""
     misfit_log_sd: float
-    """Standard deviation of the misfit."""
 
     def factors(self, origin: Origin) -> StepFactors:
         """The factors of some origin."""

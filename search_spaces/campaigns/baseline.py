@@ -8,7 +8,6 @@ from typing import Any
 from search_spaces.documents.reading import Problems, read_mapping, refuse_all, unknown_names
 from search_spaces.errors import CampaignInvalidError
 from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.default_precision import default_precision
 from search_spaces.spec.layout import KNOBS, LAYOUT_FIELDS, Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.rules import ALL_SCOPES, Scope, violations
@@ -50,7 +49,7 @@ def complete_baseline(
             or the number of micro-batches is missing, and follows from nothing.
     """
     knobs = {name: knob.default for name, knob in KNOBS.items() if name not in DERIVABLE}
-    knobs["precision"] = default_precision(cluster)
+    knobs["precision"] = cluster.default_precision
     for name in space.knobs:
         if len(choices := space.values(name)) == 1:
             knobs[name] = choices[0]

@@ -44,7 +44,6 @@ from search_spaces.errors import CampaignInvalidError, ModelTooLargeError, Space
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.default_precision import default_precision
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.objectives import (
@@ -59,6 +58,7 @@ from search_spaces.spec.presets.spaces import resolve_space, space_knobs
 from search_spaces.spec.rules import ALL_SCOPES, OTHER_TRAINER_SCOPES, Scope
 from search_spaces.spec.space import LegalSet, SearchSpace, enumerate_legal
 from search_spaces.statistics.early_stop import LEAST_TIMED
+from search_spaces.trainers.base import TrainerJob
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 from search_spaces.units import GIB
 
@@ -93,9 +93,7 @@ class CampaignSpec:
     name: str
     """Unique within a service: 1 to 64 of letters, digits, dot, dash, underscore."""
     model: ModelShape
-    """The model to train."""
     cluster: Cluster
-    """The cluster to train on."""
     space: SearchSpace
     """The layouts to choose from."""
     objectives: tuple[AnyObjective, ...] = DEFAULT_OBJECTIVES
@@ -110,7 +108,6 @@ class CampaignSpec:
     budget: Budget = field(default_factory=Budget)
     """When the campaign ends; required except for an exhaustive campaign."""
     probe: ProbeSettings = field(default_factory=ProbeSettings)
-    """How long each probe trains."""
     stop: StopSettings = field(default_factory=StopSettings)
     """When probes and the campaign stop, and how many layouts are measured again at the end."""
     knowledge: KnowledgeSource = "auto"
@@ -279,8 +276,16 @@ class CampaignSpec:
 
     @property
     def rule_scopes(self) -> frozenset[Scope]:
-        """Scopes of the rules that its layouts obey."""
         return scopes_for(self.probe.trainer)
+
+    def job_of(self, layout: Layout) -> TrainerJob:
+        return TrainerJob(
+            model=self.model,
+            layout=layout,
+            seed=self.seed,
+            warmup=self.probe.warmup,
+            compile=self.probe.compile,
+        )
 
     def legal_set(self, scopes: Collection[Scope] | None = None) -> LegalSet:
         """Every legal layout, or those that the campaign lists.
@@ -354,16 +359,14 @@ class CampaignSpec:
             )
             if smallest * (1 - ESTIMATE_MARGIN) <= memory:
                 return
+        headroom = self.constraints.memory_headroom
+        beside = f" beside the headroom of {headroom:.0%} that was asked for" if headroom else ""
         raise ModelTooLargeError(
             f"{self.model.name} is too large for every one of the {len(legal)} legal layouts: the "
             f"smallest estimate is {smallest / GIB:.2f} GiB a device "
             f"({legal.layout(position).key}), and a device of {self.cluster.name} has "
-            f"{memory / GIB:.2f} GiB{self._besides_headroom()}; allow more tp, pp or nodes, zero_stage 3, or recompute full"
+            f"{memory / GIB:.2f} GiB{beside}; allow more tp, pp or nodes, zero_stage 3, or recompute full"
         )
-
-    def _besides_headroom(self) -> str:
-        headroom = self.constraints.memory_headroom
-        return f" beside the headroom of {headroom:.0%} that was asked for" if headroom else ""
 
     def probe_costs(self, start_s: float = PROBE_START_S) -> ProbeCosts:
         """What its probes are taken to cost, with these seconds outside of their steps."""
@@ -411,7 +414,6 @@ class CampaignSpec:
 _DOCUMENT_FIELDS: Final = tuple(
     "objective" if f.name == "objectives" else f.name for f in fields(CampaignSpec)
 )
-"""The fields of the document of a campaign."""
 
 _SETTINGS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "budget": Budget.from_mapping,
@@ -463,7 +465,7 @@ def _read_space(
             objectives=tuple(objectives) if isinstance(objectives, list) else (objectives,),
             largest_allocation=largest_allocation,
         ).filled(space_knobs(described))
-    return resolve_space(described, precision=default_precision(cluster))
+    return resolve_space(described, precision=cluster.default_precision)
 
 
 def scopes_for(trainer: str) -> frozenset[Scope]:

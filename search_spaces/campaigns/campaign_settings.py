@@ -89,7 +89,6 @@ class Budget:
 
     @property
     def is_unbounded(self) -> bool:
-        """Whether no bound is set."""
         return self.trials is None and self.node_hours is None and self.wall_time_s is None
 
     @classmethod
@@ -225,7 +224,6 @@ class Constraints:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Reads the bounds by name."""
         return _read_section(cls, mapping, "constraints", "constraint")
 
 
@@ -263,7 +261,6 @@ class StopSettings:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Reads the settings by name."""
         return _read_section(cls, mapping, "stop", "setting")
 
 

@@ -7,7 +7,7 @@ is never changed. The result is explicit, so that a stored campaign keeps its me
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -17,7 +17,6 @@ from search_spaces.errors import SearchSpaceError, SpaceInvalidError
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.spec.batch import GlobalBatch
 from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.default_precision import default_precision
 from search_spaces.spec.knobs import read_choices
 from search_spaces.spec.layout import (
     CP_COMM_TYPES,
@@ -77,9 +76,7 @@ class DefaultSpace:
     """What the choices of knobs that a document leaves out depend on."""
 
     model: ModelShape
-    """What is trained."""
     cluster: Cluster
-    """Where it runs."""
     memory_bytes: float
     """Memory of a device that a layout may use."""
     states_nodes: bool
@@ -186,10 +183,11 @@ class _Choices:
             MAX_NODES_OF_TP if self._tp_leaves_node else 1, max(self._devices) // node
         )
         widths = (model.ffn_hidden_size, model.shared_expert_ffn_hidden_size, model.vocab_size)
+        divided = math.gcd(model.num_heads, model.num_kv_heads, *widths)
         degrees = [
             tp
-            for tp in _divisors(math.gcd(model.num_heads, model.num_kv_heads, *widths))
-            if tp <= most and (node % tp == 0 or tp % node == 0)
+            for tp in range(1, most + 1)
+            if divided % tp == 0 and (node % tp == 0 or tp % node == 0)
         ]
         pp = min(self._stated.get("pp", (1,)))
         return _needed(degrees, lambda tp: self._suffices(tp, pp))
@@ -344,7 +342,7 @@ class _Choices:
 
     @property
     def precision(self) -> tuple[str, ...]:
-        return (default_precision(self._cluster),)
+        return (self._cluster.default_precision,)
 
     def _suffices(self, tp: int, pp: int) -> bool:
         """Whether the model fits with these degrees, and the batch divides over the replicas."""
@@ -406,10 +404,6 @@ def _needed(degrees: list[int], suffices: Callable[[int], bool]) -> tuple[int, .
     if least is None:
         return tuple(degrees)
     return tuple(degree for degree in degrees if degree <= (1 if least == 1 else 2 * least))
-
-
-def _divisors(number: int) -> Iterable[int]:
-    return (each for each in range(1, number + 1) if number % each == 0)
 
 
 def _is_round(number: int) -> bool:

@@ -47,7 +47,6 @@ class Fidelity:
     dp: int
     """Data-parallel replicas."""
     num_layers: int
-    """Layers of the model."""
 
     def reduced(self, layout: Layout) -> Layout:
         """The layout that the probe runs: it takes nodes in proportion to its replicas."""

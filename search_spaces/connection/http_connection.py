@@ -149,7 +149,6 @@ class ServiceConnection:
         )
 
     def close(self) -> None:
-        """Closes the connections."""
         self._http.close()
 
     def request(

@@ -114,8 +114,7 @@ def document_problem(document: Any, text_rule: TextRule = text_problem) -> tuple
             problem = _key_problem(key, text_rule)
             if problem:
                 return _joined(path), problem
-            problem = _value_problem(value, text_rule)
-            if problem:
+            if problem := _value_problem(value, text_rule):
                 return _joined((*path, str(key))), problem
         if len(path) >= MAX_DEPTH:
             return _joined(path[:5]), f"it is nested too deeply, more than {MAX_DEPTH} levels"

@@ -6,12 +6,11 @@ The table "What is covered" of README.md lists what is covered.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 _CAPACITY: Final = "experts that drop tokens over a capacity"
 
-_NOT_COVERED: Final[Mapping[str, str]] = MappingProxyType(
+_NOT_COVERED: Final[Mapping[str, str]] = (
     dict.fromkeys(("capacity_factor", "moe_expert_capacity_factor"), _CAPACITY)
     | dict.fromkeys(("offload", "cpu_offload", "optimizer_offload"), "offloading to host memory")
     | dict.fromkeys(("mxfp8", "fp4", "nvfp4", "int8"), "types narrower than fp8, and its recipes")
@@ -23,7 +22,7 @@ _NOT_COVERED: Final[Mapping[str, str]] = MappingProxyType(
 )
 """What is not covered, by word; endings such as `_parallel_size` are left out."""
 
-_OTHER_NAMES: Final[Mapping[str, str]] = MappingProxyType(
+_OTHER_NAMES: Final[Mapping[str, str]] = (
     dict.fromkeys(("tensor", "tensor_model", "tensor_model_parallel"), "tp")
     | dict.fromkeys(("pipeline", "pipeline_model"), "pp")
     | dict.fromkeys(("data", "data_replicate"), "dp")

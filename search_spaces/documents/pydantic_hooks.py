@@ -40,8 +40,7 @@ class Refuses:
         Raises:
             ValueError: the rule refuses it.
         """
-        problem = self.problem(value)
-        if problem:
+        if problem := self.problem(value):
             raise ValueError(problem)
         return value
 

@@ -47,11 +47,9 @@ class Problems:
             self._found.append(error.within(field) if field else error)
 
     def add(self, *errors: SearchSpaceError) -> None:
-        """Keeps errors."""
         self._found += errors
 
     def note(self, problem: str | None, *, field: str) -> None:
-        """Keeps the problem of a field, if there is one."""
         if problem:
             self.add(self._error(problem, field=field))
 
@@ -62,7 +60,6 @@ class Problems:
 
 
 def refuse_all(errors: Iterable[SearchSpaceError]) -> None:
-    """Raises these errors as one, if there are any."""
     problems = Problems()
     problems.add(*errors)
     problems.refuse()
@@ -128,7 +125,6 @@ def nearest(name: object, known: Collection[str]) -> str:
 def read_choice(
     value: object, choices: Collection[str], error: type[SearchSpaceError], *, field: str
 ) -> str:
-    """One of a few words."""
     if not isinstance(value, str):
         raise error(f"{shown(value)} is not one of {', '.join(choices)}", field=field)
     if value not in choices:
@@ -145,6 +141,11 @@ def whole_number_problem(value: object, low: int = 1, high: int = MAX_COUNT) -> 
     if value > high:
         return f"{shown(value)} is more than {high}, the largest that is accepted"
     return None
+
+
+def word_of(value: object) -> str:
+    """A plain value as documents, options and URLs write it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def switch_problem(value: object) -> str | None:

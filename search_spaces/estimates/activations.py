@@ -9,13 +9,11 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats
 from search_spaces.estimates.storage import TrainerStorage
 from search_spaces.spec.layout_columns import LayoutColumns, code_of
 from search_spaces.spec.model_shape import ModelShape
-
-Floats = NDArray[np.float64]
 
 FP32_BYTES: Final = 4.0
 HALF_BYTES: Final = 2.0

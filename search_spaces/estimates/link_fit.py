@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from search_spaces.arrays import Floats
 
 _ROUNDS: Final = 60
 _SMALLEST_GAIN: Final = 1e-12

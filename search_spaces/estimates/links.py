@@ -12,13 +12,10 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Bools, Floats, Ints
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout_columns import LayoutColumns
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 _CARDS_EXPONENT: Final = 0.85
 """Growth of a data-parallel group's bandwidth between nodes with the ranks that it has on each: two
@@ -31,10 +28,9 @@ class GroupLinks:
 
     inside: Bools
     """Whether a group stays inside a node."""
-    here: NDArray[np.int64]
+    here: Ints
     """Ranks of a group on each of its nodes."""
-    ranks: NDArray[np.int64]
-    """Ranks of a group."""
+    ranks: Ints
     near_bytes_per_s: Floats
     """Bandwidth per rank among the ranks on a node."""
     bytes_per_s: Floats
@@ -45,8 +41,8 @@ class GroupLinks:
     @classmethod
     def of(
         cls,
-        ranks: NDArray[np.int64],
-        stride: NDArray[np.int64] | int,
+        ranks: Ints,
+        stride: Ints | int,
         cluster: Cluster,
         cards_exponent: float = _CARDS_EXPONENT,
     ) -> GroupLinks:
@@ -96,23 +92,18 @@ class Links:
     """The links of each axis of each layout."""
 
     columns: LayoutColumns
-    """The layouts."""
     cluster: Cluster
-    """Where they run."""
 
     @cached_property
     def tensor(self) -> GroupLinks:
-        """Links of tensor-parallel groups."""
         return GroupLinks.of(self.columns.tp, self.columns.tp_columns, self.cluster, 1.0)
 
     @cached_property
     def tensor_columns(self) -> GroupLinks:
-        """Links of groups of tensor columns."""
         return GroupLinks.of(self.columns.tp_columns, 1, self.cluster, 1.0)
 
     @cached_property
     def context(self) -> GroupLinks:
-        """Links of context-parallel groups."""
         return GroupLinks.of(self.columns.cp, self.columns.tp_ranks, self.cluster)
 
     @cached_property

@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats
 from search_spaces.estimates.activations import (
     FP32_BYTES,
     HALF_BYTES,
@@ -32,8 +33,6 @@ from search_spaces.estimates.storage import EMBEDDED_TRAINER, TrainerStorage
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns, code_of
 from search_spaces.spec.model_shape import ModelShape
-
-Floats = NDArray[np.float64]
 
 _MOMENTS_BYTES: Final = 8.0
 
@@ -56,7 +55,6 @@ class StageMemory:
     weights_bytes: float
     """Parameters in the precision of the matrix multiplications."""
     gradients_bytes: float
-    """Gradients."""
     optimizer_bytes: float
     """Adam's two moments, and the fp32 master weights where the weights are of 16 bits."""
     activations_bytes: float
@@ -421,7 +419,6 @@ def _layer_parameters(columns: LayoutColumns, model: ModelShape) -> Floats:
 
 
 def _expert_parameters(columns: LayoutColumns, model: ModelShape) -> Floats:
-    """Parameters of the experts of a block that a rank holds."""
     return np.asarray(model.num_expert_parameters / (columns.etp * columns.ep), dtype=np.float64)
 
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats, Ints
 from search_spaces.estimates.links import GroupLinks, Links
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import PRECISIONS
 from search_spaces.spec.layout_columns import LayoutColumns, code_of
 from search_spaces.spec.model_shape import ModelShape
-
-Floats = NDArray[np.float64]
 
 _FP32: Final = code_of("precision", "fp32")
 _BF16: Final = code_of("precision", "bf16")
@@ -25,9 +23,13 @@ _FULL: Final = code_of("recompute", "full")
 _ZERO_BUBBLE: Final = code_of("schedule", "zero_bubble")
 _SELECTIVE: Final = code_of("recompute", "selective")
 
-ACHIEVED_SHARES: Final[Mapping[str, float]] = MappingProxyType(
-    {"A100": 0.9, "H100": 0.82, "H200": 0.82, "GH200": 0.82, "MI250X": 0.58}
-)
+ACHIEVED_SHARES: Final[Mapping[str, float]] = {
+    "A100": 0.9,
+    "H100": 0.82,
+    "H200": 0.82,
+    "GH200": 0.82,
+    "MI250X": 0.58,
+}
 """Share of the peak on the data sheet that large products reach, by a part of the device's name:
 A100 280 of 312 and H100 813 of 989 TFLOP/s (arXiv:2502.08145). There MI250X reaches 0.65 with the
 best of all transpose modes; 0.58 is for trainers that do not choose them."""
@@ -45,7 +47,6 @@ class SummedParameters:
     shards: Floats
     """Ranks that share one copy of what ZeRO shards."""
     links: GroupLinks
-    """The links between the ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -65,7 +66,7 @@ class StepShape:
     etp: Floats
     edp: Floats
     """Ranks that hold the same experts."""
-    cp_comm_type: NDArray[np.int64]
+    cp_comm_type: Ints
     vpp: Floats
     num_microbatches: Floats
     tokens: Floats
@@ -104,7 +105,6 @@ class StepShape:
         cluster: Cluster,
         score_traffic: float = 1.0,
     ) -> StepShape:
-        """The shape of a step of each layout."""
         tp, pp, cp, vpp = map(_floats, (columns.tp, columns.pp, columns.cp, columns.vpp))
         tp_columns = _floats(columns.tp_columns)
         peaks = _peaks(cluster)
@@ -212,7 +212,6 @@ def mean_of_layers(model: ModelShape, of: Callable[[ModelShape], Floats]) -> Flo
 
 
 def _layer_parameters(model: ModelShape) -> Floats:
-    """Parameters of a layer outside of experts."""
     return _floats(model.num_layer_parameters - model.num_expert_parameters)
 
 

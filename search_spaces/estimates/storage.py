@@ -31,7 +31,6 @@ class StorageSpread:
     passing: float = 0.5
     """Of the tensors of a layer's backward pass, and of the logits."""
     workspace_bytes: float = GIB
-    """Of the workspace, in bytes."""
     whole: float = 0.1
     """Of all terms together: what the allocator adds, and whether the measurement includes it."""
     noise: float = 0.06
@@ -188,7 +187,6 @@ class StorageHypothesis:
     name: str
     """What it says, in words."""
     storage: TrainerStorage
-    """The storage."""
     weight: float
     """Its probability before any outcome."""
 

@@ -10,20 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats
 from search_spaces.estimates.step_shape import StepShape
 from search_spaces.estimates.time_terms import all_terms
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
-
-Floats = NDArray[np.float64]
 
 Kind = Literal["device", "host", "reduction", "odds", "rest"]
 """How a term adds to the step. device and host run side by side, and the longer one counts. A
@@ -44,7 +42,6 @@ class FactorPrior:
     log_sd: float
     """Standard deviation of its logarithm between clusters and software."""
     meaning: str
-    """A description of the term."""
 
 
 def _factor(name: str, kind: Kind, median: float, log_sd: float, meaning: str) -> FactorPrior:
@@ -101,13 +98,10 @@ _FACTORS: Final = (
     _factor("each_step", "rest", 1.0, 1.0, "a constant a step"),
 )
 
-FACTOR_PRIORS: Final[Mapping[str, FactorPrior]] = MappingProxyType(
-    {factor.name: factor for factor in _FACTORS}
-)
+FACTOR_PRIORS: Final[Mapping[str, FactorPrior]] = {factor.name: factor for factor in _FACTORS}
 """The priors of all terms by name, in the order of the terms."""
 
 TERM_NAMES: Final = tuple(FACTOR_PRIORS)
-"""The names of the terms, in order."""
 
 _PLACES: Final = {name: place for place, name in enumerate(TERM_NAMES)}
 
@@ -118,7 +112,6 @@ def terms_of(kind: Kind) -> list[int]:
 
 
 PRIOR: Final = np.array([prior.median for prior in FACTOR_PRIORS.values()])
-"""The prior medians of all factors."""
 
 _EXPECTED: Final = {prior.name: prior.median for prior in FACTOR_PRIORS.values()}
 
@@ -183,12 +176,10 @@ class StepSums:
 
     @property
     def host_weight(self) -> Floats:
-        """See `device_weight`."""
         return self._busy_weight * (self.host / self.busy) ** 3
 
     @property
     def reduction_weight(self) -> Floats:
-        """See `device_weight`."""
         exposed = (self.reduction / self._side_by_side) ** 3
         return exposed + self._beside * (1.0 - exposed)
 
@@ -232,7 +223,6 @@ class TimeTerms:
     """The terms of each layout's step, in seconds with the cluster's own constants."""
 
     names: tuple[str, ...]
-    """Names of the terms (`TERM_NAMES`)."""
     seconds: NDArray[np.floating[Any]]
     """Seconds; one row per layout, one column per term. Terms of the kind odds have the seconds
     that are hidden or not."""
@@ -299,7 +289,6 @@ class TimePart:
     name: str
     """The term."""
     meaning: str
-    """A description of the term."""
     seconds: float
     """Its expected seconds."""
 

@@ -12,13 +12,11 @@ from functools import partial
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats
 from search_spaces.estimates.step_shape import StepShape, SummedParameters, mean_of_layers
 from search_spaces.spec.layout_columns import code_of
 from search_spaces.spec.model_shape import ModelShape
-
-Floats = NDArray[np.float64]
 
 _P2P: Final = code_of("cp_comm_type", "p2p")
 _A2A: Final = code_of("cp_comm_type", "a2a")
@@ -178,13 +176,9 @@ def head_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     """The output on a device, as if it were split over the stages like the layers."""
     bandwidth = step.cluster.memory_bandwidth_bytes_per_s
     logit_bytes = LOGIT_BYTES * step.model.vocab_size * step.tokens / step.tp_ranks
-    yield "head", step.slots * _head_s(step) / step.pp
-    yield "logits", step.slots * logit_bytes / bandwidth / step.pp
-
-
-def _head_s(step: StepShape) -> Floats:
     flops = 3.0 * step.model.logit_forward_flops_per_token * step.tokens / step.tp_ranks
-    return flops / step.wide_flops_per_s
+    yield "head", step.slots * (flops / step.wide_flops_per_s) / step.pp
+    yield "logits", step.slots * logit_bytes / bandwidth / step.pp
 
 
 def tensor_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:

@@ -1,6 +1,8 @@
 """What a probe measured, and on what: the part of an outcome that is kept and compared.
 
-Plain dataclasses of JSON values that refuse, at construction, figures that cannot be.
+Plain dataclasses of JSON values that refuse, at construction, figures that cannot be. Reading one
+back (`from_mapping`) raises OutcomeInvalidError where a field is missing, unknown or of the wrong
+type.
 """
 
 from __future__ import annotations
@@ -75,11 +77,6 @@ class Iteration:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Reads the document back.
-
-        Raises:
-            OutcomeInvalidError: a field is missing, unknown or of the wrong type.
-        """
         values = read_plain(cls, read_fields(cls, mapping, "an iteration"))
         read_choice(values["kind"], ITERATION_KINDS, OutcomeInvalidError, field="kind")
         return cls(**values)
@@ -117,11 +114,6 @@ class Environment:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Reads the document back.
-
-        Raises:
-            OutcomeInvalidError: a field is missing, unknown or of the wrong type.
-        """
         return cls(**read_plain(cls, read_fields(cls, mapping, "an environment")))
 
 
@@ -167,7 +159,6 @@ class Breakdown:
 
     @property
     def total_s(self) -> float:
-        """The whole iteration."""
         return math.fsum(astuple(self))
 
     @property
@@ -182,11 +173,6 @@ class Breakdown:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Reads the document back.
-
-        Raises:
-            OutcomeInvalidError: a field is missing, unknown or of the wrong type.
-        """
         return cls(**read_plain(cls, read_fields(cls, mapping, "a breakdown")))
 
 
@@ -336,8 +322,7 @@ class Measurement:
             ),
             ("skipped_steps", self.skipped_steps, 0, steps),
         ):
-            problem = whole_number_problem(value, low=low, high=high)
-            if problem:
+            if problem := whole_number_problem(value, low=low, high=high):
                 raise OutcomeInvalidError(problem, field=name)
         if reserved and len(reserved) != len(stages):
             raise OutcomeInvalidError(
@@ -372,7 +357,6 @@ class Measurement:
 
     @property
     def num_warmup(self) -> int:
-        """Iterations of warm-up."""
         return sum(iteration.kind == "warmup" for iteration in self.iterations)
 
     def _refuse_another_length(self) -> None:
@@ -429,11 +413,6 @@ class Measurement:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Reads the document back.
-
-        Raises:
-            OutcomeInvalidError: a field is missing, unknown or of the wrong type.
-        """
         values = read_plain(cls, read_fields(cls, mapping, "a measurement"))
         for name in ("peak_memory_bytes_by_stage", "peak_reserved_bytes_by_stage"):
             if name in values:
@@ -470,7 +449,6 @@ def refuse_unequal(measured: Measurement, **expected: tuple[float, str]) -> None
 
 
 def _marked(mark: Mapping[str, Any]) -> tuple[str, ...]:
-    """The fields of a measurement that have a mark."""
     return tuple(f.name for f in fields(Measurement) if mark.items() <= f.metadata.items())
 
 

@@ -28,35 +28,13 @@ from search_spaces.documents.reading import (
     whole_number_problem,
 )
 from search_spaces.errors import OutcomeInvalidError
-from search_spaces.protocol.measurement import (
-    MAX_BYTES,
-    Breakdown,
-    Environment,
-    Iteration,
-    IterationKind,
-    Measurement,
-)
+from search_spaces.protocol.measurement import MAX_BYTES, Environment, Measurement
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.probe_defaults import DEFAULT_DEADLINE_S, DEFAULT_ITERATIONS, DEFAULT_WARMUP
 from search_spaces.statistics.step_times import MIN_WARMUP
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 from search_spaces.trainers.parameters import read_parameters
-
-__all__ = [
-    "FAILURE_REASONS",
-    "MIN_WARMUP",
-    "OUTCOME_STATES",
-    "Breakdown",
-    "Environment",
-    "FailureReason",
-    "Iteration",
-    "IterationKind",
-    "Measurement",
-    "Outcome",
-    "OutcomeState",
-    "ProbeRequest",
-]
 
 OutcomeState = Literal["completed", "infeasible", "failed", "cancelled"]
 """infeasible: out of memory, the layout cannot work here. failed: anything else that went wrong."""
@@ -115,18 +93,16 @@ class ProbeRequest:
 
     def __post_init__(self) -> None:
         for name, low in (("seed", 0), ("warmup", MIN_WARMUP), ("iterations", 1)):
-            problem = whole_number_problem(getattr(self, name), low=low, high=MAX_WIDTH)
-            if problem:
+            if problem := whole_number_problem(getattr(self, name), low=low, high=MAX_WIDTH):
                 raise OutcomeInvalidError(problem, field=name)
         if not is_positive_number(self.deadline_s) or self.deadline_s > MAX_DURATION_S:
             raise OutcomeInvalidError(
                 f"{shown(self.deadline_s)} is not a number over 0, at most {MAX_DURATION_S:.0f}",
                 field="deadline_s",
             )
-        if self.memory_limit_bytes is not None:
-            problem = whole_number_problem(self.memory_limit_bytes, high=MAX_BYTES)
-            if problem:
-                raise OutcomeInvalidError(problem, field="memory_limit_bytes")
+        limit = self.memory_limit_bytes
+        if limit is not None and (problem := whole_number_problem(limit, high=MAX_BYTES)):
+            raise OutcomeInvalidError(problem, field="memory_limit_bytes")
         if problem := switch_problem(self.compile):
             raise OutcomeInvalidError(problem, field="compile")
         if problem := self.model.routing_problem(self.balanced_routing):

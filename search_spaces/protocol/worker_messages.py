@@ -51,14 +51,6 @@ _MAX_NAME: Final = 200
 _MAX_NODE_NAME: Final = 255
 
 
-def _node_name_problem(name: str) -> str | None:
-    return name_problem(name, _MAX_NODE_NAME)
-
-
-def _own_name_problem(name: str) -> str | None:
-    return name_problem(name, _MAX_NAME)
-
-
 def _health_problem(health: dict[str, Any]) -> str | None:
     """Depth was checked with the whole body."""
     if found := document_problem(health, visible_text_problem):
@@ -89,9 +81,11 @@ def _repeated_name(nodes: Sequence[NodeBody | NodeStatusBody]) -> str | None:
 
 Declarations = Annotated[dict[str, Any], ReadWith(_declarations)]
 """Parameters of a trainer by name, each with the fields that the file of trainers has."""
-Name = Annotated[str, Len(1, _MAX_NAME), Refuses(_own_name_problem)]
+Name = Annotated[str, Len(1, _MAX_NAME), Refuses(lambda name: name_problem(name, _MAX_NAME))]
 """Of a worker, a host, a cluster or a device."""
-NodeName = Annotated[str, Len(1, _MAX_NODE_NAME), Refuses(_node_name_problem)]
+NodeName = Annotated[
+    str, Len(1, _MAX_NODE_NAME), Refuses(lambda name: name_problem(name, _MAX_NODE_NAME))
+]
 Line = Annotated[str, MaxLen(200), Refuses(visible_text_problem)]
 """Printable text of one line, possibly empty."""
 Key = Annotated[str, Len(1, 64), Refuses(visible_text_problem)]

@@ -24,14 +24,12 @@ class GlobalBatch:
     """
 
     minimum: int
-    """The smallest allowed batch."""
     maximum: int
     """The largest allowed batch; equal to the smallest where the batch is fixed."""
 
     def __post_init__(self) -> None:
         for name, value in (("min", self.minimum), ("max", self.maximum)):
-            problem = whole_number_problem(value)
-            if problem:
+            if problem := whole_number_problem(value):
                 what = problem if self.is_fixed else f"{name}={problem}"
                 raise SpaceInvalidError(what, field="global_batch_size")
         if self.minimum > self.maximum:
@@ -48,8 +46,7 @@ class GlobalBatch:
     def read(cls, value: int | Mapping[str, Any]) -> Self:
         """Reads a whole number, or `{min:, max:}`; the default of min is 1."""
         if not isinstance(value, Mapping):
-            problem = whole_number_problem(value)
-            if problem:
+            if problem := whole_number_problem(value):
                 raise SpaceInvalidError(
                     f"{problem}, nor a mapping {{min:, max:}}", field="global_batch_size"
                 )

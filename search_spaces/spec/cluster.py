@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, Self
 
 from search_spaces.documents.reading import (
@@ -24,7 +23,7 @@ from search_spaces.documents.reading import (
 )
 from search_spaces.errors import ClusterInvalidError
 from search_spaces.machine import ROOT, usable_cores, usable_memory_bytes
-from search_spaces.spec.layout import PRECISIONS
+from search_spaces.spec.layout import PRECISIONS, Precision
 from search_spaces.spec.ranges import Range
 
 MAX_DEVICE_MEMORY_BYTES: Final = 1 << 50
@@ -33,20 +32,18 @@ MAX_DEVICE_MEMORY_BYTES: Final = 1 << 50
 _BANDWIDTHS: Final = Range(1e3, 1e15, "bytes/s")
 _LATENCIES: Final = Range(1e-15, 10.0, "s")
 
-CLUSTER_RANGES: Final[Mapping[str, Range]] = MappingProxyType(
-    {
-        "num_nodes": Range(1, MAX_COUNT, "nodes"),
-        "devices_per_node": Range(1, 1 << 12, "devices"),
-        "device_memory_bytes": Range(1, MAX_DEVICE_MEMORY_BYTES, "bytes"),
-        "peak_flops_per_s": Range(1e6, 1e18, "FLOP/s"),
-        "memory_bandwidth_bytes_per_s": _BANDWIDTHS,
-        "intra_node_bandwidth_bytes_per_s": _BANDWIDTHS,
-        "inter_node_bandwidth_bytes_per_s": _BANDWIDTHS,
-        "host_operation_s": _LATENCIES,
-        "intra_node_latency_s": _LATENCIES,
-        "inter_node_latency_s": _LATENCIES,
-    }
-)
+CLUSTER_RANGES: Final[Mapping[str, Range]] = {
+    "num_nodes": Range(1, MAX_COUNT, "nodes"),
+    "devices_per_node": Range(1, 1 << 12, "devices"),
+    "device_memory_bytes": Range(1, MAX_DEVICE_MEMORY_BYTES, "bytes"),
+    "peak_flops_per_s": Range(1e6, 1e18, "FLOP/s"),
+    "memory_bandwidth_bytes_per_s": _BANDWIDTHS,
+    "intra_node_bandwidth_bytes_per_s": _BANDWIDTHS,
+    "inter_node_bandwidth_bytes_per_s": _BANDWIDTHS,
+    "host_operation_s": _LATENCIES,
+    "intra_node_latency_s": _LATENCIES,
+    "inter_node_latency_s": _LATENCIES,
+}
 """The range of each number of a cluster; for a table, of each of its values."""
 
 
@@ -112,6 +109,18 @@ class Cluster:
         return self.source.startswith(MEASURED_SOURCE)
 
     @property
+    def default_precision(self) -> Precision:
+        """The usual precision of large models here.
+
+        It is bf16 where a peak is stated for it, else fp16, else fp32. On CPU cores fp32 comes
+        first, because most have no matrix units for 16 bits. A cluster without peaks gets fp32,
+        which every device supports.
+        """
+        half: tuple[Precision, ...] = ("bf16", "fp16")
+        order = ("fp32", *half) if self.has_cpu_devices else (*half, "fp32")
+        return next((each for each in order if each in self.peak_flops_per_s), "fp32")
+
+    @property
     def num_devices(self) -> int:
         """Devices of the whole machine."""
         return self.num_nodes * self.devices_per_node
@@ -150,7 +159,6 @@ class Cluster:
 
 
 def _wrong_fields(values: Mapping[str, Any]) -> Iterator[ClusterInvalidError]:
-    """An error for each field with an impossible value."""
     for name, value in values.items():
         if name == "name" and not is_name(value):
             yield ClusterInvalidError.of_field(
@@ -236,8 +244,7 @@ def detect_local_cpu(devices_per_node: int | None = None, *, root: Path = ROOT) 
     """
     cores = usable_cores(root)
     devices = cores if devices_per_node is None else devices_per_node
-    problem = whole_number_problem(devices)
-    if problem:
+    if problem := whole_number_problem(devices):
         raise ClusterInvalidError(f"devices_per_node={problem}")
     if devices > cores:
         raise ClusterInvalidError(

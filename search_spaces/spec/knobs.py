@@ -69,7 +69,6 @@ class Knob:
 
     @property
     def is_switch(self) -> bool:
-        """Whether it is on or off."""
         return isinstance(self.default, bool)
 
     @property
@@ -79,7 +78,6 @@ class Knob:
 
     @property
     def option(self) -> str:
-        """Its command-line option."""
         return f"--{self.name.replace('_', '-')}"
 
     def problem(self, value: object) -> str | None:
@@ -141,8 +139,7 @@ def read_choices(knob: Knob, value: object) -> tuple[Any, ...]:
             field=knob.name,
         )
     for choice in listed:
-        problem = knob.problem(choice)
-        if problem:
+        if problem := knob.problem(choice):
             raise SpaceInvalidError(problem, field=knob.name)
     choices = tuple(listed)
     if len(set(choices)) < len(choices):

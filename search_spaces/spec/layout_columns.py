@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Bools, Ints
 from search_spaces.spec.layout import KNOBS, LAYOUT_FIELDS, Layout
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-Codes = NDArray[np.int64]
+Codes = Ints
 
 
 def code_of(knob: str, value: Any) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
-from types import MappingProxyType
 from typing import Any, Final, Literal, Self, get_args
 
 from search_spaces.documents.not_covered import known_word
@@ -28,26 +27,24 @@ Family = Literal["gpt", "llama"]
 FAMILIES: Final[tuple[Family, ...]] = get_args(Family)
 
 
-MODEL_RANGES: Final[Mapping[str, Range]] = MappingProxyType(
-    {
-        "num_layers": Range(1, 1 << 14),
-        "hidden_size": Range(1, 1 << 20),
-        "ffn_hidden_size": Range(1, 1 << 22),
-        "num_heads": Range(1, 1 << 16),
-        "num_kv_heads": Range(1, 1 << 16),
-        "seq_length": Range(1, 1 << 26, "tokens"),
-        "vocab_size": Range(1, 1 << 24, "tokens"),
-        "rotary_base": Range(2.0, 1e12),
-        "head_dim": Range(1, 1 << 16),
-        "attention_window": Range(1, 1 << 26, "tokens"),
-        "full_attention_every": Range(2, 1 << 14, "layers"),
-        "num_experts": Range(1, 1 << 12),
-        "experts_per_token": Range(1, 1 << 12),
-        "moe_ffn_hidden_size": Range(1, 1 << 20),
-        "shared_expert_ffn_hidden_size": Range(1, 1 << 20),
-        "num_dense_layers": Range(1, 1 << 14),
-    }
-)
+MODEL_RANGES: Final[Mapping[str, Range]] = {
+    "num_layers": Range(1, 1 << 14),
+    "hidden_size": Range(1, 1 << 20),
+    "ffn_hidden_size": Range(1, 1 << 22),
+    "num_heads": Range(1, 1 << 16),
+    "num_kv_heads": Range(1, 1 << 16),
+    "seq_length": Range(1, 1 << 26, "tokens"),
+    "vocab_size": Range(1, 1 << 24, "tokens"),
+    "rotary_base": Range(2.0, 1e12),
+    "head_dim": Range(1, 1 << 16),
+    "attention_window": Range(1, 1 << 26, "tokens"),
+    "full_attention_every": Range(2, 1 << 14, "layers"),
+    "num_experts": Range(1, 1 << 12),
+    "experts_per_token": Range(1, 1 << 12),
+    "moe_ffn_hidden_size": Range(1, 1 << 20),
+    "shared_expert_ffn_hidden_size": Range(1, 1 << 20),
+    "num_dense_layers": Range(1, 1 << 14),
+}
 """The range of each number; `_MOST` bounds the products that ranges do not."""
 
 _MOST: Final = 1 << 63
@@ -62,13 +59,11 @@ EXPERT_FIELDS: Final = (
 )
 """The fields of a mixture of experts; all are 0 in a dense model."""
 
-_LLAMA_ONLY: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "rotary_base": "learned positions",
-        "qk_norm": "no norms of queries and keys",
-        "num_experts": "dense feed-forwards alone",
-    }
-)
+_LLAMA_ONLY: Final[Mapping[str, str]] = {
+    "rotary_base": "learned positions",
+    "qk_norm": "no norms of queries and keys",
+    "num_experts": "dense feed-forwards alone",
+}
 """Fields that other families lack, each with what these have instead."""
 
 ROTARY_BASE: Final = 10000.0
@@ -205,7 +200,6 @@ class ModelShape:
 
     @property
     def head_size(self) -> int:
-        """Width of one head."""
         return self.head_dim or self.hidden_size // self.num_heads
 
     @property
@@ -237,12 +231,10 @@ class ModelShape:
 
     @property
     def num_expert_layers(self) -> int:
-        """Layers with experts."""
         return self.num_layers - self.num_dense_layers if self.num_experts else 0
 
     @property
     def num_attention_matrix_parameters(self) -> int:
-        """Parameters in the matrices of one block's attention."""
         q = self.query_size
         return self.hidden_size * (q + 2 * self.kv_hidden_size) + q * self.hidden_size
 
@@ -442,15 +434,13 @@ class ModelShape:
 _NUM_FIRST_FIELDS: Final = 11
 """Fields that every document states; those after them are left out at their defaults."""
 
-_UNSTATED: Final[Mapping[str, int | None]] = MappingProxyType(
-    dict.fromkeys(("head_dim", "attention_window", "full_attention_every"))
-    | dict.fromkeys(EXPERT_FIELDS, 0)
-)
+_UNSTATED: Final[Mapping[str, int | None]] = dict.fromkeys(
+    ("head_dim", "attention_window", "full_attention_every")
+) | dict.fromkeys(EXPERT_FIELDS, 0)
 """Numbers that a model may lack, each with the value that says so."""
 
 
 def _wrong_fields(values: Mapping[str, Any]) -> Iterator[ModelShapeInvalidError]:
-    """An error for each field with an impossible value."""
     for name, value in values.items():
         if name == "name" and not is_name(value):
             yield ModelShapeInvalidError.of_field(

@@ -7,6 +7,5 @@ from typing import Final
 DEFAULT_WARMUP: Final = 2
 """Warm-up iterations of a probe."""
 DEFAULT_ITERATIONS: Final = 10
-"""Timed iterations of a probe."""
 DEFAULT_DEADLINE_S: Final = 300.0
 """Seconds after which a probe is ended."""

@@ -11,10 +11,11 @@ from typing import Final, Literal, get_args
 
 import numpy as np
 
+from search_spaces.arrays import Bools
 from search_spaces.spec.batch import GlobalBatch
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import PIPELINE_SPLITS, Layout, Precision
-from search_spaces.spec.layout_columns import Bools, LayoutColumns, code_of, codes_of
+from search_spaces.spec.layout_columns import LayoutColumns, code_of, codes_of
 from search_spaces.spec.model_shape import ModelShape
 
 Scope = Literal["model", "machine", "batch", "redundant", "trainer"]
@@ -40,9 +41,7 @@ class RuleContext:
     """The model, cluster and settings for which layouts are checked."""
 
     model: ModelShape
-    """The model to train."""
     cluster: Cluster
-    """The cluster to train on."""
     global_batch: GlobalBatch | None = None
     """Allowed sequences per step; None: any number."""
     allow_tp_across_nodes: bool = False
@@ -105,8 +104,6 @@ def violations(
 
 
 def _divides(name: str, model_field: str, knob: str) -> Rule:
-    """The rule that a dimension of the model is divisible by a knob."""
-
     def illegal(c: LayoutColumns, x: RuleContext) -> Bools:
         broken: Bools = getattr(x.model, model_field) % getattr(c, knob) != 0
         return broken
@@ -116,13 +113,6 @@ def _divides(name: str, model_field: str, knob: str) -> Rule:
         return f"{model_field}={dimension} is not divisible by {knob}={degree}"
 
     return Rule(name=name, scope="model", illegal=illegal, sentence=sentence)
-
-
-def _kv_heads_sentence(layout: Layout, x: RuleContext) -> str:
-    return (
-        f"num_kv_heads={x.model.num_kv_heads} is not divisible by tp={layout.tp}, and key/value "
-        "heads are not replicated over tensor-parallel ranks"
-    )
 
 
 def _layers_sentence(layout: Layout, x: RuleContext) -> str:
@@ -155,12 +145,6 @@ def _tp_leaves_node_sentence(layout: Layout, x: RuleContext) -> str:
     return f"{problem}, so that tensor parallelism leaves the node (allow_tp_across_nodes is false)"
 
 
-def _nodes_sentence(layout: Layout, x: RuleContext) -> str:
-    return (
-        f"num_nodes={layout.num_nodes} is more than the {x.cluster.num_nodes} of {x.cluster.name}"
-    )
-
-
 def _world_is_wrong(c: LayoutColumns, x: RuleContext) -> Bools:
     devices = c.num_nodes * x.cluster.devices_per_node
     must_fill = (c.num_nodes > 1) | x.fill_nodes
@@ -183,13 +167,6 @@ def _precision_missing(c: LayoutColumns, x: RuleContext) -> Bools | np.bool_ | b
     if not x.cluster.peak_flops_per_s:
         return False
     return np.isin(c.precision, codes_of("precision", x.cluster.peak_flops_per_s), invert=True)
-
-
-def _precision_sentence(layout: Layout, x: RuleContext) -> str:
-    peaks = ", ".join(x.cluster.peak_flops_per_s)
-    return (
-        f"precision={layout.precision} is not one that {x.cluster.name} states a peak for ({peaks})"
-    )
 
 
 def _batch_is_wrong(c: LayoutColumns, x: RuleContext) -> Bools | np.bool_ | bool:
@@ -216,13 +193,6 @@ def _batch_sentence(layout: Layout, x: RuleContext) -> str:
     return f"{product} lies outside global_batch_size from {low} to {high}"
 
 
-def _interleaved_sentence(layout: Layout, _: RuleContext) -> str:
-    return (
-        f"num_microbatches={layout.num_microbatches} is not divisible by pp={layout.pp}, which "
-        f"the interleaved schedule of vpp={layout.vpp} needs"
-    )
-
-
 def _sequence_sentence(layout: Layout, x: RuleContext) -> str:
     if layout.cp > 1:
         product = 2 * layout.cp * layout.tp
@@ -232,13 +202,6 @@ def _sequence_sentence(layout: Layout, x: RuleContext) -> str:
     return (
         f"seq_length={x.model.seq_length} is not divisible by {divisor}, which "
         "sequence_parallel needs"
-    )
-
-
-def _chunks_sentence(layout: Layout, x: RuleContext) -> str:
-    return (
-        f"seq_length={x.model.seq_length} is not divisible by 2*cp=2*{layout.cp}={2 * layout.cp}: "
-        "each context-parallel rank holds two equal chunks of every sequence"
     )
 
 
@@ -285,11 +248,6 @@ def _dp_cp(layout: Layout) -> str:
     return f"dp*cp={layout.dp}*{layout.cp}={layout.dp_cp}"
 
 
-def _trainer_precision_sentence(layout: Layout, _: RuleContext) -> str:
-    precisions = ", ".join(PRECISIONS_SUPPORTED)
-    return f"precision={layout.precision} is not supported by the embedded trainer ({precisions})"
-
-
 RULES: Final[tuple[Rule, ...]] = (
     _divides("heads_over_tp", "num_heads", "tp"),
     Rule(
@@ -298,7 +256,10 @@ RULES: Final[tuple[Rule, ...]] = (
         # Where tp does not divide the heads, it does not divide the key/value heads either, and the
         # rule above gives the reason.
         illegal=lambda c, x: (x.model.num_heads % c.tp == 0) & (x.model.num_kv_heads % c.tp != 0),
-        sentence=_kv_heads_sentence,
+        sentence=lambda layout, x: (
+            f"num_kv_heads={x.model.num_kv_heads} is not divisible by tp={layout.tp}, and key/value "
+            "heads are not replicated over tensor-parallel ranks"
+        ),
     ),
     _divides("ffn_over_tp", "ffn_hidden_size", "tp"),
     _divides("expert_width_over_etp", "moe_ffn_hidden_size", "etp"),
@@ -347,7 +308,10 @@ RULES: Final[tuple[Rule, ...]] = (
         name="interleaved_microbatches",
         scope="model",
         illegal=lambda c, _: (c.vpp > 1) & (c.num_microbatches % c.pp != 0),
-        sentence=_interleaved_sentence,
+        sentence=lambda layout, _: (
+            f"num_microbatches={layout.num_microbatches} is not divisible by pp={layout.pp}, which "
+            f"the interleaved schedule of vpp={layout.vpp} needs"
+        ),
     ),
     Rule(
         name="sequence_over_tp",
@@ -364,7 +328,10 @@ RULES: Final[tuple[Rule, ...]] = (
         name="sequence_over_cp",
         scope="model",
         illegal=lambda c, x: (c.cp > 1) & (x.model.seq_length % (2 * c.cp) != 0),
-        sentence=_chunks_sentence,
+        sentence=lambda layout, x: (
+            f"seq_length={x.model.seq_length} is not divisible by 2*cp=2*{layout.cp}={2 * layout.cp}: "
+            "each context-parallel rank holds two equal chunks of every sequence"
+        ),
     ),
     Rule(
         name="heads_over_cp",
@@ -420,7 +387,9 @@ RULES: Final[tuple[Rule, ...]] = (
         name="nodes_exist",
         scope="machine",
         illegal=lambda c, x: c.num_nodes > x.cluster.num_nodes,
-        sentence=_nodes_sentence,
+        sentence=lambda layout, x: (
+            f"num_nodes={layout.num_nodes} is more than the {x.cluster.num_nodes} of {x.cluster.name}"
+        ),
     ),
     Rule(
         name="tp_within_node",
@@ -438,7 +407,10 @@ RULES: Final[tuple[Rule, ...]] = (
         name="precision_of_device",
         scope="machine",
         illegal=_precision_missing,
-        sentence=_precision_sentence,
+        sentence=lambda layout, x: (
+            f"precision={layout.precision} is not one that {x.cluster.name} states a peak for "
+            f"({', '.join(x.cluster.peak_flops_per_s)})"
+        ),
     ),
     Rule(
         name="global_batch",
@@ -570,7 +542,10 @@ RULES: Final[tuple[Rule, ...]] = (
         illegal=lambda c, _: np.isin(
             c.precision, codes_of("precision", PRECISIONS_SUPPORTED), invert=True
         ),
-        sentence=_trainer_precision_sentence,
+        sentence=lambda layout, _: (
+            f"precision={layout.precision} is not supported by the embedded trainer "
+            f"({', '.join(PRECISIONS_SUPPORTED)})"
+        ),
     ),
 )
 """All rules, in the order in which reasons are listed."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatch
 from ipaddress import ip_address, ip_network
-from types import MappingProxyType
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
@@ -66,7 +65,6 @@ class Site:
     devices_option: str = "--gpus-per-node={devices}"
     """The option that requests all devices of a node; empty: none. It is not used for CPU cores."""
     needs_account: bool = False
-    """Whether a job needs an account."""
     max_time: MaxTimes = field(default_factory=dict)
     """Longest wall times in seconds by number of nodes; empty: only Slurm checks the limit."""
     max_time_by_partition: Mapping[str, MaxTimes] = field(default_factory=dict)
@@ -302,28 +300,26 @@ def _cores(value: Any, name: str) -> tuple[int, ...]:
     return tuple(cores)
 
 
-_READERS: Final[Mapping[str, Callable[[Any, str], Any]]] = MappingProxyType(
-    {
-        "modules": _texts,
-        "setup": _texts,
-        "environment": _variables,
-        "environment_of_several_nodes": _variables,
-        "sbatch": _texts,
-        "srun": _texts,
-        "devices_option": _text,
-        "needs_account": _truth,
-        "max_time": _max_times,
-        "max_time_by_partition": _max_times_by_name,
-        "max_time_by_qos": _max_times_by_name,
-        "launcher": _text,
-        "share_nodes": lambda value, name: None if value is None else _truth(value, name),
-        "drain_s": _number,
-        "node_address": _text,
-        "cores_per_node": lambda value, _: value,
-        "device_cores": _device_cores,
-        "node_local_dir": _text,
-        "http_proxy": _text,
-        "no_proxy": _texts,
-    }
-)
+_READERS: Final[Mapping[str, Callable[[Any, str], Any]]] = {
+    "modules": _texts,
+    "setup": _texts,
+    "environment": _variables,
+    "environment_of_several_nodes": _variables,
+    "sbatch": _texts,
+    "srun": _texts,
+    "devices_option": _text,
+    "needs_account": _truth,
+    "max_time": _max_times,
+    "max_time_by_partition": _max_times_by_name,
+    "max_time_by_qos": _max_times_by_name,
+    "launcher": _text,
+    "share_nodes": lambda value, name: None if value is None else _truth(value, name),
+    "drain_s": _number,
+    "node_address": _text,
+    "cores_per_node": lambda value, _: value,
+    "device_cores": _device_cores,
+    "node_local_dir": _text,
+    "http_proxy": _text,
+    "no_proxy": _texts,
+}
 """The reader of each field, called with the value and the name of the field."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Bools, Ints
 from search_spaces.documents.reading import (
     MAX_COUNT,
     Problems,
@@ -23,7 +23,7 @@ from search_spaces.spec.batch import GlobalBatch
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.knobs import WholeNumbers, read_choices
 from search_spaces.spec.layout import DEGREES, KNOBS, LAYOUT_FIELDS, Layout
-from search_spaces.spec.layout_columns import Ints, LayoutColumns, codes_of
+from search_spaces.spec.layout_columns import LayoutColumns, codes_of
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.rules import ALL_SCOPES, RULES, RuleContext, Scope
 
@@ -49,7 +49,6 @@ class SearchSpace:
     global_batch_size: int | Mapping[str, int] | GlobalBatch | None = None
     """Sequences a step: a number, or bounds `{min:, max:}`. There is no default."""
     num_nodes: WholeNumbers = 1
-    """Nodes of the job."""
     tp: WholeNumbers = 1
     """Tensor-parallel degree."""
     tp_columns: WholeNumbers = 1
@@ -87,7 +86,7 @@ class SearchSpace:
     sequence_parallel: bool | Sequence[bool] = False
     """Whether tensor-parallel ranks share the sequence too."""
     precision: str | Sequence[str] = "fp32"
-    """fp32, bf16, fp16, fp8. By default the cluster's (`default_precision`), never fp8."""
+    """fp32, bf16, fp16, fp8. By default the cluster's (`Cluster.default_precision`), never fp8."""
     allow_tp_across_nodes: bool = False
     """Whether a tensor-parallel group may span nodes."""
     auto: tuple[str, ...] = ()
@@ -262,7 +261,6 @@ class LegalSet:
     """The legal layouts of a space, by position: an index of 8 bytes each until one is read."""
 
     space: SearchSpace
-    """The space that was enumerated."""
     devices_per_node: int
     """Devices that a derived dp fills."""
     indices: Ints
@@ -330,7 +328,6 @@ class LegalSet:
         return _accumulation(dp, micro_batch_size, self.space)
 
     def columns(self, rows: slice = EVERY_ROW, /) -> LayoutColumns:
-        """The legal layouts, or some of them, as columns."""
         return LayoutColumns(**{knob: self.column(knob, rows) for knob in LAYOUT_FIELDS})
 
     def refuse_if_empty(self) -> None:
@@ -405,7 +402,7 @@ def enumerate_legal(
     )
 
 
-def _first_index(broken: NDArray[np.bool_], shape: tuple[int, ...]) -> int:
+def _first_index(broken: Bools, shape: tuple[int, ...]) -> int:
     """The flat index, in the grid of `shape`, of the first combination that `broken` marks."""
     padded = broken.reshape((1,) * (len(shape) - broken.ndim) + broken.shape)
     place = np.unravel_index(int(padded.argmax()), padded.shape)

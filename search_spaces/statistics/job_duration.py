@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 from search_spaces.documents.reading import Problems, shown, whole_number_problem
@@ -37,24 +36,22 @@ _MOST_FAILURES: Final = 10.0
 it the job hardly advances."""
 _DAY_S: Final = 86400.0
 
-JOB_OPTIONS: Final[Mapping[str, tuple[type[str | int | float], str]]] = MappingProxyType(
-    {
-        "tokens": (str, "Tokens of the training job, such as 1.4T or 300B: adds its days."),
-        "nodes": (int, "Nodes of that job; by default those of the layout."),
-        "mtbf_hours": (
-            float,
-            f"Mean time between failures of one of its nodes.  [default: {NODE_MTBF_HOURS:g}]",
-        ),
-        "checkpoint_s": (
-            float,
-            f"Seconds in which it writes a checkpoint.  [default: {CHECKPOINT_S:g}]",
-        ),
-        "restart_s": (
-            float,
-            f"Seconds from a failure to the next step.  [default: {RESTART_S:g}]",
-        ),
-    }
-)
+JOB_OPTIONS: Final[Mapping[str, tuple[type[str | int | float], str]]] = {
+    "tokens": (str, "Tokens of the training job, such as 1.4T or 300B: adds its days."),
+    "nodes": (int, "Nodes of that job; by default those of the layout."),
+    "mtbf_hours": (
+        float,
+        f"Mean time between failures of one of its nodes.  [default: {NODE_MTBF_HOURS:g}]",
+    ),
+    "checkpoint_s": (
+        float,
+        f"Seconds in which it writes a checkpoint.  [default: {CHECKPOINT_S:g}]",
+    ),
+    "restart_s": (
+        float,
+        f"Seconds from a failure to the next step.  [default: {RESTART_S:g}]",
+    ),
+}
 """The options about a training job of every command and route that has them: types and texts."""
 
 

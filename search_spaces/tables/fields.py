@@ -24,7 +24,6 @@ class Fields:
     text: Mapping[str, str]
 
     def has(self, column: str) -> bool:
-        """Whether the row has a text in this column."""
         return bool(self.text.get(column, "").strip())
 
     def word(self, column: str, choices: Collection[str] = ()) -> str:

@@ -41,9 +41,7 @@ class TableRow:
     """
 
     layout: Layout
-    """The layout that was run."""
     status: Status
-    """How the run ended."""
     tokens_per_s: float | None = None
     """Throughput of the whole job; stated if and only if completed."""
     step_time_s: float | None = None
@@ -135,9 +133,7 @@ class TableCell:
     """
 
     key: CellKey
-    """The key of the cell."""
     model: ModelShape
-    """The model that was trained."""
     cluster: Cluster
     """The machine, with as many nodes as the layouts take."""
     rows: tuple[TableRow, ...]
@@ -160,7 +156,6 @@ class TableCell:
 
     @property
     def num_completed(self) -> int:
-        """Rows with a measurement."""
         return sum(row.status == "completed" for row in self.rows)
 
 

@@ -65,7 +65,6 @@ def cell_values(cell: TableCell) -> dict[str, Any]:
 
 
 def machine_values(cluster: Cluster) -> dict[str, Any]:
-    """A machine, by column."""
     return {
         "cluster": cluster.name,
         "device_memory_gb": f"{cluster.device_memory_bytes / GIB:g}",
@@ -83,7 +82,6 @@ def model_values(model: ModelShape) -> dict[str, Any]:
 
 
 def layout_values(layout: Layout) -> dict[str, Any]:
-    """A layout, by column."""
     values: dict[str, Any] = {
         "num_devices": layout.num_devices,
         "global_batch_size": layout.global_batch_size,

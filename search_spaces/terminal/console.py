@@ -64,12 +64,10 @@ class EscapedStream:
         """The stream itself, for our own control sequences."""
 
     def write(self, text: str) -> int:
-        """Writes the text, escaped."""
         self.unescaped.write(escaped(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Writes the lines, escaped."""
         for line in lines:
             self.write(line)
 

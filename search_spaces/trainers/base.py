@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 from search_spaces.spec.layout import KNOBS, RANK_ORDERS, Layout
@@ -25,13 +24,11 @@ class TrainerJob:
     warmup: int = 2
     """Untimed iterations."""
     compile: bool = False
-    """Whether torch.compile is used."""
     balanced_routing: bool = False
     """Whether experts get equally many tokens by force, as in a probe."""
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks on each node that the layout occupies."""
         return -(-self.layout.num_devices // self.layout.num_nodes)
 
     def without(self, knobs: Collection[str]) -> TrainerJob:
@@ -58,7 +55,7 @@ def _none(_job: TrainerJob) -> Sequence[str]:
 
 
 def _no_values(_job: TrainerJob) -> Mapping[str, Any]:
-    return MappingProxyType({})
+    return {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +65,6 @@ class TrainerAdapter:
     name: str
     """Its name in campaigns, exports and measurements."""
     target_version: str
-    """The version whose configuration is written."""
     needs: str
     """What a user needs to run an export, as one sentence without a full stop."""
     lacking: Callable[[TrainerJob], Mapping[str, str]] = _no_values

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from search_spaces.documents.reading import word_of
 from search_spaces.spec.layout import RANK_ORDERS, Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob
@@ -131,7 +132,8 @@ def _context(layout: Layout) -> dict[str, Any]:
 
 def _arguments(job: TrainerJob) -> Sequence[str]:
     """The values as overrides of the command line, such as "train.micro_batch_size=2"."""
-    return [f"{key}={_word(value)}" for key, value in _flat(_values(job))]
+    flat = _flat(_values(job))
+    return [f"{key}={'null' if value is None else word_of(value)}" for key, value in flat]
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -140,12 +142,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _word(value: object) -> str:
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _notes(job: TrainerJob) -> list[str]:

@@ -7,7 +7,6 @@ and the refusals are its asserts and those of megatron-core's configurations.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final
 
 from search_spaces.spec.layout import RANK_ORDERS, Layout, Precision
@@ -156,9 +155,7 @@ def parallel_flags(layout: Layout) -> list[list[str]]:
     return flags
 
 
-SHARDING_STRATEGIES: Final[Mapping[int, str]] = MappingProxyType(
-    {2: "optim_grads", 3: "optim_grads_params"}
-)
+SHARDING_STRATEGIES: Final[Mapping[int, str]] = {2: "optim_grads", 3: "optim_grads_params"}
 """Megatron-FSDP's strategy by ZeRO stage; in Megatron Core from 0.14 on."""
 FSDP_CHECKPOINTS: Final = "fsdp_dtensor"
 """The only format of checkpoints that Megatron-FSDP accepts."""
@@ -196,14 +193,12 @@ def _interleaving_and_zero_flags(layout: Layout) -> list[list[str]]:
     return flags
 
 
-_PRECISION_FLAGS: Final[Mapping[Precision, list[list[str]]]] = MappingProxyType(
-    {
-        "fp32": [],
-        "bf16": [["--bf16"]],
-        "fp16": [["--fp16"]],
-        "fp8": [["--bf16"], ["--fp8-format", "hybrid", "--fp8-recipe", "tensorwise"]],
-    }
-)
+_PRECISION_FLAGS: Final[Mapping[Precision, list[list[str]]]] = {
+    "fp32": [],
+    "bf16": [["--bf16"]],
+    "fp16": [["--fp16"]],
+    "fp8": [["--bf16"], ["--fp8-format", "hybrid", "--fp8-recipe", "tensorwise"]],
+}
 
 
 def batch_flags(layout: Layout) -> list[list[str]]:

@@ -23,6 +23,7 @@ from search_spaces.documents.reading import (
     read_mapping,
     shown,
     unknown_names,
+    word_of,
 )
 from search_spaces.errors import SearchSpaceError
 
@@ -156,7 +157,7 @@ class Parameter:
         """An allowed value as the program gets it."""
         if self.type == "path":
             return str(PurePosixPath(self.below) / str(value))
-        return str(value).lower() if isinstance(value, bool) else str(value)
+        return word_of(value)
 
     def _number_problem(self, value: object) -> str | None:
         if not _is_number(value) or (self.type == "int" and not isinstance(value, int)):

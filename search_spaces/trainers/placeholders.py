@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from types import MappingProxyType
 from typing import Final
 
+from search_spaces.documents.reading import word_of
 from search_spaces.errors import SearchSpaceError
 from search_spaces.spec.layout import LAYOUT_FIELDS
 from search_spaces.spec.model_shape import ModelShape
@@ -26,24 +26,22 @@ MODEL_NAME: Final = "model"
 _MODEL: Final = {
     MODEL_NAME if each.name == "name" else each.name: each.name for each in fields(ModelShape)
 }
-_DERIVED: Final[Mapping[str, Callable[[TrainerJob], object]]] = MappingProxyType(
-    {
-        "num_devices": lambda job: job.layout.num_devices,
-        "ranks_per_node": lambda job: job.ranks_per_node,
-        "global_batch_size": lambda job: job.layout.global_batch_size,
-        "tokens_per_step": lambda job: job.layout.global_batch_size * job.model.seq_length,
-        "zero_group_size": lambda job: job.layout.zero_group_size,
-        "layers_per_stage": lambda job: (
-            job.layout.counted_layers(job.model.num_layers) // job.layout.pp
-        ),
-        "layers_per_virtual_stage": lambda job: (
-            job.layout.counted_layers(job.model.num_layers) // (job.layout.pp * job.layout.vpp)
-        ),
-        "head_size": lambda job: job.model.head_size,
-        "seed": lambda job: job.seed,
-        "compile": lambda job: job.compile,
-    }
-)
+_DERIVED: Final[Mapping[str, Callable[[TrainerJob], object]]] = {
+    "num_devices": lambda job: job.layout.num_devices,
+    "ranks_per_node": lambda job: job.ranks_per_node,
+    "global_batch_size": lambda job: job.layout.global_batch_size,
+    "tokens_per_step": lambda job: job.layout.global_batch_size * job.model.seq_length,
+    "zero_group_size": lambda job: job.layout.zero_group_size,
+    "layers_per_stage": lambda job: (
+        job.layout.counted_layers(job.model.num_layers) // job.layout.pp
+    ),
+    "layers_per_virtual_stage": lambda job: (
+        job.layout.counted_layers(job.model.num_layers) // (job.layout.pp * job.layout.vpp)
+    ),
+    "head_size": lambda job: job.model.head_size,
+    "seed": lambda job: job.seed,
+    "compile": lambda job: job.compile,
+}
 
 PLACEHOLDERS: Final[tuple[str, ...]] = (*LAYOUT_FIELDS, *_MODEL, *_DERIVED)
 """Every name: the fields of a layout, those of the model's shape, and what follows from both."""
@@ -63,7 +61,7 @@ def placeholder_values(job: TrainerJob) -> Mapping[str, str]:
         **{name: derived(job) for name, derived in _DERIVED.items()},
     }
     values["head_dim"] = job.model.head_size
-    return MappingProxyType({name: _text(value) for name, value in values.items()})
+    return {name: _text(value) for name, value in values.items()}
 
 
 def environment_values(job: TrainerJob) -> Mapping[str, str]:
@@ -74,13 +72,11 @@ def environment_values(job: TrainerJob) -> Mapping[str, str]:
     """
     stated = job.layout.to_mapping().keys() | job.model.to_mapping().keys()
     unstated = {*LAYOUT_FIELDS, *_MODEL.values()} - stated
-    return MappingProxyType(
-        {
-            f"{ENVIRONMENT_PREFIX}{name.upper()}": value
-            for name, value in placeholder_values(job).items()
-            if name not in unstated
-        }
-    )
+    return {
+        f"{ENVIRONMENT_PREFIX}{name.upper()}": value
+        for name, value in placeholder_values(job).items()
+        if name not in unstated
+    }
 
 
 def filled(template: str, values: Mapping[str, str]) -> str:
@@ -104,6 +100,4 @@ def filled(template: str, values: Mapping[str, str]) -> str:
 
 
 def _text(value: object) -> str:
-    if value is None:
-        return "0"  # a model without an attention window
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return "0" if value is None else word_of(value)  # a model without an attention window

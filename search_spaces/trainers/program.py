@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from types import MappingProxyType
 from typing import Any, Final, Literal, Self, get_args
 
 from search_spaces.documents.reading import (
@@ -24,6 +23,7 @@ from search_spaces.documents.reading import (
     shown,
     switch_problem,
     url_name_problem,
+    word_of,
 )
 from search_spaces.errors import SearchSpaceError
 from search_spaces.trainers.base import TrainerAdapter
@@ -38,23 +38,21 @@ ProcessesPer = Literal["device", "node"]
 ARGUMENTS: Final = "{arguments}"
 """An item of the command that stands for all arguments of the trainer's adapter."""
 
-RUN_PLACEHOLDERS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "steps": "optimizer steps to run: warm-up, the steps that may be added to it, and the timed",
-        "rank": "the process's number in the job",
-        "world_size": "processes of the job",
-        "local_rank": "the process's number on its node",
-        "local_world_size": "processes of the job on this node",
-        "node_rank": "the node's number in the job",
-        "master_address": "address of the node of rank 0",
-        "master_port": "a port on that node that is free for the job",
-        "values_file": "JSON file with the adapter's configuration of the layout",
-        "probe_directory": "directory of the probe on this node; removed when it ends",
-        "device": "cpu or cuda (ROCm too): the kind of the job's devices",
-        "python": "the Python interpreter of the worker",
-        "trainers_directory": "directory of the file that describes the trainers",
-    }
-)
+RUN_PLACEHOLDERS: Final[Mapping[str, str]] = {
+    "steps": "optimizer steps to run: warm-up, the steps that may be added to it, and the timed",
+    "rank": "the process's number in the job",
+    "world_size": "processes of the job",
+    "local_rank": "the process's number on its node",
+    "local_world_size": "processes of the job on this node",
+    "node_rank": "the node's number in the job",
+    "master_address": "address of the node of rank 0",
+    "master_port": "a port on that node that is free for the job",
+    "values_file": "JSON file with the adapter's configuration of the layout",
+    "probe_directory": "directory of the probe on this node; removed when it ends",
+    "device": "cpu or cuda (ROCm too): the kind of the job's devices",
+    "python": "the Python interpreter of the worker",
+    "trainers_directory": "directory of the file that describes the trainers",
+}
 """Placeholders that only a probe has, besides those of the job, and their meaning."""
 
 _VARIABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -183,12 +181,10 @@ class ProgramTrainer:
 
     @property
     def of(self) -> TrainerAdapter:
-        """Its adapter."""
         return ADAPTERS[self.adapter]
 
     @property
     def patterns(self) -> LogPatterns:
-        """How it prints its steps."""
         return self.of.log if self.log is None else self.log
 
     @classmethod
@@ -266,10 +262,7 @@ def _texts(value: object) -> dict[str, str]:
             raise TrainersFileInvalidError(
                 f"{shown(each)} is not a text, a number or a switch", field=shown(name)
             )
-    return {
-        name: str(each).lower() if isinstance(each, bool) else str(each)
-        for name, each in given.items()
-    }
+    return {name: word_of(each) for name, each in given.items()}
 
 
 def _patterns(value: object) -> LogPatterns:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 from search_spaces.trainers.accelerate import ACCELERATE
@@ -17,21 +16,19 @@ from search_spaces.trainers.megatron_lm import MEGATRON_LM
 from search_spaces.trainers.nanotron import NANOTRON
 from search_spaces.trainers.torchtitan import TORCHTITAN_0_2, TORCHTITAN_0_3, TORCHTITAN_MAIN
 
-ADAPTERS: Final[Mapping[str, TrainerAdapter]] = MappingProxyType(
-    {
-        adapter.name: adapter
-        for adapter in (
-            EMBEDDED,
-            MEGATRON_LM,
-            MEGATRON_DEEPSPEED,
-            MEGATRON_BRIDGE,
-            DEEPSPEED,
-            TORCHTITAN_0_2,
-            TORCHTITAN_0_3,
-            TORCHTITAN_MAIN,
-            NANOTRON,
-            ACCELERATE,
-            COMMAND,
-        )
-    }
-)
+ADAPTERS: Final[Mapping[str, TrainerAdapter]] = {
+    adapter.name: adapter
+    for adapter in (
+        EMBEDDED,
+        MEGATRON_LM,
+        MEGATRON_DEEPSPEED,
+        MEGATRON_BRIDGE,
+        DEEPSPEED,
+        TORCHTITAN_0_2,
+        TORCHTITAN_0_3,
+        TORCHTITAN_MAIN,
+        NANOTRON,
+        ACCELERATE,
+        COMMAND,
+    )
+}

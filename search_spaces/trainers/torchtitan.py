@@ -257,7 +257,9 @@ def model_arguments_of_0_2(model: ModelShape) -> Mapping[str, Any]:
     }
 
 
-def _sections_of_0_3(job: TrainerJob, batch: Mapping[str, Any], pipeline: Mapping[str, Any]) -> Any:
+def _sections_of_0_3(
+    job: TrainerJob, batch: Mapping[str, Any], pipeline: Mapping[str, Any]
+) -> dict[str, Any]:
     layout = job.layout
     return {
         "training": {
@@ -280,8 +282,7 @@ def _sections_of_0_3(job: TrainerJob, batch: Mapping[str, Any], pipeline: Mappin
 
 def _values_of_0_3(job: TrainerJob) -> Mapping[str, Any]:
     """The fields of Trainer.Config, by section."""
-    sections: Mapping[str, Any] = _sections_of_0_3(job, _sequences(job), _micro_batch(job.layout))
-    return sections
+    return _sections_of_0_3(job, _sequences(job), _micro_batch(job.layout))
 
 
 def _values_of_main(job: TrainerJob) -> Mapping[str, Any]:
@@ -292,8 +293,7 @@ def _values_of_main(job: TrainerJob) -> Mapping[str, Any]:
         "max_context_length": seq_length,
     }
     pipeline = {"num_pp_microbatches": layout.num_microbatches} if layout.pp > 1 else {}
-    sections: Mapping[str, Any] = _sections_of_0_3(job, batch, pipeline)
-    return sections
+    return _sections_of_0_3(job, batch, pipeline)
 
 
 def _notes(_job: TrainerJob) -> list[str]:

@@ -20,7 +20,8 @@ from results_db.models.tables import Attempt
 from results_db.records import LeaseRecord, TrialRecord, WorkerRecord
 from results_db.store import Store
 from results_db.trials.outcomes import Outcomes
-from search_spaces.protocol.outcome import Breakdown, Environment, Iteration, Measurement, Outcome
+from search_spaces.protocol.measurement import Breakdown, Environment, Iteration, Measurement
+from search_spaces.protocol.outcome import Outcome
 from search_spaces.protocol.worker_messages import (
     AllocationBody,
     BeatBody,

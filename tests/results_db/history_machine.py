@@ -19,7 +19,8 @@ from results_db.models.base import Base
 from results_db.records import LeaseRecord
 from results_db.store import Store
 from results_db.trials.outcome_checks import CLOCK_MARGIN_S
-from search_spaces.protocol.outcome import Iteration, Outcome
+from search_spaces.protocol.measurement import Iteration
+from search_spaces.protocol.outcome import Outcome
 from search_spaces.protocol.states import ATTEMPT_PHASES, AttemptPhase
 from search_spaces.protocol.worker_messages import BeatBody, NodeStatusBody, RoomBody, StatusBody
 from search_spaces.spec.layout import Layout

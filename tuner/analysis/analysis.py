@@ -22,6 +22,7 @@ from results_db.records import (
 from search_spaces.belief.known_measurements import Sample
 from search_spaces.belief.time import TimeCalibration
 from search_spaces.campaigns.campaign import CampaignSpec
+from search_spaces.documents.reading import word_of
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
 from search_spaces.spec.layout_columns import LayoutColumns
@@ -205,8 +206,8 @@ def _step(
     return KnobStepRead(
         knob=knob,
         direction=direction,
-        value=_written(getattr(winner, knob)),
-        stepped_value=_written(getattr(layout, knob)),
+        value=word_of(getattr(winner, knob)),
+        stepped_value=word_of(getattr(layout, knob)),
         also=tuple(name for name in _differing(layout, winner) if name != knob),
         layout_key=layout.key,
         source="predicted" if known is None else "measured",
@@ -229,7 +230,3 @@ def _predicted(
         for of in (layout, winner)
     )
     return "completed", there / here - 1.0
-
-
-def _written(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

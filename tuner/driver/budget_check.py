@@ -1,4 +1,4 @@
-"""Whether the budget of a campaign is spent, and the message with which a campaign ends."""
+"""Whether the budget of a campaign is spent or it has converged, and the message of its end."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from results_db.records import TrialRecord
+from results_db.store import Store
 from search_spaces.campaigns.campaign_settings import Budget
 from search_spaces.units import SECONDS_PER_HOUR
+from tuner.driver.campaign_search import CampaignSearch
 
 LARGEST_RESERVE: Final = 0.25
 """Largest share of a budget that is reserved for measuring the best layouts again."""
 LEAST_REPEATS: Final = 2
 """Smallest number of repeats for which anything is reserved: two layouts, each once."""
+LEAST_COMPLETED: Final = 5
+"""Completed trials before a campaign may be called converged: with fewer, the prediction of what is
+left to gain comes mostly from the prior."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,3 +145,22 @@ def _most_common_reason(trials: Iterable[TrialRecord]) -> str | None:
 def _takes_words(node_s: float) -> str:
     hours = node_s / SECONDS_PER_HOUR
     return f"; a full probe of the layout that promised most is expected to take {hours:.2g} node-hours"
+
+
+def why_converged(store: Store, campaign_id: int, search: CampaignSearch) -> str | None:
+    """Why a campaign has converged, as a message; None: the search goes on."""
+    share = search.spec.stop.converged_within
+    if share is None:
+        return None
+    num_completed = store.campaigns.count_trials(campaign_id)["COMPLETED"]
+    if num_completed < LEAST_COMPLETED or not search.has_measured:
+        return None
+    possible = search.possible_improvement()
+    if possible is None or possible >= share:
+        return None
+    what = "best" if len(search.spec.objectives) == 1 else "front's hypervolume"
+    return (
+        f"what is left improves the {what} by more than {possible:.2%} only with a probability "
+        f"of 10 %, which is less than the {share:g} of stop.converged_within, after "
+        f"{num_completed} completed trials"
+    )

@@ -113,9 +113,6 @@ class CampaignSearch:
         """The next layout, the baseline before all others.
 
         None: the legal set is exhausted, or the search is held back (`is_held_back`).
-
-        Raises:
-            CampaignBrokenError: the strategy failed.
         """
         with _blamed(f"strategy {self.spec.strategy!r} failed to propose a layout"):
             baseline, self._baseline_due = self._baseline_due, None
@@ -127,11 +124,7 @@ class CampaignSearch:
             return baseline
 
     def fidelity(self, layout: Layout) -> Fidelity | None:
-        """The part of the layout, which was asked for last, to be probed; None: all of it.
-
-        Raises:
-            CampaignBrokenError: the strategy failed.
-        """
+        """The part of the layout, which was asked for last, to be probed; None: all of it."""
         if layout == self.spec.baseline:
             return None  # The winner is compared with it.
         with _blamed(f"strategy {self.spec.strategy!r} failed to choose a fidelity"):
@@ -152,11 +145,7 @@ class CampaignSearch:
         return bool(self._measured)
 
     def predict(self, layout: Layout) -> Prediction | None:
-        """What the strategy predicts of a layout now; None: it does not predict, or not this one.
-
-        Raises:
-            CampaignBrokenError: the strategy failed.
-        """
+        """What the strategy predicts of a layout now; None: nothing, or not of this one."""
         with _blamed(f"strategy {self.spec.strategy!r} failed to predict layout {layout.key}"):
             try:
                 return self._strategy.predict(layout)
@@ -167,9 +156,6 @@ class CampaignSearch:
         """See `LayoutSearch.possible_improvement`; the larger one of the last two told trials.
 
         One small figure may be a coincidence of the draws. None also before there are two.
-
-        Raises:
-            CampaignBrokenError: the strategy failed.
         """
         if not self._possible or self._possible[-1][0] != self.last_ended_seq:
             with _blamed(f"strategy {self.spec.strategy!r} failed to predict what is left"):
@@ -179,11 +165,7 @@ class CampaignSearch:
         return max(shares) if len(shares) == _IN_A_ROW else None
 
     def tell(self, trial: TrialRecord) -> None:
-        """Tells the strategy the outcome of an ended trial.
-
-        Raises:
-            CampaignBrokenError: the strategy failed.
-        """
+        """Tells the strategy the outcome of an ended trial."""
         with _blamed(f"strategy {self.spec.strategy!r} failed on trial {trial.number}"):
             try:
                 self._learn(trial)

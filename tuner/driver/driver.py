@@ -36,10 +36,10 @@ from tuner.driver.budget_check import (
     time_is_up,
     too_little_left,
     trials_left,
+    why_converged,
 )
 from tuner.driver.campaign_opening import BackgroundOpening, ImmediateOpening
 from tuner.driver.campaign_search import CampaignSearch, full_probe_node_s
-from tuner.driver.convergence import why_converged
 from tuner.driver.open_trial_target import OpenTrialTarget
 from tuner.driver.plan_maker import PlanMaker
 from tuner.driver.remeasuring import (
@@ -476,7 +476,6 @@ class Driver:
     def _add_trial(
         self, campaign: CampaignRecord, search: CampaignSearch, layout: Layout
     ) -> TrialRecord:
-        """Writes the trial of a layout that the search asked for."""
         measured = search.measured_by(layout)
         what = ""
         if measured is None:

@@ -49,7 +49,6 @@ class OpenTrialTarget:
         return sum(sorted(self._nodes)[:-NUM_AHEAD], start=Fraction(0)) < self._capacity
 
     def add(self, trial: TrialSize) -> None:
-        """Adds an open trial."""
         if trial.is_waiting and self._is_too_large(trial):
             self._num_too_large += 1
             if self._num_too_large > MAX_TOO_LARGE:

@@ -98,11 +98,9 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.is_requested = False
-        """Whether a signal came."""
         self._reader, self._writer = os.pipe()
 
     def note(self, _number: int, _frame: FrameType | None) -> None:
-        """The signal handler."""
         if not self.is_requested:
             self.is_requested = True
             os.write(self._writer, b"!")

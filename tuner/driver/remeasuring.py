@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from results_db.leaderboard.leaderboard_records import RankedLayout
-from results_db.trials.repeat_counts import RepeatsOfLayout
+from results_db.trials.trials import RepeatsOfLayout
 from search_spaces.campaigns.campaign_settings import Budget
 from tuner.driver.budget_check import LARGEST_RESERVE
 

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats
 from search_spaces.belief.factor_regression import term_factors
 from search_spaces.belief.job import JobEstimate, estimate_job, predicted_step
 from search_spaces.belief.known_measurements import Knowledge
@@ -25,23 +25,18 @@ from search_spaces.spec.model_shape import ModelShape
 from search_spaces.statistics.job_duration import StepInterval, TrainingJob
 from search_spaces.tables import MeasurementTable, TableCell
 
-Floats = NDArray[np.float64]
-
 
 @dataclass(frozen=True)
 class Calibration:
     """Measurements, and the calibrations of time and memory that follow from them."""
 
     knowledge: Knowledge = field(default_factory=Knowledge)
-    """Measurements that calibrate the estimates."""
 
     @cached_property
     def time(self) -> TimeCalibration:
-        """The calibration of step times."""
         return TimeCalibration.fit(self.knowledge)
 
     def memory(self, cluster: Cluster, software: str) -> TrainerMemory:
-        """The calibration of memory for a cluster and a software."""
         return TrainerMemory.prior(cluster, software=software).told_elsewhere(self.knowledge)
 
 
@@ -50,13 +45,10 @@ class Estimator:
     """Estimates for one model on one cluster under one software."""
 
     model: ModelShape
-    """The model to train."""
     cluster: Cluster
-    """The cluster to train on."""
     software: str = ""
     """The training software; empty: the embedded trainer."""
     calibration: Calibration = field(default_factory=Calibration)
-    """The measurements to calibrate on."""
 
     def peaks(self, columns: LayoutColumns) -> tuple[Floats, Floats, Floats]:
         """Mean and standard deviation of each layout's peak, and its probability of fitting."""

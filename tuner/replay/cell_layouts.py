@@ -24,7 +24,6 @@ class CellLayouts:
             key=lambda row: [code_of(name, getattr(row.layout, name)) for name in LAYOUT_FIELDS],
         )
         self.truth: tuple[TableRow, ...] = tuple(rows)
-        """The measurement of each layout."""
         self._index = {row.layout: index for index, row in enumerate(rows)}
         self._columns = {
             name: codes_of(name, (getattr(row.layout, name) for row in rows))
@@ -35,11 +34,9 @@ class CellLayouts:
         return len(self.truth)
 
     def column(self, knob: str, rows: slice = EVERY_ROW, /) -> NDArray[np.int64]:
-        """See `LayoutSet`."""
         return self._columns[knob][rows]
 
     def columns(self, rows: slice = EVERY_ROW, /) -> LayoutColumns:
-        """See `LayoutSet`."""
         return LayoutColumns(**{name: self.column(name, rows) for name in LAYOUT_FIELDS})
 
     def layout(self, index: int, /) -> Layout:
@@ -47,5 +44,4 @@ class CellLayouts:
         return self.truth[index].layout
 
     def index_of(self, layout: Layout, /) -> int | None:
-        """See `LayoutSet`."""
         return self._index.get(layout)

@@ -12,16 +12,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
+from search_spaces.arrays import Bools, Floats
 from search_spaces.belief.known_measurements import Knowledge
 from search_spaces.belief.peaks.trainer_hypotheses import TrainerMemory
 from search_spaces.belief.time import TimeCalibration
 from search_spaces.tables import TableCell
 from tuner.replay.cell_layouts import CellLayouts
-
-Floats = NDArray[np.float64]
 
 ACCEPTED: Final = 0.5
 """Smallest probability of fitting at which a layout counts as accepted."""
@@ -32,25 +30,20 @@ class EstimatedCell:
     """Estimates beside measurements, layout by layout; NaN where nothing was measured."""
 
     cell: TableCell
-    """The measured cell."""
     step_time_s: Floats
     """Measured seconds a step."""
     peak_bytes: Floats
-    """Measured peak memory."""
     tokens_per_s: Floats
     """Measured throughput."""
     expected_step_time_s: Floats
-    """The estimate of the step."""
     expected_peak_bytes: Floats
-    """The estimate of the peak."""
     fits: Floats
     """Probability of fitting, by the estimate."""
     outside: str | None = None
     """Why the calibration of step times does not cover this cell; None: it does."""
 
     @property
-    def completed(self) -> NDArray[np.bool_]:
-        """Which layouts ran."""
+    def completed(self) -> Bools:
         return ~np.isnan(self.step_time_s)
 
     @property
@@ -60,7 +53,6 @@ class EstimatedCell:
 
     @property
     def peak_errors(self) -> Floats:
-        """Relative errors of the peaks that were measured."""
         return _errors(self.expected_peak_bytes, self.peak_bytes)
 
     @property

@@ -61,7 +61,6 @@ class ReplayedProbe:
     """One probe, answered from the table."""
 
     layout: Layout
-    """The layout that the strategy asked for."""
     regret: float | None
     """Share of the cell's best throughput that is lost with this layout; None: it did not
     complete. This is the true throughput, also where a disturbance changed the measured one."""
@@ -196,7 +195,6 @@ def problem_of(
     *,
     costs: ProbeCosts | None = None,
 ) -> SearchProblem:
-    """The search problem whose legal layouts are those of a cell."""
     return SearchProblem(
         layouts=layouts,
         model=cell.model,
@@ -214,7 +212,6 @@ class _Probe:
     row: TableRow
     """The truth of what runs."""
     layout: Layout
-    """What the strategy asked for."""
     fidelity: Fidelity | None
     """The part of it that runs; None: all of it."""
     conditions: ProbeConditions
@@ -222,7 +219,6 @@ class _Probe:
 
     @property
     def measured(self) -> TableRow:
-        """The row that the probe measures."""
         slowdown = self.conditions.slowdown
         if self.row.step_time_s is None or self.row.tokens_per_s is None:
             return self.row

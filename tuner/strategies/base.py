@@ -163,7 +163,6 @@ class History:
             del self.pending[index]
 
     def completed_runs(self, index: int) -> list[Observation]:
-        """The completed runs of a layout."""
         runs = self._runs.get(index, {})
         return [run for run in runs.values() if run.state == "completed"]
 
@@ -220,7 +219,10 @@ class Proposer:
 
 
 class LayoutSearch:
-    """A search: a proposer with its history."""
+    """A search: a proposer with its history.
+
+    Methods raise LayoutUnknownError for a layout that is not in the set.
+    """
 
     def __init__(self, layouts: LayoutSet, proposer: Proposer) -> None:
         self._layouts = layouts
@@ -231,7 +233,6 @@ class LayoutSearch:
 
     @property
     def exhausted(self) -> bool:
-        """Whether no layout is left to propose."""
         return self._history.num_free == 0
 
     def ask(self, limits: AskLimits = NO_LIMITS) -> Layout | None:
@@ -283,9 +284,6 @@ class LayoutSearch:
                 another run.
             fidelity: the part of the layout that ran; None: all of it. A part that fails is taken
                 for a failure of the layout.
-
-        Raises:
-            LayoutUnknownError: the layout is not in the set.
         """
         if fidelity is None:
             self._history.note(self._index(layout), observation, run)
@@ -293,20 +291,13 @@ class LayoutSearch:
             self._history.note_cheap(self._index(layout), observation, fidelity, run)
 
     def resume(self, layout: Layout, *, fidelity: Fidelity | None = None) -> None:
-        """Marks a layout as pending that was proposed before a restart.
-
-        Raises:
-            LayoutUnknownError: the layout is not in the set.
-        """
+        """Marks a layout as pending that was proposed before a restart."""
         self._mark_pending(self._index(layout), fidelity)
 
     def withdraw(self, layout: Layout, *, fidelity: Fidelity | None = None) -> None:
         """Learns that a run will have no outcome; its layout is not proposed again.
 
         A layout that another cheap probe measured may still be proposed to be measured in full.
-
-        Raises:
-            LayoutUnknownError: the layout is not in the set.
         """
         self._history.withdraw(self._index(layout), is_cheap=fidelity is not None)
 
@@ -322,11 +313,7 @@ class LayoutSearch:
         return self._proposer.possible_improvement(self._history)
 
     def predict(self, layout: Layout) -> Prediction | None:
-        """What is predicted of a layout now; None: the strategy does not predict.
-
-        Raises:
-            LayoutUnknownError: the layout is not in the set.
-        """
+        """What is predicted of a layout now; None: the strategy does not predict."""
         return self._proposer.predict(self._history, self._index(layout))
 
     def _mark_pending(self, index: int, fidelity: Fidelity | None) -> None:

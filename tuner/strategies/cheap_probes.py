@@ -11,16 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats, Ints
 from search_spaces.belief.step_belief import StepBelief
 from search_spaces.campaigns.fidelity import Fidelity, ProbeCosts, fidelities
 from tuner.strategies.improvement import expected_improvement
 from tuner.strategies.predictions import Predictions
 from tuner.strategies.search_problem import SearchProblem
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 WORTH: Final = 0.01
 """Expected gain of the next cheap probe, as a share of the best, for which they go on."""

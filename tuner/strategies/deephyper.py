@@ -26,11 +26,9 @@ import numpy as np
 from deephyper.hpo import CBO, HpProblem
 from numpy.typing import NDArray
 
+from search_spaces.arrays import Bools, Floats, Ints
 from search_spaces.spec.layout import LAYOUT_FIELDS
 from tuner.strategies.base import History, LayoutSet, Proposer
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 MAX_CANDIDATES: Final = 8_000
 """Free layouts that one proposal compares: a seeded draw, and the neighbours of the best
@@ -66,7 +64,7 @@ class DeepHyperProposer(Proposer):
         *,
         seed: int,
         max_peak_memory_bytes: float = math.inf,
-        fits: NDArray[np.bool_] | None = None,
+        fits: Bools | None = None,
         warm_start: Sequence[int] = (),
     ) -> None:
         """Prepares the encoding.

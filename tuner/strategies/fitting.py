@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats, Ints
 from search_spaces.belief.known_measurements import Sample
 from search_spaces.belief.observation import Observation
 from search_spaces.belief.peaks.memory_evidence import usable_bytes
@@ -27,9 +27,6 @@ from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 from tuner.strategies.base import History
 from tuner.strategies.search_problem import SearchProblem
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 _EXPLAINED: Final = 0.01
 """A failed layout with a smaller probability of fitting is taken to have run out of memory."""
@@ -100,7 +97,7 @@ class FittingBelief:
     def __init__(self, problem: SearchProblem, columns: LayoutColumns, points: Floats) -> None:
         self._problem = problem
         self._points = points
-        prior = TrainerMemory.prior(problem.cluster, software=problem.software, campaign=_HERE)
+        prior = TrainerMemory.prior(problem.cluster, software=problem.software, campaign=HERE)
         self._prior = prior.told_elsewhere(problem.knowledge.samples)
         self._terms = prior.terms(columns, problem.model)
 
@@ -187,7 +184,7 @@ class FittingBelief:
         return np.asarray(1.0 - _BLAMED * doubt_N)
 
 
-_HERE: Final = "this campaign"
+HERE: Final = "this campaign"
 
 
 def samples_of(history: History, problem: SearchProblem) -> Sequence[Sample]:

@@ -14,24 +14,20 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Bools, Floats, Ints
 from search_spaces.belief.observation import Observation
 from search_spaces.belief.step_belief import StepBelief
 from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.spec.objectives import pareto_front
-from search_spaces.statistics.hypervolume import hypervolume
 from tuner.strategies.base import History, Proposer
 from tuner.strategies.cheap_probes import Candidate, CheapProbes
 from tuner.strategies.fitting import Fitting
-from tuner.strategies.improvement import best_places, largest, mean_gains
+from tuner.strategies.improvement import best_places, hypervolume, largest, mean_gains
 from tuner.strategies.objective_values import Weighing
 from tuner.strategies.predictions import Predictions
 from tuner.strategies.search_problem import SearchProblem
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 NUM_DRAWS: Final = 192
 NUM_FRONT_DRAWS: Final = 64
@@ -64,7 +60,6 @@ class _Candidates:
     rng: np.random.Generator
     """Draws the figures."""
     belief: StepBelief
-    """The prediction of step times."""
     rows: Ints
     """Positions of the candidates."""
     fitting: Fitting
@@ -83,7 +78,7 @@ class _Candidates:
 class _Probed:
     """The candidates that cheap probes measured, by their places among all candidates."""
 
-    is_probed: NDArray[np.bool_]
+    is_probed: Bools
     """Whether cheap probes alone measured it."""
     log_s: Floats
     """Expected logarithm of each candidate's step time."""

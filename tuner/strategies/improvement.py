@@ -1,4 +1,4 @@
-"""By how much a layout may exceed the best, from predicted figures: expected and drawn gains."""
+"""By how much a layout may exceed the best: expected and drawn gains, and a front's volume."""
 
 # ruff: noqa: N803 (arrays carry their shape in the name: S draws, N layouts)
 
@@ -7,11 +7,9 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from search_spaces.arrays import Floats, Ints
 
 SMOOTHING: Final = 0.005
 """Width, in logarithms of the objective, over which a gain sets in."""
@@ -57,3 +55,28 @@ def soft_gains(above: Floats) -> Floats:
     """
     rounded = np.logaddexp(0.0, above)
     return np.asarray(rounded + TRACE * 0.5 * (above + np.sqrt(above**2 + 1.0)))
+
+
+def hypervolume(points: Floats) -> float:
+    """The volume between the origin and the points (Zitzler and Thiele 1998), by slices.
+
+    Args:
+        points: one row a point, one column an objective, more is better; points that are not above
+            the origin in every objective add nothing.
+    """
+    above = points[(points > 0).all(axis=1)]
+    if not len(above):
+        return 0.0
+    if above.shape[1] == 1:
+        return float(above.max())
+    above = above[np.argsort(-above[:, -1], kind="stable")]
+    heights = above[:, -1] - np.append(above[1:, -1], 0.0)
+    if above.shape[1] == 2:
+        return float(heights @ np.maximum.accumulate(above[:, 0]))
+    return float(
+        sum(
+            height * hypervolume(above[: count + 1, :-1])
+            for count, height in enumerate(heights)
+            if height > 0
+        )
+    )

@@ -11,15 +11,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats, Ints
 from search_spaces.belief.observation import Observation
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.objectives import MEMORY_HEADROOM, objective_factors
 from tuner.strategies.search_problem import SearchProblem
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 FIRST_ALONE: Final = 3
 """Every third proposal considers the first objective only."""
@@ -63,7 +60,6 @@ class ObjectiveValues:
 
     @property
     def num_objectives(self) -> int:
-        """Number of objectives."""
         return len(self._names)
 
     def log_step_s(self, row: int, observation: Observation) -> float:

@@ -24,7 +24,7 @@ from search_spaces.estimates.prediction import Prediction
 from search_spaces.estimates.storage import score_traffic_of
 from search_spaces.estimates.time import time_terms
 from tuner.strategies.base import CheapRun, History
-from tuner.strategies.fitting import Fitting, FittingBelief
+from tuner.strategies.fitting import HERE, Fitting, FittingBelief
 from tuner.strategies.objective_values import ObjectiveValues
 from tuner.strategies.search_problem import SearchProblem
 
@@ -34,7 +34,6 @@ _DOUBT: Final = 0.05
 """Probability of a slowed run from which on a repetition is considered."""
 _MOST_RUNS: Final = 4
 """Runs of one layout: more would not show what these do not."""
-_HERE: Final = "this campaign"
 
 
 class Predictions:
@@ -62,7 +61,6 @@ class Predictions:
         self.stalls = PipelineStalls(columns, problem.cluster, problem.software)
         """Predicts which layouts are far slower than the closed form says."""
         self.objectives = ObjectiveValues(problem, columns)
-        """Computes the objectives of layouts."""
         self._problem = problem
         self._known_parts: dict[tuple[int, Fidelity], StepModel] = {}
         self._is_calibrated = bool(problem.knowledge.samples)
@@ -174,7 +172,7 @@ def _origin(problem: SearchProblem) -> Origin:
         software=problem.software,
         model=problem.model,
         num_devices=problem.layouts.layout(0).num_devices,
-        campaign=_HERE,
+        campaign=HERE,
     )
 
 

@@ -45,10 +45,6 @@ def _random(problem: SearchProblem, seed: int) -> Proposer:
     return FixedOrderProposer(np.random.default_rng(seed).permutation(len(problem.layouts)))
 
 
-def _exhaustive(problem: SearchProblem, _seed: int) -> Proposer:
-    return FixedOrderProposer(range(len(problem.layouts)))
-
-
 def _model_only(problem: SearchProblem, _seed: int) -> Proposer:
     from tuner.strategies.predictions import order_by_estimate
 
@@ -90,7 +86,7 @@ def _guided(problem: SearchProblem, seed: int) -> Proposer:
 STRATEGIES: Final[Mapping[str, Callable[[SearchProblem, int], Proposer]]] = {
     "deephyper": _deephyper,
     "deephyper+memory": _deephyper_with_memory,
-    "exhaustive": _exhaustive,
+    "exhaustive": lambda problem, _seed: FixedOrderProposer(range(len(problem.layouts))),
     "guided": _guided,
     "model-only": _model_only,
     "random": _random,

@@ -23,11 +23,8 @@ class SearchProblem:
     """
 
     layouts: LayoutSet
-    """The layouts that may be proposed."""
     model: ModelShape
-    """The model to train."""
     cluster: Cluster
-    """The cluster to train on."""
     objectives: tuple[str, ...] = DEFAULT_OBJECTIVES
     """Objectives to maximise; the first one ranks, several are traded off."""
     min_memory_headroom: float = 0.0
@@ -35,7 +32,6 @@ class SearchProblem:
     software: str = ""
     """The training software: a table's source; empty for the embedded trainer."""
     knowledge: Knowledge = field(default_factory=Knowledge)
-    """Measurements from elsewhere."""
     costs: ProbeCosts | None = None
     """The costs by which the search chooses between cheap probes and full ones; None: every probe
     is a full one."""

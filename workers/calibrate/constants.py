@@ -130,7 +130,6 @@ def _rounds(operation: str, ranks: int) -> tuple[int, float]:
 
 
 def _peaks(timings: Timings) -> dict[str, float]:
-    """The best product of each precision."""
     peaks: dict[str, float] = {}
     for timing in _of(timings, "matmul"):
         flops = 2.0 * timing["rows"] * timing["columns"] * timing["inner"]

@@ -13,7 +13,6 @@ import click
 from search_spaces.connection.service_address import SERVICE_OPTIONS, locate_service
 from search_spaces.documents.reading import whole_number_problem
 from search_spaces.errors import LayoutInvalidError, ServiceNotFoundError
-from search_spaces.spec.default_precision import default_precision
 from search_spaces.spec.knobs import Knob
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.terminal.job_options import with_job_options
@@ -173,7 +172,7 @@ def layout_of(given: Mapping[str, Any], cluster: Cluster, *, num_nodes: int = 1)
     """
     knobs = dict(given)
     knobs["num_microbatches"] = _num_microbatches(knobs, knobs.pop("global_batch_size"))
-    knobs["precision"] = knobs["precision"] or default_precision(cluster)
+    knobs["precision"] = knobs["precision"] or cluster.default_precision
     return Layout(num_nodes=num_nodes, **knobs)
 
 

@@ -42,7 +42,8 @@ from workers.command_line.options import (
 )
 
 if TYPE_CHECKING:
-    from search_spaces.protocol.outcome import Measurement, Outcome, ProbeRequest
+    from search_spaces.protocol.measurement import Measurement
+    from search_spaces.protocol.outcome import Outcome, ProbeRequest
     from search_spaces.spec.cluster import Cluster
     from search_spaces.spec.model_shape import ModelShape
     from workers.trainer.job.job import TrainJob
@@ -304,7 +305,6 @@ def _train_here(job: TrainJob, machine: Cluster, progress: ProgressLog) -> Any:
 
 
 def _say_progress(line: WorkLine, request: ProbeRequest, event: Mapping[str, Any]) -> None:
-    """Shows the progress of a probe."""
     if event["event"] == "listening":
         line.say(f"building the model on {counted(request.layout.num_devices, 'rank')}")
     elif event["event"] == "iteration":
@@ -374,7 +374,6 @@ def probe_document(request: ProbeRequest, outcome: Outcome) -> dict[str, Any]:
 
 
 def probe_text(request: ProbeRequest, outcome: Outcome) -> str:
-    """The outcome as text."""
     layout = request.layout
     compiled = ", compiled," if request.compile else ""
     head = f"{request.model.name} as {layout.key}{compiled} on {layout.num_devices} devices"

@@ -74,7 +74,6 @@ class AgentListener:
         self._expected.pop(token, None)
 
     def close(self) -> None:
-        """Closes all connections."""
         self._end_w.close()
         self._thread.join()
         for connection in self._connections.values():

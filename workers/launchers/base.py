@@ -50,7 +50,6 @@ class NodeEvent:
     node: int
     """Position in `NodeSet.nodes`."""
     document: Document
-    """The document as the zygote sent it."""
 
 
 class NodeSet(Protocol):

@@ -81,7 +81,6 @@ class EventRouter:
             return dict(self._lost)
 
     def is_lost(self, node: int) -> bool:
-        """Whether a node is lost now."""
         return node in self._lost
 
     def poll(self, group: str, timeout_s: float) -> list[NodeEvent]:

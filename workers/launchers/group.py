@@ -53,7 +53,6 @@ class GroupEnd:
 
     failure: GroupFailure | None
     results: Mapping[int, Document]
-    """The result of each rank."""
     log_tail: str
     """Last lines of output of the rank that failed, or of all ranks where none failed first."""
     duration_s: float
@@ -186,7 +185,6 @@ class RankGroup:
         return None
 
     def _stops_waiting(self) -> bool:
-        """Whether to stop waiting for events."""
         progress, verdict = self._progress, self.verdict()
         if verdict is True:
             if not progress.asked_to_drain:

@@ -11,12 +11,11 @@ from typing import Any, Final, Self
 
 from search_spaces.documents.limits import acceptable_log, visible_line
 from search_spaces.errors import OutcomeInvalidError
+from search_spaces.protocol.measurement import Environment, Measurement
 from search_spaces.protocol.outcome import (
     MAX_LOG_LENGTH,
     MAX_MESSAGE_LENGTH,
-    Environment,
     FailureReason,
-    Measurement,
     Outcome,
     OutcomeState,
     ProbeRequest,
@@ -374,7 +373,6 @@ class GroupLauncher:
 
 
 def _refused(reason: FailureReason, error: Exception) -> Outcome:
-    """The outcome of a probe that was not started."""
     message = visible_line(str(error), MAX_MESSAGE_LENGTH)
     return Outcome(state="failed", reason=reason, message=message)
 

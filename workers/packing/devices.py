@@ -11,10 +11,9 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces.arrays import Bools, Floats
 from workers.packing.request import PackRequest, Placement, Share
 
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
 _T = TypeVar("_T", bound=np.generic)
@@ -161,7 +160,6 @@ class DeviceTable:
         self.hold(held, until=_FREE, expected_until=_FREE)
 
     def free(self) -> Bools:
-        """Which devices are free and usable."""
         free: Bools = self._exists & self.usable[:, None] & (self._until == _FREE)
         return free
 
@@ -220,7 +218,6 @@ class FreeDevices:
         return None if share is None else (share,)
 
     def take(self, held: Iterable[Share]) -> None:
-        """Notes that devices are assigned."""
         for share in held:
             self._free[share.node, share.devices[0] : share.devices[-1] + 1] = False
         self._count()

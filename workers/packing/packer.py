@@ -8,10 +8,10 @@ from typing import Final
 
 import numpy as np
 
+from search_spaces.arrays import Bools
 from search_spaces.terminal.plurals import counted
 from workers.packing.devices import (
     NEVER,
-    Bools,
     DeviceTable,
     FreeDevices,
     earliest_devices,
@@ -29,7 +29,6 @@ class Reservation:
     """Devices that are kept for the oldest probe that does not fit yet."""
 
     key: Hashable
-    """The probe."""
     devices: Bools
     """The devices, by node."""
     lent_until_s: float

@@ -27,7 +27,6 @@ class Share:
 
     @classmethod
     def of_first(cls, node: int, num_devices: int) -> Share:
-        """The first devices of a node."""
         return cls(node=node, devices=tuple(range(num_devices)))
 
 
@@ -83,7 +82,6 @@ class Room:
     """The largest probe that could start at once without delaying a waiting one."""
 
     nodes: int
-    """Whole nodes."""
     devices: int
     """Contiguous devices of one node, which may be a whole one."""
     longest_s: float | None

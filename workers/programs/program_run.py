@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from search_spaces.errors import OutcomeInvalidError
 from search_spaces.protocol.contradictions import refuse_contradictions
-from search_spaces.protocol.measurement import IterationKind, TokenSource
-from search_spaces.protocol.outcome import FailureReason, Iteration, Measurement, ProbeRequest
+from search_spaces.protocol.measurement import Iteration, IterationKind, Measurement, TokenSource
+from search_spaces.protocol.outcome import FailureReason, ProbeRequest
 from search_spaces.spec.throughput import Throughput
 from search_spaces.statistics.early_stop import shows_enough
 from search_spaces.statistics.step_times import MAX_EXTRA_WARMUP, has_settled, is_warm, quartiles
@@ -44,7 +44,6 @@ class ResultRefusedError(Exception):
 
 
 def job_of(request: ProbeRequest) -> TrainerJob:
-    """What the trainer is to run."""
     return TrainerJob(
         model=request.model,
         layout=request.layout,
@@ -140,7 +139,6 @@ class ProgramRun:
         reported, or else that passed between its reports."""
 
     def take(self, event: Document) -> None:
-        """Takes an event of the ranks."""
         if event["event"] != "iteration":
             self._started = time.monotonic()
             return self._on_event(event)

@@ -33,10 +33,8 @@ class ProgramTask:
 
     @classmethod
     def of(cls, task: RankTask) -> Self:
-        """What a rank runs."""
         values = task.job[PROGRAM]
         return cls(**{**values, "command": tuple(values["command"])})
 
     def to_job(self) -> dict[str, Any]:
-        """The job of a rank."""
         return {"kind": PROGRAM, PROGRAM: asdict(self)}

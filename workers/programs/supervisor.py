@@ -395,7 +395,6 @@ def _reporting_module() -> Path:
 
 
 def _run_values(task: RankTask, port: int, directory: Path) -> dict[str, Any]:
-    """The values of the placeholders that differ between ranks or runs."""
     return {
         "rank": str(task.rank),
         "world_size": str(task.world_size),

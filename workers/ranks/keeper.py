@@ -53,7 +53,6 @@ class GroupKeeper:
     zygote_pid: int
     """Its end is the end of the group."""
     tasks: Sequence[RankTask]
-    """The group's ranks on this node."""
     line_fds: list[int]
     """The ranks' lines to the agent."""
     entry: RankEntry

@@ -206,7 +206,6 @@ class MemoryWatch:
     root: Path = ROOT
     """Where the kernel's files are."""
     nvidia_devices: Callable[[], Sequence[DeviceUse]] = field(default_factory=NvidiaDevices)
-    """Lists NVIDIA's devices."""
     wait_s: float = WAIT_S
     """How long freeing memory may take."""
     device_slack_bytes: int = DEVICE_SLACK_BYTES

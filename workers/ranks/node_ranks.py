@@ -109,7 +109,6 @@ class NodeRanks:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Pids of the warden and of the zygote."""
         return {"warden": self._warden.pid, "zygote": self._zygote_pid or 0}
 
     def wait_until_ready(self, within_s: float = START_WITHIN_S) -> None:
@@ -147,7 +146,6 @@ class NodeRanks:
         return threading.Thread(target=reports.run, name=f"group-{group}", daemon=True).start()
 
     def tell(self, group: str, document: Document) -> None:
-        """Sends a document to every rank of the group on this node."""
         if (reports := self._groups.get(group)) is not None:
             reports.tell(document)
 

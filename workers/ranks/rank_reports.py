@@ -76,7 +76,6 @@ class RankReports:
             self._flush()
 
     def close(self) -> None:
-        """Closes all ends."""
         for line in (self._keeper, *self._ranks.values()):
             line.close()
         for end in self.others_ends:

@@ -26,7 +26,6 @@ class RankTask:
     local_rank: int
     """Position among the group's ranks on this node."""
     device: Device
-    """Kind of its device."""
     local_world_size: int
     """Ranks of the group on this node."""
     node_rank: int
@@ -52,6 +51,5 @@ class RankTask:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Reads a task that was sent as a document."""
         lists = {name: tuple(mapping[name]) for name in ("cores", "visible_devices")}
         return cls(**{**mapping, **lists})

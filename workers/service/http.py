@@ -69,7 +69,6 @@ class ServiceHttp:
         self.close()
 
     def close(self) -> None:
-        """Closes the connections."""
         self._connection.close()
 
     def role(self, *, within_s: float = ANSWER_WITHIN_S) -> str:

@@ -47,7 +47,6 @@ class Network:
     """The real speed of the links."""
 
     cluster: Cluster
-    """Their description."""
     intra_share: float
     """Real share of the described bandwidth inside a node."""
     inter_share: float
@@ -65,7 +64,6 @@ class Network:
 
     @classmethod
     def draw(cls, cluster: Cluster, rng: np.random.Generator) -> Self:
-        """Random links for the description of a cluster."""
         return cls(
             cluster=cluster,
             intra_share=rng.uniform(0.6, 1.1),
@@ -155,7 +153,6 @@ class Device:
 
     @classmethod
     def draw(cls, cluster: Cluster, rng: np.random.Generator) -> Self:
-        """A random device for the description of a cluster."""
         return cls(
             peak_flops_per_s=dict(cluster.peak_flops_per_s) or _DEFAULT_PEAK,
             matmul_share=rng.uniform(0.5, 0.8),
@@ -202,9 +199,7 @@ class Machine:
     """The real properties of a cluster, which a search does not know."""
 
     device: Device
-    """One device."""
     network: Network
-    """The links."""
     slowness: NDArray[np.float64]
     """Time of each device of the job, relative to the fastest."""
     noise: float
@@ -222,7 +217,6 @@ class Machine:
 
     @classmethod
     def draw(cls, cluster: Cluster, num_devices: int, rng: np.random.Generator) -> Self:
-        """A random machine for the description of a cluster."""
         slowness = 1 + np.abs(rng.normal(0, 0.008, num_devices))
         is_straggler = rng.random(num_devices) < _STRAGGLERS
         return cls(

@@ -18,11 +18,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats
 from search_spaces.schedules import Forward, Transfer, pipeline_schedule
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,11 +32,9 @@ class Schedule:
     vpp: int
     """Stages that each of them holds; 1 is plain 1F1B."""
     num_microbatches: int
-    """Micro-batches of a step."""
 
     @property
     def num_stages(self) -> int:
-        """Stages of the whole pipeline."""
         return self.pp * self.vpp
 
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats
 from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.documents.reading import nearest, shown
 from search_spaces.spec.cluster import Cluster
@@ -35,7 +34,6 @@ Truth = Literal["events", "stress"]
 """What step times follow: a walk through the events of a step, or the closed form with every term
 wrong and a distortion on top."""
 
-Floats = NDArray[np.float64]
 
 _NOT_SIMULATED: Final = {"num_experts", "head_dim", "qk_norm", "attention_window"}
 """Fields of models that the simulated cluster does not have."""
@@ -53,17 +51,14 @@ class Scenario:
     about: str
     """A description of one line."""
     model: ModelShape
-    """The model to train."""
     cluster: Cluster
-    """The description of the machine."""
     space: SearchSpace
     """The space of layouts, which all use the same devices and the same batch."""
     truth: Truth
     """What step times follow."""
 
     def __post_init__(self) -> None:
-        newer = self.model.to_mapping().keys() & _NOT_SIMULATED
-        if newer:
+        if newer := self.model.to_mapping().keys() & _NOT_SIMULATED:
             raise ScenarioUnknownError(
                 f"the simulated cluster has no {', '.join(sorted(newer))}, which the model "
                 f"{self.model.name} has; simulate a dense model"
@@ -156,19 +151,14 @@ _SCENARIOS: Final = (
     ),
 )
 
-SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
-    {scenario.name: scenario for scenario in _SCENARIOS}
-)
-"""Every scenario by name."""
+SCENARIOS: Final[Mapping[str, Scenario]] = {scenario.name: scenario for scenario in _SCENARIOS}
 
 
-_SIMULATED: Final[Mapping[str, Sequence[Any]]] = MappingProxyType(
-    {
-        **{name: (knob.default,) for name, knob in KNOBS.items() if knob.is_new},
-        "zero_stage": (0, 1),
-        "precision": ("fp32", "bf16", "fp16"),
-    }
-)
+_SIMULATED: Final[Mapping[str, Sequence[Any]]] = {
+    **{name: (knob.default,) for name, knob in KNOBS.items() if knob.is_new},
+    "zero_stage": (0, 1),
+    "precision": ("fp32", "bf16", "fp16"),
+}
 """The values of knobs that simulated clusters have, where they lack others."""
 
 

@@ -14,14 +14,12 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from workers.simulation.machine import GroupPlace, Machine, element_bytes
 from workers.simulation.pipeline import Schedule, Timeline, walk
-
-Floats = NDArray[np.float64]
 
 NUM_BUCKETS: Final = 4
 """Parts of a stage's gradients that are summed one after the other."""
@@ -64,7 +62,6 @@ class LayerTimes:
 
     @cached_property
     def forward_s(self) -> float:
-        """The forward pass with its communication."""
         own = sum(self._matmul_s(self._tokens, out, inner) for out, inner in self._products)
         return own + self._attention_s + self._elementwise_s + 2 * self._exchange_s
 

@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.estimates.time import PRIOR, time_terms
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
-
-Floats = NDArray[np.float64]
 
 TERM_ERROR: Final = (0.4, 0.6)
 """Relative error of each term of the step time."""

@@ -437,7 +437,6 @@ def _line(text: str) -> str:
 
 
 def _span(seconds: float) -> str:
-    """A time span with a unit."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

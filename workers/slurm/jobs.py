@@ -148,7 +148,6 @@ class Job:
     job_id: str
     name: str
     cluster: str
-    """The cluster as which its worker registers."""
     state: str
     """Slurm's name of the state: PENDING, RUNNING, ..."""
     num_nodes: int
@@ -157,7 +156,6 @@ class Job:
     left: str
     """Time until its limit."""
     limit: str
-    """Its limit."""
     nodes_or_reason: str
     """Its nodes; or why it waits."""
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -24,14 +23,12 @@ MARK: Final = "layout-tuner"
 NAMED_OPTIONS: Final = ("account", "partition", "qos", "constraint")
 """Options of sbatch that are fields of a request."""
 
-_GIVEN_OTHERWISE: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "--nodes": "give --nodes to submit itself",
-        "--time": "give --time to submit itself",
-        "--comment": "jobs are found by their comment",
-        "--signal": "the site's drain_s sets when the worker is signalled",
-    }
-)
+_GIVEN_OTHERWISE: Final[Mapping[str, str]] = {
+    "--nodes": "give --nodes to submit itself",
+    "--time": "give --time to submit itself",
+    "--comment": "jobs are found by their comment",
+    "--signal": "the site's drain_s sets when the worker is signalled",
+}
 """Options of sbatch that are set by other means, and those means."""
 _WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+:,-]{0,127}")
 _LOG: Final = re.compile(r"[A-Za-z0-9/._%@+:,=-]{1,500}")
@@ -49,13 +46,11 @@ class AllocationRequest:
     """
 
     cluster: Cluster
-    """The cluster of the nodes."""
     described: str | Mapping[str, Any]
     """The user's description of it: a preset's name, or the document of a file with the site."""
     site: Site
     """The site's modules, limits and options."""
     num_nodes: int
-    """Nodes of the job."""
     time_s: float
     """Its wall time."""
     url: str

@@ -71,7 +71,6 @@ class News:
     """The session; None: there is none at the moment."""
     state: AllocationState = "starting"
     trials: Sequence[HeldTrial] = ()
-    """The trials whose leases are extended."""
     nodes: Sequence[RosterNode] = ()
     idle: IdleTime = IdleTime()
     ends_at: float | None = None
@@ -134,9 +133,7 @@ class Heartbeat:
     """
 
     client: LeaseClient
-    """The service."""
     interval_s: float
-    """Seconds between heartbeats."""
     news: News
     """The newest content."""
     events: Events

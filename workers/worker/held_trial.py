@@ -78,7 +78,6 @@ class HeldTrial:
 
     @property
     def is_running(self) -> bool:
-        """Whether it holds devices."""
         return bool(self.placement)
 
     def begin(self, placement: Placement, *, whole: bool, nodes_held: float) -> None:

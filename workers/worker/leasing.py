@@ -97,7 +97,6 @@ class Leasing:
     """Leases trials and registers again, on a thread of its own; each order ends with one event."""
 
     client: LeaseClient
-    """The service."""
     identity: WorkerCreate
     """How the worker registers."""
     worker_id: str

@@ -114,7 +114,6 @@ class _Rates:
         self._ascending = sorted(rate for report in reports for rate in self.of(report))
 
     def of(self, report: HealthReport) -> list[float]:
-        """The rates of one node."""
         return [rate for rate in self._of(report) if not isnan(rate)]
 
     def of_others(self, report: HealthReport) -> list[float]:

@@ -27,7 +27,8 @@ class Spool:
 
     Raises:
         SpoolInUseError: at construction, when another process owns it.
-        SpoolUnusableError: at construction, when it can't be created or written.
+        SpoolUnusableError: at construction, and by every method, when the directory or a file
+            can't be created, read, written or removed.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -55,11 +56,7 @@ class Spool:
         self._lock.close()
 
     def keep(self, outcome: EncodedOutcome) -> None:
-        """Writes an outcome so that it survives a crash of this process or of the machine.
-
-        Raises:
-            SpoolUnusableError: it could not be written.
-        """
+        """Writes an outcome so that it survives a crash of this process or of the machine."""
         path = self._path(outcome)
         unfinished = path.with_suffix(".tmp")
         with _usable("the outcome can't be written"):
@@ -75,9 +72,6 @@ class Spool:
 
         A file whose name is not that of an outcome is set aside, and so is one that the service
         refuses; one that can't be read is left for the next process.
-
-        Raises:
-            SpoolUnusableError: the directory can't be read.
         """
         with _usable("the outcomes can't be read"):
             paths = [path for path in self.directory.iterdir() if path.suffix == ".json"]
@@ -91,20 +85,12 @@ class Spool:
         return outcomes
 
     def forget(self, outcome: EncodedOutcome) -> None:
-        """Removes an outcome that has been posted.
-
-        Raises:
-            SpoolUnusableError: it could not be removed.
-        """
+        """Removes an outcome that has been posted."""
         with _usable("the outcome can't be removed"):
             self._path(outcome).unlink(missing_ok=True)
 
     def reject(self, outcome: EncodedOutcome, why: str) -> None:
-        """Sets an outcome aside that the service refuses, whether it is on disk or not.
-
-        Raises:
-            SpoolUnusableError: it could not be moved.
-        """
+        """Sets an outcome aside that the service refuses, whether it is on disk or not."""
         with suppress(SpoolUnusableError):
             self.keep(outcome)
         self._set_aside(self._path(outcome), why)

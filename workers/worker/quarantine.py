@@ -54,7 +54,6 @@ class NodeHistory:
     _quarantined: set[str] = field(default_factory=set)
 
     def strikes(self, node: str) -> Sequence[Strike]:
-        """The strikes that a node has."""
         return tuple(self._strikes.get(node, ()))
 
     def failed(self, probe: Hashable, nodes: Sequence[str], outcome: Outcome) -> frozenset[str]:

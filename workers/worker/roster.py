@@ -145,7 +145,6 @@ class NodeRoster:
                 self._set(index, "idle", "")
 
     def take_recovered(self, event: NodeRecovered, now: float) -> None:
-        """Notes the end of a recovery."""
         node = self._nodes[event.node]
         if node.state != "recovering":
             return None

@@ -57,19 +57,15 @@ class Scheduler:
     """Leases trials and starts their probes, until the worker must end."""
 
     trials: TrialBook
-    """The trials that the worker holds."""
     packer: Packer
     """Assigns devices to probes."""
     roster: NodeRoster
     """The nodes, and which of them can be used."""
     leasing: Leasing
-    """Leases trials."""
     registration: InitVar[WorkerCreated]
-    """The session."""
     num_nodes: int
     """Nodes of the registration; some may join late."""
     options: SchedulerOptions
-    """How trials are run."""
 
     def __post_init__(self, registration: WorkerCreated) -> None:
         self._worker_id: str | None = None

@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+import traceback
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,14 +31,14 @@ from search_spaces.documents.limits import visible_line
 from search_spaces.errors import SearchSpaceError
 from search_spaces.protocol.outcome import MAX_MESSAGE_LENGTH, Outcome, ProbeRequest
 from search_spaces.protocol.worker_messages import MAX_WORDS, LeaseRead, OutcomeReport
+from workers.errors import RanksLeftError
 from workers.launchers.group_launcher import GroupLauncher
 from workers.packing.packer import Packer
 from workers.packing.request import PackRequest, Placement
-from workers.worker.events import Events, ProbeEnded
+from workers.worker.events import Events, ProbeEnded, in_background
 from workers.worker.held_trial import HeldTrial
 from workers.worker.leasing import END_WITHIN_S
 from workers.worker.outcome_posting import Posting
-from workers.worker.probe_thread import start_probe
 from workers.worker.quarantine import SecondOpinions
 from workers.worker.roster import NodeRoster
 
@@ -58,13 +59,10 @@ class TrialBook:
     """The trials that the worker holds. Only the thread that owns the worker's state uses it."""
 
     launcher: GroupLauncher
-    """Runs probes."""
     packer: Packer
-    """Assigns devices to them."""
     roster: NodeRoster
     """The nodes, and which of them can be used."""
     posting: Posting
-    """Posts outcomes."""
     events: Events
     """Where the ends of probes are put."""
     share_nodes: bool
@@ -85,7 +83,6 @@ class TrialBook:
 
     @property
     def waiting(self) -> list[HeldTrial]:
-        """The trials that have no devices."""
         return [trial for trial in self._held.values() if not trial.is_running]
 
     @property
@@ -293,6 +290,48 @@ def _cancelled(why: str) -> Outcome:
 
 
 def _summary(outcome: Outcome) -> str:
-    """An outcome in a few words."""
     reason = "" if outcome.reason is None else f" ({outcome.reason}: {outcome.message})"
     return f"{outcome.state}{reason}"
+
+
+def start_probe(launcher: GroupLauncher, trial: HeldTrial, events: Events) -> None:
+    """Runs the probe of a trial that has devices; the end of the probe is the event `ProbeEnded`.
+
+    A failure of the launcher is no fault of the layout, so its reason is a lost node.
+    """
+    # Copied now: the owner of the trial may change it while the thread runs.
+    request, placement = trial.request, trial.placement
+    stop, progress = trial.stop, trial.progress
+    started = time.monotonic()
+
+    def node_lost(message: str, node: str = "") -> Outcome:
+        return Outcome(
+            state="failed",
+            reason="node_lost",
+            message=visible_line(message, MAX_MESSAGE_LENGTH),
+            node=node,
+            duration_s=time.monotonic() - started,
+        )
+
+    def run() -> ProbeEnded:
+        try:
+            outcome = launcher.run(
+                request, shares=placement, on_event=progress.note, cancelled=stop.is_set
+            )
+        except RanksLeftError as error:
+            held = tuple(share.node for share in placement)
+            unclean = held if error.node is None else (error.node,)
+            outcome = node_lost(str(error), launcher.nodes[unclean[0]].name)
+            return ProbeEnded(
+                trial=trial, outcome=outcome, unclean=str(error), unclean_nodes=unclean
+            )
+        return ProbeEnded(trial=trial, outcome=outcome)
+
+    def failed(error: Exception) -> ProbeEnded:
+        _LOG.error("the launcher failed with the probe of %s", trial.title, exc_info=error)
+        (last_line,) = traceback.format_exception_only(error)[-1:]
+        return ProbeEnded(
+            trial=trial, outcome=node_lost(f"the launcher failed: {last_line.strip()}")
+        )
+
+    in_background(events, run, name=f"probe-{trial.key}", failed=failed)

@@ -121,7 +121,6 @@ class AllocationEnd:
         threading.Thread(target=self._run, name="allocation-end", daemon=True).start()
 
     def close(self) -> None:
-        """Ends the queries."""
         self._closing.set()
 
     def _run(self) -> None:
@@ -137,7 +136,6 @@ class AllocationEnd:
 
 
 def ends_after(seconds: float) -> EndsIn:
-    """An allocation that ends a number of seconds from now."""
     ends_at = time.monotonic() + seconds
     return lambda: max(0.0, ends_at - time.monotonic())
 
@@ -151,7 +149,6 @@ class Worker:
     """
 
     client: LeaseClient
-    """The service."""
     identity: WorkerCreate
     """How the worker registers."""
     start_launcher: Callable[[], GroupLauncher]
@@ -161,7 +158,6 @@ class Worker:
     drain: Drain
     """Whether the worker has been signalled to end."""
     options: SchedulerOptions
-    """How trials are run."""
     ends_in_s: EndsIn | None = None
     """Looks up when the allocation ends; None: never."""
     check: CheckOf | None = None

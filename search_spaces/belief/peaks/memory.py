@@ -17,8 +17,8 @@ from functools import cached_property
 from typing import Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats
 from search_spaces.belief.known_measurements import ELSEWHERE
 from search_spaces.belief.peaks.memory_evidence import (
     Evidence,
@@ -38,8 +38,6 @@ from search_spaces.spec.model_shape import ModelShape
 
 __all__ = ["MemoryBelief", "PeakSample", "StagePeak"]
 
-Floats = NDArray[np.float64]
-
 
 _CHUNK: Final = 4096
 """Layouts that are computed together: the intermediate arrays fit into the cache."""
@@ -53,11 +51,8 @@ class MemoryBelief:
     """
 
     cluster: str
-    """Name of the cluster."""
     software: str
-    """The training software."""
     storage: TrainerStorage
-    """The memory that the software holds."""
     campaign: str = ""
     """The campaign whose samples count in full."""
     evidence: Evidence = field(default_factory=Evidence)

@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats, Ints
 from search_spaces.belief.known_measurements import Sample
 from search_spaces.belief.observation import ObservationState
 from search_spaces.estimates.memory import NUM_MEMORY_FACTORS, memory_terms, stage_terms
@@ -18,8 +18,6 @@ from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
-
-Floats = NDArray[np.float64]
 
 MEASURED: Final = 0
 RAN: Final = 1
@@ -32,11 +30,8 @@ class StagePeak:
     """The measured peak of one stage's ranks; measurements without stages have only the largest."""
 
     model: ModelShape
-    """The model that was trained."""
     cluster: Cluster
-    """The cluster on which it ran."""
     layout: Layout
-    """The layout that was run."""
     stage: int
     """Position in the pipeline, from 0."""
     peak_memory_bytes: int
@@ -44,7 +39,6 @@ class StagePeak:
     state: ObservationState = "completed"
     """A stage that has a peak ran."""
     software: str = ""
-    """The software that ran it."""
 
 
 PeakSample = Sample | StagePeak
@@ -93,12 +87,11 @@ class Evidence:
     """The ratio by the prior mean; shape [samples, stages]."""
     weights: Floats = field(default_factory=lambda: np.empty((0, 2, NUM_MEMORY_FACTORS)))
     """The effect of one standard deviation of a factor; shape [samples, stages, factors]."""
-    kinds: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    kinds: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """How each sample ended."""
     noises: Floats = field(default_factory=lambda: np.empty((0, 2)))
     """Prior standard deviation of each ratio around the sum; shape [samples, stages]."""
     groups: tuple[tuple[SampleGroup, ...], ...] = ()
-    """The groups of each sample."""
 
     def __len__(self) -> int:
         return len(self.groups)

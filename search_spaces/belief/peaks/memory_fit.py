@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats, Ints
 from search_spaces.belief.peaks.memory_evidence import (
     FAILED,
     LEVEL_SHARES,
@@ -17,8 +17,6 @@ from search_spaces.belief.peaks.memory_evidence import (
     SampleGroup,
 )
 from search_spaces.estimates.memory import NUM_MEMORY_FACTORS
-
-Floats = NDArray[np.float64]
 
 LOGISTIC_PER_NORMAL: Final = 1.702
 """The logistic function of 1.702 z is within 0.01 of the normal distribution function of z."""
@@ -106,7 +104,7 @@ def fit(evidence: Evidence) -> Posterior:
     )
 
 
-def _log_likelihood(kinds: NDArray[np.int64], ratio: Floats, noises: Floats, noise: float) -> float:
+def _log_likelihood(kinds: Ints, ratio: Floats, noises: Floats, noise: float) -> float:
     """Logarithm of the probability of all outcomes at some factors, as in `_pseudo_targets`."""
     measured = kinds == MEASURED
     scales = noises[measured] * noise
@@ -149,7 +147,7 @@ def _fullest(evidence: Evidence, design: Floats, mean: Floats) -> tuple[Floats, 
 
 
 def _pseudo_targets(
-    kinds: NDArray[np.int64], ratio: Floats, spread: Floats, noises: Floats, noise: float
+    kinds: Ints, ratio: Floats, spread: Floats, noises: Floats, noise: float
 ) -> tuple[Floats, Floats, float]:
     """What each sample would be as a normal observation of its ratio: precision and value.
 

@@ -16,8 +16,8 @@ from functools import cached_property
 from typing import Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from search_spaces.arrays import Floats
 from search_spaces.belief.peaks.memory import MemoryBelief, PeakSample
 from search_spaces.estimates.memory import MemoryTerms
 from search_spaces.estimates.storage import TrainerStorage, storage_hypotheses
@@ -26,7 +26,6 @@ from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 
-Floats = NDArray[np.float64]
 Peaks = tuple[Floats, Floats]
 """Means and standard deviations of peaks in bytes."""
 HypothesesTerms = Sequence[MemoryTerms]

@@ -49,9 +49,7 @@ class MeasuredConstants:
     """
 
     cluster: str
-    """Name of the cluster that was measured."""
     host: str
-    """The host that measured."""
     measured_at: str
     """Time of the measurement, in UTC."""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -124,7 +122,6 @@ class MeasuredConstants:
 
 
 def constants_file(data_dir: Path, cluster: str) -> Path:
-    """The file of a cluster's constants."""
     return data_dir / "measured" / f"{cluster.replace(os.sep, '_')}.json"
 
 

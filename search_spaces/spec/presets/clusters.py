@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields
-from types import MappingProxyType
 from typing import Any, Final
 
 from search_spaces.documents.reading import (
@@ -213,22 +212,18 @@ _CLUSTERS: Final = (
     ),
 )
 
-CLUSTER_PRESETS: Final[Mapping[str, Cluster]] = MappingProxyType(
-    {cluster.name: cluster for cluster in _CLUSTERS}
-)
+CLUSTER_PRESETS: Final[Mapping[str, Cluster]] = {cluster.name: cluster for cluster in _CLUSTERS}
 """Every listed cluster by name; `local-cpu` is detected instead."""
 
-_GENERIC: Final[Mapping[str, Any]] = MappingProxyType(
-    {
-        "device": "unknown device",
-        "num_nodes": 1,
-        "devices_per_node": 8,
-        "device_memory_bytes": 80 * GIB,
-        "memory_bandwidth_bytes_per_s": 2e12,
-        "intra_node_bandwidth_bytes_per_s": {2: 200e9, 4: 200e9, 8: 200e9},
-        "inter_node_bandwidth_bytes_per_s": 25e9,
-    }
-)
+_GENERIC: Final[Mapping[str, Any]] = {
+    "device": "unknown device",
+    "num_nodes": 1,
+    "devices_per_node": 8,
+    "device_memory_bytes": 80 * GIB,
+    "memory_bandwidth_bytes_per_s": 2e12,
+    "intra_node_bandwidth_bytes_per_s": {2: 200e9, 4: 200e9, 8: 200e9},
+    "inter_node_bandwidth_bytes_per_s": 25e9,
+}
 # Peaks are not guessed: where none is stated, the worker measures it.
 
 

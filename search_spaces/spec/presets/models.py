@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Final
 
 from search_spaces.documents.reading import nearest, read_mapping, shown
@@ -153,10 +152,7 @@ _SHAPES: Final = (
     ),
 )
 
-MODEL_PRESETS: Final[Mapping[str, ModelShape]] = MappingProxyType(
-    {shape.name: shape for shape in _SHAPES}
-)
-"""All model presets by name."""
+MODEL_PRESETS: Final[Mapping[str, ModelShape]] = {shape.name: shape for shape in _SHAPES}
 
 
 def model_preset(name: str) -> ModelShape:

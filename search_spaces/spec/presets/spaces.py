@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Final
 
 from search_spaces.documents.reading import nearest, read_mapping, shown
@@ -29,10 +28,7 @@ _PAPER_TABLE_V: Final = SearchSpace(
     global_batch_size={"min": 1, "max": 16 * 8 * 20 * 10},
 )
 
-SPACE_PRESETS: Final[Mapping[str, SearchSpace]] = MappingProxyType(
-    {"paper-table-v": _PAPER_TABLE_V}
-)
-"""All space presets by name."""
+SPACE_PRESETS: Final[Mapping[str, SearchSpace]] = {"paper-table-v": _PAPER_TABLE_V}
 
 
 def resolve_space(

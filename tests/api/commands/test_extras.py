@@ -14,8 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from api.cli import main
-from api.command_packages import COMMANDS, NEEDS, missing_packages_of
-from search_spaces.terminal.missing_packages import missing_packages
+from api.command_packages import COMMANDS, NEEDS, missing_packages, missing_packages_of
 
 PROJECT: dict[str, Any] = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())[
     "project"
@@ -37,7 +36,7 @@ def nothing_but_the_base(monkeypatch: pytest.MonkeyPatch) -> None:
     def find_spec(name: str, package: str | None = None) -> ModuleSpec | None:
         return None if name in heavy else find(name, package)
 
-    monkeypatch.setattr("search_spaces.terminal.missing_packages.find_spec", find_spec)
+    monkeypatch.setattr("api.command_packages.find_spec", find_spec)
 
 
 @pytest.mark.parametrize("command", sorted(NEEDS))

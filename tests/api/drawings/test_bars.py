@@ -5,7 +5,7 @@ import re
 import pytest
 
 from api.plots.bars import keys, stacked, step_parts
-from search_spaces.protocol.outcome import Breakdown
+from search_spaces.protocol.measurement import Breakdown
 from tests.kit.page import Page
 
 

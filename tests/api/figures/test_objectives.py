@@ -106,3 +106,5 @@ def test_other_objectives_follow_from_the_one_that_ranks() -> None:
     hardware = facts.value(point, "hardware_tflops_per_device")
     assert hardware == pytest.approx(100.0 * model.hardware_flops_per_token("full") / 1e12)
     assert make_facts([point]).value(point, "model_tflops_per_device") is None
+    shared = make_point(2, 100.0, tp=2, cp=2, dp=4)
+    assert make_facts([shared], model=model).value(shared, "tokens_per_s") == 1600.0

@@ -17,7 +17,8 @@ from api.report.document import POLICY, report
 from results_db.campaigns.imports import NewImport
 from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.protocol.outcome import Environment, Outcome
+from search_spaces.protocol.measurement import Environment
+from search_spaces.protocol.outcome import Outcome
 from search_spaces.protocol.worker_messages import AllocationBody, WorkerCreate
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape

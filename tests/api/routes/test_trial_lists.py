@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from starlette.requests import Request
 
-from api.http.filter_encoding import filter_query
+from api.client.campaigns import filter_query
 from api.http.query_parameters import TrialFilterDep, read_trial_filter
 from results_db.trials.filter import LISTED_FIELDS, TrialFilter
 from search_spaces.protocol.metrics import METRICS

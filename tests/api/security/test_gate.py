@@ -243,7 +243,7 @@ def test_ownership_is_checked_again_with_the_change(
 ) -> None:
     store, name = service.store, f"passed-on-{operation.name.replace('_', '-')}"
     made = service.ask("submitter", "POST", "/v1/campaigns", json={**CAMPAIGN, "name": name}).json()
-    owner_of = store.access.owner_of_campaign_named
+    owner_of = store.access.owner_of_campaign
 
     def answered_too_early(asked: str) -> str | None:
         owner = owner_of(asked)
@@ -255,7 +255,7 @@ def test_ownership_is_checked_again_with_the_change(
             store.campaigns.cancel(theirs.id)
         return owner
 
-    monkeypatch.setattr(store.access, "owner_of_campaign_named", answered_too_early)
+    monkeypatch.setattr(store.access, "owner_of_campaign", answered_too_early)
     refused = service.ask(
         "submitter", operation.method, operation.url(name), json={"notes": "mine"}
     )

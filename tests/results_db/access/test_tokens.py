@@ -109,7 +109,7 @@ def test_the_audit_says_who_changed_what_from_where_and_when(
 
 def test_whose_things_are_is_known_and_none_where_there_are_none(store: Store) -> None:
     assert store.access.owner_of_campaign(1) is None
-    assert store.access.owner_of_campaign_named("x") is None
+    assert store.access.owner_of_campaign("x") is None
     assert store.access.owner_of_trial(1) is None
-    assert store.access.owner_of_model("x") is None
-    assert store.access.owner_of_cluster("x") is None
+    assert store.catalogue.owner_of("model", "x") is None
+    assert store.catalogue.owner_of("cluster", "x") is None

@@ -19,7 +19,8 @@ from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.models.tables import Campaign
 from results_db.records import CampaignRecord
 from results_db.store import Store
-from search_spaces.protocol.outcome import Iteration, Outcome
+from search_spaces.protocol.measurement import Iteration
+from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.objectives import OBJECTIVES
 from tests.kit.store import (

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from results_db.trials.loss_comparison import MAX_TOLERANCE, first_difference, loss_tolerance
-from search_spaces.protocol.outcome import Iteration
+from search_spaces.protocol.measurement import Iteration
 from search_spaces.spec.layout import PRECISIONS, Precision
 
 

@@ -10,7 +10,7 @@ import pytest
 from results_db.errors import MeasurementInvalidError
 from results_db.store import Store
 from search_spaces.errors import CampaignInvalidError
-from search_spaces.protocol.outcome import Iteration
+from search_spaces.protocol.measurement import Iteration
 from search_spaces.spec.layout import Layout
 from tests.kit.store import (
     TurnableClock,

@@ -11,7 +11,6 @@ from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.campaigns.default_space import MAX_AUTO_COMBINATIONS
 from search_spaces.errors import SearchSpaceError
 from search_spaces.estimates.fitting import count_fitting
-from search_spaces.spec.default_precision import default_precision
 from search_spaces.spec.layout import KNOBS
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.spaces import SPACE_PRESETS
@@ -52,7 +51,7 @@ def test_every_preset_has_layouts_that_fit(
         assert count_fitting(legal, spec.model, spec.allowed_memory_bytes).num_fitting >= 5
         assert spec.space.num_combinations <= MAX_AUTO_COMBINATIONS
         assert num_nodes in spec.space.values("num_nodes")
-        assert spec.space.values("precision") == (default_precision(spec.cluster),)
+        assert spec.space.values("precision") == (spec.cluster.default_precision,)
         assert spec.warned_of_few(legal).warnings == spec.warnings
 
 

@@ -20,12 +20,8 @@ from search_spaces.documents.limits import (
     visible_line,
     visible_text_problem,
 )
-from search_spaces.protocol.outcome import (
-    MAX_MESSAGE_LENGTH,
-    Environment,
-    Outcome,
-    ProbeRequest,
-)
+from search_spaces.protocol.measurement import Environment
+from search_spaces.protocol.outcome import MAX_MESSAGE_LENGTH, Outcome, ProbeRequest
 from search_spaces.protocol.worker_messages import (
     AllocationBody,
     BeatBody,

@@ -7,14 +7,8 @@ from typing import Any
 import pytest
 
 from search_spaces.errors import OutcomeInvalidError, SearchSpaceError
-from search_spaces.protocol.outcome import (
-    Breakdown,
-    Environment,
-    Iteration,
-    Measurement,
-    Outcome,
-    ProbeRequest,
-)
+from search_spaces.protocol.measurement import Breakdown, Environment, Iteration, Measurement
+from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
 

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.spec.default_precision import default_precision
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, resolve_cluster
 from search_spaces.spec.presets.spaces import SPACE_PRESETS
 from search_spaces.spec.rules import violations
@@ -38,7 +37,7 @@ def test_a_campaign_without_a_precision_takes_the_one_that_its_cluster_is_used_w
     spec = read(cluster, {"global_batch_size": 64})
     assert spec.space.values("precision") == (expected,)
     assert spec.to_mapping()["space"]["precision"] == expected
-    assert default_precision(spec.cluster) == expected
+    assert spec.cluster.default_precision == expected
     legal = spec.legal_set()
     assert {legal.layout(place).precision for place in range(len(legal))} == {expected}
     assert not violations(legal.layout(0), spec.model, spec.cluster)

@@ -248,7 +248,7 @@ def test_a_campaign_is_not_converged_before_a_layout_was_measured_in_full(
         PartFirst, "possible_improvement", lambda _self, _history: 0.0, raising=False
     )
     spec = make_large_spec(probes=12, stop={"converged_within": 0.5, "remeasure": 0})
-    monkeypatch.setattr("tuner.driver.convergence.LEAST_COMPLETED", 2)
+    monkeypatch.setattr("tuner.driver.budget_check.LEAST_COMPLETED", 2)
     record = run(store, spec)
     assert record.reason == "converged"
     assert store.leaderboard.winner(record.id, record.objective) is not None

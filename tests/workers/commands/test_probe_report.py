@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from search_spaces.protocol.outcome import Iteration, ProbeRequest
+from search_spaces.protocol.measurement import Iteration
+from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
 from tests.kit.store import completed, make_iterations

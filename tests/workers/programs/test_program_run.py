@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from search_spaces.protocol.outcome import Measurement
+from search_spaces.protocol.measurement import Measurement
 from search_spaces.spec.layout import Layout
 from search_spaces.trainers.command import COMMAND
 from search_spaces.trainers.log_patterns import LogPatterns

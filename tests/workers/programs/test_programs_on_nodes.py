@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from search_spaces.protocol.outcome import Measurement, Outcome
+from search_spaces.protocol.measurement import Measurement
+from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from search_spaces.statistics.disturbance import is_disturbed
 from search_spaces.trainers.program import ProgramTrainer, read_trainers

@@ -62,9 +62,7 @@ class Bridge:
     """Starts an agent on each node of the cluster, and another one where one has ended."""
 
     worker: JsonLines
-    """Connection to the worker."""
     cluster: RayCluster
-    """The cluster, which has been joined."""
     address: str
     """Where the worker listens for agents."""
     token: str

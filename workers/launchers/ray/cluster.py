@@ -204,7 +204,6 @@ class HeadWatch:
         return False
 
     def close(self) -> None:
-        """Closes the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -237,7 +236,6 @@ class JoinedRay:
         return self._head.has_ended()
 
     def close(self) -> None:
-        """Leaves the cluster."""
         self._head.close()
         _leave()
 
@@ -324,7 +322,6 @@ def _leave() -> None:
 
 
 def _is_ours(address: str) -> bool:
-    """Whether an address is one of this machine's."""
     try:
         socket.create_server((address, 0)).close()
     except OSError:

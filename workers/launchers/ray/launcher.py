@@ -180,7 +180,6 @@ class RayNodes:
     # The thread that reads the agents' connections calls the next three methods.
 
     def _connected(self, hello: Document, line: JsonLines) -> Receiver:
-        """Takes an agent that has connected."""
         agent = _Agent(key=hello["node"], hello=hello, line=line)
         return Receiver(
             take=partial(self._take, agent), disconnected=partial(self._disconnected, agent)
@@ -229,7 +228,6 @@ class RayNodes:
         raise RayClusterFailedError(self._unusable or within)
 
     def _keep_bridge(self) -> None:
-        """Starts another bridge when it ends."""
         backoff = Backoff(_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
             started = time.monotonic()

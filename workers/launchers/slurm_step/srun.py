@@ -52,9 +52,7 @@ class StepSettings:
     job_id: str
     """Of the allocation."""
     node_names: tuple[str, ...]
-    """Slurm's names of its nodes."""
     addresses: tuple[str, ...]
-    """Address of each node for the other nodes."""
     listen_address: str
     """This host's address, to which the nodes connect."""
     num_devices: int
@@ -103,7 +101,6 @@ class SrunNodes:
             raise
 
     def step(self, group: str) -> Step:
-        """The step of a running group."""
         with self._lock:
             return self._steps[group]
 
@@ -175,7 +172,6 @@ class SrunNodes:
             self.nodes[node] = self._describe(node, hellos[node])
 
     def close(self) -> None:
-        """Ends every step."""
         with self._lock:
             groups = list(self._steps)
         for group in groups:

@@ -136,7 +136,6 @@ class Step:
         return None
 
     def _take(self, member: _Member, node: int, documents: list[Document]) -> None:
-        """Notes events of a node."""
         with self._changed:
             for document in documents:
                 match document["event"]:

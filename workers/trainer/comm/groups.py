@@ -88,7 +88,6 @@ class _RankDescription:
 
     @classmethod
     def from_document(cls, document: Any) -> Self:
-        """Reads another rank's document."""
         return cls(
             identity=str(document["identity"]),
             process=int(document["process"]),

@@ -67,7 +67,6 @@ class Piece:
         )
 
     def write_item(self) -> WriteItem:
-        """The instruction to store it."""
         return WriteItem(
             index=MetadataIndex(self.name, self.rectangle.offsets),
             type=WriteItemType.SHARD,

@@ -75,7 +75,6 @@ class CheckpointRecord:
     step: int
     """Number of steps taken, which is the index of the next step."""
     samples: int
-    """Samples that these steps used."""
     model: ModelShape
     seed: int
     layout: Layout

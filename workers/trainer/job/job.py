@@ -49,9 +49,7 @@ class TrainJob:
     """
 
     model: ModelShape
-    """The model to train."""
     layout: Layout
-    """The parallel layout."""
     seed: int = 0
     """Seed of initial weights and tokens, which are the same in every layout."""
     steps: int = 20
@@ -73,8 +71,7 @@ class TrainJob:
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup", 0), ("seed", 0)):
-            problem = whole_number_problem(getattr(self, name), low=least, high=MAX_WIDTH)
-            if problem:
+            if problem := whole_number_problem(getattr(self, name), low=least, high=MAX_WIDTH):
                 raise TrainJobInvalidError(f"{name}={problem}")
         if self.warmup >= self.steps:
             raise TrainJobInvalidError(

@@ -262,34 +262,24 @@ class _Passing:
 
 
 class HeadsForTokens(Function):
-    """Gives the tokens of this rank for some heads of the whole sequence; backward is the reverse.
+    """Gives the tokens of this rank for some heads of the whole sequence, or takes them back.
 
-    From (B, S, M, D) to (B, R S, M / R, D), in the order of the sequence. `sections` are heads of
-    queries, keys and values: each rank gets a part of each. Communicates: an all-to-all over cp
-    each.
+    From (B, S, M, D) to (B, R S, M / R, D), in the order of the sequence; or the reverse. Backward
+    is the other way. `sections` are heads of queries, keys and values: each rank gets a part of
+    each. Communicates: an all-to-all over cp each.
     """
 
     @staticmethod
-    def forward(ctx: Any, x_BSMD: Tensor, sections: list[int], group: AxisGroup) -> Tensor:
-        ctx.sections, ctx.group = sections, group
-        return _to_heads(x_BSMD, sections, group)
+    def forward(
+        ctx: Any, x: Tensor, sections: list[int], group: AxisGroup, is_reverse: bool
+    ) -> Tensor:
+        ctx.sections, ctx.group, ctx.is_reverse = sections, group, is_reverse
+        return (_to_tokens if is_reverse else _to_heads)(x, sections, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _to_tokens(grad, ctx.sections, ctx.group), None, None
-
-
-class TokensForHeads(Function):
-    """The reverse of `HeadsForTokens`, as its backward pass is of this one's."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, sections: list[int], group: AxisGroup) -> Tensor:
-        ctx.sections, ctx.group = sections, group
-        return _to_tokens(y, sections, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad_BSMD: Tensor) -> tuple[Tensor, None, None]:
-        return _to_heads(grad_BSMD, ctx.sections, ctx.group), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        move = _to_heads if ctx.is_reverse else _to_tokens
+        return move(grad, ctx.sections, ctx.group), None, None, None
 
 
 def _attend_by_heads(
@@ -298,12 +288,11 @@ def _attend_by_heads(
     """Attention to whole sequences, with 1 / R of the heads."""
     num_kv_heads = (qkv_BSMD.shape[2] - num_heads) // 2
     sections = [num_heads, num_kv_heads, num_kv_heads]
-    y = core(_heads_for_tokens(qkv_BSMD, sections, group), num_heads // group.size)
-    return _tokens_for_heads(y, [num_heads], group)
+    y = core(_heads_for_tokens(qkv_BSMD, sections, group, False), num_heads // group.size)
+    return _heads_for_tokens(y, [num_heads], group, True)
 
 
 _heads_for_tokens: Callable[..., Tensor] = HeadsForTokens.apply
-_tokens_for_heads: Callable[..., Tensor] = TokensForHeads.apply
 
 
 def _to_heads(x_BSMD: Tensor, sections: list[int], group: AxisGroup) -> Tensor:

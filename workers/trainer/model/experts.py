@@ -1,11 +1,12 @@
 """A mixture of experts: a router, and gated feed-forwards of which each token takes a few.
 
 No token is dropped. Tokens are sorted by expert, and each of the layer's matrix products runs as
-one product of groups of rows. `expert_exchange` sends rows to the ranks that hold their experts.
+one product of groups of rows. `RowExchange` sends rows to the ranks that hold their experts.
 
 Shapes: L tokens of this rank beside the layer, T = L etp tokens that it chooses experts of, H
-hidden, E experts of this rank, A experts of all ranks, K experts of a token, M = T K rows sorted by
-expert, R rows of this rank's experts (M without ep), F local width of an expert.
+hidden, A experts of all ranks, E = A / N of this rank, N ranks of the ep group, K experts of a
+token, M = T K rows sorted by expert, R rows of this rank's experts (M without ep), F local width of
+an expert.
 """
 
 # ruff: noqa: N802, N803, N806, N812, N815 (tensors carry their shape in the name)
@@ -26,10 +27,10 @@ from workers.trainer.comm.collectives import (
     finish,
     gather_rows,
     scatter_rows,
+    start_all_to_all_rows,
     start_scatter_rows,
 )
 from workers.trainer.comm.groups import AxisGroup
-from workers.trainer.model.expert_exchange import RowExchange
 from workers.trainer.model.kernels import EAGER, Kernels
 from workers.trainer.model.matrix_products import grouped_products, refuse_without_grouped_products
 from workers.trainer.model.parameters import ModelParameter
@@ -41,7 +42,6 @@ class Routing:
     """Which rows of the sorted tokens belong to which expert and token."""
 
     experts_TK: Tensor
-    """The experts of each token."""
     weights_TK: Tensor
     """What their outputs count, in fp32; the sum over K is 1."""
     order_M: Tensor
@@ -275,3 +275,58 @@ class MixtureOfExperts(nn.Module):
         choices_K = torch.arange(self.per_token, device=experts_TK.device)
         first_T = self._positions_T * self.per_token
         return (first_T[:, None] + choices_K) % self.num_experts
+
+
+class RowExchange:
+    """Where the rows of a micro-batch go in one layer, and where they come from.
+
+    Communicates over ep: an all-gather of the counts; for each `to_experts` and `start_to_tokens`
+    an all-to-all of rows. With balanced routing a rank sends (N - 1) / N of its M rows.
+
+    Args:
+        counts_A: this rank's rows for each expert.
+        group: the ep group.
+    """
+
+    def __init__(self, counts_A: Tensor, group: AxisGroup) -> None:
+        self._group, size = group, group.size
+        with part("ep"):
+            self.counts_NA = gather_rows(counts_A[None], group)
+        counts_NNE = self.counts_NA.view(size, size, -1)
+        rows = counts_NNE.sum(-1).tolist()
+        self._sent, self._received = rows[group.rank], [row[group.rank] for row in rows]
+        self._largest = max(map(max, rows))
+        counts_NE = counts_NNE[:, group.rank]
+        self.ends_E = counts_NE.sum(0).cumsum(0).to(torch.int32)
+        """The end of each own expert's rows."""
+        self._order_R = self._order_by_expert(counts_NE)
+        """The received rows by expert; of the same expert in the order of the ranks."""
+
+    def _order_by_expert(self, counts_NE: Tensor) -> Tensor:
+        starts_NE = counts_NE.flatten().cumsum(0).view_as(counts_NE) - counts_NE
+        sizes, starts = counts_NE.t().flatten(), starts_NE.t().flatten()
+        shifts = starts - (sizes.cumsum(0) - sizes)
+        num_rows = sum(self._received)
+        rows_R = torch.arange(num_rows, device=counts_NE.device)
+        return rows_R + shifts.repeat_interleave(sizes, output_size=num_rows)
+
+    def to_experts(self, *every_M: Tensor) -> list[Tensor]:
+        """Tensors with a row for each of M as tensors of R, on the ranks of the experts."""
+        with part("ep"):
+            started = [
+                start_all_to_all_rows(
+                    each, self._group, self._sent, self._received, largest=self._largest
+                )
+                for each in every_M
+            ]
+            for _, work in started:
+                finish(work)
+        return [received.index_select(0, self._order_R) for received, _ in started]
+
+    def start_to_tokens(self, each_R: Tensor) -> tuple[Tensor, Pending | None]:
+        """The reverse: starts sending rows back; returns those of the own tokens."""
+        ordered = torch.empty_like(each_R).index_copy_(0, self._order_R, each_R)
+        with part("ep"):
+            return start_all_to_all_rows(
+                ordered, self._group, self._received, self._sent, largest=self._largest
+            )

@@ -89,7 +89,6 @@ EAGER: Final = Kernels(
 
 
 def use_kernels(model: nn.Module, kernels: Kernels) -> None:
-    """Sets the kernels of every layer of the model that uses kernels."""
     for module in model.modules():
         if isinstance(getattr(module, "kernels", None), Kernels):
             module.kernels = kernels  # type: ignore[assignment]
@@ -260,10 +259,13 @@ class QueryKeyNormFunction(Function):
 
 
 class SwiGLU(Function):
-    """silu(gate) * up of a fused projection (arXiv:2002.05202). Only the input is kept."""
+    """silu(gate) * up of a fused projection (arXiv:2002.05202). Only the input is kept.
+
+    Gate is in the first F columns, up in the others.
+    """
 
     @staticmethod
-    def forward(ctx: Any, gate_up_T2F: Tensor, kernels: Kernels) -> Tensor:
+    def forward(ctx: Any, gate_up_T2F: Tensor, kernels: Kernels = EAGER) -> Tensor:
         ctx.save_for_backward(gate_up_T2F)
         ctx.kernels = kernels
         return kernels.swiglu(gate_up_T2F)
@@ -276,7 +278,7 @@ class SwiGLU(Function):
 
 _apply_layer_norm: Callable[..., Tensor] = LayerNormFunction.apply
 _apply_rms_norm: Callable[..., Tensor] = RMSNormFunction.apply
-_apply_swiglu: Callable[..., Tensor] = SwiGLU.apply
+swiglu: Callable[..., Tensor] = SwiGLU.apply
 _apply_query_key_norm: Callable[..., Tensor] = QueryKeyNormFunction.apply
 
 
@@ -316,8 +318,3 @@ class QueryKeyNorm(nn.Module):
 
     def forward(self, qkv_TM: Tensor) -> Tensor:
         return _apply_query_key_norm(qkv_TM, self)
-
-
-def swiglu(gate_up_T2F: Tensor, kernels: Kernels = EAGER) -> Tensor:
-    """The activation from a fused projection: gate in the first F columns, up in the others."""
-    return _apply_swiglu(gate_up_T2F, kernels)

@@ -296,7 +296,6 @@ class Stage(nn.Module):
     def __init__(
         self, shape: ModelShape, mesh: Mesh, *, recompute: Recompute, chunk: int = 0
     ) -> None:
-        """Declares the stage of this chunk of the rank."""
         super().__init__()
         build = StageBuilder(shape=shape, mesh=mesh)
         num_stages = mesh.layout.pp * mesh.layout.vpp
@@ -437,5 +436,4 @@ class RankModel(nn.Module):
 
     @property
     def mixtures(self) -> list[MixtureOfExperts]:
-        """The mixtures of experts of this rank."""
         return [module for module in self.modules() if isinstance(module, MixtureOfExperts)]

@@ -233,7 +233,6 @@ def declare(
 
 
 def describe_as(parameter: ModelParameter, declared: ModelParameter) -> None:
-    """Gives the parameter the description of a declared one."""
     parameter.parts, parameter.cut = declared.parts, declared.cut
     parameter.counted, parameter.of_experts = declared.counted, declared.of_experts
 

@@ -178,7 +178,6 @@ def summarise(
 
 
 def step_times_s(iterations: Sequence[Iteration], kind: IterationKind) -> list[float]:
-    """The step times of the iterations of one kind."""
     return [iteration.step_time_s for iteration in iterations if iteration.kind == kind]
 
 

@@ -9,13 +9,8 @@ from typing import Any
 
 import torch
 
-from search_spaces.protocol.outcome import (
-    Environment,
-    Iteration,
-    IterationKind,
-    Measurement,
-    ProbeRequest,
-)
+from search_spaces.protocol.measurement import Environment, Iteration, IterationKind, Measurement
+from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.spec.throughput import Throughput
 from search_spaces.statistics.step_times import is_warm
 from workers.trainer.comm.collectives import barrier

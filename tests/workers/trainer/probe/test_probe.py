@@ -16,9 +16,14 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from search_spaces.protocol.contradictions import refuse_contradictions
-from search_spaces.protocol.outcome import MIN_WARMUP
 from search_spaces.spec.layout import Layout
-from search_spaces.statistics.step_times import MAX_EXTRA_WARMUP, has_settled, is_warm, quartiles
+from search_spaces.statistics.step_times import (
+    MAX_EXTRA_WARMUP,
+    MIN_WARMUP,
+    has_settled,
+    is_warm,
+    quartiles,
+)
 from tests.kit.python_process import printed_by
 from tests.workers.trainer.cases import (
     CUT,

@@ -1,11 +1,11 @@
-"""Volumes that are known, and a volume that is counted instead."""
+"""Hypervolumes that are known, and one that is counted instead."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from search_spaces.statistics.hypervolume import hypervolume
+from tuner.strategies.improvement import hypervolume
 
 
 @pytest.mark.parametrize(
