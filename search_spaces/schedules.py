@@ -28,9 +28,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from search_spaces.spec.layout import Schedule
+Schedule = Literal["1f1b", "gpipe", "zero_bubble"]
 
 
 class VirtualMicrobatch(NamedTuple):

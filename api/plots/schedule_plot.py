@@ -13,8 +13,8 @@ from markupsafe import Markup
 from api.plot_data.plot_data import both_ends
 from api.plots.svg import Plot, join, number, svg_tag, tag
 from search_spaces.estimates.step_shape import idle_slots
-from search_spaces.schedules import Backward, Forward, Transfer, pipeline_schedule
-from search_spaces.spec.layout import Layout, Schedule
+from search_spaces.schedules import Backward, Forward, Schedule, Transfer, pipeline_schedule
+from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 
 MAX_STAGES: Final = 128

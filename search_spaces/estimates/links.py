@@ -59,8 +59,8 @@ class GroupLinks:
     @classmethod
     def placed(
         cls,
-        ranks: NDArray[np.int64],
-        here: NDArray[np.int64],
+        ranks: Ints,
+        here: Ints,
         inside: Bools,
         cluster: Cluster,
         cards_exponent: float = _CARDS_EXPONENT,

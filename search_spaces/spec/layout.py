@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, Self, get_args
 
 from search_spaces.documents.reading import read_mapping, refuse_unknown, shown
 from search_spaces.errors import LayoutInvalidError
+from search_spaces.schedules import Schedule
 from search_spaces.spec.knobs import knob, knobs_of
 
 Recompute = Literal["none", "selective", "full"]
@@ -20,9 +21,6 @@ fp8, weights, activations, attention and the output projection are bf16, as in M
 
 PipelineSplit = Literal["layers", "embedding", "head", "embedding_and_head"]
 """What counts as a layer in the split over pipeline stages, besides the transformer layers."""
-
-Schedule = Literal["1f1b", "gpipe", "zero_bubble"]
-"""The order of a pipeline's passes; see `search_spaces.schedules`."""
 
 RankOrder = Literal["tp_cp_dp_pp", "tp_cp_pp_dp"]
 """The axes by how far apart their ranks are, neighbours first."""

@@ -16,8 +16,8 @@ from api.plots.schedule_plot import (
     schedule_plot,
     timed_schedule,
 )
-from search_spaces.schedules import pipeline_schedule
-from search_spaces.spec.layout import Layout, Recompute, Schedule
+from search_spaces.schedules import Schedule, pipeline_schedule
+from search_spaces.spec.layout import Layout, Recompute
 
 CASES = [(1, 1, 1), (2, 1, 1), (4, 1, 3), (4, 1, 16), (2, 2, 4), (4, 2, 8), (4, 4, 8), (8, 3, 24)]
 SCHEDULED: list[tuple[int, int, int, Schedule]] = [

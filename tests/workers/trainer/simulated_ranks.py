@@ -10,12 +10,12 @@ from search_spaces.schedules import (
     Action,
     Backward,
     Forward,
+    Schedule,
     Transfer,
     VirtualMicrobatch,
     WeightGradients,
     pipeline_schedule,
 )
-from search_spaces.spec.layout import Schedule
 
 
 class Message(NamedTuple):

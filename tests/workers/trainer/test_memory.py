@@ -14,7 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from search_spaces.estimates.memory import stage_memory
 from search_spaces.mesh import Coordinates
-from search_spaces.spec.layout import PIPELINE_SPLITS, Layout, PipelineSplit, Schedule
+from search_spaces.schedules import Schedule
+from search_spaces.spec.layout import PIPELINE_SPLITS, Layout, PipelineSplit
 from search_spaces.units import memory
 from tests.workers.trainer.cases import (
     COLUMNS,

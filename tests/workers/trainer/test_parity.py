@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from search_spaces.spec.layout import Layout, PipelineSplit, Schedule
+from search_spaces.schedules import Schedule
+from search_spaces.spec.layout import Layout, PipelineSplit
 from search_spaces.spec.model_shape import ModelShape
 from tests.workers.trainer.cases import (
     ADAMW,

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from search_spaces.schedules import Transfer, VirtualMicrobatch, pipeline_schedule
-from search_spaces.spec.layout import Schedule
+from search_spaces.schedules import Schedule, Transfer, VirtualMicrobatch, pipeline_schedule
 
 _LETTERS = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "B", "BACKWARD_WEIGHT": "W"}
 
