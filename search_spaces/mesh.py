@@ -1,4 +1,4 @@
-"""The mesh: where a rank of a job is on the axes tp, cp, dp and pp, and on the nodes."""
+"""The mesh: where a rank of a job is on the axes of a layout, and on the nodes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from search_spaces.spec.layout import Layout
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coordinates:
-    """A rank's position on the axes. tp varies fastest, then cp, dp and pp (Megatron-LM)."""
+    """A rank's position on the axes.
 
+    Tensor columns vary fastest, then tp, cp, dp and pp (AxoNN; without columns Megatron-LM).
+    """
+
+    column_rank: int = 0
     tp_rank: int
     cp_rank: int = 0
     dp_rank: int
@@ -18,16 +22,23 @@ class Coordinates:
 
 
 def coordinates(rank: int, layout: Layout) -> Coordinates:
-    """The position of a global rank, ((pp_rank * dp + dp_rank) * cp + cp_rank) * tp + tp_rank."""
-    rest, tp_rank = divmod(rank, layout.tp)
+    """The position of a global rank.
+
+    It is number (((pp_rank * dp + dp_rank) * cp + cp_rank) * tp + tp_rank) * tp_columns +
+    column_rank.
+    """
+    rest, column_rank = divmod(rank, layout.tp_columns)
+    rest, tp_rank = divmod(rest, layout.tp)
     rest, cp_rank = divmod(rest, layout.cp)
     pp_rank, dp_rank = divmod(rest, layout.dp)
-    return Coordinates(tp_rank=tp_rank, cp_rank=cp_rank, dp_rank=dp_rank, pp_rank=pp_rank)
+    return Coordinates(
+        column_rank=column_rank, tp_rank=tp_rank, cp_rank=cp_rank, dp_rank=dp_rank, pp_rank=pp_rank
+    )
 
 
 def global_rank(place: Coordinates, layout: Layout) -> int:
     data_rank = (place.pp_rank * layout.dp + place.dp_rank) * layout.cp + place.cp_rank
-    return data_rank * layout.tp + place.tp_rank
+    return (data_rank * layout.tp + place.tp_rank) * layout.tp_columns + place.column_rank
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

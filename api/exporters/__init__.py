@@ -60,7 +60,7 @@ def export(
         )
     adapter = form.adapter
     source = _with_knobs_dropped(adapter, source, without)
-    if refusals := adapter.refusals(source.job):
+    if refusals := adapter.every_refusal(source.job):
         raise ExportImpossibleError("; ".join(refusals))
     rendered = form.render(source)
     model = source.job.model

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any, Literal
 
 from api.formatting import state_words
 from api.plot_data.plot_data import Spot, Trace, marked, objective_words
-from search_spaces.spec.layout import KNOBS, Layout
+from search_spaces.spec.layout import DEGREES, KNOBS, Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.objectives import MEMORY_HEADROOM, memory_headroom
 from search_spaces.terminal.plurals import counted
@@ -126,7 +127,7 @@ class PlotFacts:
     def _factor(self, point: LayoutPoint, objective: str) -> float | None:
         """An objective over tokens a second (`search_spaces.spec.objectives`)."""
         knobs = point.knobs
-        num_devices = knobs["tp"] * knobs["cp"] * knobs["pp"] * knobs["dp"]
+        num_devices = prod(knobs[name] for name in DEGREES)
         if objective == "tokens_per_s":
             return 1.0
         if objective == "tokens_per_node_hour":

@@ -69,7 +69,7 @@ def layout_map(layout: Layout) -> Plot:
 def _drawn_nodes(layout: Layout, per_node: int) -> list[int]:
     """The first node of each stage; of many stages, of the first and the last ones."""
     stages = both_ends(layout.pp, MAX_NODES)
-    firsts = [stage * layout.dp_cp * layout.tp // per_node for stage in stages]
+    firsts = [stage * layout.num_devices // layout.pp // per_node for stage in stages]
     return list(dict.fromkeys(firsts))
 
 
@@ -97,7 +97,7 @@ def _node(
             f"h-{number(cell - 2)}z"
         )
         texts.append(tag("text", _cell_text(rank, layout), x=x + cell / 2 - 1, y=y + 13.0))
-        runs.setdefault((rank // layout.tp, index // columns), [x, y, 0.0])[2] += cell
+        runs.setdefault((rank // layout.tp_ranks, index // columns), [x, y, 0.0])[2] += cell
     frames = "".join(
         f"M{number(x - 1)} {number(y - 1)}h{number(length)}v{number(_CELL_HEIGHT)}"
         f"h-{number(length)}z"
@@ -110,7 +110,7 @@ def _node(
         tag("rect", x=left, y=top, width=size[0], height=size[1], rx=4.0, class_="node"),
         tag("text", name, x=left + 6.0, y=top + 14.0, class_="head"),
         *(tag("path", d="".join(cells), class_=f"tint{tint}") for tint, cells in by_tint.items()),
-        tag("path", d=frames, class_="tp") if layout.tp > 1 else None,
+        tag("path", d=frames, class_="tp") if layout.tp_ranks > 1 else None,
         *texts,
     )
 
@@ -127,7 +127,8 @@ def _words(layout: Layout) -> str:
     return (
         f"{counted(layout.num_devices, 'rank')} on {counted(layout.num_nodes, 'node')}: "
         f"{counted(layout.pp, 'pipeline stage')}, {counted(layout.dp, 'data-parallel replica')}, "
-        f"tensor-parallel groups of {layout.tp}"
+        f"tensor-parallel groups of {layout.tp_ranks}"
+        + (f" in {counted(layout.tp_columns, 'column')}" if layout.tp_columns > 1 else "")
         + (f", context-parallel groups of {layout.cp}" if layout.cp > 1 else "")
         + (f", expert-parallel groups of {layout.ep}" if layout.ep > 1 else "")
         + (f", expert-tensor-parallel groups of {layout.etp}" if layout.etp > 1 else "")
@@ -138,7 +139,11 @@ def _notes(layout: Layout, nodes: Sequence[int], per_node: int, shown: int) -> l
     found = [
         "A box is a node, with its ranks; a cell is a device, with its pipeline stage (S, and a "
         "tint) and its data-parallel replica (R)."
-        + (f" A frame holds a tensor-parallel group of {layout.tp}." if layout.tp > 1 else "")
+        + (
+            f" A frame holds a tensor-parallel group of {layout.tp_ranks}."
+            if layout.tp_ranks > 1
+            else ""
+        )
     ]
     if layout.cp > 1:
         found.append(

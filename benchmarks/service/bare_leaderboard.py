@@ -11,7 +11,7 @@ from typing import Any, Final
 _TRIAL: Final = (
     "t.id, t.number, t.campaign_id, t.layout_key, t.num_devices, t.global_batch_size, t.state, t.reason, "
     "t.message, t.node, t.attempt, t.lost_attempts, t.iterations_done, t.repeat_of, t.node_seconds, "
-    "t.created_at, t.started_at, t.ended_at, t.num_nodes, t.tp, t.cp, t.pp, t.dp, t.vpp, t.cp_comm_type, t.pipeline_split, "
+    "t.created_at, t.started_at, t.ended_at, t.num_nodes, t.tp, t.tp_columns, t.cp, t.pp, t.dp, t.vpp, t.cp_comm_type, t.pipeline_split, "
     "t.micro_batch_size, t.num_microbatches, t.zero_stage, t.zero_replicas, t.recompute, t.sequence_parallel, t.precision, "
     "t.iterations_node_seconds, t.start_node_seconds, t.idle_node_seconds, t.lost_node_seconds"
 )

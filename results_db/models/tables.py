@@ -40,10 +40,10 @@ from search_spaces.protocol.states import ATTEMPT_PHASES, TRIAL_STATES
 from search_spaces.spec.layout import COUNT_KNOBS, DEGREES, KNOBS, ZERO_STAGES
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
 
-_EXPERT_KNOBS: Final = ("ep", "etp")
-"""Counts whose checks are parts of their columns: revision r005 added them."""
-_LAYOUT_KEY: Final = String(120).with_variant(String(200), "postgresql")
-"""The longest is that of a cheap probe, of 184 characters. SQLite checks no lengths, so that its
+_LATER_COUNTS: Final = ("tp_columns", "ep", "etp")
+"""Counts whose checks are parts of their columns: revisions r005 and r006 added them."""
+_LAYOUT_KEY: Final = String(120).with_variant(String(240), "postgresql")
+"""The longest is that of a cheap probe, of 194 characters. SQLite checks no lengths, so that its
 column stays as the first revision declares it."""
 _COSTS: Final = ("node_seconds", *(f"{part.name}_node_seconds" for part in fields(Cost)))
 
@@ -91,13 +91,13 @@ class Campaign(WithCosts, Base):
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    name: Mapped[str] = mapped_column(String(200))
+    name: Mapped[str] = mapped_column(String(240))
     state: Mapped[str] = mapped_column(String(16))
     reason: Mapped[str | None] = mapped_column(String(40))
     message: Mapped[str] = mapped_column(Text, default="")
     spec: Mapped[dict[str, Any]]
-    model_name: Mapped[str] = mapped_column(String(200))
-    cluster_name: Mapped[str] = mapped_column(String(200), index=True)
+    model_name: Mapped[str] = mapped_column(String(240))
+    cluster_name: Mapped[str] = mapped_column(String(240), index=True)
     trainer: Mapped[str] = mapped_column(
         String(64), default=EMBEDDED_TRAINER, server_default=EMBEDDED_TRAINER
     )
@@ -151,10 +151,10 @@ class Trial(WithCosts, Base):
             name="global_batch_size",
         ),
         CheckConstraint(
-            is_at_least(1, *(name for name in COUNT_KNOBS if name not in _EXPERT_KNOBS)),
+            is_at_least(1, *(name for name in COUNT_KNOBS if name not in _LATER_COUNTS)),
             name="layout_counts",
         ),
-        *(CheckConstraint(is_at_least(1, name), name=name) for name in _EXPERT_KNOBS),
+        *(CheckConstraint(is_at_least(1, name), name=name) for name in _LATER_COUNTS),
         CheckConstraint(f"zero_stage IN ({', '.join(map(str, ZERO_STAGES))})", name="zero_stage"),
         *(
             CheckConstraint(one_of(name, KNOBS[name].choices), name=name)
@@ -188,6 +188,7 @@ class Trial(WithCosts, Base):
 
     num_nodes: Mapped[int]
     tp: Mapped[int]
+    tp_columns: Mapped[int] = mapped_column(server_default="1")
     cp: Mapped[int] = mapped_column(server_default="1")
     pp: Mapped[int]
     dp: Mapped[int]
@@ -297,7 +298,7 @@ class MeasurementRow(Base):
     model_tflops_per_device: Mapped[float]
     hardware_tflops_per_device: Mapped[float]
     peak_tflops_per_device: Mapped[float | None]
-    peak_source: Mapped[str | None] = mapped_column(String(200))
+    peak_source: Mapped[str | None] = mapped_column(String(240))
     mfu: Mapped[float | None]
     hfu: Mapped[float | None]
     peak_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
@@ -414,7 +415,7 @@ class AnalysisRow(Base):
     objective: Mapped[str] = mapped_column(String(40))
     num_trials: Mapped[int]
     last_ended_seq: Mapped[int]
-    method: Mapped[str] = mapped_column(String(200))
+    method: Mapped[str] = mapped_column(String(240))
     computed_at: Mapped[datetime]
 
     importances: Mapped[list[ImportanceRow]] = relationship(
@@ -459,7 +460,7 @@ class StepRow(Base):
     direction: Mapped[str] = mapped_column(String(4), primary_key=True)
     value: Mapped[str] = mapped_column(String(40))
     stepped_value: Mapped[str] = mapped_column(String(40))
-    also: Mapped[str] = mapped_column(String(200))
+    also: Mapped[str] = mapped_column(String(240))
     """Knobs that had to change too, separated by commas."""
     layout_key: Mapped[str] = mapped_column(_LAYOUT_KEY)
     source: Mapped[str] = mapped_column(String(10))

@@ -192,6 +192,11 @@ class _Choices:
         pp = min(self._stated.get("pp", (1,)))
         return _needed(degrees, lambda tp: self._suffices(tp, pp))
 
+    @property
+    def tp_columns(self) -> tuple[int, ...]:
+        """Only where a document states them: rows and columns of all sizes would be many spaces."""
+        return (1,)
+
     @cached_property
     def pp(self) -> tuple[int, ...]:
         tp = min(self._stated.get("tp", (1,)))
@@ -296,7 +301,7 @@ class _Choices:
     def num_microbatches(self) -> tuple[int, ...]:
         """Powers of two with which some layout has a batch within the bounds."""
         at_once = [
-            devices // (min(self._of("tp")) * min(self._of("cp")) * min(self._of("pp")))
+            devices // math.prod(min(self._of(name)) for name in ("tp", "tp_columns", "cp", "pp"))
             for devices in self._devices
         ]
         least = max(max(at_once), 1) * max(self._of("micro_batch_size"))
@@ -332,7 +337,8 @@ class _Choices:
     def _suffices(self, tp: int, pp: int) -> bool:
         """Whether the model fits with these degrees, and the batch divides over the replicas."""
         return self._fits(tp, pp) and all(
-            self._may_fill(devices, tp * pp * self._least_cp) for devices in self._devices
+            self._may_fill(devices, tp * pp * self._least_cp * self._least_columns)
+            for devices in self._devices
         )
 
     def _may_fill(self, devices: int, replica: int) -> bool:
@@ -354,6 +360,10 @@ class _Choices:
     def _least_cp(self) -> int:
         return int(min(self._stated.get("cp", (1,))))
 
+    @property
+    def _least_columns(self) -> int:
+        return int(min(self._of("tp_columns")))
+
     def _fits(
         self, tp: int, pp: int, cp: int | None = None, ep: int | None = None, **others: Any
     ) -> bool:
@@ -363,6 +373,7 @@ class _Choices:
         """
         layout = Layout(
             tp=tp,
+            tp_columns=self._least_columns,
             cp=cp or self._least_cp,
             pp=pp,
             ep=ep or self._most_ep(pp),

@@ -134,7 +134,7 @@ def _least_memory_bytes(measured: Measurement, request: ProbeRequest) -> float:
         experts, ranks = model.num_parameters_of_experts, layout.etp * layout.ep
         held = 0.0
         for parameters, shards in (
-            ((model.num_parameters - experts) / layout.tp, layout.zero_group_size),
+            ((model.num_parameters - experts) / layout.tp_ranks, layout.zero_group_size),
             (experts / ranks, layout.expert_zero_group_size),
         ):
             gradients, weights = (shards if layout.zero_stage >= stage else 1 for stage in (2, 3))

@@ -58,6 +58,17 @@ class Layout:
         ),
     )
     """Tensor-parallel degree: ranks that share each weight matrix."""
+    tp_columns: int = field(
+        default=1,
+        metadata=knob(
+            label="tensor columns",
+            word="columns",
+            help="Ranks that divide the other side of each weight matrix.",
+            is_new=True,
+        ),
+    )
+    """Tensor columns: ranks that divide the side of each weight matrix that tp does not, and the
+    features of the residual stream; a matrix has tp * tp_columns blocks (arXiv:2305.13525)."""
     cp: int = field(
         default=1,
         metadata=knob(
@@ -227,8 +238,8 @@ class Layout:
 
     @property
     def num_devices(self) -> int:
-        """Ranks of the job, one a device: tp * cp * pp * dp."""
-        return self.tp * self.cp * self.pp * self.dp
+        """Ranks of the job, one a device: tp * tp_columns * cp * pp * dp."""
+        return self.tp_ranks * self.cp * self.pp * self.dp
 
     @property
     def degrees(self) -> dict[str, int]:
@@ -237,6 +248,11 @@ class Layout:
         return {
             name: degree for name, degree in degrees.items() if degree > 1 or not KNOBS[name].is_new
         }
+
+    @property
+    def tp_ranks(self) -> int:
+        """Ranks that hold one copy of a stage's weights: tp * tp_columns."""
+        return self.tp * self.tp_columns
 
     @property
     def dp_cp(self) -> int:
@@ -291,6 +307,8 @@ class Layout:
             context = f"-cp{self.cp}_{self.cp_comm_type}"
         if self.ep > 1 or self.etp > 1:
             context += f"-ep{self.ep}" + (f"x{self.etp}" if self.etp > 1 else "")
+        if self.tp_columns > 1:
+            context += f"-tc{self.tp_columns}"
         split = "" if self.pipeline_split == "layers" else f"-ps_{self.pipeline_split}"
         return (
             f"n{self.num_nodes}-tp{self.tp}-pp{self.pp}-dp{self.dp}-vpp{self.vpp}{split}"
@@ -344,7 +362,7 @@ _KEY: Final = re.compile(
     r"-z(?P<zero_stage>\d)(?:x(?P<zero_replicas>\d{1,9}))?-rc_(?P<recompute>[a-z]+)"
     r"-sp(?P<sequence_parallel>[01])-(?P<precision>[a-z0-9]+)"
     r"(?:-cp(?P<cp>\d{1,9})(?:_(?P<cp_comm_type>[a-z0-9_]+))?)?"
-    r"(?:-ep(?P<ep>\d{1,9})(?:x(?P<etp>\d{1,9}))?)?",
+    r"(?:-ep(?P<ep>\d{1,9})(?:x(?P<etp>\d{1,9}))?)?(?:-tc(?P<tp_columns>\d{1,9}))?",
     re.ASCII,
 )
 
@@ -357,5 +375,5 @@ LAYOUT_FIELDS: Final = tuple(KNOBS)
 COUNT_KNOBS: Final = tuple(name for name, each in KNOBS.items() if each.is_count)
 """Layout fields that are whole numbers of at least 1."""
 
-DEGREES: Final = ("tp", "cp", "pp", "dp")
+DEGREES: Final = ("tp", "tp_columns", "cp", "pp", "dp")
 """Layout fields whose product is the number of devices."""

@@ -37,6 +37,7 @@ class LayoutColumns:
 
     num_nodes: Ints
     tp: Ints
+    tp_columns: Ints
     cp: Ints
     pp: Ints
     dp: Ints
@@ -86,8 +87,13 @@ class LayoutColumns:
 
     @property
     def num_devices(self) -> Ints:
-        """Ranks of the job: tp * cp * pp * dp."""
-        return self.tp * self.cp * self.pp * self.dp
+        """Ranks of the job: tp * tp_columns * cp * pp * dp."""
+        return self.tp_ranks * self.cp * self.pp * self.dp
+
+    @property
+    def tp_ranks(self) -> Ints:
+        """Ranks that hold one copy of a stage's weights: tp * tp_columns."""
+        return self.tp * self.tp_columns
 
     @property
     def dp_cp(self) -> Ints:

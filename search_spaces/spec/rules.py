@@ -131,20 +131,17 @@ def _tp_leaves_node(c: LayoutColumns, x: RuleContext) -> Bools | np.bool_ | bool
     if x.allow_tp_across_nodes:
         return False
     # With two or more nodes, a degree that does not divide the node puts some group on two nodes.
-    uneven = (c.num_nodes > 1) & (x.cluster.devices_per_node % c.tp != 0)
-    broken: Bools = (c.tp > x.cluster.devices_per_node) | uneven
+    uneven = (c.num_nodes > 1) & (x.cluster.devices_per_node % c.tp_ranks != 0)
+    broken: Bools = (c.tp_ranks > x.cluster.devices_per_node) | uneven
     return broken
 
 
 def _tp_leaves_node_sentence(layout: Layout, x: RuleContext) -> str:
-    devices = x.cluster.devices_per_node
-    if layout.tp > devices:
-        problem = f"tp={layout.tp} is more than devices_per_node={devices}"
+    devices, ranks = x.cluster.devices_per_node, _tp_ranks(layout)
+    if layout.tp_ranks > devices:
+        problem = f"{ranks} is more than devices_per_node={devices}"
     else:
-        problem = (
-            f"devices_per_node={devices} is not divisible by tp={layout.tp} on "
-            f"num_nodes={layout.num_nodes}"
-        )
+        problem = f"devices_per_node={devices} is not divisible by {ranks} on num_nodes={layout.num_nodes}"
     return f"{problem}, so that tensor parallelism leaves the node (allow_tp_across_nodes is false)"
 
 
@@ -237,6 +234,13 @@ def _experts_are_whole(c: LayoutColumns, x: RuleContext) -> Bools | bool:
     return x.model.num_experts == 0 or is_whole
 
 
+def _tp_ranks(layout: Layout) -> str:
+    """The ranks that hold one copy of a stage's weights, with the factors."""
+    if layout.tp_columns == 1:
+        return f"tp={layout.tp}"
+    return f"tp*tp_columns={layout.tp}*{layout.tp_columns}={layout.tp_ranks}"
+
+
 def _dp_cp(layout: Layout) -> str:
     """The ranks that sum gradients, with the factors."""
     if layout.cp == 1:
@@ -261,7 +265,24 @@ RULES: Final[tuple[Rule, ...]] = (
     _divides("expert_width_over_etp", "moe_ffn_hidden_size", "etp"),
     _divides("experts_over_ep", "num_experts", "ep"),
     _divides("shared_expert_over_tp", "shared_expert_ffn_hidden_size", "tp"),
-    _divides("vocab_over_tp", "vocab_size", "tp"),
+    Rule(
+        name="vocab_over_tp",
+        scope="model",
+        illegal=lambda c, x: x.model.vocab_size % c.tp_ranks != 0,
+        sentence=lambda layout, x: (
+            f"vocab_size={x.model.vocab_size} is not divisible by {_tp_ranks(layout)}"
+        ),
+    ),
+    _divides("hidden_over_columns", "hidden_size", "tp_columns"),
+    Rule(
+        name="columns_without_experts",
+        scope="model",
+        illegal=lambda c, x: (c.tp_columns > 1) & ((x.model.num_experts > 0) | (c.ep > 1)),
+        sentence=lambda layout, _: (
+            f"tp_columns={layout.tp_columns}: tensor columns divide the features of tokens, and "
+            "experts get whole tokens; use ep and tp for a model with experts"
+        ),
+    ),
     Rule(
         name="layers_over_stages",
         scope="model",
@@ -459,6 +480,14 @@ RULES: Final[tuple[Rule, ...]] = (
         illegal=lambda c, _: (c.sequence_parallel == 1) & (c.tp == 1),
         sentence=lambda _layout, _: (
             "sequence_parallel=true with tp=1 is the same job as sequence_parallel=false"
+        ),
+    ),
+    Rule(
+        name="trainer_columns",
+        scope="trainer",
+        illegal=lambda c, _: c.tp_columns > 1,
+        sentence=lambda layout, _: (
+            f"tp_columns={layout.tp_columns} is not supported by the embedded trainer"
         ),
     ),
     Rule(

@@ -51,6 +51,8 @@ class SearchSpace:
     num_nodes: WholeNumbers = 1
     tp: WholeNumbers = 1
     """Tensor-parallel degree."""
+    tp_columns: WholeNumbers = 1
+    """Tensor columns."""
     cp: WholeNumbers = 1
     """Context-parallel degree."""
     pp: WholeNumbers = 1

@@ -134,7 +134,7 @@ def _refuse_wrong_memory(
             f"{memory(cluster.device_memory_bytes)}; are the units off by a thousand?"
         )
     experts = model.num_parameters_of_experts
-    held = (model.num_parameters - experts) / layout.tp + experts / (layout.etp * layout.ep)
+    held = (model.num_parameters - experts) / layout.tp_ranks + experts / (layout.etp * layout.ep)
     weights = BYTES_PER_WEIGHT * held / layout.pp
     if peak_bytes < MIN_SHARE_OF_WEIGHTS * weights:
         raise TableInvalidError(

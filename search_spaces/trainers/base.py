@@ -74,6 +74,8 @@ class TrainerAdapter:
     dropped; they then have their defaults in the job, whatever the trainer does."""
     refusals: Callable[[TrainerJob], Sequence[str]] = _none
     """Why the trainer refuses the job, with its numbers; empty if it does not."""
+    has_columns: bool = False
+    """Whether it divides weights over tensor columns."""
     values: Callable[[TrainerJob], Mapping[str, Any]] = _no_values
     """The trainer's configuration: plain JSON values under the trainer's own keys."""
     arguments: Callable[[TrainerJob], Sequence[str]] = _none
@@ -83,3 +85,13 @@ class TrainerAdapter:
     """What the user must know or add, in one sentence each."""
     log: LogPatterns = NO_PATTERNS
     """How to read what it prints."""
+
+    def every_refusal(self, job: TrainerJob) -> list[str]:
+        """Why the trainer cannot have the job; empty if it can."""
+        reasons = list(self.refusals(job))
+        if job.layout.tp_columns > 1 and not self.has_columns:
+            reasons.append(
+                f"tp_columns={job.layout.tp_columns} has no counterpart in {self.name}; export a "
+                "trial with tp_columns=1, or use the format embedded"
+            )
+        return reasons

@@ -21,4 +21,5 @@ COMMAND: Final = TrainerAdapter(
     needs="a program that reads LAYOUT_* in its environment, or arguments such as --tp {tp}",
     values=placeholder_values,
     notes=_notes,
+    has_columns=True,
 )

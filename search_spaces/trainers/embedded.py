@@ -33,4 +33,5 @@ EMBEDDED: Final = TrainerAdapter(
     target_version=f"job version {JOB_VERSION}",
     needs="layout-tuner itself, on every node",
     values=_values,
+    has_columns=True,
 )

@@ -11,6 +11,7 @@ from search_spaces.spec.layout import Layout
 EVERY_KNOB: Final = Layout(
     num_nodes=2,
     tp=2,
+    tp_columns=2,
     cp=2,
     pp=2,
     dp=4,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,13 +102,14 @@ def _asked(
     model: str, machine: Cluster, software: str, knobs: dict[str, Any], calibration: Calibration
 ) -> tuple[Estimator, Layout]:
     """The estimator and the layout; refuses what cannot be."""
+    from search_spaces.spec.layout import DEGREES
     from search_spaces.spec.presets.models import resolve_model
     from search_spaces.spec.rules import PROBE_SCOPES, violations
     from tuner.estimate.estimator import Estimator
 
     try:
         shape = resolve_model(described(model))
-        devices = knobs["tp"] * knobs["cp"] * knobs["pp"] * knobs["dp"]
+        devices = prod(knobs[name] for name in DEGREES)
         nodes = max(-(-devices // machine.devices_per_node), 1)
         layout = layout_of(knobs, machine, num_nodes=nodes)
     except SearchSpaceError as error:

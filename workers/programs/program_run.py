@@ -62,7 +62,7 @@ def program_task(request: ProbeRequest, trainer: ProgramTrainer) -> ProgramTask:
         ResultRefusedError: the trainer refuses the layout.
     """
     job = job_of(request)
-    if reasons := [*trainer.of.lacking(job).values(), *trainer.of.refusals(job)]:
+    if reasons := [*trainer.of.lacking(job).values(), *trainer.of.every_refusal(job)]:
         raise ResultRefusedError("unsupported", "; ".join(reasons))
     arguments = trainer.of.arguments(job)
     command: list[str] = [*trainer.container]

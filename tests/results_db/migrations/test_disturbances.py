@@ -21,7 +21,14 @@ ADDED = {
 }
 
 LATER: dict[str, dict[str, object]] = {
-    "trials": {"pipeline_split": "layers", "cp": 1, "cp_comm_type": "all_gather", "ep": 1, "etp": 1}
+    "trials": {
+        "pipeline_split": "layers",
+        "cp": 1,
+        "cp_comm_type": "all_gather",
+        "ep": 1,
+        "etp": 1,
+        "tp_columns": 1,
+    }
 }
 """What later revisions add, with the values of earlier rows."""
 

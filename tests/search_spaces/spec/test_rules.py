@@ -202,6 +202,33 @@ CASES = [
         "cp_comm_type=p2p with cp=1 is the same job as cp_comm_type=all_gather",
         cp_comm_type="p2p",
     ),
+    case(
+        "vocab_over_tp",
+        "vocab_size=962 is not divisible by tp*tp_columns=2*2=4",
+        tp=2,
+        tp_columns=2,
+        model={"vocab_size": 962},
+    ),
+    case(
+        "hidden_over_columns",
+        "hidden_size=768 is not divisible by tp_columns=5",
+        tp_columns=5,
+    ),
+    case(
+        "columns_without_experts",
+        "tp_columns=2: tensor columns divide the features of tokens, and experts get whole tokens; "
+        "use ep and tp for a model with experts",
+        tp_columns=2,
+        model=EXPERTS,
+    ),
+    case(
+        "tp_within_node",
+        "tp*tp_columns=4*4=16 is more than devices_per_node=8, so that tensor parallelism leaves the "
+        "node (allow_tp_across_nodes is false)",
+        num_nodes=2,
+        tp=4,
+        tp_columns=4,
+    ),
     case("nodes_exist", "num_nodes=5 is more than the 4 of box", num_nodes=5, dp=40),
     case(
         "tp_within_node",
@@ -353,7 +380,9 @@ def test_what_the_embedded_trainer_lacks_is_refused_unless_that_scope_is_left_ou
     ]
     assert violations(layout, model, NODES, scopes=WITHOUT_TRAINER) == []
     names = {rule.name for rule in RULES if rule.scope == "trainer"}
-    assert names == {"trainer_precision", "trainer_window_over_cp"}, "each has a case here"
+    assert names == {"trainer_columns", "trainer_precision", "trainer_window_over_cp"}, (
+        "each has a case here"
+    )
 
 
 def test_the_embedded_trainer_has_windows_over_cp_only_where_ranks_have_whole_sequences() -> None:

@@ -323,3 +323,10 @@ def test_the_line_of_a_step_is_read(
 ) -> None:
     for name in trainers:
         assert ADAPTERS[name].log.read(line) == expected
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_trainers_without_tensor_columns_refuse_them_by_name(name: str) -> None:
+    said = ADAPTERS[name].every_refusal(job(tp_columns=2))
+    is_refused = f"tp_columns=2 has no counterpart in {name}" in "; ".join(said)
+    assert is_refused == (name not in ("embedded", "command"))

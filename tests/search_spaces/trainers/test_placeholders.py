@@ -46,8 +46,8 @@ def test_every_field_of_the_layout_and_of_the_model_has_a_placeholder() -> None:
 
 def test_derived_numbers_are_those_of_the_arithmetic() -> None:
     values = placeholder_values(JOB)
-    assert values["num_devices"] == str(2 * 2 * 3 * 4)
-    assert values["ranks_per_node"] == "24"
+    assert values["num_devices"] == str(2 * 2 * 2 * 3 * 4)
+    assert values["ranks_per_node"] == "48"
     assert values["global_batch_size"] == str(4 * 5 * 6)
     assert values["tokens_per_step"] == str(4 * 5 * 6 * 32)
     assert values["zero_group_size"] == "4"
@@ -74,7 +74,7 @@ def test_a_value_is_not_filled_again() -> None:
 
 def test_an_unknown_placeholder_is_answered_with_the_known_ones() -> None:
     with pytest.raises(
-        PlaceholderUnknownError, match=r"\{tpp\} in '--tp \{tpp\}'.* tp, cp, pp, dp"
+        PlaceholderUnknownError, match=r"\{tpp\} in '--tp \{tpp\}'.* tp, tp_columns, cp, pp, dp"
     ):
         filled("--tp {tpp}", placeholder_values(JOB))
 
