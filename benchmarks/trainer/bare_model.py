@@ -179,7 +179,7 @@ def make_llama(
                 init="ones" if parameter.dim() == 1 else "normal",
                 std=residual_std if is_residual else 0.02,
             )
-            initialise(parameter, part, seed=seed, index=0)
+            initialise(parameter, part, seed=seed)
     return model
 
 

@@ -40,7 +40,7 @@ class NativeMixture(nn.Module):
             values = torch.empty(len(names), *size)
             for name, value in zip(names, values, strict=True):
                 part = ParameterPart(name=name, shape=size, shard_dim=None, init="normal", std=std)
-                initialise(value, part, seed=seed, index=0)
+                initialise(value, part, seed=seed)
             return nn.Parameter(values)
 
         router_1AH = drawn([f"{prefix}.router.weight"], self.num_experts, hidden)

@@ -483,14 +483,6 @@ RULES: Final[tuple[Rule, ...]] = (
         ),
     ),
     Rule(
-        name="trainer_columns",
-        scope="trainer",
-        illegal=lambda c, _: c.tp_columns > 1,
-        sentence=lambda layout, _: (
-            f"tp_columns={layout.tp_columns} is not supported by the embedded trainer"
-        ),
-    ),
-    Rule(
         name="trainer_window_over_cp",
         scope="trainer",
         illegal=lambda c, x: (

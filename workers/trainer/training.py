@@ -73,7 +73,10 @@ class Training:
         reduction = ShardedGradients if mesh.shards_gradients else GradientReduction
         self.reduction = reduction(self.flat, mesh)
         self.pipeline = Pipeline(
-            self.model.stages, mesh, hidden_size=shape.hidden_size, dtype=dtype
+            self.model.stages,
+            mesh,
+            hidden_size=shape.hidden_size // layout.tp_columns,
+            dtype=dtype,
         )
         self.gathered = None
         if mesh.shards_weights:
@@ -146,9 +149,9 @@ class Training:
     ) -> tuple[Tensor, Pending | None]:
         """Starts the sums of loss, tokens and squared gradient norm; an all-reduce over all ranks.
 
-        All ranks of a tp group have the same loss and tokens, so only the first one's count.
+        All ranks that divide the vocabulary have the same loss and tokens: the first one's count.
         """
-        counts = float(self.mesh.place.tp_rank == 0)
+        counts = float(self.mesh.vocabulary_rank == 0)
         numbers = [num_tokens * counts, 0.0]
         tokens, squares = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         if norms:

@@ -380,9 +380,7 @@ def test_what_the_embedded_trainer_lacks_is_refused_unless_that_scope_is_left_ou
     ]
     assert violations(layout, model, NODES, scopes=WITHOUT_TRAINER) == []
     names = {rule.name for rule in RULES if rule.scope == "trainer"}
-    assert names == {"trainer_columns", "trainer_precision", "trainer_window_over_cp"}, (
-        "each has a case here"
-    )
+    assert names == {"trainer_precision", "trainer_window_over_cp"}, "each has a case here"
 
 
 def test_the_embedded_trainer_has_windows_over_cp_only_where_ranks_have_whole_sequences() -> None:

@@ -34,6 +34,7 @@ ADAMW = OptimizerSettings()
 
 TP, PP, DP = {"tp": 2}, {"pp": 2}, {"dp": 2}
 CUT = {"tp": 2, "sequence_parallel": True}
+COLUMNS = {"tp_columns": 2}
 VPP = {"pp": 2, "vpp": 2}
 ZERO = {"dp": 2, "zero_stage": 1}
 ZERO_2, ZERO_3 = ZERO | {"zero_stage": 2}, ZERO | {"zero_stage": 3}
@@ -147,7 +148,7 @@ def initial_weights(shape: ModelShape, seed: int = 0) -> dict[str, Tensor]:
     for parameter in stage.parameters():
         for part in parameter.parts:
             value = torch.empty(part.shape)
-            initialise(value, part, seed=seed, index=0)
+            initialise(value, part, seed=seed)
             weights[part.name] = value
     return weights
 
@@ -203,7 +204,7 @@ def train(
             mixture.balanced = balanced_routing
         stats = [training.step(training.batch(i)) for i in range(steps)]
         slices = [
-            (part, parameter.cut.place, value.detach().float().numpy().copy())
+            (part, part.offsets(parameter.cut), value.detach().float().numpy().copy())
             for parameter in whole_parameters(training)
             for part, value in local_parts(parameter, parameter)
         ]
@@ -223,24 +224,17 @@ def train(
     )
 
 
-def _put_together(slices: list[tuple[ParameterPart, int, Any]]) -> dict[str, Tensor]:
-    """Whole parameters; copies on other replicas and stages must be equal bit for bit."""
-    found: dict[tuple[str, int], Tensor] = {}
-    parts = {part.name: part for part, _, _ in slices}
-    for part, tp_rank, array in slices:
+def _put_together(slices: list[tuple[ParameterPart, tuple[int, ...], Any]]) -> dict[str, Tensor]:
+    """Whole parameters; copies of a slice on other ranks must be equal bit for bit."""
+    found: dict[tuple[str, tuple[int, ...]], Tensor] = {}
+    whole = {part.name: torch.full(part.shape, torch.nan) for part, _, _ in slices}
+    for part, offsets, array in slices:
         value = torch.from_numpy(array)
-        first = found.setdefault((part.name, tp_rank), value)
+        first = found.setdefault((part.name, offsets), value)
         assert torch.equal(first, value), f"copies of {part.name} differ"
-    whole = {}
-    for name, part in parts.items():
-        ranks = sorted(rank for found_name, rank in found if found_name == name)
-        values = [found[name, rank] for rank in ranks]
-        if part.shard_dim is None:
-            assert all(torch.equal(value, values[0]) for value in values), f"{name} differs over tp"
-            whole[name] = values[0]
-        else:
-            whole[name] = torch.cat(values, dim=part.shard_dim)
-        assert whole[name].shape == part.shape
+        sizes = zip(offsets, value.shape, strict=True)
+        whole[part.name][tuple(slice(start, start + size) for start, size in sizes)] = value
+    assert not any(value.isnan().any() for value in whole.values()), "a slice is missing"
     return whole
 
 

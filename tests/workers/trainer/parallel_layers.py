@@ -18,6 +18,8 @@ TP = 2
 GROUPS = (
     "cp_group",
     "tp_group",
+    "column_group",
+    "vocabulary_group",
     "ep_group",
     "etp_group",
     "pp_group",

@@ -111,6 +111,18 @@ def gather_rows(own: Tensor, group: AxisGroup) -> Tensor:
     return whole
 
 
+def scatter_columns(whole: Tensor, group: AxisGroup) -> Tensor:
+    """Reduce-scatter: this rank's columns of the sum of `whole` over the group."""
+    shares = whole.view(len(whole), group.size, -1)
+    return scatter_rows(shares.transpose(0, 1).flatten(0, 1), group)
+
+
+def gather_columns(own: Tensor, group: AxisGroup) -> Tensor:
+    """All-gather: the columns of every rank, in the order of the ranks."""
+    shares = gather_rows(own, group).view(group.size, *own.shape)
+    return shares.transpose(0, 1).flatten(1)
+
+
 def finish(work: Pending | None) -> None:
     """Waits for the communication that a `start_` function returned."""
     if work is not None:

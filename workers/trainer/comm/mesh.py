@@ -85,6 +85,10 @@ class Mesh:
     place: Coordinates
     tp_group: AxisGroup | None
     """Ranks that share this rank's weight matrices."""
+    column_group: AxisGroup | None = None
+    """Ranks that hold the other columns of this rank's weights, and of its tokens' features."""
+    vocabulary_group: AxisGroup | None = None
+    """Ranks that divide the vocabulary: those of tp and of tensor columns."""
     pp_group: AxisGroup | None
     """Stages of this rank's pipeline, first to last."""
     embedding_group: AxisGroup | None
@@ -106,6 +110,11 @@ class Mesh:
     def cuts_tokens(self) -> bool:
         """Whether a rank holds 1/tp of a micro-batch's tokens between the parallel layers."""
         return self.layout.sequence_parallel and self.layout.tp > 1
+
+    @property
+    def vocabulary_rank(self) -> int:
+        """This rank's place among those that divide the vocabulary."""
+        return self.place.tp_rank * self.layout.tp_columns + self.place.column_rank
 
     @property
     def expert_place(self) -> ExpertCoordinates:
@@ -197,7 +206,7 @@ def build_mesh(
     copies = expert_copies = copies_of("", layout.zero_group_size)
     if axes["expert_copies"] != axes["copies"]:
         expert_copies = copies_of("expert_", layout.expert_zero_group_size)
-    names = ("tp", "cp", "pp", "ep", "etp", "embedding", "world")
+    names = ("tp", "column", "vocabulary", "cp", "pp", "ep", "etp", "embedding", "world")
     return Mesh(
         layout=layout,
         rank=rank,
@@ -220,6 +229,9 @@ def _axes(rank: int, layout: Layout, *, has_experts: bool) -> dict[str, list[int
         return [expert_rank(each, place.pp_rank, layout) for each in places]
 
     axes = {name: line(name, getattr(layout, name)) for name in ("tp", "cp", "pp")}
+    first = rank - rank % layout.tp_ranks
+    axes |= {"column": line("column", layout.tp_columns)}
+    axes |= {"vocabulary": list(range(first, first + layout.tp_ranks))}
     copies = [
         global_rank(replace(place, dp_rank=dp_rank, cp_rank=cp_rank), layout)
         for dp_rank in range(layout.dp)

@@ -138,8 +138,7 @@ def _is_written(training: Training, piece: Piece) -> bool:
 
     The replicas of a shard take turns by bucket, so that all of them write.
     """
-    mesh, parameter = training.mesh, piece.rectangle.parameter
-    if not parameter.counted or (parameter.replicated and mesh.place.tp_rank > 0):
+    if not piece.rectangle.parameter.counted:
         return False
     copies = training.flat.copies[piece.bucket]
     return piece.bucket % copies.num_replicas == copies.replica_rank

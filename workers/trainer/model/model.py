@@ -1,9 +1,10 @@
 """The model: a rank's pipeline stages of a GPT or a Llama.
 
 The modules are written like single-device code; linear layers, embedding and cross-entropy hold
-their tp group and communicate.
+their groups and communicate.
 
-Shapes: T = B S tokens of a micro-batch, B sequences, S positions, H hidden, N and K local query and
+Shapes: T = B S tokens of a micro-batch, B sequences, S positions, H hidden features (between the
+linear layers those of this rank's tensor column), N and K local query and
 key heads, M = N + 2 K, D head size, V local rows of the vocabulary, L tokens between the linear
 layers: T / tp under sequence parallelism, else T.
 """
@@ -27,10 +28,11 @@ from workers.trainer.comm.mesh import Mesh
 from workers.trainer.model.attention import attention_window, rotary_tables, rotate
 from workers.trainer.model.backward import recomputed
 from workers.trainer.model.context_parallel import attention_core
+from workers.trainer.model.divided_norms import DividedNorm
 from workers.trainer.model.experts import MixtureOfExperts
 from workers.trainer.model.kernels import EAGER, LayerNorm, QueryKeyNorm, RMSNorm, swiglu
 from workers.trainer.model.parameters import Cut, ModelParameter, ParameterPart, declare
-from workers.trainer.model.tensor_parallel import ColumnParallel, RowParallel
+from workers.trainer.model.tensor_parallel import ColumnParallel, RowParallel, whole_features
 from workers.trainer.model.vocabulary import Embedding, vocab_cross_entropy
 
 
@@ -46,7 +48,8 @@ class StageBuilder:
         return self.shape.family == "gpt"
 
     def declare(self, *parts: ParameterPart, counted: bool = True) -> ModelParameter:
-        cut = Cut(self.mesh.place.tp_rank, self.mesh.layout.tp)
+        place, layout = self.mesh.place, self.mesh.layout
+        cut = Cut(place.tp_rank, layout.tp, place.column_rank, layout.tp_columns)
         return declare(*parts, cut=cut, counted=counted)
 
     def column(self, prefix: str, outputs: dict[str, int]) -> ColumnParallel:
@@ -54,7 +57,7 @@ class StageBuilder:
         inputs = self.shape.hidden_size
         weight = self.declare(
             *(
-                _normal(f"{prefix}.{name}.weight", size, inputs, dim=0)
+                _normal(f"{prefix}.{name}.weight", size, inputs, dim=0, column_dim=1)
                 for name, size in outputs.items()
             )
         )
@@ -63,7 +66,13 @@ class StageBuilder:
             bias = self.declare(
                 *(_zeros(f"{prefix}.{name}.bias", size, dim=0) for name, size in outputs.items())
             )
-        return ColumnParallel(weight, bias, self.mesh.tp_group, cuts_tokens=self.mesh.cuts_tokens)
+        return ColumnParallel(
+            weight,
+            bias,
+            self.mesh.tp_group,
+            columns=self.mesh.column_group,
+            cuts_tokens=self.mesh.cuts_tokens,
+        )
 
     @property
     def row_std(self) -> float:
@@ -76,18 +85,31 @@ class StageBuilder:
         The standard deviation of its initial weights is divided by sqrt(2 num_layers), as in GPT-2.
         """
         outputs, std = self.shape.hidden_size, self.row_std
-        weight = self.declare(_normal(f"{prefix}.weight", outputs, inputs, dim=1, std=std))
-        bias = self.declare(_zeros(f"{prefix}.bias", outputs)) if self.has_biases else None
-        return RowParallel(weight, bias, self.mesh.tp_group, cuts_tokens=self.mesh.cuts_tokens)
-
-    def norm(self, prefix: str) -> LayerNorm | RMSNorm:
-        size = (self.shape.hidden_size,)
         weight = self.declare(
-            ParameterPart(name=f"{prefix}.weight", shape=size, shard_dim=None, init="ones")
+            _normal(f"{prefix}.weight", outputs, inputs, dim=1, column_dim=0, std=std)
         )
-        if self.shape.family == "llama":
-            return RMSNorm(weight)
-        return LayerNorm(weight, self.declare(_zeros(f"{prefix}.bias", *size)))
+        bias = self._of_features(f"{prefix}.bias", "zeros") if self.has_biases else None
+        return RowParallel(
+            weight,
+            bias,
+            self.mesh.tp_group,
+            columns=self.mesh.column_group,
+            cuts_tokens=self.mesh.cuts_tokens,
+        )
+
+    def norm(self, prefix: str) -> LayerNorm | RMSNorm | DividedNorm:
+        weight, columns = self._of_features(f"{prefix}.weight", "ones"), self.mesh.column_group
+        has_bias = self.shape.family == "gpt"
+        bias = self._of_features(f"{prefix}.bias", "zeros") if has_bias else None
+        if columns is not None:
+            return DividedNorm(weight, bias, columns)
+        return RMSNorm(weight) if bias is None else LayerNorm(weight, bias)
+
+    def _of_features(self, name: str, init: Literal["zeros", "ones"]) -> ModelParameter:
+        """A number for each feature of the residual stream."""
+        size = (self.shape.hidden_size,)
+        part = ParameterPart(name=name, shape=size, shard_dim=None, column_dim=0, init=init)
+        return self.declare(part)
 
     def query_key_norm(self, prefix: str) -> QueryKeyNorm:
         """Norms of this rank's heads: its part of their weights' gradient is that of its heads."""
@@ -142,28 +164,39 @@ class StageBuilder:
         shape, positions = self.shape, None
         if shape.family == "gpt":
             positions = self.declare(
-                _normal("positions.weight", shape.seq_length, shape.hidden_size, dim=None)
+                _normal(
+                    "positions.weight",
+                    shape.seq_length,
+                    shape.hidden_size,
+                    dim=None,
+                    column_dim=1,
+                )
             )
         return Embedding(
             self.vocabulary("embedding.weight"),
             positions,
-            tp_rank=self.mesh.place.tp_rank,
-            group=self.mesh.tp_group,
-            cuts_tokens=self.mesh.cuts_tokens,
+            mesh=self.mesh,
             own_positions=self.mesh.own_positions(torch.arange(shape.seq_length))
             if self.mesh.cp_group is not None
             else None,
         )
 
     def vocabulary(self, name: str, *, counted: bool = True) -> ModelParameter:
-        part = _normal(name, self.shape.vocab_size, self.shape.hidden_size, dim=0)
+        shape = self.shape
+        part = _normal(name, shape.vocab_size, shape.hidden_size, dim=0, column_dim=0)
         return self.declare(part, counted=counted)
 
 
 def _normal(
-    name: str, rows: int, columns: int, *, dim: int | None, std: float = 0.02
+    name: str,
+    *shape: int,
+    dim: int | None,
+    column_dim: int | None = None,
+    std: float = 0.02,
 ) -> ParameterPart:
-    return ParameterPart(name=name, shape=(rows, columns), shard_dim=dim, init="normal", std=std)
+    return ParameterPart(
+        name=name, shape=shape, shard_dim=dim, column_dim=column_dim, init="normal", std=std
+    )
 
 
 def _whole(name: str, *sizes: int, init: Literal["normal", "ones"] = "normal") -> ParameterPart:
@@ -171,15 +204,16 @@ def _whole(name: str, *sizes: int, init: Literal["normal", "ones"] = "normal") -
     return ParameterPart(name=name, shape=sizes, shard_dim=None, init=init, partial_gradient=True)
 
 
-def _zeros(name: str, size: int, *, dim: int | None = None) -> ParameterPart:
+def _zeros(name: str, size: int, *, dim: int) -> ParameterPart:
     return ParameterPart(name=name, shape=(size,), shard_dim=dim, init="zeros")
 
 
 class Attention(nn.Module):
     """Causal attention over the heads of this rank.
 
-    Forward and backward: one all-reduce over tp each; under sequence parallelism one all-gather and
-    one reduce-scatter over tp each. Over cp it communicates as `context_parallel` says.
+    Forward and backward: one all-reduce over tp each, and over tensor columns; under sequence
+    parallelism one all-gather and one reduce-scatter over tp each. Over cp it communicates as
+    `context_parallel` says.
     """
 
     def __init__(self, build: StageBuilder, prefix: str, window: int | None = None) -> None:
@@ -272,7 +306,7 @@ class Stage(nn.Module):
         self.embedding = build.embedding() if self.is_first else None
         layers = mesh.layout.layers_of_stage(index, shape.num_layers)
         self.blocks = nn.ModuleList(Block(build, layer) for layer in layers)
-        self.recompute, self.tp_rank = recompute, mesh.place.tp_rank
+        self.recompute, self.mesh = recompute, mesh
         self.tied = shape.tied_embeddings
         self.final_norm = build.norm("final_norm") if self.is_last else None
         self.head = self._head(build) if self.is_last else None
@@ -317,9 +351,12 @@ class Stage(nn.Module):
             x_LH = recomputed(x_LH, block) if self.recompute == "full" else block(x_LH)
         if self.head is None or self.final_norm is None:
             return x_LH
-        logits_TV = self.head(self.final_norm(x_LH))
-        first_row = self.head.weight.shape[0] * self.tp_rank
-        return vocab_cross_entropy(logits_TV, targets_T, first_row, self.head.group)
+        x_LH = self.final_norm(x_LH)
+        if self.mesh.column_group is not None:
+            x_LH = whole_features(x_LH, self.mesh.column_group)
+        logits_TV = self.head(x_LH)
+        first_row = self.head.weight.shape[0] * self.mesh.vocabulary_rank
+        return vocab_cross_entropy(logits_TV, targets_T, first_row, self.mesh.vocabulary_group)
 
 
 class RankModel(nn.Module):

@@ -39,6 +39,13 @@ class Cut(NamedTuple):
 
     place: int
     parts: int
+    column: int = 0
+    """The same over tensor columns."""
+    columns: int = 1
+
+
+WHOLE: Final = Cut(0, 1)
+"""One rank holds the whole parameter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,16 +59,34 @@ class ParameterPart:
     shard_dim: int | None
     """Dim that is divided over tp, of experts over etp; None: each holds the whole parameter."""
     init: Literal["normal", "zeros", "ones"]
+    column_dim: int | None = None
+    """Dim that is divided over tensor columns, after tp where it is the same; None: each holds all
+    of it."""
     std: float = 0.02
     """Standard deviation, if init is "normal"."""
     partial_gradient: bool = False
     """Whether each tp rank has a part of the gradient of a parameter that it holds whole."""
 
-    def local_shape(self, count: int) -> tuple[int, ...]:
-        """Shape of one of so many slices."""
-        return tuple(
-            size // count if dim == self.shard_dim else size for dim, size in enumerate(self.shape)
-        )
+    def local_shape(self, cut: Cut) -> tuple[int, ...]:
+        """Shape of a slice."""
+        return tuple(size // self._slice(dim, cut)[1] for dim, size in enumerate(self.shape))
+
+    def offsets(self, cut: Cut) -> tuple[int, ...]:
+        """First index of a slice in each dim of the whole parameter."""
+        shape = self.local_shape(cut)
+        return tuple(self._slice(dim, cut)[0] * size for dim, size in enumerate(shape))
+
+    def _slice(self, dim: int, cut: Cut) -> tuple[int, int]:
+        """Place and number of the slices of one dim."""
+        place, parts = (cut.place, cut.parts) if dim == self.shard_dim else (0, 1)
+        if dim == self.column_dim:
+            return place * cut.columns + cut.column, parts * cut.columns
+        return place, parts
+
+    def is_first_copy(self, cut: Cut) -> bool:
+        """Whether a slice is the first of equal ones, over the axes that do not divide it."""
+        over_tp = self.shard_dim is not None or cut.place == 0
+        return over_tp and (self.column_dim is not None or cut.column == 0)
 
 
 class ModelParameter(nn.Parameter):
@@ -77,7 +102,8 @@ class ModelParameter(nn.Parameter):
     """Whether it belongs to experts, so that other ranks hold the same than of other parameters."""
     main_grad: Tensor
     counted: bool
-    """Whether this copy counts in the norm of the gradient (a tied embedding has two copies)."""
+    """Whether this copy counts in the norm of the gradient, and is written to checkpoints: ranks of
+    tp and of tensor columns may hold the same, and a tied embedding has two copies."""
     main_grad_is_stale: bool = False
     """Whether `main_grad` holds the previous step's gradient. The next gradient then overwrites it,
     which saves the pass that would clear it."""
@@ -168,11 +194,12 @@ def declare(
     *parts: ParameterPart, cut: Cut, counted: bool = True, of_experts: bool = False
 ) -> ModelParameter:
     """Declares a rank's slice of one logical parameter, or of several stacked along dim 0."""
-    shapes = [part.local_shape(cut.parts) for part in parts]
+    shapes = [part.local_shape(cut) for part in parts]
     shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
     parameter = ModelParameter(torch.empty(shape, device="meta"))
     parameter.parts, parameter.cut = parts, cut
-    parameter.counted, parameter.of_experts = counted, of_experts
+    parameter.counted = counted and parts[0].is_first_copy(cut)
+    parameter.of_experts = of_experts
     return parameter
 
 
@@ -185,23 +212,23 @@ def local_parts(parameter: ModelParameter, value: Tensor) -> Iterator[tuple[Para
     """The logical parameters' slices of a (fused) value of the parameter's shape, as views."""
     start = 0
     for part in parameter.parts:
-        rows = part.local_shape(parameter.cut.parts)[0]
+        rows = part.local_shape(parameter.cut)[0]
         yield part, value[start : start + rows]
         start += rows
 
 
-def initialise(value: Tensor, part: ParameterPart, *, seed: int, index: int) -> None:
-    """Initialises one slice of a logical parameter, the same numbers in every layout."""
+def initialise(value: Tensor, part: ParameterPart, *, seed: int, cut: Cut = WHOLE) -> None:
+    """Initialises a slice of a logical parameter, with the same numbers in every layout."""
     if part.init != "normal":
         value.fill_(1.0 if part.init == "ones" else 0.0)
         return
     row_elements = max(torch.Size(part.shape[1:]).numel(), 1)
     block_rows = max(_BLOCK_ELEMENTS // row_elements, 1)
-    first_row = index * value.shape[0] if part.shard_dim == 0 else 0
+    first_row, *others = part.offsets(cut)
     last_row = first_row + value.shape[0]
     columns = slice(None)
-    if part.shard_dim == 1:
-        columns = slice(index * value.shape[1], (index + 1) * value.shape[1])
+    if others:
+        columns = slice(others[0], others[0] + value.shape[1])
     generator = torch.Generator(device=value.device)
     for block in range(first_row // block_rows, -(-last_row // block_rows)):
         start, end = block * block_rows, min((block + 1) * block_rows, part.shape[0])

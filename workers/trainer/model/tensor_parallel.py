@@ -9,8 +9,12 @@ replace the all-reduces and send the same bytes. Norms, residuals and pipeline t
 1/tp of the tokens. Rank r holds the r-th contiguous part of the tokens of a micro-batch. Attention
 processes all of them.
 
+Tensor columns (arXiv:2305.13525) divide the other side of every weight, and the features of the
+residual stream: a column-parallel layer sums its outputs over columns, and a row-parallel layer the
+gradients of its inputs. Between the layers nothing moves, since their roles alternate.
+
 Shapes: T tokens of a micro-batch, L = T / tp tokens of this rank, I and O local input and output
-features.
+features, H hidden, C features of this rank.
 """
 
 # ruff: noqa: N803, N806 (tensors carry their shape in the name)
@@ -26,7 +30,9 @@ from torch.autograd import Function
 from workers.trainer.comm.collectives import (
     all_reduce,
     finish,
+    gather_columns,
     gather_rows,
+    scatter_columns,
     scatter_rows,
     start_all_reduce,
     start_gather_rows,
@@ -40,7 +46,8 @@ from workers.trainer.model.parameters import ModelParameter
 class ColumnLinear(Function):
     """y = x W^T + b with W divided by rows: each rank computes its own outputs for every token.
 
-    Forward: no communication; where tokens are cut, an all-gather of the input over tp. Backward:
+    Forward: no communication; where tokens are cut, an all-gather of the input over tp; an
+    all-reduce of the output over tensor columns. Backward:
     an all-reduce of the input gradient over tp (f in arXiv:1909.08053); where tokens are cut, a
     reduce-scatter. Either is started before the weight gradient is computed.
 
@@ -57,16 +64,21 @@ class ColumnLinear(Function):
         weight_OI: ModelParameter,
         bias_O: ModelParameter | None,
         group: AxisGroup | None,
+        columns: AxisGroup | None,
         cuts_tokens: bool,
     ) -> Tensor:
         ctx.token_group = group if cuts_tokens else None
         x_TI = x_LI if ctx.token_group is None else gather_rows(x_LI, ctx.token_group)
         ctx.save_for_backward(x_TI)
         ctx.weight_OI, ctx.bias_O, ctx.group = weight_OI, bias_O, group
-        return linear(x_TI, weight_OI, bias_O)
+        if columns is None:
+            return linear(x_TI, weight_OI, bias_O)
+        y_TO = linear(x_TI, weight_OI)
+        all_reduce(y_TO, columns)
+        return y_TO if bias_O is None else y_TO.add_(bias_O)
 
     @staticmethod
-    def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         (x_TI,) = ctx.saved_tensors
         grad_LI = grad_TI = input_gradient(grad_TO, ctx.weight_OI)
         if ctx.token_group is None:
@@ -76,7 +88,7 @@ class ColumnLinear(Function):
         ctx.weight_OI.add_product(grad_TO.t(), x_TI)
         _add_bias_gradient(ctx, grad_TO)
         finish(summing)
-        return grad_LI, None, None, None, None
+        return grad_LI, None, None, None, None, None
 
 
 class RowLinear(Function):
@@ -96,10 +108,11 @@ class RowLinear(Function):
         weight_OI: ModelParameter,
         bias_O: ModelParameter | None,
         group: AxisGroup | None,
+        columns: AxisGroup | None,
         cuts_tokens: bool,
     ) -> Tensor:
         ctx.save_for_backward(x_TI)
-        ctx.weight_OI, ctx.bias_O = weight_OI, bias_O
+        ctx.weight_OI, ctx.bias_O, ctx.columns = weight_OI, bias_O, columns
         ctx.token_group = group if cuts_tokens else None
         y_LO = linear(x_TI, weight_OI)
         if ctx.token_group is None:
@@ -111,18 +124,22 @@ class RowLinear(Function):
         return y_LO.add_(residual_LO)
 
     @staticmethod
-    def backward(ctx: Any, grad_LO: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad_LO: Tensor) -> tuple[Tensor, Tensor, None, None, None, None, None]:
         (x_TI,) = ctx.saved_tensors
         if ctx.token_group is None:
             grad_TI = input_gradient(grad_LO, ctx.weight_OI)
+            summing = start_all_reduce(grad_TI, ctx.columns)
             ctx.weight_OI.add_product(grad_LO.t(), x_TI)
             _add_bias_gradient(ctx, grad_LO)
-            return grad_TI, grad_LO, None, None, None, None
+            finish(summing)
+            return grad_TI, grad_LO, None, None, None, None, None
         grad_TO, gathering = start_gather_rows(grad_LO, ctx.token_group)
         _add_bias_gradient(ctx, grad_LO)
         finish(gathering)
         ctx.weight_OI.add_product(grad_TO.t(), x_TI)
-        return input_gradient(grad_TO, ctx.weight_OI), grad_LO, None, None, None, None
+        grad_TI = input_gradient(grad_TO, ctx.weight_OI)
+        all_reduce(grad_TI, ctx.columns)
+        return grad_TI, grad_LO, None, None, None, None, None
 
 
 def _add_bias_gradient(ctx: Any, grad_TO: Tensor) -> None:
@@ -130,17 +147,35 @@ def _add_bias_gradient(ctx: Any, grad_TO: Tensor) -> None:
         ctx.bias_O.add_gradient(grad_TO.sum(0))
 
 
+class GatherColumns(Function):
+    """The whole features of tokens, of which each rank of the tensor columns has some.
+
+    Forward: an all-gather over columns. Backward: a reduce-scatter over columns.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_TC: Tensor, columns: AxisGroup) -> Tensor:
+        ctx.columns = columns
+        return gather_columns(x_TC, columns)
+
+    @staticmethod
+    def backward(ctx: Any, grad_TH: Tensor) -> tuple[Tensor, None]:
+        return scatter_columns(grad_TH, ctx.columns), None
+
+
+whole_features: Callable[[Tensor, AxisGroup], Tensor] = GatherColumns.apply
 _column_linear: Callable[..., Tensor] = ColumnLinear.apply
 _row_linear: Callable[..., Tensor] = RowLinear.apply
 
 
 class _ParallelLinear(nn.Module):
-    """A linear layer that is divided over tp.
+    """A linear layer that is divided over tp and tensor columns.
 
     Args:
         weight: this rank's slice.
         bias: this rank's slice, or the whole bias of a row-parallel layer; None: there is none.
         group: the tp group; None: there is one rank.
+        columns: the group of tensor columns; None: there is one rank.
         cuts_tokens: whether the tokens beside the layer are divided over tp too.
     """
 
@@ -152,10 +187,12 @@ class _ParallelLinear(nn.Module):
         bias: ModelParameter | None,
         group: AxisGroup | None,
         *,
+        columns: AxisGroup | None = None,
         cuts_tokens: bool = False,
     ) -> None:
         super().__init__()
-        self.weight, self.group, self.cuts_tokens = weight, group, cuts_tokens
+        self.weight, self.group, self.columns = weight, group, columns
+        self.cuts_tokens = cuts_tokens
         self.register_parameter("bias", bias)
 
 
@@ -163,11 +200,15 @@ class ColumnParallel(_ParallelLinear):
     """A linear layer whose outputs are divided over tp. Its input may be this rank's tokens."""
 
     def forward(self, x_LI: Tensor) -> Tensor:
-        return _column_linear(x_LI, self.weight, self.bias, self.group, self.cuts_tokens)
+        return _column_linear(
+            x_LI, self.weight, self.bias, self.group, self.columns, self.cuts_tokens
+        )
 
 
 class RowParallel(_ParallelLinear):
     """A linear layer whose inputs are divided over tp; it adds its output to the residual."""
 
     def forward(self, x_TI: Tensor, residual_LO: Tensor) -> Tensor:
-        return _row_linear(x_TI, residual_LO, self.weight, self.bias, self.group, self.cuts_tokens)
+        return _row_linear(
+            x_TI, residual_LO, self.weight, self.bias, self.group, self.columns, self.cuts_tokens
+        )

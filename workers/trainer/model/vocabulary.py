@@ -1,4 +1,7 @@
-"""Embedding and cross-entropy, divided over tp by rows of the vocabulary (arXiv:1909.08053).
+"""Embedding and cross-entropy, divided by rows of the vocabulary (arXiv:1909.08053).
+
+Ranks of tp divide the vocabulary, and so do tensor columns; of the features between the layers a
+rank has those of its column.
 
 Shapes: T tokens of a micro-batch, B sequences, S positions, H hidden, V local rows of the
 vocabulary, C tokens of a chunk, L tokens of this rank under sequence parallelism.
@@ -16,8 +19,16 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from workers.trainer.comm.collectives import all_reduce, all_reduce_max, gather_rows, scatter_rows
+from workers.trainer.comm.collectives import (
+    all_reduce,
+    all_reduce_max,
+    gather_columns,
+    gather_rows,
+    scatter_columns,
+    scatter_rows,
+)
 from workers.trainer.comm.groups import AxisGroup
+from workers.trainer.comm.mesh import Mesh
 from workers.trainer.model.parameters import ModelParameter
 
 _CHUNK_ELEMENTS: Final = {"cpu": 1 << 18, "cuda": 1 << 28}
@@ -30,7 +41,8 @@ class VocabEmbedding(Function):
 
     Forward: all-reduce over tp of rows that are zero on all ranks but one. Backward: no
     communication. Under sequence parallelism, forward: reduce-scatter over tp; backward: all-gather
-    of the gradient over tp.
+    of the gradient over tp. With tensor columns, forward: before that a reduce-scatter of the
+    features over columns; backward: after it an all-gather of theirs.
     """
 
     @staticmethod
@@ -40,31 +52,36 @@ class VocabEmbedding(Function):
         weight_VH: ModelParameter,
         first_row: int,
         group: AxisGroup | None,
+        columns: AxisGroup | None,
         cuts_tokens: bool,
     ) -> Tensor:
-        ctx.weight_VH = weight_VH
+        ctx.weight_VH, ctx.columns = weight_VH, columns
         ctx.token_group = group if cuts_tokens else None
-        if group is None:
+        if group is None and columns is None:
             ctx.save_for_backward(ids_T, None)
             return F.embedding(ids_T, weight_VH)
         rows_T, elsewhere_T = _local_rows(ids_T, first_row, weight_VH.shape[0])
         ctx.save_for_backward(rows_T, elsewhere_T)
         x_TH = F.embedding(rows_T, weight_VH).masked_fill_(elsewhere_T[:, None], 0.0)
-        if cuts_tokens:
-            return scatter_rows(x_TH, group)
+        if columns is not None:
+            x_TH = scatter_columns(x_TH, columns)
+        if ctx.token_group is not None:
+            return scatter_rows(x_TH, ctx.token_group)
         all_reduce(x_TH, group)
         return x_TH
 
     @staticmethod
-    def backward(ctx: Any, grad_TH: Tensor) -> tuple[None, None, None, None, None]:
+    def backward(ctx: Any, grad_TH: Tensor) -> tuple[None, None, None, None, None, None]:
         rows_T, elsewhere_T = ctx.saved_tensors
         if ctx.token_group is not None:
             grad_TH = gather_rows(grad_TH, ctx.token_group)
+        if ctx.columns is not None:
+            grad_TH = gather_columns(grad_TH, ctx.columns)
         grad_TH = grad_TH.float()
         if elsewhere_T is not None:
             grad_TH = grad_TH.masked_fill(elsewhere_T[:, None], 0.0)
         ctx.weight_VH.add_rows(rows_T, grad_TH)
-        return None, None, None, None, None
+        return None, None, None, None, None, None
 
 
 class AddPositions(Function):
@@ -106,8 +123,9 @@ class AddOwnPositions(Function):
 class VocabCrossEntropy(Function):
     """Mean cross-entropy of a micro-batch, in fp32; overwrites fp32 logits.
 
-    Forward: two all-reduces over tp, first of the largest logit (so that no exponential overflows),
-    then of the sum of exponentials and the target's logit. Backward: no communication.
+    Forward: two all-reduces over the ranks that divide the vocabulary, first of the largest logit
+    (so that no exponential overflows), then of the sum of exponentials and the target's logit.
+    Backward: no communication.
     Both process a few rows at a time, which stay in the cache from the first operator to the last.
     """
 
@@ -196,21 +214,20 @@ class Embedding(nn.Module):
         weight: ModelParameter,
         positions: ModelParameter | None,
         *,
-        tp_rank: int,
-        group: AxisGroup | None,
-        cuts_tokens: bool = False,
+        mesh: Mesh,
         own_positions: Tensor | None = None,
     ) -> None:
         """`own_positions`: where ranks share each sequence, this rank's positions of one, (S,)."""
         super().__init__()
-        self.weight, self.group = weight, group
-        self.tp_rank, self.cuts_tokens = tp_rank, cuts_tokens
+        self.weight, self.group, self.columns = weight, mesh.tp_group, mesh.column_group
+        self.tp_rank, self.cuts_tokens = mesh.place.tp_rank, mesh.cuts_tokens
         self.own_positions = own_positions
         self.register_parameter("positions", positions)
-        self.first_row = tp_rank * weight.shape[0]
+        self.first_row = mesh.vocabulary_rank * weight.shape[0]
 
     def forward(self, ids_T: Tensor) -> Tensor:
-        x_TH = _embed(ids_T, self.weight, self.first_row, self.group, self.cuts_tokens)
+        groups = self.group, self.columns
+        x_TH = _embed(ids_T, self.weight, self.first_row, *groups, self.cuts_tokens)
         if self.positions is None:
             return x_TH
         if not self.cuts_tokens and self.own_positions is None:

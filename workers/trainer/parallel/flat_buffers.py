@@ -309,7 +309,7 @@ class FlatBuffers:
             parameter.main_grad = self.own_gradients(span).view(old.shape)
         with torch.no_grad():
             for part, value in local_parts(old, parameter):
-                initialise(value, part, seed=seed, index=old.cut.place)
+                initialise(value, part, seed=seed, cut=old.cut)
         slot = Slot(
             parameter=parameter, shape=old.shape, uses=uses, bucket=bucket, start=start, end=end
         )
@@ -424,15 +424,11 @@ def rectangles(slots: Iterable[Slot], span: Span) -> Iterator[Rectangle]:
     for slot in slots:
         part_start = slot.start
         for part in slot.parameter.parts:
-            cut = slot.parameter.cut
-            shape = part.local_shape(cut.parts)
+            shape = part.local_shape(slot.parameter.cut)
             part_end = part_start + prod(shape)
             first, last = max(span.start, part_start), min(span.end, part_end)
             if first < last:
-                corner = tuple(
-                    cut.place * size if dim == part.shard_dim else 0
-                    for dim, size in enumerate(shape)
-                )
+                corner = part.offsets(slot.parameter.cut)
                 for offsets, sizes in _boxes(shape, first - part_start, last - part_start):
                     yield Rectangle(
                         part=part,

@@ -73,11 +73,10 @@ class FlatOptimizer:
 
     def _counted(self, bucket: int) -> list[Tensor]:
         """The gradients of an owned span that this rank, and no other, counts in the norm."""
-        mesh, copies, views = self.mesh, self.flat.copies[bucket], []
+        copies, views = self.flat.copies[bucket], list[Tensor]()
         counted = self.spans[bucket].share(copies.num_replicas, copies.replica_rank)
         for slot in self.flat.slots:
-            elsewhere = slot.parameter.replicated and mesh.place.tp_rank > 0
-            if slot.parameter.counted and not elsewhere:
+            if slot.parameter.counted:
                 overlaps = slot.overlaps([counted])
                 views += [self.flat.own_gradients(Span(*overlap)) for overlap in overlaps]
         return views

@@ -207,8 +207,8 @@ def breakdown_of(parts_s: Mapping[Part, float], layout: Layout, *, step_time_s: 
     whose last stages finish first; else dp, else cp, else tp. An axis of one rank has no time,
     except dp under cp, over which gradients are summed too.
     """
-    axes: dict[Part, int] = {"pp": layout.pp, "dp": layout.dp_cp, "cp": layout.cp, "tp": layout.tp}
-    axes["ep"] = layout.ep * layout.etp
+    axes: dict[Part, int] = {"pp": layout.pp, "dp": layout.dp_cp, "cp": layout.cp}
+    axes |= {"tp": layout.tp_ranks, "ep": layout.ep * layout.etp}
     exposed_s = {name: parts_s[name] if size > 1 else 0.0 for name, size in axes.items()}
     waiting = next((name for name, size in axes.items() if size > 1), None)
     if waiting is not None:

@@ -23,7 +23,7 @@ from tests.workers.trainer.cases import (
     on_layout,
     over_axes,
 )
-from workers.trainer.model.parameters import ParameterPart, initialise
+from workers.trainer.model.parameters import Cut, ParameterPart, initialise
 from workers.trainer.parallel import flat_buffers
 from workers.trainer.parallel.flat_buffers import ALIGNMENT, MAX_BUCKETS, plan_flat
 from workers.trainer.training import Training
@@ -146,13 +146,13 @@ def test_slices_of_a_parameter_are_drawn_as_parts_of_the_whole(shard_dim: int) -
     """Larger than one block of the generator, so that slices start in the middle of blocks."""
     part = ParameterPart(name="w", shape=(600, 500), shard_dim=shard_dim, init="normal")
     whole = torch.empty(part.shape)
-    initialise(whole, part, seed=7, index=0)
+    initialise(whole, part, seed=7)
     slices = []
     for rank in range(3):
         size = [600, 500]
         size[shard_dim] = -(-size[shard_dim] // 3) if shard_dim == 0 else 500 // 4
         value = torch.empty(size)
-        initialise(value, part, seed=7, index=rank)
+        initialise(value, part, seed=7, cut=Cut(rank, 3 if shard_dim == 0 else 4))
         slices.append(value)
     joined = torch.cat(slices, dim=shard_dim)
     assert torch.equal(joined, whole.narrow(shard_dim, 0, joined.shape[shard_dim]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.workers.trainer.cases import make_layout, make_shape, on_layout
+from search_spaces.mesh import Coordinates
+from tests.workers.trainer.cases import lone_mesh, make_layout, make_shape, on_layout
 from tests.workers.trainer.parallel_layers import (
     TP,
     CountingCollectives,
@@ -91,9 +93,10 @@ def test_an_embedding_looks_up_each_row_where_it_lies_and_knows_the_positions_of
 
     def work(rank: int, group: Any) -> list[Tensor]:
         rows = slice(rank * 6, rank * 6 + 6)
-        layer = Embedding(
-            weight(w[rows]), weight(positions), tp_rank=rank, group=group, cuts_tokens=cuts_tokens
-        )
+        layout = make_layout(tp=2, sequence_parallel=cuts_tokens)
+        place = Coordinates(tp_rank=rank, dp_rank=0, pp_rank=0)
+        mesh = replace(lone_mesh(layout), place=place, tp_group=group)
+        layer = Embedding(weight(w[rows]), weight(positions), mesh=mesh)
         y = layer(ids)
         y.backward(dy[tokens_of(rank, cuts_tokens=cuts_tokens)])
         assert layer.positions is not None
