@@ -13,7 +13,7 @@ from search_spaces.spec.cluster import detect_local_cpu
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.rules import violations
-from workers.trainer.comm.mesh import build_mesh
+from workers.trainer.comm.mesh import EVERY_OVERLAP, Overlap, build_mesh
 from workers.trainer.device_peak import matmul_peak
 from workers.trainer.errors import LayoutUnsupportedError, RankContextInvalidError
 from workers.trainer.memory import enforce_limit, refuse_over_limit
@@ -60,6 +60,8 @@ class TrainingSettings:
     for a GPT, whose norms and activation are single kernels."""
     balanced_routing: bool = False
     """Whether each expert gets the same number of tokens, in place of what the router chooses."""
+    overlaps: frozenset[Overlap] = EVERY_OVERLAP
+    """What communication runs beside computation; a benchmark turns some of it off."""
 
 
 def open_training(settings: TrainingSettings, ctx: RankContext) -> Training:
@@ -90,6 +92,7 @@ def open_training(settings: TrainingSettings, ctx: RankContext) -> Training:
         tied_embeddings=settings.model.tied_embeddings,
         has_experts=settings.model.num_experts > 0,
         timeout=timeout,
+        overlaps=settings.overlaps,
     )
     if settings.memory_limit_bytes is not None:
         need_bytes = persistent_bytes(settings.model, mesh, settings.optimizer)

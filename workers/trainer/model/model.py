@@ -14,7 +14,7 @@ layers: T / tp under sequence parallelism, else T.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -66,13 +66,16 @@ class StageBuilder:
             bias = self.declare(
                 *(_zeros(f"{prefix}.{name}.bias", size, dim=0) for name, size in outputs.items())
             )
-        return ColumnParallel(
-            weight,
-            bias,
-            self.mesh.tp_group,
-            columns=self.mesh.column_group,
-            cuts_tokens=self.mesh.cuts_tokens,
-        )
+        return ColumnParallel(weight, bias, self.mesh.tp_group, **self.divided)
+
+    @property
+    def divided(self) -> dict[str, Any]:
+        """How linear layers are divided over other ranks than those of tp."""
+        return {
+            "columns": self.mesh.column_group,
+            "cuts_tokens": self.mesh.cuts_tokens,
+            "overlaps": "all_reduce" in self.mesh.overlaps,
+        }
 
     @property
     def row_std(self) -> float:
@@ -89,13 +92,7 @@ class StageBuilder:
             _normal(f"{prefix}.weight", outputs, inputs, dim=1, column_dim=0, std=std)
         )
         bias = self._of_features(f"{prefix}.bias", "zeros") if self.has_biases else None
-        return RowParallel(
-            weight,
-            bias,
-            self.mesh.tp_group,
-            columns=self.mesh.column_group,
-            cuts_tokens=self.mesh.cuts_tokens,
-        )
+        return RowParallel(weight, bias, self.mesh.tp_group, **self.divided)
 
     def norm(self, prefix: str) -> LayerNorm | RMSNorm | DividedNorm:
         weight, columns = self._of_features(f"{prefix}.weight", "ones"), self.mesh.column_group
@@ -318,8 +315,10 @@ class Stage(nn.Module):
             weight = self.embedding.weight
         else:
             weight = build.vocabulary("embedding.weight", counted=False)
-        mesh = build.mesh
-        return ColumnParallel(weight, None, mesh.tp_group, cuts_tokens=mesh.cuts_tokens)
+        # Its input has whole features, of which the columns have no part (`whole_features`).
+        return ColumnParallel(
+            weight, None, build.mesh.tp_group, **build.divided | {"columns": None}
+        )
 
     @property
     def tied_weight(self) -> ModelParameter | None:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from workers.trainer.comm.collectives import (
+    Pending,
     all_reduce,
     finish,
     gather_columns,
@@ -63,32 +64,30 @@ class ColumnLinear(Function):
         x_LI: Tensor,
         weight_OI: ModelParameter,
         bias_O: ModelParameter | None,
-        group: AxisGroup | None,
-        columns: AxisGroup | None,
-        cuts_tokens: bool,
+        layer: _ParallelLinear,
     ) -> Tensor:
-        ctx.token_group = group if cuts_tokens else None
-        x_TI = x_LI if ctx.token_group is None else gather_rows(x_LI, ctx.token_group)
+        x_TI = x_LI if layer.token_group is None else gather_rows(x_LI, layer.token_group)
         ctx.save_for_backward(x_TI)
-        ctx.weight_OI, ctx.bias_O, ctx.group = weight_OI, bias_O, group
-        if columns is None:
+        ctx.weight_OI, ctx.bias_O, ctx.layer = weight_OI, bias_O, layer
+        if layer.columns is None:
             return linear(x_TI, weight_OI, bias_O)
         y_TO = linear(x_TI, weight_OI)
-        all_reduce(y_TO, columns)
+        all_reduce(y_TO, layer.columns)
         return y_TO if bias_O is None else y_TO.add_(bias_O)
 
     @staticmethod
-    def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+    def backward(ctx: Any, grad_TO: Tensor) -> tuple[Tensor, None, None, None]:
         (x_TI,) = ctx.saved_tensors
         grad_LI = grad_TI = input_gradient(grad_TO, ctx.weight_OI)
-        if ctx.token_group is None:
-            summing = start_all_reduce(grad_TI, ctx.group)
+        if ctx.layer.token_group is None:
+            summing = start_all_reduce(grad_TI, ctx.layer.group)
         else:
-            grad_LI, summing = start_scatter_rows(grad_TI, ctx.token_group)
+            grad_LI, summing = start_scatter_rows(grad_TI, ctx.layer.token_group)
+        summing = ctx.layer.beside(summing)
         ctx.weight_OI.add_product(grad_TO.t(), x_TI)
         _add_bias_gradient(ctx, grad_TO)
         finish(summing)
-        return grad_LI, None, None, None, None, None
+        return grad_LI, None, None, None
 
 
 class RowLinear(Function):
@@ -107,39 +106,36 @@ class RowLinear(Function):
         residual_LO: Tensor,
         weight_OI: ModelParameter,
         bias_O: ModelParameter | None,
-        group: AxisGroup | None,
-        columns: AxisGroup | None,
-        cuts_tokens: bool,
+        layer: _ParallelLinear,
     ) -> Tensor:
         ctx.save_for_backward(x_TI)
-        ctx.weight_OI, ctx.bias_O, ctx.columns = weight_OI, bias_O, columns
-        ctx.token_group = group if cuts_tokens else None
+        ctx.weight_OI, ctx.bias_O, ctx.layer = weight_OI, bias_O, layer
         y_LO = linear(x_TI, weight_OI)
-        if ctx.token_group is None:
-            all_reduce(y_LO, group)
+        if layer.token_group is None:
+            all_reduce(y_LO, layer.group)
         else:
-            y_LO = scatter_rows(y_LO, ctx.token_group)
+            y_LO = scatter_rows(y_LO, layer.token_group)
         if bias_O is not None:
             y_LO.add_(bias_O)
         return y_LO.add_(residual_LO)
 
     @staticmethod
-    def backward(ctx: Any, grad_LO: Tensor) -> tuple[Tensor, Tensor, None, None, None, None, None]:
-        (x_TI,) = ctx.saved_tensors
-        if ctx.token_group is None:
+    def backward(ctx: Any, grad_LO: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        (x_TI,), layer = ctx.saved_tensors, ctx.layer
+        if layer.token_group is None:
             grad_TI = input_gradient(grad_LO, ctx.weight_OI)
-            summing = start_all_reduce(grad_TI, ctx.columns)
+            summing = layer.beside(start_all_reduce(grad_TI, layer.columns))
             ctx.weight_OI.add_product(grad_LO.t(), x_TI)
             _add_bias_gradient(ctx, grad_LO)
             finish(summing)
-            return grad_TI, grad_LO, None, None, None, None, None
-        grad_TO, gathering = start_gather_rows(grad_LO, ctx.token_group)
+            return grad_TI, grad_LO, None, None, None
+        grad_TO, gathering = start_gather_rows(grad_LO, layer.token_group)
         _add_bias_gradient(ctx, grad_LO)
         finish(gathering)
         ctx.weight_OI.add_product(grad_TO.t(), x_TI)
         grad_TI = input_gradient(grad_TO, ctx.weight_OI)
-        all_reduce(grad_TI, ctx.columns)
-        return grad_TI, grad_LO, None, None, None, None, None
+        all_reduce(grad_TI, layer.columns)
+        return grad_TI, grad_LO, None, None, None
 
 
 def _add_bias_gradient(ctx: Any, grad_TO: Tensor) -> None:
@@ -177,6 +173,7 @@ class _ParallelLinear(nn.Module):
         group: the tp group; None: there is one rank.
         columns: the group of tensor columns; None: there is one rank.
         cuts_tokens: whether the tokens beside the layer are divided over tp too.
+        overlaps: whether the input gradient is summed while the weight gradient is computed.
     """
 
     bias: ModelParameter | None
@@ -189,26 +186,30 @@ class _ParallelLinear(nn.Module):
         *,
         columns: AxisGroup | None = None,
         cuts_tokens: bool = False,
+        overlaps: bool = True,
     ) -> None:
         super().__init__()
         self.weight, self.group, self.columns = weight, group, columns
-        self.cuts_tokens = cuts_tokens
+        self.token_group, self.overlaps = group if cuts_tokens else None, overlaps
         self.register_parameter("bias", bias)
+
+    def beside(self, work: Pending | None) -> Pending | None:
+        """The work to wait for after what follows; without overlap it is awaited here."""
+        if self.overlaps:
+            return work
+        finish(work)
+        return None
 
 
 class ColumnParallel(_ParallelLinear):
     """A linear layer whose outputs are divided over tp. Its input may be this rank's tokens."""
 
     def forward(self, x_LI: Tensor) -> Tensor:
-        return _column_linear(
-            x_LI, self.weight, self.bias, self.group, self.columns, self.cuts_tokens
-        )
+        return _column_linear(x_LI, self.weight, self.bias, self)
 
 
 class RowParallel(_ParallelLinear):
     """A linear layer whose inputs are divided over tp; it adds its output to the residual."""
 
     def forward(self, x_TI: Tensor, residual_LO: Tensor) -> Tensor:
-        return _row_linear(
-            x_TI, residual_LO, self.weight, self.bias, self.group, self.columns, self.cuts_tokens
-        )
+        return _row_linear(x_TI, residual_LO, self.weight, self.bias, self)

@@ -46,6 +46,7 @@ class GatheredWeights:
         self._works: dict[int, list[Pending | None]] = {}
         self._views: dict[tuple[int, Span], list[Tensor]] = {}
         self._at = -1
+        self._looks_ahead = "gather" in model.mesh.overlaps
         for number, layer in enumerate(model.layers):
             layer[0].register_forward_pre_hook(partial(self._before_forward, number))
             if not isinstance(layer[0], Embedding):
@@ -79,7 +80,9 @@ class GatheredWeights:
                 self._start(after)
 
     def _fits(self, layer: int) -> bool:
-        return self._window.fits(self.flat.plan.size(*self.flat.plan.layers[layer]))
+        return self._looks_ahead and self._window.fits(
+            self.flat.plan.size(*self.flat.plan.layers[layer])
+        )
 
     def _start(self, layer: int) -> None:
         plan, buckets = self.flat.plan, self.flat.plan.layers[layer]

@@ -100,6 +100,10 @@ class GradientReduction:
             self._pending.append(start_sum_of_shares(whole, copies.shard_group, tag=index))
         else:
             self._pending.append(start_all_reduce(whole, copies.replica_group))
+        if "scatter" not in self.mesh.overlaps:
+            self._end_scatter(index)
+            finish(self._pending[index])
+            self._pending[index] = None
 
     def _end_scatter(self, index: int) -> None:
         """Waits for the sum over the shard group, and starts the sum over the replica group."""

@@ -117,6 +117,9 @@ class ShardedGradients(GradientReduction):
             work = start_sum_of_shares(
                 whole, group, tag=bucket, into=share, accumulates=not is_first
             )
+            if "scatter" not in self.mesh.overlaps:
+                finish(work)
+                work = None
         self._sent.append(_Sent(bucket, span, work))
         self._unsent[bucket] -= 1
         if self._unsent[bucket]:

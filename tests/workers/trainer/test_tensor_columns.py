@@ -1,0 +1,231 @@
+"""Tensor columns: every layout with them trains as one process does, and sends what it should."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.model_shape import ModelShape
+from tests.workers.trainer.cases import (
+    ADAMW,
+    COLUMNS,
+    CUT,
+    DP,
+    PP,
+    REPLICAS,
+    TP,
+    VPP,
+    ZERO,
+    ZERO_2,
+    ZERO_3,
+    assert_bitwise_equal,
+    assert_same_training,
+    make_layout,
+    make_shape,
+    movement,
+    on_layout,
+    over_axes,
+    relative_l2,
+    train,
+)
+from tests.workers.trainer.parallel_layers import drawn, gradient, weight
+from tests.workers.trainer.ranks import run_ranks
+from tests.workers.trainer.test_parity import CLIPPED, SGD, reference
+from tests.workers.trainer.tolerances import assert_close, parameter_error
+from workers.trainer.comm import collectives
+from workers.trainer.comm.mesh import EVERY_OVERLAP, build_mesh
+from workers.trainer.model.divided_norms import DividedNorm
+from workers.trainer.training import Training
+
+pytestmark = pytest.mark.ranks
+
+FAMILIES = pytest.mark.parametrize("family", ["gpt", "llama"])
+LAYOUTS = [
+    {},
+    {"tp_columns": 4},
+    TP,
+    CUT,
+    PP,
+    DP,
+    ZERO,
+    ZERO_2,
+    ZERO_3,
+    VPP,
+    *({"cp": 2, "cp_comm_type": kind} for kind in ("all_gather", "p2p", "a2a")),
+    {"recompute": "full"},
+    {"recompute": "selective"},
+]
+"""Beside two columns: every other axis at four ranks."""
+OF_EIGHT = [
+    TP | PP,
+    CUT | ZERO_3,
+    REPLICAS | {"zero_stage": 3},
+    TP | {"cp": 2, "recompute": "full"},
+    {"tp_columns": 4} | PP,
+]
+
+
+@pytest.mark.sampled(6)
+@FAMILIES
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@over_axes(*LAYOUTS, slow=OF_EIGHT)
+def test_columns_beside_every_other_axis_follow_the_reference(
+    family: str, tied: bool, axes: dict[str, Any]
+) -> None:
+    shape = make_shape(family, num_layers=4, num_kv_heads=4, tied_embeddings=tied)
+    found, expected = train(shape, make_layout(**COLUMNS | axes)), reference(shape, ADAMW)
+    assert_same_training(found, expected)
+    assert found.losses == pytest.approx(expected.losses, rel=1e-5)
+
+
+@pytest.mark.parametrize("settings", [SGD, replace(SGD, clip_grad_norm=0.5)], ids=["free", "clip"])
+@FAMILIES
+@over_axes({}, TP, CUT, ZERO_3, PP)
+def test_sgd_and_clipping_move_every_weight_as_the_reference_does(
+    family: str, axes: dict[str, Any], settings: Any
+) -> None:
+    """A gradient that is summed twice, or counted twice in the norm, shows here."""
+    shape = make_shape(family, tied_embeddings=family == "gpt")
+    found = train(shape, make_layout(**COLUMNS | axes), settings)
+    expected = reference(shape, settings)
+    assert found.grad_norms == pytest.approx(expected.grad_norms, rel=1e-5)
+    moved, should = movement(found), movement(expected)
+    for name in moved:
+        allowed = parameter_error(shape)
+        assert relative_l2({name: moved[name]}, {name: should[name]}) < allowed, name
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@FAMILIES
+@over_axes({}, TP, ZERO_3, {"recompute": "full"})
+def test_16_bits_follow_fp32(family: str, axes: dict[str, Any], precision: str) -> None:
+    shape = make_shape(family)
+    found = train(shape, make_layout(**COLUMNS | axes | {"precision": precision}), CLIPPED)
+    assert_same_training(found, train(shape, make_layout(), CLIPPED))
+
+
+@FAMILIES
+@over_axes(PP, {"recompute": "full"}, {"recompute": "selective"})
+def test_what_changes_no_sum_changes_no_bit(family: str, axes: dict[str, Any]) -> None:
+    shape = make_shape(family)
+    alone = train(shape, make_layout(**COLUMNS))
+    assert_bitwise_equal(train(shape, make_layout(**COLUMNS | axes)), alone)
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+@pytest.mark.parametrize("middle", [0.0, 300.0])
+def test_a_norm_has_the_statistics_of_all_features(kind: str, middle: float) -> None:
+    """Features of unequal scale: the two halves alone have other statistics than the whole."""
+    x, w, b, dy = (drawn(*s, seed=i) for i, s in enumerate([(6, 8), (8,), (8,), (6, 8)]))
+    x = x * torch.tensor([0.01, 0.1, 1.0, 2.0, 10.0, 30.0, 50.0, 100.0]) + middle
+
+    def work(rank: int) -> list[Any]:
+        columns = build_mesh(rank, make_layout(tp_columns=2), tied_embeddings=False).column_group
+        assert columns is not None
+        own = slice(rank * 4, rank * 4 + 4)
+        norm = DividedNorm(weight(w[own]), weight(b[own]) if kind == "layer" else None, columns)
+        x_in = x[:, own].clone().requires_grad_()
+        y = norm(x_in)
+        y.backward(dy[:, own])
+        weights = [norm.weight, *([] if norm.bias is None else [norm.bias])]
+        values = [y, x_in.grad, *map(gradient, weights)]
+        return [value.detach().numpy() for value in values]  # type: ignore[union-attr]
+
+    parts = [[torch.from_numpy(a) for a in found] for found in run_ranks(2, work)]
+    dense = [t.double().requires_grad_() for t in (x, w, b)]
+    if kind == "layer":
+        y = F.layer_norm(dense[0], (8,), dense[1], dense[2], 1e-5)
+    else:
+        y = F.rms_norm(dense[0], (8,), dense[1], 1e-5)
+    y.backward(dy.double())
+    expected = [y.detach(), *(t.grad for t in dense if t.grad is not None)]
+    for index, value in enumerate(expected):
+        found = torch.cat([each[index] for each in parts], dim=-1)
+        assert_close(found, value.float(), length=8 * 30)
+
+
+@FAMILIES
+@over_axes(COLUMNS | TP, {"tp_columns": 2} | ZERO_3, TP | ZERO_2, COLUMNS | ZERO)
+def test_communication_beside_computation_changes_no_bit(family: str, axes: dict[str, Any]) -> None:
+    shape, layout = make_shape(family), make_layout(**axes)
+
+    def steps(training: Training) -> list[tuple[float, float]]:
+        stats = [training.step(training.batch(step)) for step in range(3)]
+        return [(each.loss, each.grad_norm) for each in stats]
+
+    found = [
+        on_layout(layout, steps, shape, overlaps=overlaps)
+        for overlaps in (EVERY_OVERLAP, *(EVERY_OVERLAP - {name} for name in EVERY_OVERLAP), set())
+    ]
+    assert all(each == found[0] for each in found)
+
+
+def sent_in_blocks(
+    layout: Layout, shape: ModelShape, monkeypatch: pytest.MonkeyPatch
+) -> list[dict[str, Counter[str]]]:
+    """By rank, of a pass forward and one backward through the blocks: elements, by operation."""
+
+    def work(training: Training) -> dict[str, Counter[str]]:
+        mesh, sent = training.mesh, {"tp": Counter[str](), "columns": Counter[str]()}
+        axes = {id(mesh.tp_group): "tp", id(mesh.column_group): "columns"}
+        sums = collectives.start_all_reduce
+
+        def counted(tensor: Tensor, group: Any, *others: Any) -> Any:
+            if group is not None:
+                what = "norms" if tensor.dim() == 2 and len(tensor) <= 2 else "layers"
+                sent[axes[id(group)]][f"{when}, {what}"] += tensor.numel()
+            return sums(tensor, group, *others)
+
+        for module in ("comm.collectives", "model.tensor_parallel", "model.divided_norms"):
+            monkeypatch.setattr(f"workers.trainer.{module}.start_all_reduce", counted)
+        tokens = layout.micro_batch_size * shape.seq_length
+        x = torch.randn(tokens, shape.hidden_size // layout.tp_columns).requires_grad_()
+        training.reduction.begin()
+        when, y = "forward", x
+        for block in training.model.stages[0].blocks:
+            y = block(y)
+        when = "backward"
+        y.sum().backward()
+        return sent
+
+    return on_layout(layout, work, shape)
+
+
+@FAMILIES
+@pytest.mark.parametrize(
+    ("tp", "columns"), [(1, 2), (2, 2), (4, 2), (2, 4), (1, 4), (1, 8), (8, 1), (4, 1)]
+)
+def test_a_rank_sums_as_many_elements_as_the_formulas_say(
+    family: str, tp: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With t tokens, H features, F and u of the feed-forward, q of query, key and value.
+
+    Of a layer over columns t (q + u) / r forward, and t (H + F) / r backward; over tp 2 t H / c
+    each. Statistics of a norm: two a token, of an RMSNorm one.
+    """
+    shape = make_shape(family, num_heads=8, num_kv_heads=8, num_layers=2)
+    layout = Layout(tp=tp, tp_columns=columns, micro_batch_size=2, num_microbatches=1)
+    t, h, f = 2 * shape.seq_length, shape.hidden_size, shape.ffn_hidden_size
+    q, u = h + 2 * shape.kv_hidden_size, f if family == "gpt" else 2 * f
+    norms = 2 * 2 * t * (2 if family == "gpt" else 1)
+    of_tp = {
+        "forward, layers": 2 * 2 * t * h // columns,
+        "backward, layers": 2 * 2 * t * h // columns,
+    }
+    of_columns = {
+        "forward, layers": 2 * t * (q + u) // tp,
+        "backward, layers": 2 * t * (h + f) // tp,
+        "forward, norms": norms,
+        "backward, norms": norms,
+    }
+    expected = {"tp": of_tp if tp > 1 else {}, "columns": of_columns if columns > 1 else {}}
+    for found in sent_in_blocks(layout, shape, monkeypatch):
+        assert found == expected
