@@ -24,6 +24,15 @@ def test_ranks_and_coordinates_are_one_to_one_and_tp_varies_fastest() -> None:
     assert [p.pp_rank for p in places[::8]] == [0, 1, 2]
 
 
+def test_tensor_columns_vary_faster_than_tp() -> None:
+    layout = Layout(tp=2, tp_columns=3, cp=2, dp=2, pp=2)
+    places = [coordinates(rank, layout) for rank in range(layout.num_devices)]
+    assert [global_rank(place, layout) for place in places] == list(range(48))
+    assert [p.column_rank for p in places[:6]] == [0, 1, 2, 0, 1, 2]
+    assert [p.tp_rank for p in places[:12:3]] == [0, 1, 0, 1]
+    assert [p.cp_rank for p in places[:24:6]] == [0, 1, 0, 1]
+
+
 @pytest.mark.parametrize(
     ("axis", "groups"),
     [

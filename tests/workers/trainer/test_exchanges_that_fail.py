@@ -1,4 +1,4 @@
-"""Out of memory, a dead rank, a silent one: where layers exchange tokens over cp or ep."""
+"""Out of memory, a dead rank, a silent one: where layers communicate over cp, ep or columns."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ CASES = pytest.mark.parametrize(
             for kind in CP_COMM_TYPES
         ),
         pytest.param(make_shape("moe"), {"dp": 2, "ep": 2}, id="ep"),
+        pytest.param(make_shape("gpt"), {"tp_columns": 2}, id="columns"),
     ],
 )
 

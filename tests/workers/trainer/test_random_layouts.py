@@ -48,6 +48,7 @@ CLIPPING = [None, 0.5]
 SPACE = SearchSpace(
     global_batch_size=GLOBAL_BATCH,
     tp=(1, 2, 4, 8),
+    tp_columns=(1, 2, 4),
     cp=(1, 2, 4),
     cp_comm_type=CP_COMM_TYPES,
     pp=(1, 2, 4, 8),
@@ -61,7 +62,13 @@ SPACE = SearchSpace(
     sequence_parallel=(False, True),
 )
 OF_EXPERTS = replace(
-    SPACE, tp=(1, 2), ep=(1, 2, 4), etp=(1, 2, 4), vpp=(1, 2), pipeline_split=("layers", "head")
+    SPACE,
+    tp=(1, 2),
+    tp_columns=1,
+    ep=(1, 2, 4),
+    etp=(1, 2, 4),
+    vpp=(1, 2),
+    pipeline_split=("layers", "head"),
 )
 """For models with experts; with fewer values of other knobs, for there may not be too many."""
 
@@ -78,7 +85,16 @@ def legal_layouts(model: ModelShape, *, num_devices: int) -> list[Layout]:
 def _degrees(layout: Layout) -> tuple[Any, ...]:
     cp = layout.cp, layout.cp_comm_type
     experts = layout.ep, layout.etp
-    return layout.tp, *cp, layout.pp, layout.dp, *experts, layout.vpp, layout.pipeline_split
+    return (
+        layout.tp,
+        layout.tp_columns,
+        *cp,
+        layout.pp,
+        layout.dp,
+        *experts,
+        layout.vpp,
+        layout.pipeline_split,
+    )
 
 
 @st.composite
@@ -103,7 +119,7 @@ def test_the_rules_open_every_knob_to_the_drawn_layouts() -> None:
     four = [layout for model in MODELS for layout in legal_layouts(model, num_devices=4)]
     eight = [layout for model in MODELS for layout in legal_layouts(model, num_devices=8)]
     for layouts in (four, eight):
-        degrees = ("tp", "cp", "pp", "dp", "ep", "etp")
+        degrees = ("tp", "tp_columns", "cp", "pp", "dp", "ep", "etp")
         for knob in (*degrees, "cp_comm_type", "micro_batch_size", "zero_stage"):
             assert len({getattr(layout, knob) for layout in layouts}) > 1, knob
         assert {layout.recompute for layout in layouts} == set(RECOMPUTE_MODES)

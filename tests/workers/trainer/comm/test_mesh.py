@@ -26,15 +26,17 @@ pytestmark = pytest.mark.ranks
 
 
 @pytest.mark.parametrize("pp", [2, 3, 4])
+@pytest.mark.parametrize("tp_columns", [1, 2])
 @pytest.mark.parametrize(
     ("tp", "cp", "dp"), [(1, 1, 1), (2, 1, 2), (1, 1, 4), (2, 2, 2), (1, 4, 1)]
 )
 def test_every_rank_makes_as_many_groups_as_its_peers(
-    monkeypatch: pytest.MonkeyPatch, tp: int, cp: int, pp: int, dp: int
+    monkeypatch: pytest.MonkeyPatch, tp: int, cp: int, pp: int, dp: int, tp_columns: int
 ) -> None:
     """NCCL splits the world's communicator for each: whoever stays away lets all others wait."""
     copies = 2 if cp * dp == 4 else 1
-    layout = make_layout(tp=tp, cp=cp, pp=pp, dp=dp, zero_stage=1, zero_replicas=copies)
+    sharded = {"zero_stage": 1, "zero_replicas": copies}
+    layout = make_layout(tp=tp, tp_columns=tp_columns, cp=cp, pp=pp, dp=dp, **sharded)
     world = range(layout.num_devices)
     made = [_groups_that_are_made(monkeypatch, rank, layout) for rank in world]
     assert len({len(groups) for groups in made}) == 1

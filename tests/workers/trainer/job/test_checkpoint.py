@@ -94,6 +94,8 @@ LAYOUTS = {
     "hybrid": make_layout(
         dp=4, zero_stage=3, zero_replicas=2, micro_batch_size=1, num_microbatches=2
     ),
+    "columns": make_layout(tp_columns=2, tp=2),
+    "columns-zero": make_layout(tp_columns=2, dp=2, zero_stage=3),
     "experts": make_layout(dp=2, ep=2),
     "experts-zero": make_layout(dp=4, ep=2, zero_stage=1, micro_batch_size=1, num_microbatches=2),
     "experts-tp": make_layout(dp=2, ep=2, etp=2, zero_stage=3, **CUT),
@@ -125,6 +127,10 @@ LAYOUTS = {
         ("llama", "tp", "context"),
         ("gpt", "context-groups", "pp"),
         ("llama", "replicas", "context-groups"),
+        ("gpt", "alone", "columns"),
+        ("gpt", "columns", "zero-pp"),
+        ("llama", "columns", "columns-zero"),
+        ("llama", "columns-zero", "tp"),
         ("moe", "alone", "experts"),
         ("moe", "experts-zero", "alone"),
         ("moe", "experts", "experts-tp"),
