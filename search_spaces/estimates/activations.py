@@ -1,7 +1,7 @@
 """What a layer holds on one rank for each token of a micro-batch, in elements.
 
-With sequence parallelism tp divides the tokens between layers. A mixture of experts takes them as
-they are, gathered over etp.
+With sequence parallelism tp divides the tokens between layers, and tensor columns divide their
+features there. A mixture of experts takes tokens as they are, gathered over etp.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _inputs_beyond(columns: LayoutColumns, model: ModelShape) -> Floats:
 
     There are two of them over tp. Experts gather theirs over etp, beside that of a shared one.
     """
-    h, part = model.hidden_size, residual_elements(columns, model)
+    h, part = _features(columns, model), residual_elements(columns, model)
     if not model.num_experts:
         return np.asarray(2.0 * (h - part), dtype=np.float64)
     over_tp = 2.0 if model.shared_expert_ffn_hidden_size else 1.0
@@ -69,11 +69,11 @@ def _layer_elements(
     Korthikanti et al. (arXiv:2205.05198, equation 2) count s b h (10 + 24/t + 5 a s / (h t)) bytes
     at 16 bits for GPT. Without dropout, and in elements: the inputs of two norms and of two
     column-parallel matrices are replicated over tp (4 h), or split over tp with sequence
-    parallelism (`gathered_elements` adds matrix inputs that stay gathered). Query, key, value and
-    the attention's output are split over tp, and so is the inside of the feed-forward: 2 f for
-    GELU's input and output; 4 f for SwiGLU's gate, its activation, up, and their product, or 3 f
-    without the activation. Attention that is not fused keeps its probabilities: a s. Norms of
-    queries and keys keep their inputs.
+    parallelism, and always over tensor columns (`gathered_elements` adds matrix inputs that stay
+    gathered). Query, key, value and the attention's output are split over tp, and so is the inside
+    of the feed-forward: 2 f for GELU's input and output; 4 f for SwiGLU's gate, its activation, up,
+    and their product, or 3 f without the activation. Attention that is not fused keeps its
+    probabilities: a s. Norms of queries and keys keep their inputs.
 
     A token has k rows inside its experts, of the tokens that tp leaves a rank and etp gathers. The
     embedded trainer keeps their 2 f, and 32 bytes a row that say where it belongs; where rows came
@@ -129,7 +129,7 @@ def backward_elements(columns: LayoutColumns, model: ModelShape, storage: Traine
     2 f and a product.
     """
     h, f, part = model.hidden_size, model.ffn_hidden_size, residual_elements(columns, model)
-    made = h + (3.0 if model.family == "llama" else 1.0) * f / columns.tp
+    made = _features(columns, model) + (3.0 if model.family == "llama" else 1.0) * f / columns.tp
     if model.num_experts:
         count = _expert_rows(columns, model, part)
         rows, inside = count * h, count * model.moe_ffn_hidden_size / columns.etp
@@ -161,7 +161,7 @@ def _context_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
     others = columns.cp - 1.0
     held = keys * (3.0 * others + 3.0) + others * (expanded + 2.0 * heads * long)
     passed = keys * (3.0 + 2.0 * long) + expanded + 2.0 * heads * long
-    own = model.hidden_size + heads * (1.0 + 1.5 * long) + keys * long
+    own = _features(columns, model) + heads * (1.0 + 1.5 * long) + keys * long
     by_type = np.where(columns.cp_comm_type == _P2P, passed, held)
     is_shared = (columns.cp > 1) & (columns.cp_comm_type != _A2A)
     # By then the layer's feed-forward has freed what it kept.
@@ -173,7 +173,12 @@ def _context_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
 def residual_elements(columns: LayoutColumns, model: ModelShape) -> Floats:
     """Elements per token of the residual stream on one rank."""
     shares = np.where(columns.sequence_parallel == 1, columns.tp, 1)
-    return np.asarray(model.hidden_size / shares, dtype=np.float64)
+    return np.asarray(_features(columns, model) / shares, dtype=np.float64)
+
+
+def _features(columns: LayoutColumns, model: ModelShape) -> Floats:
+    """Features of a token on one rank, between layers: tensor columns divide them."""
+    return np.asarray(model.hidden_size / columns.tp_columns, dtype=np.float64)
 
 
 def _expert_rows(columns: LayoutColumns, model: ModelShape, part: Floats) -> Floats:

@@ -1,7 +1,7 @@
 """Bandwidth and latency of the links that the groups of a layout use, inside and between nodes.
 
-Ranks are numbered with tp fastest, then cp, dp and pp, as in Megatron-LM and the embedded trainer;
-beside experts the same ranks with etp fastest, then ep and edp.
+Ranks are numbered with tensor columns fastest, then tp, cp, dp and pp, as in AxoNN, and without
+columns in Megatron-LM; beside experts the same ranks with etp fastest, then ep and edp.
 """
 
 from __future__ import annotations
@@ -83,16 +83,20 @@ class Links:
 
     @cached_property
     def tensor(self) -> GroupLinks:
-        return GroupLinks.of(self.columns.tp, 1, self.cluster, 1.0)
+        return GroupLinks.of(self.columns.tp, self.columns.tp_columns, self.cluster, 1.0)
+
+    @cached_property
+    def tensor_columns(self) -> GroupLinks:
+        return GroupLinks.of(self.columns.tp_columns, 1, self.cluster, 1.0)
 
     @cached_property
     def context(self) -> GroupLinks:
-        return GroupLinks.of(self.columns.cp, self.columns.tp, self.cluster)
+        return GroupLinks.of(self.columns.cp, self.columns.tp_ranks, self.cluster)
 
     @cached_property
     def data(self) -> GroupLinks:
         """Links of groups that sum gradients, over dp and cp."""
-        return GroupLinks.of(self.columns.dp_cp, self.columns.tp, self.cluster)
+        return GroupLinks.of(self.columns.dp_cp, self.columns.tp_ranks, self.cluster)
 
     @cached_property
     def expert_tensor(self) -> GroupLinks:

@@ -389,25 +389,31 @@ def _layer_parameters(columns: LayoutColumns, model: ModelShape) -> Floats:
     """Parameters of a block that a rank holds outside of experts.
 
     Matrices and the biases of column-parallel matrices are split over tp. Norms, the biases of
-    row-parallel matrices, and routers are replicated.
+    row-parallel matrices, and routers are replicated. Tensor columns split matrices, norms and the
+    biases of row-parallel ones.
     """
-    h = float(model.hidden_size)
+    h, c, is_gpt = float(model.hidden_size), columns.tp_columns, model.family == "gpt"
     # gpt: two norms of weight and bias, two row-parallel biases.
-    replicated = 6.0 * h if model.family == "gpt" else 2.0 * h + h * model.num_experts
+    of_features = 6.0 * h if is_gpt else 2.0 * h
+    replicated = 0.0 if is_gpt else h * model.num_experts
     replicated += 2 * model.head_size if model.qk_norm else 0
-    shared = model.num_layer_parameters - model.num_expert_parameters - replicated
-    return np.asarray(shared / columns.tp + replicated, dtype=np.float64)
+    shared = model.num_layer_parameters - model.num_expert_parameters - replicated - of_features
+    width = model.query_size + 2.0 * model.kv_hidden_size + model.ffn_hidden_size
+    biases = width * (c - 1.0) if is_gpt else 0.0  # beyond 1 / c of them
+    return np.asarray(
+        (shared + biases) / columns.tp_ranks + (replicated + of_features / c), dtype=np.float64
+    )
 
 
 def _expert_parameters(columns: LayoutColumns, model: ModelShape) -> Floats:
     return np.asarray(model.num_expert_parameters / (columns.etp * columns.ep), dtype=np.float64)
 
 
-def _end_parameters(columns: LayoutColumns, model: ModelShape) -> tuple[Floats, float, float]:
+def _end_parameters(columns: LayoutColumns, model: ModelShape) -> tuple[Floats, Floats, Floats]:
     """Parameters of a rank: of a vocabulary's matrix, the positions, the final norm."""
-    h, is_gpt = float(model.hidden_size), model.family == "gpt"
-    vocabulary = np.asarray(model.vocab_size * h / columns.tp)
-    return vocabulary, model.seq_length * h if is_gpt else 0.0, 2 * h if is_gpt else h
+    h, is_gpt = model.hidden_size / columns.tp_columns, model.family == "gpt"
+    vocabulary = np.asarray(model.vocab_size * model.hidden_size / columns.tp_ranks)
+    return vocabulary, model.seq_length * h if is_gpt else 0.0 * h, 2 * h if is_gpt else h
 
 
 def _whole_layers(
@@ -454,7 +460,7 @@ def _head_bytes(columns: LayoutColumns, model: ModelShape, storage: TrainerStora
     is_fp32 = columns.precision == _FP32
     element = element_bytes(columns)
     logit_bytes = np.where(is_fp32, 0.0, HALF_BYTES) + storage.fp32_logits * FP32_BYTES
-    logits = model.vocab_size / columns.tp * logit_bytes
+    logits = model.vocab_size / columns.tp_ranks * logit_bytes
     norm_input = residual_elements(columns, model)
     head_input = norm_input + storage.gathered_share * (model.hidden_size - norm_input)
     gradient = np.where(is_fp32, model.hidden_size, 0.0)

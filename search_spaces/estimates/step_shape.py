@@ -56,6 +56,7 @@ class StepShape:
     cluster: Cluster
     links: Links
     tp: Floats
+    tp_columns: Floats
     pp: Floats
     dp_cp: Floats
     """Ranks that sum gradients: dp * cp."""
@@ -76,7 +77,8 @@ class StepShape:
     wide_flops_per_s: Floats
     """The same of attention and the output projection, which stay in bf16 beside fp8."""
     residual_share: Floats
-    """Share of the residual stream that a rank holds: 1 / tp with sequence parallelism, else 1."""
+    """Share of the residual stream that a rank holds: 1 / tp with sequence parallelism, else 1; and
+    of the features 1 / tp_columns."""
     forward_passes: Floats
     """Forward passes of a block per micro-batch: 2 with full recomputation, else 1."""
     recomputes_attention: Floats
@@ -103,6 +105,7 @@ class StepShape:
         score_traffic: float = 1.0,
     ) -> StepShape:
         tp, pp, cp, vpp = map(_floats, (columns.tp, columns.pp, columns.cp, columns.vpp))
+        tp_columns = _floats(columns.tp_columns)
         peaks = _peaks(cluster)
         microbatches = _floats(columns.num_microbatches)
         embedding, head = map(_floats, columns.counted_ends)
@@ -111,6 +114,7 @@ class StepShape:
             cluster=cluster,
             links=Links(columns, cluster),
             tp=tp,
+            tp_columns=tp_columns,
             pp=pp,
             dp_cp=_floats(columns.dp_cp),
             cp=cp,
@@ -126,7 +130,7 @@ class StepShape:
             wide_flops_per_s=np.take(
                 peaks, np.where(columns.precision == _FP8, _BF16, columns.precision)
             ),
-            residual_share=np.where(columns.sequence_parallel == 1, 1.0 / tp, 1.0),
+            residual_share=np.where(columns.sequence_parallel == 1, 1.0 / tp, 1.0) / tp_columns,
             forward_passes=np.where(columns.recompute == _FULL, 2.0, 1.0),
             recomputes_attention=np.where(columns.recompute == _SELECTIVE, 1.0, 0.0),
             zero_shards=_floats(columns.zero_group_size),
@@ -149,6 +153,11 @@ class StepShape:
         share = np.where(self.zero_stage >= 2, self.num_microbatches, 1.0) * backward
         every = self.num_microbatches / self.slots
         return np.asarray(np.where(self.zero_stage == 3, every, share), dtype=np.float64)
+
+    @property
+    def tp_ranks(self) -> Floats:
+        """Ranks that hold one copy of a stage's weights."""
+        return self.tp * self.tp_columns
 
     @property
     def layer_slots(self) -> Floats:
@@ -190,7 +199,7 @@ class StepShape:
         ends = float(model.num_embedding_parameters + model.num_head_parameters)
         outside = np.where(self.pp > 1, one, ends)
         layers = (model.num_layers + embedding + head) * a_layer / self.pp
-        return np.asarray((layers + outside) / self.tp, dtype=np.float64)
+        return np.asarray((layers + outside) / self.tp_ranks, dtype=np.float64)
 
 
 def mean_of_layers(model: ModelShape, of: Callable[[ModelShape], Floats]) -> Floats:

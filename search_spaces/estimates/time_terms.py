@@ -89,7 +89,7 @@ def _matrix_operations(step: StepShape, model: ModelShape) -> Floats:
     inner dimension is the rows. Each expert has a product of its own, with its share of the rows.
     """
     t, tokens = step.tp, step.tokens
-    h, q, kv = float(model.hidden_size), float(model.query_size), model.kv_hidden_size
+    h, q, kv = model.hidden_size / step.tp_columns, float(model.query_size), model.kv_hidden_size
     ups = 2.0 if model.family == "llama" else 1.0
     products: list[tuple[Floats | float, Floats, Floats | float, Floats | float]] = [
         (1.0, tokens, h, (q + 2.0 * kv) / t),
@@ -97,7 +97,7 @@ def _matrix_operations(step: StepShape, model: ModelShape) -> Floats:
     ]
     for count, rows, f, ranks in _feed_forwards(step, model):
         products += [(count, rows, h, ups * f / ranks), (count, rows, f / ranks, h)]
-    total = np.zeros(np.broadcast_shapes(t.shape, tokens.shape))
+    total = np.zeros(np.broadcast_shapes(t.shape, tokens.shape, h.shape))
     for count, rows, inner, columns in products:
         passes = 2.0 + step.forward_passes
         passes = passes + _HALF_SPEED * (step.forward_passes / inner + 1.0 / columns + 1.0 / rows)
@@ -149,9 +149,9 @@ def _matrix_bytes(step: StepShape, model: ModelShape) -> Floats:
     rows, f = _rows_and_width(step, model)
     h, q, kv = model.hidden_size, model.query_size, model.kv_hidden_size
     ups = 2.0 if model.family == "llama" else 1.0
-    whole = 2.0 * h + rows * 2.0 * h
+    whole = (2.0 * h + rows * 2.0 * h) / step.tp_columns
     shared = (q + 2.0 * kv) + q + ups * f + f
-    weights = float(model.num_layer_matrix_parameters - model.num_expert_parameters) / step.tp
+    weights = float(model.num_layer_matrix_parameters - model.num_expert_parameters) / step.tp_ranks
     weights = weights + model.num_expert_parameters / (step.etp * step.ep)
     return step.element_bytes * (weights + step.tokens * (whole + shared / step.tp))
 
@@ -175,8 +175,8 @@ def _elementwise_bytes(step: StepShape, model: ModelShape) -> Floats:
 def head_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     """The output on a device, as if it were split over the stages like the layers."""
     bandwidth = step.cluster.memory_bandwidth_bytes_per_s
-    logit_bytes = LOGIT_BYTES * step.model.vocab_size * step.tokens / step.tp
-    flops = 3.0 * step.model.logit_forward_flops_per_token * step.tokens / step.tp
+    logit_bytes = LOGIT_BYTES * step.model.vocab_size * step.tokens / step.tp_ranks
+    flops = 3.0 * step.model.logit_forward_flops_per_token * step.tokens / step.tp_ranks
     yield "head", step.slots * (flops / step.wide_flops_per_s) / step.pp
     yield "logits", step.slots * logit_bytes / bandwidth / step.pp
 
@@ -187,9 +187,14 @@ def tensor_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     Megatron-LM (arXiv:1909.08053, section 3; arXiv:2205.05198, section 4.2.2): forward two,
     backward two, and two more with full recomputation. A ring of t ranks takes 2 (t - 1) steps of
     1/t of the bytes each (Patarasuk and Yuan 2009). Experts gather and scatter their tokens over
-    etp instead.
+    etp instead. Tensor columns divide what tp sums, and sum what tp divides (`_column_sums`).
     """
-    groups = [(step.tp, step.tokens, _collectives(step), step.links.tensor)]
+    tokens = step.tokens / step.tp_columns
+    groups = [(step.tp, tokens, _collectives(step), step.links.tensor)]
+    if (step.tp_columns > 1).any():
+        count, elements = _column_collectives(step), _column_sums(step)
+        tokens = elements / np.maximum(count, 1.0) / step.model.hidden_size
+        groups.append((step.tp_columns, tokens, count, step.links.tensor_columns))
     if step.model.num_experts and (step.etp > 1).any():
         count = np.where(step.etp > 1, (1.0 + step.forward_passes) * step.expert_slots, 0.0)
         groups.append((step.etp, step.expert_tokens, count, step.links.expert_tensor))
@@ -217,6 +222,32 @@ def _collectives(step: StepShape) -> Floats:
     blocks = 2.0 * (1.0 + step.forward_passes) * step.layer_slots
     count = blocks - (1.0 + step.forward_passes) * routed + 2.0 * step.slots / step.pp
     return np.where(step.tp > 1, count, 0.0)
+
+
+def _column_collectives(step: StepShape) -> Floats:
+    """Collectives over tensor columns of a step on the slowest path.
+
+    A block has two sums of products a pass, and two of norms. Embedding and head each scatter and
+    gather features.
+    """
+    blocks = 4.0 * (1.0 + step.forward_passes) * step.layer_slots
+    return np.where(step.tp_columns > 1, blocks + 4.0 * step.slots / step.pp, 0.0)
+
+
+def _column_sums(step: StepShape) -> Floats:
+    """Elements that are summed over tensor columns in a step on the slowest path (AxoNN).
+
+    Forward the outputs of query, key and value and of the feed-forward's first matrices, backward
+    the gradients of the inputs of the other two; a gather is half a sum. The statistics of norms
+    are left out.
+    """
+    model = step.model
+    ups = 2.0 if model.family == "llama" else 1.0
+    forward = model.query_size + 2.0 * model.kv_hidden_size + ups * model.ffn_hidden_size
+    backward = float(model.query_size + model.ffn_hidden_size)
+    a_layer = (step.forward_passes * forward + backward) / step.tp
+    ends = 2.0 * model.hidden_size * step.slots / step.pp
+    return step.tokens * (a_layer * step.layer_slots + ends)
 
 
 def exchange_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
@@ -277,7 +308,7 @@ def context_terms(step: StepShape, attention_s: Floats) -> Iterator[tuple[str, F
 
 def host_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     """The host, which launches every operation on the device."""
-    collectives = _collectives(step)
+    collectives = _collectives(step) + _column_collectives(step)
     if step.model.num_experts:
         exchanges = np.where(step.ep > 1, _exchanges(step), 0.0)
         gathers = np.where(step.etp > 1, 1.0 + step.forward_passes, 0.0)

@@ -73,6 +73,7 @@ def seconds(model: ModelShape = MODEL, **knobs: Any) -> float:
 layouts = st.builds(
     make_layout,
     tp=st.sampled_from([1, 2, 4, 8]),
+    tp_columns=st.sampled_from([1, 2, 4]),
     pp=st.sampled_from([1, 2, 3, 4, 8]),
     dp=st.sampled_from([1, 2, 6, 16]),
     vpp=st.sampled_from([1, 2]),
@@ -189,6 +190,23 @@ PIPED = {"pp": 4, "num_microbatches": 8}
         # A group across nodes has the cards of all its ranks.
         ("tensor_across", {"tp": 8}, ALL_REDUCES * 2 * 7 / 8 * RESIDUAL_BYTES / (4 * 10e9)),
         ("tensor_inside", {"tp": 8}, 0),
+        # Tensor columns sum what tp divides, 12 residual streams a block; the ends scatter and
+        # gather two each. What tp sums is divided by them, and goes as far apart as they are many.
+        ("tensor_inside", {"tp_columns": 2}, (12 * 8 + 2) * RESIDUAL_BYTES / 50e9),
+        (
+            "tensor_inside",
+            {"tp_columns": 2, "recompute": "full"},
+            (19 * 8 + 2) * RESIDUAL_BYTES / 50e9,
+        ),
+        (
+            "tensor_inside",
+            {"tp": 2, "tp_columns": 2},
+            (ALL_REDUCES / 2 + 12 * 8 / 2 + 2) * RESIDUAL_BYTES / 50e9,
+        ),
+        ("tensor_across", {"tp": 2, "tp_columns": 4}, ALL_REDUCES * RESIDUAL_BYTES / 4 / 10e9),
+        # Four sums of products and four of norms a block, and four at the ends.
+        ("latency_inside", {"tp_columns": 4}, (8 * 8 + 4) * (40e-6 + 6 * 1e-6)),
+        ("pipeline_across", {**PIPED, "tp_columns": 2}, 11 * RESIDUAL_BYTES / 10e9),
         # A collective costs a latency for each step around the ring.
         ("latency_inside", {"tp": 4}, ALL_REDUCES * (40e-6 + 6 * 1e-6)),
         ("latency_across", {"tp": 8}, ALL_REDUCES * (40e-6 + 14 * 10e-6)),
@@ -259,6 +277,15 @@ def test_context_parallelism_takes(comm_type: str, elements: float, steps: int) 
     found = term("context", cp=4, cp_comm_type=comm_type, num_microbatches=2)
     assert found == pytest.approx(expected_s)
     assert term("context", num_microbatches=2) == 0
+
+
+def test_tensor_columns_cut_products_and_weights_and_leave_attention_alone() -> None:
+    for name in ("matrices", "logits", "head", "optimizer"):
+        assert term(name, tp_columns=4) / term(name) == pytest.approx(0.25, rel=0.1), name
+    assert term("attention", tp_columns=4) == term("attention")
+    assert term("data_inside", tp_columns=2, dp=2) == term("data_inside", tp=2, dp=2)
+    shared = term("elementwise") - term("elementwise", tp_columns=4)
+    assert shared == pytest.approx(8 * 3 * 10 * RESIDUAL_BYTES / 1e12 * 3 / 4)
 
 
 def test_a_ring_hides_its_steps_beside_attention() -> None:

@@ -17,6 +17,7 @@ from search_spaces.mesh import Coordinates
 from search_spaces.spec.layout import PIPELINE_SPLITS, Layout, PipelineSplit
 from search_spaces.units import memory
 from tests.workers.trainer.cases import (
+    COLUMNS,
     CPU,
     CUT,
     TP,
@@ -313,6 +314,23 @@ def test_a_stage_holds_what_is_estimated(family: str, pp: int, vpp: int, recompu
     estimated = [stage.total_bytes for stage in stage_memory(layout, shape)]
     for found, expected in zip(measured, estimated, strict=True):
         assert 0.975 * found < expected < found
+
+
+@pytest.mark.sampled(6)
+@over_axes(
+    *({}, {"tp_columns": 4}, {"tp": 2}, CUT, {"pp": 2}, {"cp": 2}, {"dp": 2, "zero_stage": 3}),
+    *({"recompute": "full"}, {"recompute": "selective"}, {"precision": "bf16"}),
+)
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_ranks_of_tensor_columns_hold_what_is_estimated(family: str, axes: dict[str, Any]) -> None:
+    """Left out are a few numbers a token of each layer, among them statistics of norms."""
+    shape = make_shape(family, ffn_hidden_size=512, **SIZES)
+    layout = Layout(micro_batch_size=8, num_microbatches=4, **COLUMNS | axes)
+    measured = on_layout(layout, functools.partial(rehearse, limit_bytes=None), shape)
+    estimated = [stage.total_bytes for stage in stage_memory(layout, shape)]
+    for rank, found in enumerate(measured):
+        expected = estimated[rank * layout.pp // layout.num_devices]
+        assert 0.98 * found < expected < found
 
 
 @pytest.mark.sampled(3)
