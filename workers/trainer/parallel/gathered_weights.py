@@ -81,9 +81,7 @@ class GatheredWeights:
                 self._start(ahead)
 
     def _fits(self, layer: int) -> bool:
-        return self._window.fits(
-            self.flat.plan.size(*self.flat.plan.layers[layer])
-        )
+        return self._window.fits(self.flat.plan.size(*self.flat.plan.layers[layer]))
 
     def _start(self, layer: int) -> None:
         plan, buckets = self.flat.plan, self.flat.plan.layers[layer]
