@@ -121,6 +121,6 @@ def _space(cell: TableCell) -> SearchSpace:
     per_node = cell.cluster.devices_per_node
     return SearchSpace(
         global_batch_size=cell.key.global_batch_size,
-        allow_tp_across_nodes=any(layout.tp > per_node for layout in layouts),
+        allow_tp_across_nodes=any(layout.tp_ranks > per_node for layout in layouts),
         **knobs,
     )

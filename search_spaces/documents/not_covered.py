@@ -24,6 +24,7 @@ _NOT_COVERED: Final[Mapping[str, str]] = (
 
 _OTHER_NAMES: Final[Mapping[str, str]] = (
     dict.fromkeys(("tensor", "tensor_model", "tensor_model_parallel"), "tp")
+    | dict.fromkeys(("g_intra_c", "tensor_columns"), "tp_columns")
     | dict.fromkeys(("pipeline", "pipeline_model"), "pp")
     | dict.fromkeys(("data", "data_replicate"), "dp")
     | dict.fromkeys(("fsdp", "fsdp2", "hsdp", "zero3", "data_shard", "dp_shard"), "zero_stage")

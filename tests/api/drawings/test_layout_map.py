@@ -67,6 +67,14 @@ def test_a_large_job_is_folded_and_says_so(layout: Layout, num_nodes: int, says:
         assert stages == {f"S{stage}" for stage in range(16)}
 
 
+def test_a_frame_holds_the_rows_and_columns_of_a_tensor_parallel_group() -> None:
+    drawn = layout_map(Layout(tp=2, tp_columns=2, dp=2))
+    assert "A frame holds a tensor-parallel group of 4." in drawn.notes[0]
+    assert "tensor-parallel groups of 4 in 2 columns" in str(drawn.svg)
+    (frames,) = re.findall(r'<path d="([^"]*)" class="tp"', str(drawn.svg))
+    assert frames.count("M") == 2
+
+
 def test_cells_name_the_rank_of_a_context_parallel_group() -> None:
     layout = Layout(num_nodes=2, cp=4, dp=2, pp=2)
     drawn = layout_map(layout)

@@ -96,7 +96,7 @@ def test_the_front_has_the_layouts_that_no_other_beats() -> None:
 
 
 def test_other_objectives_follow_from_the_one_that_ranks() -> None:
-    point = make_point(1, 100.0, tp=2, dp=4, num_nodes=2, recompute="full")
+    point = make_point(1, 100.0, tp=2, tp_columns=2, dp=2, num_nodes=2, recompute="full")
     model = make_model()
     facts = make_facts([point], model=model)
     assert facts.value(point, "tokens_per_s") == 800.0

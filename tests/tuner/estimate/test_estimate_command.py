@@ -78,9 +78,11 @@ def test_a_layout_has_its_memory_by_stage_and_parts_that_add_up_to_its_step() ->
     assert "not calibrated: the constants" in found["warnings"][0]
 
 
-def test_context_parallel_ranks_take_nodes_too() -> None:
+def test_every_degree_takes_devices_and_so_nodes() -> None:
     assert report(*LAYOUT, "--cp=2", "--pp=2")["layout"]["num_nodes"] == 2
-    assert report(*LAYOUT, "--cp=2")["layout"]["num_nodes"] == 4
+    found = report(*LAYOUT, "--cp=2", "--tp-columns=2")
+    assert found["layout"]["num_nodes"] == 8
+    assert found["num_devices"] == 64
 
 
 def test_what_does_not_fit_is_unlikely_to() -> None:

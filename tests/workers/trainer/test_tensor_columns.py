@@ -229,3 +229,45 @@ def test_a_rank_sums_as_many_elements_as_the_formulas_say(
     expected = {"tp": of_tp if tp > 1 else {}, "columns": of_columns if columns > 1 else {}}
     for found in sent_in_blocks(layout, shape, monkeypatch):
         assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("tp", "columns", "shards"),
+    [(1, 1, 8), (2, 1, 4), (1, 2, 4), (4, 1, 2), (2, 2, 2), (1, 4, 2)],
+)
+def test_a_rank_gathers_and_scatters_its_blocks_of_weights(
+    tp: int, columns: int, shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AxoNN's third axis, ZeRO-3: per micro-batch two gathers of 1 / (r c) of a layer, one scatter.
+
+    All parameters fill their places here, without padding; norms, of 2 H / c, are sharded too. The
+    blocks at the ends are gathered less often: they stay there where the passes turn.
+    """
+    widths = {"hidden_size": 512, "ffn_hidden_size": 512}
+    shape = make_shape(num_layers=3, num_heads=8, num_kv_heads=8, **widths)
+    layout = Layout(tp=tp, tp_columns=columns, dp=shards, zero_stage=3, num_microbatches=2)
+
+    def work(training: Training) -> set[tuple[int, ...]]:
+        sent: dict[int, Counter[str]] = {}
+
+        def counted(name: str) -> Any:
+            whole_call = getattr(collectives, name)
+
+            def call(whole: Tensor, group: Any, tag: int, *others: Any, **options: Any) -> Any:
+                sent.setdefault(tag, Counter())[name] += whole.numel()
+                return whole_call(whole, group, tag, *others, **options)
+
+            return call
+
+        for module, name in (
+            ("gathered_weights", "start_gather_of_shares"),
+            ("sharded_gradients", "start_sum_of_shares"),
+        ):
+            monkeypatch.setattr(f"workers.trainer.parallel.{module}.{name}", counted(name))
+        training.step(training.batch(0))
+        blocks = training.flat.plan.layers[2:-2]
+        return {tuple(sent[bucket].values()) for layer in blocks for bucket in layer}
+
+    matrices = 4 * 512 * 512 + 3 * 512 * 512
+    held = matrices // (tp * columns) + 2 * 512 // columns
+    assert on_layout(layout, work, shape) == [{(2 * 2 * held, 2 * held)}] * 8

@@ -76,13 +76,12 @@ class GatheredWeights:
             self._finish(layer)
             if before is not None and before != after:
                 self._release(before)
-            if after is not None and after not in self._spans and self._fits(after):
-                self._start(after)
+            ahead = after if self._looks_ahead else None
+            if ahead is not None and ahead not in self._spans and self._fits(ahead):
+                self._start(ahead)
 
     def _fits(self, layer: int) -> bool:
-        return self._looks_ahead and self._window.fits(
-            self.flat.plan.size(*self.flat.plan.layers[layer])
-        )
+        return self._window.fits(self.flat.plan.size(*self.flat.plan.layers[layer]))
 
     def _start(self, layer: int) -> None:
         plan, buckets = self.flat.plan, self.flat.plan.layers[layer]
