@@ -91,13 +91,13 @@ class Campaign(WithCosts, Base):
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    name: Mapped[str] = mapped_column(String(240))
+    name: Mapped[str] = mapped_column(String(200))
     state: Mapped[str] = mapped_column(String(16))
     reason: Mapped[str | None] = mapped_column(String(40))
     message: Mapped[str] = mapped_column(Text, default="")
     spec: Mapped[dict[str, Any]]
-    model_name: Mapped[str] = mapped_column(String(240))
-    cluster_name: Mapped[str] = mapped_column(String(240), index=True)
+    model_name: Mapped[str] = mapped_column(String(200))
+    cluster_name: Mapped[str] = mapped_column(String(200), index=True)
     trainer: Mapped[str] = mapped_column(
         String(64), default=EMBEDDED_TRAINER, server_default=EMBEDDED_TRAINER
     )
@@ -307,7 +307,7 @@ class MeasurementRow(Base):
     model_tflops_per_device: Mapped[float]
     hardware_tflops_per_device: Mapped[float]
     peak_tflops_per_device: Mapped[float | None]
-    peak_source: Mapped[str | None] = mapped_column(String(240))
+    peak_source: Mapped[str | None] = mapped_column(String(200))
     mfu: Mapped[float | None]
     hfu: Mapped[float | None]
     peak_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
@@ -424,7 +424,7 @@ class AnalysisRow(Base):
     objective: Mapped[str] = mapped_column(String(40))
     num_trials: Mapped[int]
     last_ended_seq: Mapped[int]
-    method: Mapped[str] = mapped_column(String(240))
+    method: Mapped[str] = mapped_column(String(200))
     computed_at: Mapped[datetime]
 
     importances: Mapped[list[ImportanceRow]] = relationship(
@@ -469,7 +469,7 @@ class StepRow(Base):
     direction: Mapped[str] = mapped_column(String(4), primary_key=True)
     value: Mapped[str] = mapped_column(String(40))
     stepped_value: Mapped[str] = mapped_column(String(40))
-    also: Mapped[str] = mapped_column(String(240))
+    also: Mapped[str] = mapped_column(String(200))
     """Knobs that had to change too, separated by commas."""
     layout_key: Mapped[str] = mapped_column(_LAYOUT_KEY)
     source: Mapped[str] = mapped_column(String(10))

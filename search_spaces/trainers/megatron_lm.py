@@ -123,7 +123,7 @@ def argument_groups(job: TrainerJob) -> list[list[str]]:
     layout, model = job.layout, job.model
     return [
         *parallel_flags(layout),
-        *_context_flags(layout),
+        *_context_and_order_flags(layout),
         *_split_flags(layout),
         *_interleaving_and_zero_flags(layout),
         *batch_flags(layout),
@@ -143,15 +143,13 @@ def _arguments(job: TrainerJob) -> Sequence[str]:
 
 
 def parallel_flags(layout: Layout) -> list[list[str]]:
-    """Degrees, sequence parallelism, and the order of ranks."""
+    """Degrees, and sequence parallelism."""
     flags = [
         ["--tensor-model-parallel-size", str(layout.tp)],
         ["--pipeline-model-parallel-size", str(layout.pp)],
     ]
     if layout.sequence_parallel:
         flags.append(["--sequence-parallel"])
-    if layout.rank_order == "tp_cp_pp_dp":
-        flags.append(["--use-tp-pp-dp-mapping"])
     return flags
 
 
@@ -161,10 +159,14 @@ FSDP_CHECKPOINTS: Final = "fsdp_dtensor"
 """The only format of checkpoints that Megatron-FSDP accepts."""
 
 
-def _context_flags(layout: Layout) -> list[list[str]]:
-    if layout.cp == 1:
-        return []
-    return [["--context-parallel-size", str(layout.cp), "--cp-comm-type", layout.cp_comm_type]]
+def _context_and_order_flags(layout: Layout) -> list[list[str]]:
+    flags = []
+    if layout.cp > 1:
+        words = ["--context-parallel-size", str(layout.cp), "--cp-comm-type", layout.cp_comm_type]
+        flags.append(words)
+    if layout.rank_order == "tp_cp_pp_dp":
+        flags.append(["--use-tp-pp-dp-mapping"])
+    return flags
 
 
 def _split_flags(layout: Layout) -> list[list[str]]:

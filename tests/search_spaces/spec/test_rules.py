@@ -218,6 +218,16 @@ CASES = [
         model=EXPERTS,
     ),
     case(
+        "experts_in_order_of_ranks",
+        "rank_order=tp_cp_pp_dp with pp=2: experts need etp*ep=1*2 equal to tp*cp=1*1, so that they "
+        "do not leave the ranks of a replica; Megatron-LM asserts it too",
+        rank_order="tp_cp_pp_dp",
+        pp=2,
+        dp=2,
+        ep=2,
+        model=EXPERTS,
+    ),
+    case(
         "cp_comm_type_needs_cp",
         "cp_comm_type=p2p with cp=1 is the same job as cp_comm_type=all_gather",
         cp_comm_type="p2p",

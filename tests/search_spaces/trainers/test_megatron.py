@@ -293,3 +293,14 @@ def test_megatron_deepspeed_refuses_two_sequence_parallelisms() -> None:
     layout = Layout(cp=2, cp_comm_type="a2a", tp=2, sequence_parallel=True)
     said = MEGATRON_DEEPSPEED.refusals(TrainerJob(model=GPT, layout=layout))
     assert any("cp=2 with sequence_parallel=true" in sentence for sentence in said), said
+
+
+def test_the_order_of_ranks_is_a_flag_without_megatron_fsdp() -> None:
+    layout = Layout(pp=2, dp=2, rank_order="tp_cp_pp_dp")
+    assert "--use-tp-pp-dp-mapping" in MEGATRON_LM.arguments(TrainerJob(model=LLAMA, layout=layout))
+    values = MEGATRON_BRIDGE.values(TrainerJob(model=LLAMA, layout=layout))
+    assert values["dist"] == {"use_tp_pp_dp_mapping": True}
+    sharded = TrainerJob(model=LLAMA, layout=replace(layout, zero_stage=3))
+    for adapter in (MEGATRON_LM, MEGATRON_BRIDGE):
+        assert "rank_order=tp_cp_pp_dp with zero_stage=3" in "; ".join(adapter.refusals(sharded))
+    assert "rank_order" in MEGATRON_DEEPSPEED.all_lacking(TrainerJob(model=LLAMA, layout=layout))
