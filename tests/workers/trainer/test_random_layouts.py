@@ -7,6 +7,7 @@ is trained here.
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from search_spaces.spec.layout import (
     Layout,
 )
 from search_spaces.spec.model_shape import ModelShape
-from search_spaces.spec.rules import ALL_SCOPES
+from search_spaces.spec.rules import ALL_SCOPES, violations
 from search_spaces.spec.space import SearchSpace, enumerate_legal
 from tests.workers.trainer.cases import assert_same_training, make_layout, make_shape, train
 from workers.trainer.parallel.optimizer import OptimizerSettings
@@ -56,8 +57,6 @@ SPACE = SearchSpace(
     pp=(1, 2, 4, 8),
     dp=(1, 2, 4, 8),
     vpp=(1, 2, 4),
-    schedule=SCHEDULES,
-    rank_order=RANK_ORDERS,
     pipeline_split=PIPELINE_SPLITS,
     micro_batch_size=(1, 2, 4),
     zero_stage=ZERO_STAGES,
@@ -72,8 +71,6 @@ OF_EXPERTS = replace(
     ep=(1, 2, 4),
     etp=(1, 2, 4),
     vpp=(1, 2),
-    schedule=("1f1b", "zero_bubble"),
-    recompute=("none", "full"),
     pipeline_split=("layers", "head"),
 )
 """For models with experts; with fewer values of other knobs, for there may not be too many."""
@@ -88,6 +85,16 @@ def legal_layouts(model: ModelShape, *, num_devices: int) -> list[Layout]:
     return [layout for layout in layouts if layout.num_devices == num_devices]
 
 
+def legal_variants(model: ModelShape, layout: Layout) -> list[Layout]:
+    """The layout under every schedule and order of ranks, which would make the space too large."""
+    cluster, scopes = detect_local_cpu(), ALL_SCOPES - {"machine"}
+    variants = [
+        replace(layout, schedule=schedule, rank_order=order)
+        for schedule, order in itertools.product(SCHEDULES, RANK_ORDERS)
+    ]
+    return [each for each in variants if not violations(each, model, cluster, scopes=scopes)]
+
+
 def _degrees(layout: Layout) -> tuple[Any, ...]:
     cp = layout.cp, layout.cp_comm_type
     experts = layout.ep, layout.etp
@@ -99,8 +106,6 @@ def _degrees(layout: Layout) -> tuple[Any, ...]:
         layout.dp,
         *experts,
         layout.vpp,
-        layout.schedule,
-        layout.rank_order,
         layout.pipeline_split,
     )
 
@@ -112,7 +117,8 @@ def cases(draw: st.DrawFn, *, sizes: tuple[int, ...]) -> tuple[ModelShape, Layou
     # By its degrees first: else those with the most variants would be nearly all that is drawn.
     degrees = draw(st.sampled_from(sorted({_degrees(layout) for layout in legal})))
     layout = draw(st.sampled_from([layout for layout in legal if _degrees(layout) == degrees]))
-    return model, layout, draw(st.sampled_from(CLIPPING))
+    variant = draw(st.sampled_from(legal_variants(model, layout)))
+    return model, variant, draw(st.sampled_from(CLIPPING))
 
 
 def assert_trains_as_one_process(model: ModelShape, layout: Layout, clip: float | None) -> None:
@@ -133,10 +139,20 @@ def test_the_rules_open_every_knob_to_the_drawn_layouts() -> None:
         assert {layout.recompute for layout in layouts} == set(RECOMPUTE_MODES)
         assert {layout.sequence_parallel for layout in layouts} == {False, True}
         assert {layout.vpp for layout in layouts} >= {1, 2}
-        assert {layout.rank_order for layout in layouts} == set(RANK_ORDERS)
-        assert {layout.schedule for layout in layouts} == set(SCHEDULES)
         assert {layout.zero_replicas for layout in layouts} >= {1, 2}
         assert {layout.pipeline_split for layout in layouts} == set(PIPELINE_SPLITS)
+
+
+def test_every_schedule_and_order_of_ranks_is_drawn() -> None:
+    for model in MODELS:
+        layouts = legal_layouts(model, num_devices=4)
+        found = {
+            (each.schedule, each.rank_order)
+            for layout in layouts
+            if layout.pp == 2 and layout.vpp == 1
+            for each in legal_variants(model, layout)
+        }
+        assert found == set(itertools.product(SCHEDULES, RANK_ORDERS))
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
