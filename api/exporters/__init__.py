@@ -35,6 +35,7 @@ FORMATS: Final[Mapping[str, ExportFormat]] = {
         ("torchtitan-main", torchtitan.torchtitan_main),
         ("nanotron", formats.nanotron),
         ("accelerate", formats.accelerate),
+        ("axonn", formats.axonn),
         ("command", formats.command),
     )
 }

@@ -19,6 +19,7 @@ from api.exporters.launch_script import (
     head_of,
 )
 from search_spaces.trainers.accelerate import ACCELERATE, accelerate_environment
+from search_spaces.trainers.axonn import AXONN
 from search_spaces.trainers.base import TrainerAdapter
 from search_spaces.trainers.command import COMMAND
 from search_spaces.trainers.deepspeed import DEEPSPEED
@@ -85,6 +86,18 @@ def accelerate(source: ExportSource) -> RenderedJob:
         launches=ACCELERATE_NODES,
     )
     return script.job(source, _yaml(config, ACCELERATE, source))
+
+
+def axonn(source: ExportSource) -> RenderedJob:
+    """The grid of AxoNN's axes as a JSON file, for a user's own program."""
+    config = "axonn.json"
+    script = LaunchScript(
+        adapter=AXONN,
+        required=_OWN_PROGRAM,
+        setup=(HERE, *exported(environment_values(source.job))),
+        program=(f'PROGRAM=("$TRAIN_SCRIPT" "$HERE/{config}")',),
+    )
+    return script.job(source, _json(config, AXONN.values(source.job)))
 
 
 def command(source: ExportSource) -> RenderedJob:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from search_spaces.trainers.accelerate import ACCELERATE
+from search_spaces.trainers.axonn import AXONN
 from search_spaces.trainers.base import TrainerAdapter
 from search_spaces.trainers.command import COMMAND
 from search_spaces.trainers.deepspeed import DEEPSPEED
@@ -29,6 +30,7 @@ ADAPTERS: Final[Mapping[str, TrainerAdapter]] = {
         TORCHTITAN_MAIN,
         NANOTRON,
         ACCELERATE,
+        AXONN,
         COMMAND,
     )
 }

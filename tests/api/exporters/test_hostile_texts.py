@@ -128,8 +128,8 @@ def run_by_bash(program: str, folder: Path) -> str:
 
 def assert_same_commands_and_values(texts: Sequence[str], folder: Path) -> None:
     plain_values, (plain_commands,) = values_of(HARMLESS), commands_of([HARMLESS], folder)
-    assert len(plain_values) == 10
-    assert len(plain_commands) == 10
+    assert len(plain_values) == 11
+    assert len(plain_commands) == 11
     for text, commands in zip(texts, commands_of(texts, folder), strict=True):
         values = values_of(text)
         assert values["embedded", "job.json"]["model"].pop("name") == named(text)

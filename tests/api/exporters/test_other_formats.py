@@ -25,6 +25,7 @@ LAYOUTS = {
     "torchtitan-main": Layout(num_nodes=2, tp=2, pp=2, dp=2, vpp=2, num_microbatches=4),
     "nanotron": Layout(num_nodes=2, tp=2, pp=2, dp=2, zero_stage=1, precision="bf16"),
     "deepspeed": Layout(num_nodes=2, pp=2, dp=4, zero_stage=1, precision="bf16"),
+    "axonn": Layout(num_nodes=2, tp=2, tp_columns=2, dp=2, zero_stage=3, precision="bf16"),
     "accelerate": Layout(num_nodes=2, tp=2, pp=2, dp=2, recompute="full", precision="bf16"),
     "command": Layout(num_nodes=2, tp=2, pp=2, dp=2, vpp=2, zero_stage=1, precision="fp16"),
 }
@@ -147,6 +148,7 @@ def test_the_script_names_the_file_beside_it(tmp_path: Path) -> None:
         ("torchtitan-0.2", "--job.config_file", "torchtitan.toml"),
         ("nanotron", "--config-file", "nanotron.yaml"),
         ("deepspeed", "--deepspeed_config", "ds_config.json"),
+        ("axonn", "/the user's/train.py", "axonn.json"),
     ):
         folder = tmp_path / f"{name}'s job"
         folder.mkdir()

@@ -60,6 +60,7 @@ EVERYTHING = EVERY_KNOB.to_mapping() | {"recompute": "selective"}
             "accelerate",
             {"vpp", "schedule", "rank_order", "pipeline_split", "zero_replicas", "recompute"},
         ),
+        ("axonn", {"zero_stage", "sequence_parallel", "schedule", "rank_order"}),
         ("command", set()),
     ],
 )
@@ -363,4 +364,17 @@ def test_all_forward_passes_first_is_an_engine_of_torchtitan_and_nanotron(
 def test_trainers_without_tensor_columns_refuse_them_by_name(name: str) -> None:
     said = ADAPTERS[name].every_refusal(job(tp_columns=2))
     is_refused = f"tp_columns=2 has no counterpart in {name}" in "; ".join(said)
-    assert is_refused == (name not in ("embedded", "command"))
+    assert is_refused == (name not in ("embedded", "axonn", "command"))
+
+
+def test_axonn_divides_by_rows_columns_depth_and_data() -> None:
+    layout = {"tp": 2, "tp_columns": 4, "dp": 8, "zero_stage": 3, "zero_replicas": 2, **BF16}
+    assert not refusals("axonn", **layout)
+    assert not lacking("axonn", **layout)
+    grid = ADAPTERS["axonn"].values(job(**layout))["grid"]
+    assert grid == {"G_inter": 1, "G_data": 2, "G_intra_r": 2, "G_intra_c": 4, "G_intra_d": 4}
+    replicas = ADAPTERS["axonn"].values(job(tp=2, dp=4))["grid"]
+    assert (replicas["G_data"], replicas["G_intra_d"]) == (4, 1)
+    assert "another model" in " ".join(ADAPTERS["axonn"].notes(job(**layout)))
+    assert "pp=2: AxoNN" in refusals("axonn", pp=2)
+    assert "num_experts=" in refusals("axonn", model_preset("mixtral-8x7b"))

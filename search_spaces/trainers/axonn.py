@@ -1,0 +1,91 @@
+"""A user's own script with AxoNN, as of 660a224 of its develop branch (October 2024).
+
+The keys are the arguments of `axonn.axonn.init`, which `axonn.lightning.AxonnStrategy` takes too.
+Rows are tp, columns `tp_columns`; depth is ZeRO-3's group of ranks, which divide the batch and the
+stored weights (arXiv:2502.08145). Ranks are numbered with columns fastest, then rows, depth and
+data, as here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from search_spaces.trainers.base import TrainerAdapter, TrainerJob, refusals_of_shape
+
+
+def _lacking(job: TrainerJob) -> dict[str, str]:
+    layout, lacking = job.layout, {}
+    if layout.zero_stage in (1, 2):
+        lacking["zero_stage"] = (
+            "AxoNN shards weights, gradients and optimizer states together (ZeRO-3) or nothing; without "
+            f"zero_stage={layout.zero_stage} every replica holds whole states"
+        )
+    if layout.sequence_parallel:
+        lacking["sequence_parallel"] = (
+            "AxoNN's layers do not share the sequence over rows; without it activations outside of the "
+            f"matrix products are held {layout.tp} times"
+        )
+    return lacking
+
+
+def _refusals(job: TrainerJob) -> list[str]:
+    layout = job.layout
+    refusals = [
+        f"{name}={getattr(layout, name)}: AxoNN's layers have rows, columns, depth and data alone; "
+        f"export a trial with {name}=1, or use the format embedded"
+        for name in ("pp", "cp")
+        if getattr(layout, name) > 1
+    ]
+    if layout.precision == "fp8":
+        refusals.append("precision=fp8 has no counterpart in AxoNN; search with precision bf16")
+    return refusals + refusals_of_shape(job.model, "AxoNN's layers")
+
+
+def _values(job: TrainerJob) -> Mapping[str, Any]:
+    """axonn.json: the grid, and the batch of each rank."""
+    layout = job.layout
+    depth = layout.zero_group_size if layout.zero_stage == 3 else 1
+    return {
+        "grid": {
+            "G_inter": 1,
+            "G_data": layout.dp // depth,
+            "G_intra_r": layout.tp,
+            "G_intra_c": layout.tp_columns,
+            "G_intra_d": depth,
+        },
+        "micro_batch_size": layout.micro_batch_size,
+        "gradient_accumulation_steps": layout.num_microbatches,
+        "global_batch_size": layout.global_batch_size,
+        "recompute": layout.recompute,
+        "precision": layout.precision,
+    }
+
+
+def _notes(job: TrainerJob) -> list[str]:
+    notes = [
+        "the model is your script's: it reads axonn.json, whose path is its first argument, calls "
+        "axonn.axonn.init(**grid), and builds its layers with axonn.intra_layer",
+        "each rank of depth and data takes its own sequences: share data * G_intra_d + depth",
+        "this format was compared with the source of AxoNN, and never read by it",
+    ]
+    if job.layout.tp_columns > 1:
+        notes.append(
+            "with columns AxoNN's port of Megatron normalises each rank's part of the features alone, "
+            "which is another model; the probe's norms are those of whole tokens"
+        )
+    if job.layout.recompute != "none":
+        notes.append(f"recompute={job.layout.recompute} is for your script to do")
+    return notes
+
+
+AXONN: Final = TrainerAdapter(
+    name="axonn",
+    target_version="AxoNN of 2024-10 (660a224)",
+    needs="AxoNN, and a training script of your own in TRAIN_SCRIPT",
+    has_columns=True,
+    lacking=_lacking,
+    refusals=_refusals,
+    values=_values,
+    notes=_notes,
+)
