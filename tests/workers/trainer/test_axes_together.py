@@ -6,14 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.workers.trainer.cases import (
-    ADAMW,
-    COLUMNS,
-    assert_same_training,
-    make_layout,
-    make_shape,
-    train,
-)
+from tests.workers.trainer.cases import ADAMW, assert_same_training, make_layout, make_shape, train
 from tests.workers.trainer.test_parity import FAMILIES, reference
 
 pytestmark = pytest.mark.ranks
@@ -41,16 +34,11 @@ WITHOUT_WINDOWS: dict[str, Any] = {"attention_window": None, "full_attention_eve
         UNEVEN | {"dp": 2, "zero_stage": 2},
         UNEVEN | {"dp": 2, "zero_stage": 3},
         UNEVEN | {"tp": 2, "sequence_parallel": True},
-        COLUMNS | UNEVEN,
-        COLUMNS | CP | {"zero_stage": 3},
-        COLUMNS | {"dp": 2, "zero_stage": 3, "recompute": "full"},
     ],
     ids=str,
 )
 def test_they_follow_the_reference_together(family: str, axes: dict[str, Any]) -> None:
     heads = {"num_heads": 8, "num_kv_heads": 8 if family == "gpt" else 4}
-    if "tp_columns" in axes and family == "moe":
-        pytest.skip("the rule columns_without_experts")
     layers = 3 if "pipeline_split" in axes else 2
     layout = make_layout(**axes)
     windows = {} if layout.cp == 1 or layout.cp_comm_type == "a2a" else WITHOUT_WINDOWS

@@ -61,6 +61,9 @@ LAYOUTS = [
     *({"cp": 2, "cp_comm_type": kind} for kind in ("all_gather", "p2p", "a2a")),
     {"recompute": "full"},
     {"recompute": "selective"},
+    PP | {"pipeline_split": "embedding_and_head"},
+    {"cp": 2, "zero_stage": 3},
+    ZERO_3 | {"recompute": "full"},
 ]
 """Beside two columns: every other axis at four ranks."""
 OF_EIGHT = [
