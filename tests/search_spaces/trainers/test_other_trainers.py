@@ -43,6 +43,7 @@ EVERYTHING = EVERY_KNOB.to_mapping() | {"recompute": "selective"}
         ("nanotron", {"vpp", "pipeline_split", "zero_replicas", "recompute"}),
         ("deepspeed", {"etp", "vpp", "pipeline_split", "zero_replicas", "sequence_parallel"}),
         ("accelerate", {"vpp", "pipeline_split", "zero_replicas", "recompute"}),
+        ("megatron-deepspeed", {"vpp", "pipeline_split", "cp_comm_type", "zero_replicas"}),
         ("command", set()),
     ],
 )
