@@ -78,6 +78,14 @@ class RequestRefusedError(WorkerError):
     """The service refuses the request; a retry does not help."""
 
 
+class ContentRefusedError(RequestRefusedError):
+    """The service refuses what the request says; `why` is in its own words."""
+
+    def __init__(self, message: str, why: str) -> None:
+        super().__init__(message)
+        self.why = why
+
+
 class AnswerUnreadableError(RequestRefusedError):
     """The answer does not follow the worker protocol: it is that of another program or a proxy."""
 

@@ -32,7 +32,7 @@ REASONS: Final[Mapping[str, str]] = {
     "crashed": "a rank ended with an error",
     "timeout": "the probe did not end by its deadline",
     "diverged": "its losses were not finite, or are off those of the other layouts",
-    "implausible": "it measured more than the device can do",
+    "implausible": "its figures contradict each other, the layout or the device",
     "unsupported": "the trainer does not run such a layout",
     "node_lost": "its attempts were lost with their nodes or workers",
 }

@@ -8,7 +8,7 @@ replicas take fewer nodes. Fewer layers are cheaper still, but say nothing of th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,10 +116,17 @@ def is_cheap(key: str) -> bool:
 
 
 def with_layers(model: ModelShape, num_layers: int) -> ModelShape:
-    """The model with this number of layers; if it is another one, the name says so."""
+    """The model with this number of layers; if it is another one, the name says so.
+
+    Dense layers and those with experts stay in proportion; less than one dense layer is none.
+    """
     if num_layers == model.num_layers:
         return model
-    return replace(model, name=f"{model.name}-{num_layers}-layers", num_layers=num_layers)
+    dense = model.num_dense_layers * num_layers // model.num_layers
+    changes: dict[str, Any] = {"num_layers": num_layers, "num_dense_layers": dense}
+    if model.num_experts and not dense:
+        changes["ffn_hidden_size"] = model.moe_ffn_hidden_size
+    return replace(model, name=f"{model.name}-{num_layers}-layers", **changes)
 
 
 def fidelity_of(layout: Layout, probed: Layout, num_layers: int) -> Fidelity:

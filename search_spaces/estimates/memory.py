@@ -171,9 +171,15 @@ def stage_terms(
 ) -> MemoryTerms:
     """The terms of every stage of one layout; the axis of layouts is that of stages."""
     terms = _no_terms(1, layout.pp)
-    parts = stage_parts(LayoutColumns.of(layout), model, np.arange(layout.pp), storage)
-    _fill(terms, slice(None), parts)
+    _fill(terms, slice(None), parts_by_stage(layout, model, storage))
     return terms
+
+
+def parts_by_stage(
+    layout: Layout, model: ModelShape, storage: TrainerStorage = EMBEDDED_TRAINER
+) -> StageParts:
+    """The parts of every stage of one layout; the last axis is that of stages."""
+    return stage_parts(LayoutColumns.of(layout), model, np.arange(layout.pp), storage)
 
 
 def _no_terms(
@@ -236,6 +242,11 @@ class StageParts:
     backward: Floats
     head: Floats
     storage: TrainerStorage
+
+    @property
+    def states(self) -> Floats:
+        """What a rank holds from its start to its end; the embedded trainer at least so much."""
+        return self.weights + self.gradients + self.optimizer
 
     @property
     def terms(self) -> tuple[Floats, ...]:
@@ -338,11 +349,16 @@ def _dense_share(
 ) -> Floats:
     """Share of a stage's layers that are dense in a model with experts: its first layers are."""
     if not model.num_dense_layers:
-        return np.zeros(1)
+        return np.zeros(())
     embedding, head = columns.counted_ends
-    counted = model.num_layers + embedding + head
-    before = stage * (counted // columns.pp) + np.minimum(stage, counted % columns.pp)
-    dense = np.clip(model.num_dense_layers - before + embedding * (stage > 0), 0, layers)
+    each, more = np.divmod(model.num_layers + embedding + head, columns.pp * columns.vpp)
+    dense = np.zeros(())
+    for chunk in range(int(columns.vpp.max())):
+        part = stage + chunk * columns.pp
+        begin = part * each + np.minimum(part, more) - embedding
+        end = np.minimum(begin + each + (part < more), model.num_dense_layers)
+        held = np.maximum(end - np.maximum(begin, 0), 0)
+        dense = dense + np.where(chunk < columns.vpp, held, 0)
     return np.asarray(dense / np.maximum(layers, 1), dtype=np.float64)
 
 
@@ -451,13 +467,19 @@ def _whole_layers(
         others = np.where(is_shared, _layer_parameters(columns, shape), 0.0)
         return others + np.where(are_experts_shared, _expert_parameters(columns, shape), 0.0)
 
-    layer = _largest_layer(model, dense_share, shared_of)
+    num_dense = np.round(dense_share * num_layers)  # those come first
+    layer, dense = shared_of(model), shared_of(model.dense)
+    begin = np.where(num_dense > 0, dense, layer)
+    end = np.where(num_layers > num_dense, layer, dense)
+    two = np.where(num_layers > 1, begin + end, 0.0)
+    two = np.maximum(two, np.where(num_layers > num_dense + 1, 2 * layer, 0.0))
+    two = np.maximum(two, np.where(num_dense > 1, 2 * dense, 0.0))
     first, last = stage == 0, stage == columns.pp - 1
-    another = np.where(num_layers > 1, layer, 0.0)
 
     def pair(matrix: Floats) -> Floats:
-        ends = np.where(first, matrix + positions, 0.0), np.where(last, matrix + final_norm, 0.0)
-        return np.asarray(layer + np.maximum(np.maximum(*ends), another), dtype=np.float64)
+        after = begin + np.where(first, matrix + positions, 0.0)
+        before = end + np.where(last, matrix + final_norm, 0.0)
+        return np.asarray(np.maximum(two, np.maximum(after, before)), dtype=np.float64)
 
     has_both = (columns.pp == 1) & model.tied_embeddings
     gathered = pair(vocabulary)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from search_spaces.errors import OutcomeInvalidError
+from search_spaces.estimates.memory import parts_by_stage
 from search_spaces.protocol.measurement import Measurement, refuse_unequal
 from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.spec.throughput import Throughput
@@ -51,7 +52,8 @@ def refuse_contradictions(
     routing = request.balanced_routing if model.num_experts else None
     tokens, said = layout.global_batch_size * model.seq_length, measured.tokens_per_step
     is_fewer = said < tokens and not is_embedded and measured.tokens == "counted"
-    peak, least = measured.peak_memory_bytes, _least_memory_bytes(measured, request)
+    peak = measured.peak_memory_bytes
+    least = least_memory_bytes(request, is_sampled=measured.memory_kind == "sampled")
     largest = max((peak, *measured.peak_reserved_bytes_by_stage))
     most = device_memory_bytes * _MEMORY_MARGIN + (0 if is_embedded else _PROCESS_BYTES)
     for holds, field, problem in (
@@ -121,24 +123,14 @@ def refuse_contradictions(
     )
 
 
-def _least_memory_bytes(measured: Measurement, request: ProbeRequest) -> float:
+def least_memory_bytes(request: ProbeRequest, *, is_sampled: bool = False) -> float:
     """Bytes that the fullest rank certainly holds.
 
-    Ranks of the embedded trainer hold weights, fp32 gradients and Adam's states, with fp32 masters
-    of 16-bit weights; of what ZeRO shards, their own share. Other trainers may shard or offload all
-    of it but the block that is computed, at a byte a parameter. Samples may miss every peak.
+    Ranks of the embedded trainer hold weights, gradients and optimizer states: of what ZeRO shards
+    their own share, and two whole layers. Other trainers may shard or offload all of it but the
+    block that is computed, at a byte a parameter. Samples may miss every peak.
     """
     layout, model = request.layout, request.model
-    if measured.trainer == EMBEDDED_TRAINER:
-        weight, states = (4, 8) if layout.precision == "fp32" else (2, 12)
-        experts, ranks = model.num_parameters_of_experts, layout.etp * layout.ep
-        held = 0.0
-        for parameters, shards in (
-            ((model.num_parameters - experts) / layout.tp_ranks, layout.zero_group_size),
-            (experts / ranks, layout.expert_zero_group_size),
-        ):
-            gradients, weights = (shards if layout.zero_stage >= stage else 1 for stage in (2, 3))
-            held += (weight / weights + 4 / gradients + states / shards) * parameters / layout.pp
-        return held
-    is_sampled = measured.memory_kind == "sampled"
+    if request.trainer == EMBEDDED_TRAINER:
+        return float(parts_by_stage(layout, model).states.max())
     return 0.0 if is_sampled else model.num_layer_parameters / layout.num_devices

@@ -50,7 +50,7 @@ FailureReason = Literal[
     "cancelled",
 ]
 """Why an outcome is not a measurement. diverged: the loss is not finite, or off the campaign's.
-implausible: more work a second than the device's peak allows."""
+implausible: its figures contradict each other, the layout or the device."""
 
 OUTCOME_STATES: Final[tuple[OutcomeState, ...]] = get_args(OutcomeState)
 FAILURE_REASONS: Final[tuple[FailureReason, ...]] = get_args(FailureReason)

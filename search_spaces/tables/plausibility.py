@@ -6,6 +6,7 @@ import math
 from typing import Final
 
 from search_spaces.errors import TableInvalidError
+from search_spaces.estimates.memory import parts_by_stage
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
@@ -35,9 +36,6 @@ MIN_IDEAL_S: Final = 0.01
 
 MIN_SHARE_OF_WEIGHTS: Final = 0.25
 """A peak below this share of the mean weights of a device is in another unit."""
-
-BYTES_PER_WEIGHT: Final = 2
-"""At 16 bits, the smallest type for training."""
 
 
 def refuse_impossible_row(row: TableRow, model: ModelShape, cluster: Cluster) -> None:
@@ -133,9 +131,7 @@ def _refuse_wrong_memory(
             f"peak_memory_bytes={peak_bytes} is more than twice the device's "
             f"{memory(cluster.device_memory_bytes)}; are the units off by a thousand?"
         )
-    experts = model.num_parameters_of_experts
-    held = (model.num_parameters - experts) / layout.tp_ranks + experts / (layout.etp * layout.ep)
-    weights = BYTES_PER_WEIGHT * held / layout.pp
+    weights = parts_by_stage(layout, model).weights.mean()
     if peak_bytes < MIN_SHARE_OF_WEIGHTS * weights:
         raise TableInvalidError(
             f"peak_memory_bytes={peak_bytes} is less than a quarter of the {memory(int(weights))} of a "

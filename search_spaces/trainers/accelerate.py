@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from search_spaces.spec.layout import Layout
-from search_spaces.trainers.base import TrainerAdapter, TrainerJob, refusals_of_shape
+from search_spaces.trainers.base import TrainerAdapter, TrainerJob, lacking_knobs, refusals_of_shape
 
 _MIXED_PRECISION: Final = {"fp32": "no", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 
@@ -31,16 +31,9 @@ def accelerate_backend(layout: Layout) -> str:
 
 def _lacking(job: TrainerJob) -> dict[str, str]:
     layout = job.layout
-    lacking = {}
-    if layout.vpp > 1:
-        lacking["vpp"] = (
-            "accelerate's file has no key for virtual stages; without them the schedule is 1F1B"
-        )
-    if sum(layout.counted_ends):
-        lacking["pipeline_split"] = (
-            "accelerate's file has no key for it; without it the stages have equally many transformer "
-            "layers, unless your script gives its plugin other_megatron_args"
-        )
+    lacking = lacking_knobs(layout, "accelerate's file", "vpp", "pipeline_split")
+    if "pipeline_split" in lacking:
+        lacking["pipeline_split"] += ", unless your script gives its plugin other_megatron_args"
     if layout.cp > 1 and layout.cp_comm_type != "p2p":
         lacking["cp_comm_type"] = (
             "accelerate's file has no key for it; without the choice Megatron-LM passes keys and values "
@@ -59,11 +52,8 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
             f"zero_stage={layout.zero_stage} every replica holds whole weights, gradients and "
             "optimizer states"
         )
-    if layout.zero_replicas > 1 and (layout.zero_stage == 1 or is_megatron):
-        lacking["zero_replicas"] = (
-            "accelerate's file has no key for smaller ZeRO groups; without them optimizer states are "
-            f"sharded over all dp={layout.dp} ranks"
-        )
+    if layout.zero_stage == 1 or is_megatron:
+        lacking |= lacking_knobs(layout, "accelerate's file", "zero_replicas")
     if without := _without_recompute(layout):
         lacking["recompute"] = without
     return lacking

@@ -39,6 +39,29 @@ class TrainerJob:
         return replace(self, layout=replace(self.layout, **dropped))
 
 
+def lacking_knobs(layout: Layout, trainer: str, *knobs: str) -> dict[str, str]:
+    """Those of some knobs that the layout sets, with what a trainer without them does."""
+    known = {
+        "vpp": (
+            layout.vpp > 1,
+            f"{trainer} has no interleaved schedule; without it the schedule is plain 1F1B instead of "
+            f"vpp={layout.vpp}",
+        ),
+        "pipeline_split": (
+            any(layout.counted_ends),
+            f"{trainer} has no choice of how stages are cut; without it they have equally many "
+            "transformer layers",
+        ),
+        "zero_replicas": (
+            layout.zero_replicas > 1,
+            f"{trainer} has no smaller ZeRO groups; without them optimizer states are sharded over "
+            f"all of dp={layout.dp}, instead of over {layout.zero_replicas} groups of "
+            f"{layout.zero_group_size}",
+        ),
+    }
+    return {knob: known[knob][1] for knob in knobs if known[knob][0]}
+
+
 def refusals_of_shape(model: ModelShape, trainer: str) -> list[str]:
     """Why a trainer without experts, and with plain attention, can't have the model."""
     stated = model.to_mapping()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from search_spaces.spec.layout import Layout
-from search_spaces.trainers.base import TrainerAdapter, TrainerJob
+from search_spaces.trainers.base import TrainerAdapter, TrainerJob, lacking_knobs
 from search_spaces.trainers.log_patterns import LogPatterns
 
 _LOG: Final = LogPatterns(
@@ -25,19 +25,14 @@ _LOG: Final = LogPatterns(
 
 def _lacking(job: TrainerJob) -> dict[str, str]:
     layout = job.layout
-    lacking = {}
-    if layout.vpp > 1:
-        lacking["vpp"] = "DeepSpeed has no interleaved schedule; without it the schedule is 1F1B"
+    lacking = lacking_knobs(layout, "DeepSpeed", "vpp")
     if sum(layout.counted_ends):
         lacking["pipeline_split"] = (
             "DeepSpeed's pipeline splits your script's list of layers (pipeline.partition); without the "
             "choice the stages are those of your script"
         )
-    if layout.zero_replicas > 1 and layout.zero_stage < 3:
-        lacking["zero_replicas"] = (
-            "DeepSpeed has smaller ZeRO groups in stage 3 only; without them optimizer states are "
-            f"sharded over all dp={layout.dp} ranks"
-        )
+    if layout.zero_stage < 3:
+        lacking |= lacking_knobs(layout, "DeepSpeed before ZeRO-3", "zero_replicas")
     if layout.etp > 1:
         lacking["etp"] = (
             "DeepSpeed's AutoEP keeps the weights of an expert whole; without etp a rank holds "

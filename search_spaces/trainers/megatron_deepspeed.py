@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from search_spaces.spec.model_shape import ModelShape
-from search_spaces.trainers.base import TrainerAdapter, TrainerJob, refusals_of_shape
+from search_spaces.trainers.base import TrainerAdapter, TrainerJob, lacking_knobs, refusals_of_shape
 from search_spaces.trainers.deepspeed import (
     batch_and_zero,
     refusals_of_precision,
@@ -32,26 +32,12 @@ from search_spaces.trainers.megatron_lm import (
 
 def _lacking(job: TrainerJob) -> Mapping[str, str]:
     layout = job.layout
-    found = {}
-    if layout.vpp > 1:
-        found["vpp"] = (
-            f"DeepSpeed's pipeline has no interleaved schedule; it runs plain 1F1B instead of "
-            f"vpp={layout.vpp}"
-        )
-    if sum(layout.counted_ends):
-        found["pipeline_split"] = (
-            "Megatron-DeepSpeed splits the transformer layers alone; without the choice the stages have "
-            "equally many of them"
-        )
+    found = lacking_knobs(layout, "DeepSpeed's pipeline", "vpp", "pipeline_split")
+    found |= lacking_knobs(layout, "Megatron-DeepSpeed", "zero_replicas")
     if layout.cp > 1 and layout.cp_comm_type != "a2a":
         found["cp_comm_type"] = (
             "Megatron-DeepSpeed has Ulysses alone, cp_comm_type=a2a; without the choice tokens are "
             "exchanged for heads"
-        )
-    if layout.zero_replicas > 1:
-        found["zero_replicas"] = (
-            f"DeepSpeed shards the optimizer states over all of dp={layout.dp}, instead of over "
-            f"{layout.zero_replicas} groups of {layout.zero_group_size}"
         )
     return found
 

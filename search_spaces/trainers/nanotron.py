@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from search_spaces.trainers.base import TrainerAdapter, TrainerJob, refusals_of_shape
+from search_spaces.trainers.base import TrainerAdapter, TrainerJob, lacking_knobs, refusals_of_shape
 from search_spaces.trainers.log_patterns import LogPatterns
 
 _STEPS: Final = 100
@@ -27,9 +27,7 @@ _LOG: Final = LogPatterns(
 
 def _lacking(job: TrainerJob) -> dict[str, str]:
     layout = job.layout
-    lacking = {}
-    if layout.vpp > 1:
-        lacking["vpp"] = "nanotron has no interleaved schedule; without it the schedule is 1F1B"
+    lacking = lacking_knobs(layout, "nanotron", "vpp", "zero_replicas")
     if sum(layout.counted_ends):
         lacking["pipeline_split"] = (
             "nanotron cuts stages of about equal work, and cannot be told how; without the choice the "
@@ -39,11 +37,6 @@ def _lacking(job: TrainerJob) -> dict[str, str]:
         lacking["zero_stage"] = (
             f"nanotron has ZeRO-1 and no zero_stage={layout.zero_stage}; without it every replica holds "
             "whole weights, gradients and optimizer states, which need more memory than was measured"
-        )
-    if layout.zero_replicas > 1:
-        lacking["zero_replicas"] = (
-            "nanotron shards optimizer states over all of dp; without smaller groups there is one of "
-            f"{layout.dp} ranks"
         )
     if layout.recompute != "none":
         lacking["recompute"] = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeVar
@@ -33,6 +33,8 @@ class FakeService:
         self.away = False
         """Answers 503 to everything."""
         self.refuse_outcomes = False
+        self.refuses: Callable[[dict[str, Any]], bool] = lambda _body: self.refuse_outcomes
+        """Whether it refuses what is said of an outcome."""
         self.breaks_over: set[int] = set()
         """Trials whose outcomes it answers with 500."""
         self.stalls = False
@@ -98,7 +100,7 @@ class FakeService:
                     created["quarantined"] = self.quarantined
                     return 201, {**created, "heartbeat_interval_s": 0.05}
                 case "POST", ["v1", "trials", trial_id, "outcome"]:
-                    if self.refuse_outcomes:
+                    if self.refuses(body):
                         return 422, problem("a number is not finite")
                     if int(trial_id) in self.breaks_over:
                         return 500, problem("Internal Server Error")

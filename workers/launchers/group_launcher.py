@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from types import MappingProxyType
@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 
 from search_spaces.documents.limits import acceptable_log, visible_line
 from search_spaces.errors import OutcomeInvalidError
+from search_spaces.protocol.contradictions import refuse_contradictions
 from search_spaces.protocol.measurement import Environment, Measurement
 from search_spaces.protocol.outcome import (
     MAX_LOG_LENGTH,
@@ -33,6 +34,9 @@ from workers.packing.request import Placement, Share
 from workers.programs.program_run import ProgramRun, ResultRefusedError, program_task
 from workers.ranks.rank_task import Device
 from workers.trainer.revision import GIT_REVISION
+
+_Measured = tuple[Measurement, Environment]
+_Told = Callable[[], _Measured]
 
 _PEAK_WITHIN_S: Final = 60.0
 _NO_DEADLINE_S: Final = 10 * 365 * 86400.0
@@ -118,7 +122,9 @@ class GroupLauncher:
             )
         except (PlacementImpossibleError, TrainerUnknownError, ParameterInvalidError) as error:
             return _refused("unsupported", error)
-        return self._outcome(end)
+        except ResultRefusedError as error:
+            return _refused(error.reason, error)
+        return self._outcome(request, end, lambda: _told_by_rank_0(end))
 
     def _run_program(
         self,
@@ -132,6 +138,7 @@ class GroupLauncher:
         Raises:
             TrainerUnknownError: this worker has no trainer of that name.
             ParameterInvalidError: the campaign's parameters are not those of the trainer.
+            ResultRefusedError: the trainer refuses the layout.
         """
         trainer = self._trainers.get(request.trainer)
         if trainer is None:
@@ -140,10 +147,7 @@ class GroupLauncher:
                 f"this worker has no trainer {request.trainer!r}; it has {known}"
             )
         run = ProgramRun(request, trainer, on_event)
-        try:
-            job = program_task(request, trainer).to_job()
-        except ResultRefusedError as error:
-            return _refused(error.reason, error)
+        job = program_task(request, trainer).to_job()
         end = self._run_layout(
             request.layout,
             job,
@@ -155,45 +159,21 @@ class GroupLauncher:
             processes="one_per_node" if trainer.processes_per == "node" else "all_devices",
             verdict=lambda: _verdict(run),
         )
-        if end.failure is not None:
-            return self._outcome(end)
-        return self._measured(request, run, end, cancelled)
+        return self._outcome(request, end, lambda: self._told_by_program(run, end, cancelled))
 
-    def _measured(
-        self, request: ProbeRequest, run: ProgramRun, end: GroupEnd, cancelled: Cancelled
-    ) -> Outcome:
-        """The outcome of a program that has ended, or reported all steps before it failed."""
-        tflops, source = self.peak(request.layout.precision, cancelled)
-        cluster = self._cluster
-        # Without a limit, a rank on CPU cores may use the memory of the whole node.
-        shared = cluster.devices_per_node if cluster.has_cpu_devices else 1
-        try:
-            measurement = run.measurement(
-                peak_tflops=tflops,
-                peak_source=source,
-                oversubscribed=end.oversubscribed,
-                device_memory_bytes=request.memory_limit_bytes
-                or cluster.device_memory_bytes * shared,
-            )
-            return Outcome(
-                state="completed",
-                log_tail=acceptable_log(end.log_tail, MAX_LOG_LENGTH),
-                duration_s=end.duration_s,
-                measurement=measurement,
-                environment=Environment.described(
-                    host=self._nodes.nodes[end.first_node].name,
-                    device=self._cluster.device,
-                    backend="",
-                    python_version="",
-                    torch_version="",
-                    numpy_version="",
-                    git_revision=GIT_REVISION,
-                ),
-            )
-        except (ResultRefusedError, OutcomeInvalidError) as error:
-            reason = error.reason if isinstance(error, ResultRefusedError) else "implausible"
-            failure = GroupFailure(reason=reason, message=str(error))
-            return self._outcome(replace(end, failure=failure))
+    def _told_by_program(self, run: ProgramRun, end: GroupEnd, cancelled: Cancelled) -> _Measured:
+        """What a program that has ended, or reported all steps before it failed, measured."""
+        tflops, source = self.peak(run.request.layout.precision, cancelled)
+        measurement = run.measurement(
+            peak_tflops=tflops, peak_source=source, oversubscribed=end.oversubscribed
+        )
+        environment = Environment.described(
+            host=self._nodes.nodes[end.first_node].name,
+            device=self._cluster.device,
+            git_revision=GIT_REVISION,
+            **dict.fromkeys(("backend", "python_version", "torch_version", "numpy_version"), ""),
+        )
+        return measurement, environment
 
     def train(self, job: Mapping[str, Any], *, on_event: OnEvent, cancelled: Cancelled) -> GroupEnd:
         """Runs a training job to its end; the result of rank 0 is its "training".
@@ -350,26 +330,52 @@ class GroupLauncher:
             verdict=verdict,
         ).run()
 
-    def _outcome(self, end: GroupEnd) -> Outcome:
-        failure = end.failure
+    def _outcome(self, request: ProbeRequest, end: GroupEnd, told: _Told) -> Outcome:
+        """The outcome of a group that has ended; a failure where the service would refuse it."""
+        failure, log_tail = end.failure, acceptable_log(end.log_tail, MAX_LOG_LENGTH)
         if failure is None:
-            result = end.results[0]
-            return Outcome(
-                state="completed",
-                log_tail=end.log_tail,
-                duration_s=end.duration_s,
-                measurement=Measurement.from_mapping(result["measurement"]),
-                environment=Environment.from_mapping(result["environment"]),
-            )
+            try:
+                measurement, environment = told()
+                refuse_contradictions(
+                    measurement,
+                    request,
+                    device_memory_bytes=request.memory_limit_bytes or self._most_memory_bytes,
+                    may_be_shortened=request.stop_above_step_time_s is not None,
+                )
+                return Outcome(
+                    state="completed",
+                    log_tail=log_tail,
+                    duration_s=end.duration_s,
+                    measurement=measurement,
+                    environment=environment,
+                )
+            except ResultRefusedError as error:
+                failure = GroupFailure(reason=error.reason, message=str(error))
+            except OutcomeInvalidError as error:
+                message = f"the trainer's figures: {error}"
+                failure = GroupFailure(reason="implausible", message=message)
         node = "" if failure.node is None else self._nodes.nodes[failure.node].name
         return Outcome(
             state=_STATES.get(failure.reason, "failed"),
             reason=failure.reason,
             message=visible_line(failure.message, MAX_MESSAGE_LENGTH),
             node=node,
-            log_tail=acceptable_log(end.log_tail, MAX_LOG_LENGTH),
+            log_tail=log_tail,
             duration_s=end.duration_s,
         )
+
+    @property
+    def _most_memory_bytes(self) -> int:
+        """What a rank without a limit may use; on CPU cores, all memory of its node."""
+        cluster = self._cluster
+        shared = cluster.devices_per_node if cluster.has_cpu_devices else 1
+        return cluster.device_memory_bytes * shared
+
+
+def _told_by_rank_0(end: GroupEnd) -> _Measured:
+    result = end.results[0]
+    measurement = Measurement.from_mapping(result["measurement"])
+    return measurement, Environment.from_mapping(result["environment"])
 
 
 def _refused(reason: FailureReason, error: Exception) -> Outcome:

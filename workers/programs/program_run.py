@@ -8,10 +8,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any, Final
+from typing import Final
 
-from search_spaces.errors import OutcomeInvalidError
-from search_spaces.protocol.contradictions import refuse_contradictions
 from search_spaces.protocol.measurement import Iteration, IterationKind, Measurement, TokenSource
 from search_spaces.protocol.outcome import FailureReason, ProbeRequest
 from search_spaces.spec.throughput import Throughput
@@ -122,7 +120,7 @@ class ProgramRun:
         trainer: ProgramTrainer,
         on_event: Callable[[Document], None],
     ) -> None:
-        self._request = request
+        self.request = request
         self._trainer = trainer
         self._on_event = on_event
         self._reports: dict[str, dict[int, list[_Report]]] = {
@@ -187,17 +185,17 @@ class ProgramRun:
         if "step_time_ms" in figures:
             return figures["step_time_ms"] / 1e3
         if (rate := figures.get("tokens_per_s_per_device", 0.0)) > 0:
-            return self._assumed_tokens / rate / self._request.layout.num_devices
+            return self._assumed_tokens / rate / self.request.layout.num_devices
         return _between(reports, step)
 
     @property
     def _assumed_tokens(self) -> int:
-        return self._request.layout.global_batch_size * self._request.model.seq_length
+        return self.request.layout.global_batch_size * self.request.model.seq_length
 
     @property
     def _num_warmup(self) -> int | None:
         """Steps of warm-up; None: it has not ended."""
-        times_s, at_least = self.step_times_s, self._request.warmup
+        times_s, at_least = self.step_times_s, self.request.warmup
         for num in range(at_least, len(times_s) + 1):
             if is_warm(times_s[:num], at_least=at_least):
                 return num
@@ -210,8 +208,8 @@ class ProgramRun:
         if warmup is None:
             return False
         timed_s = self.step_times_s[warmup:]
-        above_s = self._request.stop_above_step_time_s
-        if len(timed_s) >= self._request.iterations:
+        above_s = self.request.stop_above_step_time_s
+        if len(timed_s) >= self.request.iterations:
             return True
         return above_s is not None and shows_enough(timed_s, above_s)
 
@@ -235,30 +233,29 @@ class ProgramRun:
         peak_tflops: float,
         peak_source: str,
         oversubscribed: bool,
-        device_memory_bytes: int,
     ) -> Measurement:
         """What was measured, once the program has ended or `is_enough`.
 
         Raises:
-            ResultRefusedError: there are too few steps, or the reports contradict each other, the
-                clock, the layout or the device.
+            ResultRefusedError: there are too few steps, or the reports contradict each other or the
+                clock.
+            OutcomeInvalidError: the figures contradict each other.
         """
         warmup, times_s = self._warmup_and_times()
-        num_timed = min(len(times_s) - warmup, self._request.iterations)
+        num_timed = min(len(times_s) - warmup, self.request.iterations)
         last = warmup + num_timed
         self._refuse_another_clock(last)
         tokens, source = self._tokens(warmup, last)
         step_time_s = median(times_s[warmup:last])
         speed = Throughput(
-            model=self._request.model,
-            layout=self._request.layout,
+            model=self.request.model,
+            layout=self.request.layout,
             tokens_per_s=tokens / step_time_s,
             peak_tflops_per_device=peak_tflops,
         )
         peak_bytes, memory_kind = self._memory()
         q25_s, _, q75_s = quartiles(times_s[warmup:last])
-        return self._measured(
-            device_memory_bytes,
+        return Measurement(
             step_time_s=step_time_s,
             step_time_q25_s=q25_s,
             step_time_q75_s=q75_s,
@@ -277,8 +274,8 @@ class ProgramRun:
             oversubscribed=oversubscribed,
             iterations=tuple(self._iteration(index, times_s, warmup) for index in range(last)),
             warmup_settled=has_settled(times_s[:warmup]),
-            shortened=num_timed < self._request.iterations,
-            iterations_asked=self._request.iterations,
+            shortened=num_timed < self.request.iterations,
+            iterations_asked=self.request.iterations,
             trainer=self._trainer.name,
             trainer_version=self._trainer.version,
             tokens=source,
@@ -286,34 +283,20 @@ class ProgramRun:
             others_share=self._others_share(warmup, last),
         )
 
-    def _measured(self, device_memory_bytes: int, **figures: Any) -> Measurement:
-        """The measurement, unless its figures contradict each other, the layout or the device."""
-        try:
-            measured = Measurement(**figures)
-            refuse_contradictions(
-                measured,
-                self._request,
-                device_memory_bytes=device_memory_bytes,
-                may_be_shortened=self._request.stop_above_step_time_s is not None,
-            )
-        except OutcomeInvalidError as error:
-            raise ResultRefusedError("implausible", f"the program's figures: {error}") from error
-        return measured
-
     def _warmup_and_times(self) -> tuple[int, list[float]]:
         """Steps of warm-up and all times; a program that ends early gets the shorter warm-up."""
-        times_s, asked = self.step_times_s, self._request.iterations
+        times_s, asked = self.step_times_s, self.request.iterations
         if self.is_enough:
             assert self._num_warmup is not None
             return self._num_warmup, times_s
-        if len(times_s) >= self._request.warmup + asked:
+        if len(times_s) >= self.request.warmup + asked:
             return len(times_s) - asked, times_s
         counts = {rank: len(reports) for rank, reports in sorted(self._by_rank.items())}
         said = ", ".join(f"rank {rank}: {num}" for rank, num in [*counts.items()][:4])
         raise ResultRefusedError(
             "crashed",
             f"the program ended with too few steps reported ({said or 'none'}); "
-            f"{self._request.warmup} + {asked} are needed: let it run {{steps}} steps, and report "
+            f"{self.request.warmup} + {asked} are needed: let it run {{steps}} steps, and report "
             "each with layout_tuner.report_step or in a line that the log pattern matches",
         )
 

@@ -23,6 +23,7 @@ from search_spaces.errors import ServiceUnansweredError
 from workers.backoff import Backoff
 from workers.errors import (
     AnswerUnreadableError,
+    ContentRefusedError,
     RequestRefusedError,
     ServiceFailedError,
     ServiceUnreachableError,
@@ -36,6 +37,8 @@ _FIRST_PAUSE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 5.0
 _AWAY: Final = TEMPORARY | {408, TOO_MANY_REQUESTS}
 """Statuses of a service, or of a proxy in front of it, that can't answer for the moment."""
+_OF_CONTENT: Final = (400, 413, 422)
+"""Statuses of a body that is malformed, too large or contradicts something."""
 
 T = TypeVar("T")
 
@@ -89,7 +92,7 @@ class ServiceHttp:
             ServiceUnreachableError: the service does not answer.
             ServiceFailedError: it failed over the request.
             TokenRefusedError: it does not accept the token.
-            RequestRefusedError: it refuses the request.
+            RequestRefusedError: it refuses the request; `ContentRefusedError`: for what it says.
             AnswerUnreadableError: the answer is not one of this service.
         """
         content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
@@ -120,13 +123,16 @@ class ServiceHttp:
 
     def _refusal(self, answer: httpx.Response) -> Exception:
         status = answer.status_code
-        message = f"the service at {self.url} answered {status}: {_detail(answer)}"
+        why = _detail(answer)
+        message = f"the service at {self.url} answered {status}: {why}"
         if status in (401, 403):
             return TokenRefusedError(f"{message}; check the token file")
         if status in _AWAY:
             return ServiceUnreachableError(message)
         if answer.is_server_error:
             return ServiceFailedError(message)
+        if status in _OF_CONTENT:
+            return ContentRefusedError(message, why)
         kind = {404: NotFoundError, 409: ConflictError}.get(status, RequestRefusedError)
         return kind(message)
 

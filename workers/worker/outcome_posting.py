@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import Final
 
 from search_spaces.connection.outage_log import OutageLog
+from search_spaces.documents.limits import visible_line
+from search_spaces.protocol.outcome import MAX_MESSAGE_LENGTH, Outcome
 from search_spaces.protocol.worker_messages import OutcomeReport
 from workers.backoff import Backoff
 from workers.errors import (
     AnswerUnreadableError,
+    ContentRefusedError,
     RequestRefusedError,
     ServiceFailedError,
     ServiceUnreachableError,
@@ -59,7 +63,9 @@ class Outbox:
     """Outcomes that wait to be posted: in memory, and on disk so that they survive a crash.
 
     An outcome over which the service fails does not delay the others: it is posted again later, and
-    set aside after too many tries. One thread may store outcomes while another posts them.
+    set aside after too many tries. Where it refuses what an outcome says, it is told so in its
+    place: the trial ends with the refusal, and is not run again. One thread may store outcomes
+    while another posts them.
 
     Raises:
         SpoolUnusableError: at construction, when the directory can't be read.
@@ -122,6 +128,8 @@ class Outbox:
                     "the outcome of trial id %d is posted again later: %s", outcome.trial_id, error
                 )
             return None
+        except ContentRefusedError as error:
+            return self._set_aside(outcome, str(error), _in_place_of(outcome, error.why))
         except RequestRefusedError as error:
             return self._set_aside(outcome, str(error))
         self._drop(outcome)
@@ -130,12 +138,19 @@ class Outbox:
         except SpoolUnusableError as error:  # the next process posts it once more
             _LOG.error("%s; the outcome of trial id %d is posted", error, outcome.trial_id)
 
-    def _set_aside(self, outcome: EncodedOutcome, why: str) -> None:
+    def _set_aside(
+        self, outcome: EncodedOutcome, why: str, instead: EncodedOutcome | None = None
+    ) -> None:
         self._drop(outcome)
         try:
-            self.spool.reject(outcome, why)
+            self.spool.reject(outcome, why, instead)
         except SpoolUnusableError as error:
             _LOG.error("the outcome of trial id %d is lost: %s; %s", outcome.trial_id, why, error)
+            self._unsaved.update({_key(outcome)} if instead else ())
+        if instead is not None:
+            with self._lock:
+                self._waiting[_key(instead)] = instead
+            self._post(instead)
 
     def _drop(self, outcome: EncodedOutcome) -> None:
         """Removes an outcome that does not wait any more."""
@@ -147,6 +162,32 @@ class Outbox:
 
 def _key(outcome: EncodedOutcome) -> _Key:
     return outcome.trial_id, outcome.attempt
+
+
+def _in_place_of(refused: EncodedOutcome, why: str) -> EncodedOutcome | None:
+    """What the service is told in place of an outcome whose content it refuses.
+
+    A measurement becomes a failure at the same cost. Anything else loses its figures and its log,
+    but stays what it was. None: it has neither, or it can't be read.
+    """
+    try:
+        document = json.loads(refused.body)
+        said = Outcome.from_mapping(document["outcome"])
+    except (ValueError, LookupError, TypeError):
+        return None
+    if said.measurement is not None:
+        message = f"the service refused the measurement: {why}"
+        less = replace(said, state="failed", reason="implausible", measurement=None)
+    else:
+        message = f"{said.message}; the service refused the figures or the log: {why}"
+        less = Outcome(state=said.state, reason=said.reason, node=said.node)
+        figures = ("nodes_held", "iterations_s")
+        if said == replace(less, message=said.message) and not any(map(document.get, figures)):
+            return None
+        document |= dict.fromkeys(figures)
+    less = replace(less, message=visible_line(message, MAX_MESSAGE_LENGTH))
+    body = json.dumps(document | {"outcome": less.to_mapping()}).encode()
+    return replace(refused, body=body)
 
 
 class Posting:

@@ -57,15 +57,8 @@ class Spool:
 
     def keep(self, outcome: EncodedOutcome) -> None:
         """Writes an outcome so that it survives a crash of this process or of the machine."""
-        path = self._path(outcome)
-        unfinished = path.with_suffix(".tmp")
         with _usable("the outcome can't be written"):
-            with unfinished.open("wb") as file:
-                file.write(outcome.body)
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.rename(path)
-            self._sync()
+            _write(self._path(outcome), outcome.body)
 
     def kept(self) -> list[EncodedOutcome]:
         """The outcomes that have not been posted, the oldest first.
@@ -89,35 +82,38 @@ class Spool:
         with _usable("the outcome can't be removed"):
             self._path(outcome).unlink(missing_ok=True)
 
-    def reject(self, outcome: EncodedOutcome, why: str) -> None:
-        """Sets an outcome aside that the service refuses, whether it is on disk or not."""
-        with suppress(SpoolUnusableError):
-            self.keep(outcome)
-        self._set_aside(self._path(outcome), why)
+    def reject(
+        self, outcome: EncodedOutcome, why: str, instead: EncodedOutcome | None = None
+    ) -> None:
+        """Sets an outcome aside that the service refuses, whether it is on disk or not.
+
+        Another may wait in its place; a crash leaves one of the two.
+        """
+        self._set_aside(self._path(outcome).name, outcome.body, why)
+        if instead is None:
+            self.forget(outcome)
+        else:
+            self.keep(instead)
 
     def _read(self, path: Path) -> list[EncodedOutcome]:
         with _usable("an outcome can't be read"):
             body = path.read_bytes()
         if (name := _NAME.fullmatch(path.name)) is None:
-            self._set_aside(path, "its name is not that of an outcome")
+            self._set_aside(path.name, body, "its name is not that of an outcome")
+            with _usable("what is set aside can't be removed"):
+                path.unlink()
             return []
         trial_id, attempt = map(int, name.groups())
         return [EncodedOutcome(trial_id=trial_id, attempt=attempt, body=body)]
 
-    def _set_aside(self, path: Path, why: str) -> None:
-        aside = self.directory / _REJECTED
+    def _set_aside(self, name: str, body: bytes, why: str) -> None:
+        path = self.directory / _REJECTED / name
         with _usable("the outcome can't be set aside"):
-            aside.mkdir(exist_ok=True)
-            path.rename(aside / path.name)
-        _LOG.error("outcome %s is set aside in %s: %s", path.name, aside, why)
-
-    def _sync(self) -> None:
-        """Writes the directory to disk, so that a new name survives a crash of the machine."""
-        directory = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+            path.parent.mkdir(exist_ok=True)
+            while path.exists():  # what was told in its place is refused too
+                path = path.with_stem(f"{path.stem}-again")
+            _write(path, body)
+        _LOG.error("outcome %s is set aside in %s: %s", name, path.parent, why)
 
     def _path(self, outcome: EncodedOutcome) -> Path:
         return self.directory / f"trial-{outcome.trial_id}-attempt-{outcome.attempt}.json"
@@ -139,6 +135,21 @@ def adopt_abandoned(spool: Spool, pattern: str) -> None:
             for path in directory.glob("*.json"):
                 path.rename(spool.directory / path.name)
                 _LOG.info("outcome %s was left behind in %s", path.name, directory)
+
+
+def _write(path: Path, body: bytes) -> None:
+    """Writes a file so that it and its name survive a crash of the machine."""
+    unfinished = path.with_suffix(".tmp")
+    with unfinished.open("wb") as file:
+        file.write(body)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.rename(path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,8 @@ from tests.kit.services import ServeProcess
 from tests.kit.store import TimelyStore, completed
 from workers.errors import RequestRefusedError, TokenRefusedError, WorkerUnknownError
 from workers.service.lease_client import EncodedOutcome, LeaseClient
+from workers.worker.outcome_posting import Outbox
+from workers.worker.outcome_spool import Spool
 
 VERSIONS = {"python": "3.11", "torch": "2.13", "ray": "2.60"}
 IDENTITY = said.WorkerCreate(
@@ -75,6 +79,36 @@ def test_a_trial_goes_through_the_lease_client_and_a_refused_token_is_reported(
         pytest.raises(TokenRefusedError, match="token"),
     ):
         client.register(IDENTITY)
+
+
+def test_a_measurement_that_the_service_refuses_ends_its_trial_with_the_refusal(
+    service: ServeProcess, client: LeaseClient, tmp_path: Path
+) -> None:
+    campaign = service.post("/campaigns", {**CAMPAIGN, "name": "refused"})
+    with closing(TimelyStore(DataDir(service.data_dir).database_url)) as store:
+        trial = store.trials.add(campaign["id"], LAYOUT)
+    worker_id = client.register(dataclasses.replace(IDENTITY, name="refused")).worker_id
+    lease = client.lease(worker_id, said.LeaseRequest(wait_s=5))
+    assert lease is not None
+    assert lease.trial_id == trial.id
+    report = said.OutcomeReport(
+        trial_id=trial.id,
+        attempt=lease.attempt,
+        worker_id=worker_id,
+        outcome=completed(LAYOUT, peak_memory_bytes=9),
+    )
+    with Spool(tmp_path) as spool:
+        outbox = Outbox(client, spool)
+        outbox.keep(report)
+        assert not outbox.post()
+    ended = service.get(f"/trials/{trial.id}")
+    assert (ended["state"], ended["reason"], ended["attempt"]) == ("FAILED", "implausible", 1)
+    refusal = f"the service refused the measurement: the measurement of {LAYOUT.key}: peak_memory"
+    assert ended["message"].startswith(refusal)
+    assert "is less than a rank of the layout certainly holds" in ended["message"]
+    page = service.http.get(f"{service.url}/trials/{trial.id}", follow_redirects=True)
+    assert refusal.removeprefix("the") in page.text
+    assert [path.name for path in (tmp_path / "rejected").iterdir()]
 
 
 def test_every_field_of_a_heartbeat_reaches_the_allocation(

@@ -77,11 +77,20 @@ class Probe:
         return peak_bytes > 1.3 * self.device_bytes + beyond
 
     def too_little(self, peak_bytes: float) -> bool:
-        """Less than the weights and gradients, or of another trainer than a byte a parameter."""
+        """Less than weights, gradients and states, or of another trainer than a byte a parameter.
+
+        Of what ZeRO shards a rank holds its share, and with ZeRO-2 and 3 one whole layer.
+        """
         if self.is_embedded:
-            of_parameter = 8 if self.layout.precision == "fp32" else 6
-            ranks = self.layout.tp * self.layout.pp
-            return peak_bytes < of_parameter * self.model.num_parameters / ranks
+            layout, model = self.layout, self.model
+            weight, states = (4, 8) if layout.precision == "fp32" else (2, 12)
+            held = 0.0
+            for size, stage, is_gathered in ((states, 1, 0), (4, 2, 1), (weight, 3, 1)):
+                shares = layout.dp if layout.zero_stage >= stage else 1
+                held += size * model.num_parameters / (layout.tp * layout.pp * shares)
+                if shares > 1 and is_gathered:
+                    held += size * model.num_layer_parameters / layout.tp
+            return peak_bytes < held
         is_sampled = self.measured["memory_kind"] == "sampled"
         least = self.model.num_layer_parameters / self.layout.num_devices
         return peak_bytes < least and not is_sampled
@@ -410,6 +419,7 @@ def assert_only_the_truth_is_taken(service: Service, probe: Probe, factor: float
             elif changed != probe and service.takes(lease, changed):
                 taken.append(name)
         assert taken == []
+        assert not probe.too_little(probe.measured["peak_memory_bytes"])
         assert service.takes(lease, probe), "the truth"
     finally:
         service.forget(lease)

@@ -94,6 +94,21 @@ def test_only_a_part_with_all_layers_tells_the_memory() -> None:
     assert [each.keeps_memory(MODEL) for each in found(LARGE)] == [True, True, False]
 
 
+@pytest.mark.parametrize(("dense", "of_sixteen"), [(3, 0), (6, 1), (48, 8), (95, 15)])
+def test_dense_layers_and_layers_with_experts_stay_in_proportion(
+    dense: int, of_sixteen: int
+) -> None:
+    model = replace(
+        model_preset("mixtral-8x7b"), num_layers=96, num_dense_layers=dense, ffn_hidden_size=8192
+    )
+    *_, few_layers = fidelities(replace(LARGE, sequence_parallel=True), model, FRONTIER)
+    reduced = few_layers.reduced_model(model)
+    assert (reduced.num_layers, reduced.num_dense_layers) == (16, of_sixteen)
+    width = 8192 if of_sixteen else model.moe_ffn_hidden_size
+    assert reduced.ffn_hidden_size == width
+    assert reduced.moe_ffn_hidden_size == model.moe_ffn_hidden_size
+
+
 def test_a_fidelity_is_read_back_from_what_ran() -> None:
     for each in found(LARGE):
         assert fidelity_of(LARGE, each.reduced(LARGE), each.num_layers) == each

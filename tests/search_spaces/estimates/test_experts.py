@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -117,12 +118,14 @@ def test_experts_are_shared_by_the_ranks_that_hold_the_same_ones(
         end = MIXED.vocab_size * 4096 // layout.tp + norm if stage in (0, layout.pp - 1) else 0
         whole = others + end + experts
         share = (others + end) / shards[0] + experts / shards[1]
-        # The largest layer twice, or with an end; what nobody shares is no copy.
-        layer = max(
+        # The largest two in succession, ends included; what nobody shares is no copy.
+        copied = [
             sum(n for n, d in zip(layer_parameters(layout, i), shards, strict=True) if d > 1)
             for i in layers
-        )
-        gathered = share + layer + max(layer, end if shards[0] > 1 else 0)
+        ]
+        ends = [end if shards[0] > 1 else 0] * (stage in (0, layout.pp - 1))
+        copied = [*copied, *ends] if stage else [*ends, *copied]
+        gathered = share + max(a + b for a, b in pairwise(copied))
         assert found.optimizer_bytes == pytest.approx(12 * share)
         assert found.gradients_bytes == pytest.approx(4 * (gathered if zero_stage > 1 else whole))
         assert found.weights_bytes == pytest.approx(2 * (gathered if zero_stage == 3 else whole))

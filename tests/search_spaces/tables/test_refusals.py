@@ -109,6 +109,16 @@ def test_units_off_by_a_thousand_are_refused_with_the_row(
     assert reason in message
 
 
+def test_a_peak_is_compared_with_the_weights_that_zero_3_leaves_a_device() -> None:
+    sharded = {"num_devices": 128, "tp": 1, "pp": 1, "dp": 128, "global_batch_size": 512}
+    sharded |= {"num_layers": 64, "peak_memory_bytes": 60_000_000}
+    read_table(make_text(make_row(**sharded, zero_stage=3)))
+    assert "is it in kilobytes or megabytes?" in refusal(make_row(**sharded, zero_stage=2))
+    assert "is it in kilobytes" in refusal(
+        make_row(**sharded | {"peak_memory_bytes": 60_000}, zero_stage=3)
+    )
+
+
 def test_a_cell_whose_every_row_is_a_thousand_times_too_slow_is_refused() -> None:
     model = {"num_layers": 32, "hidden_size": 4096, "ffn_hidden_size": 16384, "num_heads": 32}
     big = {**model, "cluster": "a100-sxm", "device_memory_gb": 80, "peak_memory_bytes": ""}

@@ -61,6 +61,10 @@ EVERYTHING = EVERY_KNOB.to_mapping() | {"recompute": "selective"}
             {"vpp", "schedule", "rank_order", "pipeline_split", "zero_replicas", "recompute"},
         ),
         ("axonn", {"zero_stage", "sequence_parallel", "schedule", "rank_order"}),
+        (
+            "megatron-deepspeed",
+            {"vpp", "schedule", "rank_order", "pipeline_split", "cp_comm_type", "zero_replicas"},
+        ),
         ("command", set()),
     ],
 )

@@ -150,6 +150,15 @@ def test_what_the_ranks_of_a_completed_probe_printed_comes_with_its_outcome() ->
     assert probe_document(make_probe(), outcome)["log_tail"] == joined
 
 
+def test_figures_of_the_embedded_trainer_that_cannot_be_true_are_a_failure() -> None:
+    nodes = LocalNodes(num_devices=2, rank_entry="tests.workers.understating_rank:main")
+    with GroupLauncher(nodes, TWO_CORES, allow_sharing=True) as launcher:
+        outcome = run_probe(launcher, make_probe())
+    assert (outcome.state, outcome.reason) == ("failed", "implausible")
+    assert outcome.message.startswith("the trainer's figures: peak_memory_bytes: ")
+    assert "is less than a rank of the layout certainly holds, " in outcome.message
+
+
 @pytest.mark.slow
 def test_twenty_probes_in_a_row_leave_nothing(launcher: GroupLauncher, nodes: LocalNodes) -> None:
     request = make_probe(iterations=1)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from search_spaces.errors import OutcomeInvalidError
 from search_spaces.protocol.measurement import Measurement
 from search_spaces.spec.layout import Layout
 from search_spaces.trainers.command import COMMAND
@@ -70,7 +71,6 @@ class Job:
             "peak_tflops": 1.0,
             "peak_source": "a table",
             "oversubscribed": False,
-            "device_memory_bytes": 80 * GIB,
         }
         return self.run.measurement(**{**settings, **options})
 
@@ -265,7 +265,7 @@ def test_lines_that_arrive_late_and_together_are_believed() -> None:
 
 def test_more_than_the_devices_peak_is_refused_with_both() -> None:
     job = Job().report_all(1.0, tokens=64)
-    with pytest.raises(ResultRefusedError, match=r"of the peak \(1e-09 TFLOP/s, a table\)"):
+    with pytest.raises(OutcomeInvalidError, match=r"of the peak \(1e-09 TFLOP/s, a table\)"):
         job.measure(peak_tflops=1e-9)
 
 

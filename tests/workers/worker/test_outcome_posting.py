@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
+from search_spaces.protocol.worker_messages import OutcomeReport
+from search_spaces.spec.layout import Layout
+from tests.kit.fake_service import problem
+from tests.kit.store import completed, failed
 from tests.kit.worker_loop import WorkedService, make_report
 from workers.errors import ServiceUnreachableError
 from workers.service.lease_client import LeaseClient
@@ -106,6 +113,119 @@ def test_a_refused_outcome_that_could_not_be_written_is_set_aside_once_the_disk_
     outbox.post()
     aside = [path.name for path in (service.spool_dir / "rejected").iterdir()]
     assert aside == ["trial-1-attempt-2.json"]
+
+
+def set_aside(service: WorkedService) -> dict[str, Any]:
+    """The states of the outcomes that were set aside, by the names of their files."""
+    return {
+        path.name: json.loads(path.read_bytes())["outcome"]["state"]
+        for path in (service.spool_dir / "rejected").iterdir()
+    }
+
+
+def has_measurement(body: dict[str, Any]) -> bool:
+    return body["outcome"]["measurement"] is not None
+
+
+MEASURED: Final = OutcomeReport(
+    trial_id=1,
+    attempt=2,
+    worker_id="w",
+    outcome=completed(Layout()),
+    nodes_held=0.5,
+    iterations_s=3.0,
+)
+
+
+def test_in_place_of_a_refused_measurement_the_service_is_told_what_it_refused(
+    service: WorkedService, outbox: Outbox
+) -> None:
+    service.refuses = has_measurement
+    outbox.keep(MEASURED)
+    assert not outbox.post()
+    (told,) = service.outcomes
+    outcome = told["outcome"]
+    assert (outcome["state"], outcome["reason"]) == ("failed", "implausible")
+    assert outcome["message"] == "the service refused the measurement: a number is not finite"
+    assert (outcome["duration_s"], told["nodes_held"], told["iterations_s"]) == (4.0, 0.5, 3.0)
+    assert outcome["log_tail"] == "the last line\n"
+    assert set_aside(service) == {"trial-1-attempt-2.json": "completed"}
+    assert not service.kept()
+
+
+@pytest.mark.parametrize("state", ["infeasible", "cancelled"])
+def test_refused_figures_of_another_outcome_are_left_out(
+    service: WorkedService, outbox: Outbox, state: str
+) -> None:
+    service.refuses = lambda body: bool(body["outcome"]["duration_s"] or body["nodes_held"])
+    reason = {"infeasible": "out_of_memory"}.get(state, state)
+    outbox.keep(replace(MEASURED, outcome=failed(reason)))
+    outbox.post()
+    (told,) = service.outcomes
+    outcome = told["outcome"]
+    assert (outcome["state"], outcome["reason"], outcome["node"]) == (state, reason, "node-1")
+    assert outcome["message"].startswith(f"rank 1 of 2: {reason}; the service refused the figures")
+    assert set_aside(service) == {"trial-1-attempt-2.json": state}
+
+
+def test_whatever_is_refused_is_told_with_ever_less_and_then_no_more(
+    service: WorkedService, outbox: Outbox
+) -> None:
+    service.refuse_outcomes = True
+    outbox.keep(MEASURED)
+    assert not outbox.post()
+    names = ("trial-1-attempt-2", "trial-1-attempt-2-again", "trial-1-attempt-2-again-again")
+    states = ("completed", "failed", "failed")
+    assert set_aside(service) == {f"{a}.json": b for a, b in zip(names, states, strict=True)}
+    assert not service.kept()
+
+
+def test_a_refusal_because_the_lease_is_gone_is_no_result_of_the_layout(
+    service: WorkedService, outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "answer", lambda *_: (409, problem("another worker leased it")))
+    outbox.keep(MEASURED)
+    outbox.post()
+    assert set_aside(service) == {"trial-1-attempt-2.json": "completed"}
+    assert not service.kept()
+
+
+def test_a_crash_before_the_refusal_is_on_disk_leaves_the_measurement_to_be_posted_again(
+    service: WorkedService, client: LeaseClient, spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    service.refuses = has_measurement
+    outbox = Outbox(client, spool)
+    outbox.keep(MEASURED)
+    with monkeypatch.context() as patched:
+        patched.setattr(spool, "keep", crash)
+        with pytest.raises(KeyboardInterrupt):
+            outbox.post()
+    Outbox(client, spool).post()
+    assert service.posted()[1]["reason"] == "implausible"
+    assert set(set_aside(service).values()) == {"completed"}
+    assert not service.kept()
+
+
+def test_a_crash_before_the_refusal_is_told_leaves_it_to_be_told(
+    service: WorkedService, client: LeaseClient, spool: Spool
+) -> None:
+    def refuse_and_go_away(body: dict[str, Any]) -> bool:
+        service.away = has_measurement(body)
+        return service.away
+
+    service.refuses = refuse_and_go_away
+    outbox = Outbox(client, spool)
+    outbox.keep(MEASURED)
+    with pytest.raises(ServiceUnreachableError):
+        outbox.post()
+    assert service.kept() == ["trial-1-attempt-2.json"]
+    service.away = False
+    Outbox(client, spool).post()
+    assert service.posted()[1]["reason"] == "implausible"
+    assert set_aside(service) == {"trial-1-attempt-2.json": "completed"}
 
 
 def test_an_outcome_that_can_not_be_removed_is_posted_once(

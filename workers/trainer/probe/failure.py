@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import distributed as dist
 
+from search_spaces.errors import OutcomeInvalidError
 from search_spaces.protocol.outcome import FailureReason
 from search_spaces.trainers.failure_texts import OUT_OF_MEMORY, PEER_ENDED, mentions
 from workers.trainer.errors import (
@@ -30,7 +31,7 @@ def classify(error: BaseException) -> FailureReason:
             return "out_of_memory"
         if isinstance(cause, LossDivergedError):
             return "diverged"
-        if isinstance(cause, ResultImplausibleError):
+        if isinstance(cause, (ResultImplausibleError, OutcomeInvalidError)):
             return "implausible"
         if isinstance(cause, (LayoutUnsupportedError, CompilerMissingError)):
             return "unsupported"
