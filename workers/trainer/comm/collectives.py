@@ -209,8 +209,9 @@ def start_sum_of_shares(
     """Starts summing the buffer over the group; each rank gets the sum of its own share, in place.
 
     The other shares keep their values. `tag` is the same on every rank and distinguishes exchanges
-    that run at the same time in one group. With `into` the sum goes there, or is added to what is
-    there (`accumulates`), and the own share of the buffer may be lost.
+    that run at the same time in one group. With `into` the sum goes there, and the own share of the
+    buffer may be lost. With `accumulates` it is added to what is there; on a CPU this rank's part
+    is there already.
     """
     shares = torch.chunk(whole, group.size)
     own = shares[group.rank]
@@ -222,9 +223,7 @@ def start_sum_of_shares(
     elif whole.device.type != "cpu":
         work = start_reduce_scatter(own, whole, group)
         return _Moved(work, own, into, accumulates=accumulates)
-    elif accumulates:
-        into.add_(own)
-    else:
+    elif not accumulates:
         into.copy_(own)
     if group.lane is not None or whole.device.type != "cpu":
         return start_reduce_scatter(own, whole, group)

@@ -57,8 +57,15 @@ class Lane:
         self.ring = _Ring()
         self.counts: Counter[str] = Counter()
         """Number of operations started, by kind."""
+        self.windows: list[Tensor] = []
+        """Of each rank the memory that all of them can read, once `window` has opened it."""
         self._queue = host.new_queue()
         self._links: dict[int, tuple[_Ring, deque[Operation]]] = {}
+
+    def window(self, num_elements: int, dtype: torch.dtype) -> Tensor:
+        """This rank's window, which has the same size as every other one."""
+        self.windows = [self.region.window(rank, num_elements, dtype) for rank in range(self.size)]
+        return self.windows[self.rank]
 
     def start_all_reduce(self, tensor: Tensor, reduction: Reduction = "sum") -> Operation:
         """Starts reducing the tensor over the group, in place."""
@@ -69,9 +76,13 @@ class Lane:
     ) -> Operation:
         """Starts summing `whole`; `own`, which may be a part of it, gets this rank's share.
 
-        With `accumulates` the share is added to `own`, this rank's part first.
+        With `accumulates` the other ranks' parts are added to `own`, which has this rank's. A part
+        of the window is not copied.
         """
-        operation = _ReduceScatter(self, own, whole, accumulates=accumulates)
+        begin = whole.untyped_storage().data_ptr()
+        is_in_window = any(window.data_ptr() == begin for window in self.windows)
+        kind = _WindowScatter if is_in_window else _ReduceScatter
+        operation = kind(self, own, whole, accumulates=accumulates)
         return self._start("reduce_scatter", operation)
 
     def start_all_gather(self, whole: Tensor, own: Tensor) -> Operation:
@@ -205,7 +216,7 @@ class _ReduceScatter(_Collective):
     def _post(self, piece: int, slot: Tensor) -> None:
         for place, share in enumerate(self._shares):
             # A sum of two values does not depend on their order: no copy of this rank's own share.
-            if self._lane.size > 2 or place != self._lane.rank:
+            if place != self._lane.rank or not (self._accumulates or self._lane.size == 2):
                 mine = share[piece]
                 slot[place * self._size :][: len(mine)].copy_(mine)
 
@@ -214,11 +225,33 @@ class _ReduceScatter(_Collective):
         parts = [slot[rank * self._size :][: len(out)] for slot in slots]
         if self._lane.size == 2:
             parts[rank] = self._shares[rank][piece]
-        if self._accumulates:
-            for part in (parts.pop(rank), *parts):
-                out.add_(part)
-        else:
-            _add_up(parts, out)
+        _sum_into(out, parts, rank, accumulates=self._accumulates)
+
+
+class _WindowScatter(_Collective):
+    """A reduce-scatter that reads the ranks' windows in place: one piece, in no slot.
+
+    It is done once every rank has read, so that windows may be overwritten.
+    """
+
+    def __init__(self, lane: Lane, own: Tensor, whole: Tensor, *, accumulates: bool) -> None:
+        self._own, self._accumulates = own.view(1, -1), accumulates
+        self._start = whole.storage_offset() + lane.rank * own.numel()
+        super().__init__(lane, 1, own.dtype)
+
+    def _post(self, piece: int, slot: Tensor) -> None:
+        """What others read is in the window."""
+
+    def _take(self, piece: int, slots: list[Tensor]) -> None:  # noqa: ARG002 - none is used
+        out = self._own[piece]
+        parts = [window[self._start :][: len(out)] for window in self._lane.windows]
+        _sum_into(out, parts, self._lane.rank, accumulates=self._accumulates)
+
+    def advance(self) -> bool:
+        moved = super().advance()
+        readers = range(self._lane.size)
+        self.is_done = all(self.region.taken(reader) > self._first for reader in readers)
+        return moved
 
 
 class _AllGather(_Collective):
@@ -319,6 +352,15 @@ class _Transfer(Operation):
         if self._moved > before:
             region.wake_others(self.rank)
         return self._moved > before
+
+
+def _sum_into(out: Tensor, parts: list[Tensor], rank: int, *, accumulates: bool) -> None:
+    """Sums the ranks' parts; with `accumulates`, the others' onto `out`, which has this rank's."""
+    if accumulates:
+        for part in (*parts[:rank], *parts[rank + 1 :]):
+            out.add_(part)
+    else:
+        _add_up(parts, out)
 
 
 def _add_up(parts: Sequence[Tensor], out: Tensor) -> None:

@@ -36,6 +36,9 @@ STREAMS_A_RANK: Final = 3
 """One stream for collectives, which all other ranks read, and two for transfers, each of which one
 other rank reads."""
 
+WINDOW_BYTES: Final = 1 << 36
+"""Addresses for each rank's window, of which it takes as much memory as it uses."""
+
 _DEPTH: Final = 2 * SLOTS_A_HALF
 _COUNTER_WORDS: Final = 16
 """128 bytes: caches fetch lines in pairs, and counters of different writers must not share any."""
@@ -71,7 +74,7 @@ class SharedFile:
         """
         self.nonce = secrets.randbits(63)
         self._descriptor = os.memfd_create("ranks")  # close-on-exec
-        os.ftruncate(self._descriptor, _header_bytes(num_ranks) + _slot_bytes(num_ranks))
+        os.ftruncate(self._descriptor, _file_bytes(num_ranks))
         with mmap.mmap(self._descriptor, mmap.PAGESIZE) as header:
             header[:8] = self.nonce.to_bytes(8, sys.byteorder)
 
@@ -103,18 +106,20 @@ class Region:
         opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         header_bytes = _header_bytes(num_ranks)
         try:
-            mapping = mmap.mmap(opened, header_bytes + _slot_bytes(num_ranks))
+            self._mapping = mapping = mmap.mmap(opened, _file_bytes(num_ranks))
         finally:
             os.close(opened)
         self._words = memoryview(mapping).cast("Q")
         if self._words[0] != nonce:
             raise ValueError(f"descriptor {descriptor} of process {process} is another file")
         self._num_streams = STREAMS_A_RANK * num_ranks
+        self._windows_at = header_bytes + _slot_bytes(num_ranks)
         self._futexes = [
             _Futex(mapping, 8 * _COUNTER_WORDS * (2 * self._num_streams + 1 + rank))
             for rank in range(num_ranks)
         ]
-        self._bytes = torch.frombuffer(mapping, dtype=torch.uint8)[header_bytes:]
+        slots = memoryview(mapping)[header_bytes : self._windows_at]
+        self._bytes = torch.frombuffer(slots, dtype=torch.uint8)
         self._slots: dict[torch.dtype, tuple[Tensor, ...]] = {}
 
     def arm(self, rank: int) -> None:
@@ -150,6 +155,11 @@ class Region:
             whole = self._bytes.view(dtype).view(self._num_streams * _DEPTH, -1)
             slots = self._slots[dtype] = whole.unbind()
         return slots[stream * _DEPTH + index]
+
+    def window(self, rank: int, num_elements: int, dtype: torch.dtype) -> Tensor:
+        """Memory of a rank, at most `WINDOW_BYTES`, that all can read; zeros until it writes it."""
+        at = self._windows_at + rank * WINDOW_BYTES
+        return torch.frombuffer(self._mapping, dtype=dtype, count=num_elements, offset=at)
 
 
 class _Futex:
@@ -193,6 +203,10 @@ def slot_index(message: int, piece: int) -> int:
 def _header_bytes(num_ranks: int) -> int:
     used = 8 * _COUNTER_WORDS * (1 + (2 * STREAMS_A_RANK + 1) * num_ranks)
     return -(-used // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _file_bytes(num_ranks: int) -> int:
+    return _header_bytes(num_ranks) + _slot_bytes(num_ranks) + num_ranks * WINDOW_BYTES
 
 
 def _slot_bytes(num_ranks: int) -> int:

@@ -214,11 +214,9 @@ class Window:
     Behind them, `reserved` elements are for a bucket that is there longer.
     """
 
-    def __init__(
-        self, num_elements: int, dtype: torch.dtype, device: torch.device, *, reserved: int = 0
-    ) -> None:
-        self.memory = torch.zeros(num_elements, dtype=dtype, device=device)
-        self.end = num_elements - reserved
+    def __init__(self, memory: Tensor, *, reserved: int = 0) -> None:
+        self.memory = memory
+        self.end = len(memory) - reserved
         self._taken: list[tuple[int, int]] = []
 
     def fits(self, size: int) -> bool:
@@ -279,11 +277,15 @@ class FlatBuffers:
         self.gradients = torch.zeros(self._kept_gradients.num_elements, device=device)
         self.weight_window = self.gradient_window = None
         if mesh.shards_weights:
-            self.weight_window = Window(plan.window_elements, dtype, device)
+            memory = torch.zeros(plan.window_elements, dtype=dtype, device=device)
+            self.weight_window = Window(memory)
         if mesh.shards_gradients:
-            self.gradient_window = Window(
-                plan.open_elements, torch.float32, device, reserved=plan.reserved_elements
-            )
+            lane = mesh.copies.shard_group.lane if mesh.copies.shard_group else None
+            if lane is None:
+                memory = torch.zeros(plan.open_elements, device=device)
+            else:
+                memory = lane.window(plan.open_elements, torch.float32)
+            self.gradient_window = Window(memory, reserved=plan.reserved_elements)
         uses = Counter(id(old) for _, _, old in _owned_parameters(model))
         made: dict[ModelParameter, ModelParameter] = {}
         self.slots: list[Slot] = []

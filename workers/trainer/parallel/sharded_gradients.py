@@ -16,6 +16,7 @@ from torch import Tensor
 
 from workers.trainer.comm.collectives import Pending, finish, start_all_reduce, start_sum_of_shares
 from workers.trainer.comm.mesh import Mesh
+from workers.trainer.model.parameters import ModelParameter
 from workers.trainer.parallel.flat_buffers import FlatBuffers, Slot, Span, Window
 from workers.trainer.parallel.gradient_reduction import GradientReduction
 from workers.trainer.stopwatch import part
@@ -44,8 +45,15 @@ class ShardedGradients(GradientReduction):
         assert flat.gradient_window is not None
         self._window: Window = flat.gradient_window
         self._slots: list[list[Slot]] = [[] for _ in self.owned]
+        self._in_share: dict[ModelParameter, Tensor] = {}
+        """The gradients of parameters that are whole in the own share: from the second micro-batch
+        on they are added there. A GPU's reduction sums all parts at once, so there it has none."""
+        self._adds_own = flat.gradients.device.type == "cpu"
         for slot in flat.slots:
             self._slots[slot.bucket].append(slot)
+            span = Span(slot.start, slot.end)
+            if self._adds_own and span in slot.overlaps([self.owned[slot.bucket]]):
+                self._in_share[slot.parameter] = flat.own_gradients(span).view(slot.shape)
             if flat.copies[slot.bucket].shards_gradients:
                 slot.parameter.when_first = partial(self._open, slot.bucket)
         self._shares = [self._own(index) for index in range(len(self.owned))]
@@ -76,8 +84,10 @@ class ShardedGradients(GradientReduction):
         span = Span(window.end, window.end + size) if is_reserved else window.take(size)
         self._open_at[bucket] = span
         views, gaps = self._views_at(bucket, span)
+        in_share = {} if self._is_first(bucket) else self._in_share
         for slot, view in zip(self._slots[bucket], views, strict=True):
-            slot.parameter.main_grad = view
+            slot.parameter.main_grad = in_share.get(slot.parameter, view)
+            slot.parameter.main_grad_is_stale = slot.parameter not in in_share
         for gap in gaps:
             gap.zero_()
 
@@ -112,10 +122,12 @@ class ShardedGradients(GradientReduction):
         span, group = self._open_at.pop(bucket), copies.shard_group
         assert group is not None, "a bucket of one rank is sharded"
         whole, share = self._window.memory[slice(*span)], self._shares[bucket]
-        is_first = self._unsent[bucket] == self.mesh.layout.num_microbatches
+        accumulates = not self._is_first(bucket)
         with part("dp"):
+            if accumulates and self._adds_own:
+                self._add_own(bucket, whole)
             work = start_sum_of_shares(
-                whole, group, tag=bucket, into=share, accumulates=not is_first
+                whole, group, tag=bucket, into=share, accumulates=accumulates
             )
             if "scatter" not in self.mesh.overlaps:
                 finish(work)
@@ -126,6 +138,17 @@ class ShardedGradients(GradientReduction):
             self._missing[bucket] = self._members[bucket]
             for slot in self._slots[bucket]:
                 slot.expect_gradients(1)
+
+    def _is_first(self, bucket: int) -> bool:
+        return self._unsent[bucket] == self.mesh.layout.num_microbatches
+
+    def _add_own(self, bucket: int, whole: Tensor) -> None:
+        """Adds to the own share what the window has of it."""
+        at = self.flat.plan.buckets[bucket].start
+        for slot in self._slots[bucket]:
+            if slot.parameter not in self._in_share:
+                for start, end in slot.overlaps([self.owned[bucket]]):
+                    self.flat.own_gradients(Span(start, end)).add_(whole[start - at : end - at])
 
     def _end_first(self) -> None:
         """Waits until the gradients that were sent first are in the share."""

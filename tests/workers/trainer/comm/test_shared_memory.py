@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -156,6 +157,35 @@ def test_everything_else_equals_what_gloo_does(num_ranks: int) -> None:
         return all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
     assert all(run_ranks(num_ranks, work))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_windows_are_summed_in_place_and_may_be_overwritten_then(num_ranks: int) -> None:
+    """However late a rank reads. In the order of the ranks, or onto what has this rank's part."""
+    share, at = 1000, 64
+
+    def sent(rank: int, seed: int) -> Tensor:
+        return drawn(10 * seed + rank, num_ranks * share, torch.float32)
+
+    def work(rank: int) -> list[bool]:
+        lane = lane_of(world(rank, num_ranks))
+        window, own = lane.window(at + num_ranks * share, torch.float32), torch.empty(share)
+        found, mine = [], slice(rank * share, (rank + 1) * share)
+        for seed in range(4):
+            time.sleep(0.05 * ((rank + seed) % num_ranks))
+            whole = window[at:]
+            whole.copy_(sent(rank, seed))
+            expected = sum(sent(each, seed)[mine] for each in range(num_ranks))
+            if seed % 2:
+                expected = own.clone()
+                for peer in range(num_ranks):
+                    expected += sent(peer, seed)[mine] if peer != rank else 0.0
+            lane.start_reduce_scatter(own, whole, accumulates=seed % 2 == 1).wait()
+            window.fill_(math.nan)
+            found.append(torch.equal(own, expected))
+        return found
+
+    assert all(map(all, run_ranks(num_ranks, work)))
 
 
 def test_transfers_arrive_in_their_order_on_each_channel() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -54,6 +55,30 @@ def test_each_rank_gets_the_sum_of_its_share(num_ranks: int, shares_memory: bool
             others = torch.ones(num_ranks * SHARE, dtype=torch.bool)
             others[own] = False
             assert torch.equal(torch.from_numpy(found)[others], sent[rank][others])
+
+
+@pytest.mark.parametrize("shares_memory", [True, False])
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_the_shares_of_the_peers_are_added_in_their_order(
+    num_ranks: int, shares_memory: bool
+) -> None:
+    """To what has this rank's part: its own share of the buffer is not looked at."""
+
+    def work(rank: int) -> Any:
+        group = world_group(rank, num_ranks, shares_memory=shares_memory)
+        buffer, sum_ = drawn(rank, num_ranks), drawn(rank, 1, seed=9)
+        buffer.view(num_ranks, -1)[rank] = math.nan
+        pending = start_sum_of_shares(buffer, group, 0, into=sum_, accumulates=True)
+        assert pending is not None
+        pending.wait()
+        return sum_.numpy()
+
+    for rank, found in enumerate(run_ranks(num_ranks, work)):
+        expected = drawn(rank, 1, seed=9)
+        for peer in range(num_ranks):
+            if peer != rank:
+                expected += drawn(peer, num_ranks).view(num_ranks, -1)[rank]
+        assert torch.equal(torch.from_numpy(found), expected)
 
 
 @pytest.mark.parametrize("shares_memory", [True, False])
