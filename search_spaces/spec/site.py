@@ -8,7 +8,8 @@ and `cluster put` leaves the section out.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatch
 from ipaddress import ip_address, ip_network
@@ -36,6 +37,10 @@ SITE_PRESETS: Final = ("frontier", "perlmutter")
 _DRAIN_S: Final = Range(1e-3, MAX_DURATION_S, "s")
 _CORES: Final = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NODES: Final = re.compile(
+    r"([A-Za-z0-9._-]+)(?:\[((?:[0-9]{1,9}(?:-[0-9]{1,9})?,?)+)(?<!,)\])?([A-Za-z0-9._-]*)"
+)
+_MAX_NODES: Final = 100_000
 _MODULE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+/-]*")
 OPTION: Final = re.compile(r"--[a-z][a-z-]*(?:=[^\s'\"\\]+)?")
 """A long option of Slurm's commands that needs no quotes in a line `#SBATCH`."""
@@ -86,6 +91,9 @@ class Site:
     """Ids of the cores that are nearest to each device; empty: equal contiguous shares."""
     node_local_dir: str = "/tmp"  # noqa: S108 - of the node, below it a directory of the job's own
     """A directory on a disk of the node; `$NAME` is replaced by a variable."""
+    switches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names of the nodes below each switch. Probes of several nodes get nodes of one switch where
+    they can; empty: nodes whose positions in the job are neighbours."""
     http_proxy: str = ""
     """The proxy through which the worker reaches a service outside; empty: none."""
     no_proxy: tuple[str, ...] = ()
@@ -145,6 +153,11 @@ class Site:
         known = tuple(f.name for f in fields(cls))
         refuse_unknown(values, known, SiteInvalidError, "site field")
         return cls(**{name: _READERS[name](value, name) for name, value in values.items()})
+
+    @property
+    def switch_of_nodes(self) -> dict[str, str]:
+        """The switch of each node that `switches` names."""
+        return {node: switch for switch, nodes in self.switches.items() for node in nodes}
 
     def address(self, name: str, index: int) -> str:
         """The address of the node with this name and position in the job."""
@@ -300,6 +313,35 @@ def _cores(value: Any, name: str) -> tuple[int, ...]:
     return tuple(cores)
 
 
+def _switches(value: Any, name: str) -> dict[str, tuple[str, ...]]:
+    values = read_mapping(value, SiteInvalidError, name)
+    switches = {
+        switch: tuple(_nodes(nodes, f"{name}.{switch}")) for switch, nodes in values.items()
+    }
+    named = [node for nodes in switches.values() for node in nodes]
+    twice = next((node for node, count in Counter(named).items() if count > 1), None)
+    if twice is not None:
+        raise SiteInvalidError(f"{shown(twice)} is below two switches, or twice", field=name)
+    return switches
+
+
+def _nodes(value: Any, name: str) -> Iterator[str]:
+    """The names in a list of nodes as Slurm writes it, such as "n[001-003,7],login"."""
+    what = 'a list of nodes as "node[001-016],node40"'
+    for part in re.split(r",(?![^\[]*\])", value if isinstance(value, str) else ""):
+        match = _NODES.fullmatch(part)
+        _refuse_unless(match, name, value, what)
+        assert match is not None
+        before, ranges, after = match.groups()
+        for item in (ranges or "").split(","):
+            first, _, last = item.partition("-")
+            numbers = range(int(first), int(last or first) + 1) if item else (None,)
+            _refuse_unless(0 < len(numbers) <= _MAX_NODES, name, value, what)
+            for number in numbers:
+                middle = "" if number is None else f"{number:0{len(first)}}"
+                yield f"{before}{middle}{after}"
+
+
 _READERS: Final[Mapping[str, Callable[[Any, str], Any]]] = {
     "modules": _texts,
     "setup": _texts,
@@ -319,6 +361,7 @@ _READERS: Final[Mapping[str, Callable[[Any, str], Any]]] = {
     "cores_per_node": lambda value, _: value,
     "device_cores": _device_cores,
     "node_local_dir": _text,
+    "switches": _switches,
     "http_proxy": _text,
     "no_proxy": _texts,
 }

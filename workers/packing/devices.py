@@ -5,7 +5,7 @@ Arrays are over the nodes, and over the devices of a node where they are two-dim
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, TypeVar
 
 import numpy as np
@@ -25,28 +25,35 @@ _FREE: Final = -np.inf
 """The time until which a free device is held."""
 
 
-def choose_nodes(free: Bools, count: int) -> tuple[int, ...] | None:
+def choose_nodes(
+    free: Bools, count: int, switches: Sequence[str] | None = None
+) -> tuple[int, ...] | None:
     """Chooses `count` of the free nodes; None where there are too few.
 
-    Neighbours share a switch, so they come from the smallest run of neighbours that is large
-    enough, which leaves the larger runs to larger probes; without such a run, from as few runs as
-    possible.
+    They come from the smallest group that is large enough, which leaves the larger groups to larger
+    probes; without such a group, from as few groups as possible. Groups are the nodes below each of
+    the `switches`, by node, and there runs of neighbours; without switches, such runs alone, since
+    neighbours usually share a switch.
     """
     positions = np.flatnonzero(free)
     if len(positions) < count:
         return None
-    starts = np.flatnonzero(np.diff(positions, prepend=-2) > 1)
-    lengths = np.diff(starts, append=len(positions))
-    large_enough = lengths >= count
-    if large_enough.any():
-        start = starts[np.argmin(np.where(large_enough, lengths, len(positions) + 1))]
-        return tuple(positions[start : start + count].tolist())
-    chosen: list[int] = []
-    for run in np.argsort(-lengths, kind="stable"):
-        chosen += positions[starts[run] : starts[run] + lengths[run]].tolist()
-        if len(chosen) >= count:
-            break
-    return tuple(sorted(chosen[:count]))
+    by_switch = switches is not None and len(set(switches)) > 1
+    if by_switch:
+        labels = np.asarray(switches)[positions]
+        groups = [positions[labels == label] for label in dict.fromkeys(labels.tolist())]
+    else:
+        groups = np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1)
+    large_enough = [group for group in groups if len(group) >= count]
+    if large_enough:
+        group = min(large_enough, key=len)
+        if not by_switch:
+            return tuple(group[:count].tolist())
+        below = np.zeros_like(free)
+        below[group] = True
+        return choose_nodes(below, count)
+    chosen = np.concatenate(sorted(groups, key=len, reverse=True))
+    return tuple(sorted(chosen[:count].tolist()))
 
 
 def choose_devices(free: Bools, width: int) -> Share | None:
@@ -132,13 +139,16 @@ class DeviceTable:
         self.largest = 0
         """Devices of the largest node."""
         self.usable: Bools = np.zeros(0, dtype=np.bool_)
+        self.switches: list[str] = []
+        """The switch above each node; empty: not known."""
         self._exists: Bools = np.zeros((0, 0), dtype=np.bool_)
         self._until: Floats = np.full((0, 0), _FREE)
         self._expected: Floats = np.full((0, 0), _FREE)
 
-    def add_node(self, num_devices: int) -> int:
+    def add_node(self, num_devices: int, switch: str = "") -> int:
         """Appends a node, and returns its position."""
         node = len(self.num_devices)
+        self.switches.append(switch)
         self.num_devices = np.append(self.num_devices, num_devices)
         self.usable = np.append(self.usable, True)
         self.largest = max(self.largest, num_devices)
@@ -206,7 +216,7 @@ class FreeDevices:
                 return None
             fits = self._whole & (self._table.num_devices >= request.per_node)
             fits[list(request.avoid)] = False
-            nodes = choose_nodes(fits, request.num_nodes)
+            nodes = choose_nodes(fits, request.num_nodes, self._table.switches)
             return None if nodes is None else request.shares_of_nodes(nodes)
         if request.num_devices > self.longest:
             return None

@@ -78,7 +78,8 @@ class Packer:
     contiguous devices of a node. The oldest probe that does not fit gets a reservation: the devices
     that are free first, by the longest time that the running probes may take. Younger probes start
     before it where they do not delay it: on other devices, or where they end in time. (EASY
-    backfill: Lifka, The ANL/IBM SP scheduling system, 1995.)
+    backfill: Lifka, The ANL/IBM SP scheduling system, 1995.) Whole nodes are below one switch where
+    switches are known (after arXiv:2509.15940, which places groups of ranks so).
 
     With `share_nodes`, probes smaller than a node may run beside others on it.
     """
@@ -93,11 +94,11 @@ class Packer:
         """Devices that no other probe may use meanwhile: whole nodes where a probe needs them."""
         self._loans: dict[Hashable, int] = {}
 
-    def add_node(self, num_devices: int, *, name: str = "") -> int:
-        """Appends a usable node, and returns its position."""
+    def add_node(self, num_devices: int, *, name: str = "", switch: str = "") -> int:
+        """Appends a usable node below a switch, if that is known; returns its position."""
         if num_devices < 1:
             raise ValueError(f"num_devices={num_devices} of a node is not positive")
-        node = self._table.add_node(num_devices)
+        node = self._table.add_node(num_devices, switch)
         self._names.append(name or f"node {node}")
         return node
 

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from search_spaces.protocol.states import NodeState
@@ -66,6 +66,8 @@ class NodeRoster:
     """Where the ends of checks and recoveries are put."""
     check: Check | None = None
     """Checks nodes; None: they are not checked."""
+    switches: Mapping[str, str] = field(default_factory=dict)
+    """The switch above each node that the site names."""
     cpu: bool = False
     """Whether devices are cores, of which a node may have fewer than its description."""
 
@@ -115,7 +117,7 @@ class NodeRoster:
             num_devices = node.capacity("cpu") if self.cpu else node.num_devices
             # The service needs unique names; in tests two nodes have the same host.
             name = node.name if self.position(node.name) is None else f"{node.name}#{len(self)}"
-            self.packer.add_node(num_devices, name=name)
+            self.packer.add_node(num_devices, name=name, switch=self.switches.get(node.name, ""))
             self._nodes.append(RosterNode(name=name, num_devices=num_devices))
         self._notice_losses()
         if self._closing.is_set():

@@ -136,6 +136,7 @@ def run_worker(
         share_nodes=machine.shares_nodes(share_nodes),
         drain_s=machine.drain_s,
         devices_are_cores=machine.devices_are_cores,
+        switches={} if machine.site is None else machine.site.switch_of_nodes,
         end_when_idle_s=end_when_idle_s,
     )
     look_up_end = _end_of(machine.allocation, time_left_s)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import InitVar, dataclass
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, field
 from typing import Final
 
 from search_spaces.protocol.states import AllocationState
@@ -48,6 +49,8 @@ class SchedulerOptions:
     """Seconds before the end of the allocation by which no probe may run any more."""
     devices_are_cores: bool = False
     """Whether a device is a core, of which a node may have fewer than it is described with."""
+    switches: Mapping[str, str] = field(default_factory=dict)
+    """The switch above each node that the site names."""
     end_when_idle_s: float | None = None
     """Seconds without a trial after which the worker ends; None: never."""
 

@@ -244,6 +244,7 @@ class Worker:
             packer,
             self._events,
             check=None if self.check is None else partial(self.check, launcher),
+            switches=self.options.switches,
             cpu=self.options.devices_are_cores,
         )
         try:

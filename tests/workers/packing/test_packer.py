@@ -291,3 +291,36 @@ def test_a_share_is_contiguous_and_ascending_and_of_a_node(devices: tuple[int, .
         Share(node=0, devices=devices)
     with pytest.raises(ValueError, match="node=-1"):
         Share(node=-1, devices=(0,))
+
+
+SWITCHES = ["a", "b", "a", "b", "a", "b", "b", "c"]
+
+
+def below_switches(*switches: str) -> Packer:
+    packer = Packer(share_nodes=True)
+    for node, switch in enumerate(switches):
+        packer.add_node(8, name=f"n{node}", switch=switch)
+    return packer
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        (1, [7]),  # the smallest switch that is large enough leaves the others to larger probes
+        (3, [0, 2, 4]),
+        (4, [1, 3, 5, 6]),
+        (6, [0, 1, 2, 3, 5, 6]),  # of as few switches as possible
+    ],
+)
+def test_a_probe_of_several_nodes_stays_below_one_switch(nodes: int, expected: list[int]) -> None:
+    placed = start(below_switches(*SWITCHES), make_request(1, nodes=nodes))
+    assert nodes_of(placed[1]) == expected
+
+
+def test_below_a_switch_and_without_switches_nodes_are_neighbours() -> None:
+    packer = below_switches("a", "b", "a", "a", "b")
+    assert nodes_of(start(packer, make_request(1, nodes=2))[1]) == [1, 4], "of the smaller switch"
+    assert nodes_of(start(packer, make_request(2, nodes=2))[2]) == [2, 3]
+    alone = below_switches(*[""] * 5)
+    start(alone, make_request(1, nodes=1))
+    assert nodes_of(start(alone, make_request(2, nodes=3))[2]) == [1, 2, 3]

@@ -172,3 +172,25 @@ def test_the_example_of_a_site_has_every_field_and_is_a_cluster() -> None:
 def test_the_proxy_is_not_used_for_loopback_and_excluded_hosts(url: str, is_proxied: bool) -> None:
     site = Site(http_proxy="http://proxy:3128", no_proxy=("10.0.0.0/8",))
     assert site.proxied(url) is is_proxied
+
+
+def test_switches_name_nodes_as_slurm_does() -> None:
+    site = Site.from_mapping({"switches": {"leaf1": "gpu[08-10,12],login", "leaf2": "gpu13"}})
+    assert site.switches == {
+        "leaf1": ("gpu08", "gpu09", "gpu10", "gpu12", "login"),
+        "leaf2": ("gpu13",),
+    }
+    assert site.switch_of_nodes["gpu10"] == "leaf1"
+
+
+@pytest.mark.parametrize(
+    "nodes", ["", "gpu[1-", "gpu[3-1]", "gpu[1,]", "gpu 1", 7, "gpu[0-999999]", "gpu[a]"]
+)
+def test_a_list_of_nodes_that_slurm_would_not_write_is_refused(nodes: object) -> None:
+    with pytest.raises(SiteInvalidError, match=r"switches\.leaf1: .* is not a list of nodes as"):
+        Site.from_mapping({"switches": {"leaf1": nodes}})
+
+
+def test_a_node_is_below_one_switch() -> None:
+    with pytest.raises(SiteInvalidError, match="'gpu2' is below two switches, or twice"):
+        Site.from_mapping({"switches": {"leaf1": "gpu[1-2]", "leaf2": "gpu2"}})
