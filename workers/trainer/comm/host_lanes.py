@@ -2,7 +2,7 @@
 
 A message is copied in pieces through the slots of its writer's stream. An operation writes as many
 pieces as fit when it is started, so that peers can read them while this rank computes. The other
-pieces follow while this rank waits for any operation.
+pieces follow while this rank waits for any operation. What lies in a window is read there.
 
 The collectives of a group run in the order in which they were started, which must be the same on
 all its ranks. A sum is added in the order of the ranks, so that all ranks get the same bits. 16-bit

@@ -157,7 +157,8 @@ class Region:
         return slots[stream * _DEPTH + index]
 
     def window(self, rank: int, num_elements: int, dtype: torch.dtype) -> Tensor:
-        """Memory of a rank, at most `WINDOW_BYTES`, that all can read; zeros until it writes it."""
+        """Memory of a rank that all can read; zeros until it writes it."""
+        assert num_elements * dtype.itemsize <= WINDOW_BYTES, "the window reaches into the next one"
         at = self._windows_at + rank * WINDOW_BYTES
         return torch.frombuffer(self._mapping, dtype=dtype, count=num_elements, offset=at)
 

@@ -3,7 +3,7 @@
 The gradients of a layer are whole only from its backward pass until they have been sent, so they
 are sent for each micro-batch. To send them once a step they would have to accumulate in a whole
 buffer, which is what ZeRO-1 has. The window holds two layers: the gradients of one are on their way
-while the next layer's are computed.
+while the next layer's are computed. Peers that share memory with this rank read them there.
 """
 
 from __future__ import annotations
