@@ -20,7 +20,7 @@ from tests.kit.store import ODD, failed, make_campaign, make_worker, run_trial
 def two(store: Store) -> Store:
     """Trial 1 is plain and measured 100 tokens/s, trial 2 the odd one and measured 300."""
     campaign = make_campaign(store)
-    make_worker(store, num_nodes=2, devices_per_node=16)
+    make_worker(store, num_nodes=2, devices_per_node=32)
     for layout, tokens_per_s in ((Layout(), 100.0), (ODD, 300.0)):
         peaks = {"mfu": tokens_per_s / 1000, "peak_memory_bytes": int(tokens_per_s)}
         run_trial(store, campaign, layout, tokens_per_s=tokens_per_s, **peaks)
