@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import api.html
 from api.plots.schedule_plot import (
     MAX_STAGES,
     bubble,
@@ -20,6 +22,7 @@ from search_spaces.schedules import Schedule, pipeline_schedule
 from search_spaces.spec.layout import Layout, Recompute
 
 CASES = [(1, 1, 1), (2, 1, 1), (4, 1, 3), (4, 1, 16), (2, 2, 4), (4, 2, 8), (4, 4, 8), (8, 3, 24)]
+ZERO_BUBBLE = Layout(pp=2, num_microbatches=4, schedule="zero_bubble")
 SCHEDULED: list[tuple[int, int, int, Schedule]] = [
     *((*case, "1f1b") for case in CASES),
     *((*case, schedule) for case in CASES[:4] for schedule in ("gpipe", "zero_bubble")),
@@ -126,3 +129,13 @@ def test_the_numbers_and_times_of_a_drawing_are_the_layouts() -> None:
     assert again is not None
     assert any("thrice" in note for note in again.notes)
     assert schedule_plot(Layout(pp=MAX_STAGES, vpp=2, num_microbatches=256)) is None
+
+
+@pytest.mark.parametrize("layout", [Layout(pp=2, vpp=2, num_microbatches=4), ZERO_BUBBLE])
+def test_every_kind_of_pass_has_a_colour(layout: Layout) -> None:
+    plot = schedule_plot(layout)
+    assert plot is not None
+    drawn = set(re.findall(r'class="(?:on-)?([a-z]+[01])"', str(plot.svg)))
+    style = (Path(api.html.__file__).parent / "static/dashboard.css").read_text()
+    coloured = set(re.findall(r"svg \.schedule \.([a-z]+[01])[ ,]", style))
+    assert {"forward0", "backward0"} < drawn <= coloured
