@@ -294,7 +294,12 @@ def stage_parts(
         a_layer = kept + gathered * storage.gathered_share
         late = _of_layers(model, dense, lambda shape: late_elements(columns, shape))
         late = _beside_late_gradients(columns, stage, layers, a_layer, late)
-        activations += token_bytes * late
+        of_head = np.where(is_last, model.vocab_size / columns.tp_ranks + model.hidden_size, 0.0)
+        # With full recomputation the peak comes later, when the last micro-batch's have been added.
+        last = np.where(columns.recompute == _FULL, 1.0, 0.0)
+        ended = np.minimum(stage, columns.num_microbatches - 1.0) + last
+        of_head = np.where(columns.schedule == _ZERO_BUBBLE, ended * of_head, 0.0)
+        activations += token_bytes * (late + of_head)
     return StageParts(
         weights=weights * element,
         gradients=gradients * _gradient_bytes(columns, storage),

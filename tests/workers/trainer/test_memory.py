@@ -396,7 +396,7 @@ def test_a_stage_holds_what_is_estimated(family: str, pp: int, vpp: int, recompu
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize(("pp", "num_microbatches"), [(2, 8), (4, 8), (4, 2)])
 @pytest.mark.parametrize(
-    ("schedule", "low", "high"), [("gpipe", 0.99, 1.0), ("zero_bubble", 0.92, 1.03)]
+    ("schedule", "low", "high"), [("gpipe", 0.99, 1.0), ("zero_bubble", 0.91, 1.03)]
 )
 @pytest.mark.parametrize("family", ["gpt", "llama", "moe"])
 def test_a_stage_holds_what_is_estimated_under_every_schedule(

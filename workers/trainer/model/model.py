@@ -342,15 +342,13 @@ class Stage(nn.Module):
         return layers
 
     def put_off_gradients(self) -> list[Callable[[], None]]:
-        """Lets the gradients of the transformer layers wait in the list that is returned.
-
-        Those of embedding and head are added at once: to wait, the head's would keep the gradient
-        of the logits.
-        """
+        """Lets all gradients but the embedding's wait in the list that is returned."""
         waiting: list[Callable[[], None]] = []
-        for parameter in self.blocks.parameters():
-            assert isinstance(parameter, ModelParameter)
-            parameter.put_off = waiting
+        for layer in self.layers:
+            for module in layer:
+                for parameter in () if module is self.embedding else module.parameters():
+                    assert isinstance(parameter, ModelParameter)
+                    parameter.put_off = waiting
         return waiting
 
     def forward(self, x: Tensor, targets_T: Tensor) -> Tensor:
