@@ -286,29 +286,17 @@ def stage_parts(
     kept_bytes = token_bytes * _layers_in_flight(columns, stage, layers)
     kept = _of_layers(model, dense, lambda shape: kept_elements(columns, shape, storage))
     gathered = _of_layers(model, dense, lambda shape: gathered_elements(columns, shape))
-    activations, is_last = kept_bytes * kept, stage == columns.pp - 1
-    if (columns.schedule == _GPIPE).any():
-        others = np.where(columns.schedule == _GPIPE, columns.num_microbatches - 1.0, 0.0)
-        activations += np.where(is_last, others * _kept_by_head(columns, model, storage), 0.0)
-    if (columns.schedule == _ZERO_BUBBLE).any():
-        a_layer = kept + gathered * storage.gathered_share
-        late = _of_layers(model, dense, lambda shape: late_elements(columns, shape))
-        late = _beside_late_gradients(columns, stage, layers, a_layer, late)
-        of_head = np.where(is_last, model.vocab_size / columns.tp_ranks + model.hidden_size, 0.0)
-        # With full recomputation the peak comes later, when the last micro-batch's have been added.
-        last = np.where(columns.recompute == _FULL, 1.0, 0.0)
-        ended = np.minimum(stage, columns.num_microbatches - 1.0) + last
-        of_head = np.where(columns.schedule == _ZERO_BUBBLE, ended * of_head, 0.0)
-        activations += token_bytes * (late + of_head)
+    a_layer = kept + gathered * storage.gathered_share
+    scheduled = _scheduled_bytes(columns, model, stage, storage, layers, dense, a_layer)
     return StageParts(
         weights=weights * element,
         gradients=gradients * _gradient_bytes(columns, storage),
         optimizer=own * states,
-        activations=activations,
+        activations=kept_bytes * kept + scheduled,
         gathered=kept_bytes * gathered,
         backward=token_bytes
         * _largest_layer(model, dense, lambda shape: backward_elements(columns, shape, storage)),
-        head=np.where(is_last, _head_bytes(columns, model, storage), 0.0),
+        head=np.where(stage == columns.pp - 1, _head_bytes(columns, model, storage), 0.0),
         storage=storage,
     )
 
@@ -545,6 +533,38 @@ def _in_flight(columns: LayoutColumns, stage: NDArray[Any]) -> Floats:
     return np.asarray(np.where(vpp > 1, passes / vpp, plain), dtype=np.float64)
 
 
+def _scheduled_bytes(
+    columns: LayoutColumns,
+    model: ModelShape,
+    stage: NDArray[Any],
+    storage: TrainerStorage,
+    layers: Floats,
+    dense: Floats,
+    kept: Floats,
+) -> Floats:
+    """Bytes that other schedules than 1F1B hold beside the layers' activations in flight.
+
+    With GPipe the last stage has the logits of all micro-batches. With zero bubble a stage has what
+    late weight gradients need, and the last one the gradients of the logits for them. `kept`:
+    elements per token that a layer keeps.
+    """
+    is_last, m = stage == columns.pp - 1, columns.num_microbatches
+    found = np.zeros(())
+    if (is_gpipe := columns.schedule == _GPIPE).any():
+        logits = (m - 1.0) * _kept_by_head(columns, model, storage)
+        found = found + np.where(is_gpipe & is_last, logits, 0.0)
+    if (is_late := columns.schedule == _ZERO_BUBBLE).any():
+        late = _of_layers(model, dense, lambda shape: late_elements(columns, shape))
+        late = _beside_late_gradients(columns, stage, layers, kept, late)
+        # With full recomputation the peak comes later, when the last micro-batch's have been added.
+        ended = np.minimum(stage, m - 1.0) + (columns.recompute == _FULL)
+        of_head = ended * (model.vocab_size / columns.tp_ranks + model.hidden_size)
+        elements = late + np.where(is_last, of_head, 0.0)
+        token_bytes = element_bytes(columns) * held_tokens(columns, model)
+        found = found + np.where(is_late, token_bytes * elements, 0.0)
+    return np.asarray(found, dtype=np.float64)
+
+
 def _beside_late_gradients(
     columns: LayoutColumns, stage: NDArray[Any], layers: Floats, kept: Floats, late: Floats
 ) -> Floats:
@@ -562,4 +582,4 @@ def _beside_late_gradients(
     before = layers * late * np.minimum(stage, m - most)
     after = layers * (late * ended - kept * (most - others))
     after = after - np.where(columns.recompute == _FULL, late, 0.0)
-    return np.where(columns.schedule == _ZERO_BUBBLE, np.maximum(before, after), 0.0)
+    return np.asarray(np.maximum(before, after), dtype=np.float64)
