@@ -9,6 +9,7 @@ are sorted by expert.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -17,12 +18,39 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from workers.trainer.errors import LayoutUnsupportedError
+from workers.trainer.model.precision import COMPUTE_DTYPES
+from workers.trainer.products import Kind, Product
 
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 
 _FEATURES_AT_ONCE: Final = 512
 """Output features whose 16-bit weights are converted to fp32 at once: their rows stay in a core's
 cache until they are multiplied, and products of this size still run at full speed."""
+
+_PRECISIONS: Final = {dtype: precision for precision, dtype in COMPUTE_DTYPES.items()}
+
+_layouts: dict[Product, str] = {}
+
+
+def use_layouts(layouts: Mapping[Product, str]) -> None:
+    """Lays the factors of these products out so from now on, and those of no others."""
+    _layouts.clear()
+    _layouts.update(layouts)
+
+
+def _laid_out(kind: Kind, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """The factors of a product, copied where another layout than theirs was measured as faster."""
+    if not _layouts:
+        return left, right
+    shape = len(left), right.shape[1], len(right)
+    layout = _layouts.get(Product(kind, _PRECISIONS[left.dtype], *shape))
+    if layout is None:
+        return left, right
+    left, right = (
+        factor.contiguous() if letter == "N" else factor.t().contiguous().t()
+        for letter, factor in zip(layout, (left, right), strict=True)
+    )
+    return left, right
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
@@ -33,9 +61,10 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Ten
             bias = None if bias_O is None else bias_O[some].float()
             y_TO[:, some].copy_(linear(x32_TI, weight_OI[some].float(), bias))
         return y_TO
+    x_TI, weight_IO = _laid_out("output", x_TI, weight_OI.t())
     if x_TI.dtype == torch.float32 and x_TI.is_cpu and prefers_onednn():
-        return _onednn_linear(x_TI, weight_OI, bias_O)
-    return F.linear(x_TI, weight_OI, bias_O)
+        return _onednn_linear(x_TI, weight_IO.t(), bias_O)
+    return F.linear(x_TI, weight_IO.t(), bias_O)
 
 
 def input_gradient(grad_TO: Tensor, weight_OI: Tensor) -> Tensor:
@@ -45,15 +74,25 @@ def input_gradient(grad_TO: Tensor, weight_OI: Tensor) -> Tensor:
         for some in _features(weight_OI):
             sum_TI.addmm_(grad_TO[:, some].float(), weight_OI[some].float())
         return sum_TI.to(grad_TO.dtype)
+    grad_TO, weight_OI = _laid_out("input_gradient", grad_TO, weight_OI)
     if grad_TO.dtype == torch.float32 and grad_TO.is_cpu and prefers_onednn():
         return _onednn_linear(grad_TO, weight_OI.t(), None)
     return grad_TO @ weight_OI
 
 
+def weight_gradient(left_OT: Tensor, right_TI: Tensor) -> Tensor:
+    """dy^T x in the precision of the factors, without autograd."""
+    left_OT, right_TI = _laid_out("weight_gradient", left_OT, right_TI)
+    return left_OT @ right_TI
+
+
 def add_product(sum_OI: Tensor, left_OT: Tensor, right_TI: Tensor, *, beta: int) -> None:
     """Overwrites the sum with beta * sum + left right, in fp32, without a temporary of its size."""
+    if left_OT.dtype == torch.float32:
+        sum_OI.addmm_(*_laid_out("weight_gradient", left_OT, right_TI), beta=beta)
+        return
     right32_TI = right_TI.float()
-    for some in [slice(None)] if left_OT.dtype == torch.float32 else _features(left_OT):
+    for some in _features(left_OT):
         sum_OI[some].addmm_(left_OT[some].float(), right32_TI, beta=beta)
 
 

@@ -21,7 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workers.trainer.model.matrix_products import add_product, multiplies_in_fp32
+from workers.trainer.model.matrix_products import (
+    add_product,
+    multiplies_in_fp32,
+    weight_gradient,
+)
 
 _BLOCK_ELEMENTS: Final = 1 << 16
 """Elements that one seed initialises. A rank draws only the blocks that overlap its slice."""
@@ -168,7 +172,7 @@ class ModelParameter(nn.Parameter):
     def add_product(self, left_OT: Tensor, right_TI: Tensor) -> None:
         """Adds a matrix product to `main_grad`; without a temporary if it is computed in fp32."""
         if left_OT.dtype != torch.float32 and not multiplies_in_fp32(left_OT):
-            self._add_now(left_OT @ right_TI)
+            self._add_now(weight_gradient(left_OT, right_TI))
             return
         self._begin_gradient()
         add_product(self.main_grad, left_OT, right_TI, beta=0 if self.main_grad_is_stale else 1)
