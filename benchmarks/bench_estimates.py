@@ -129,6 +129,7 @@ def _columns(count: int) -> LayoutColumns:
     return LayoutColumns(
         num_nodes=np.full(count, 1024),
         tp=power(3),
+        tp_columns=np.ones(count, dtype=np.int64),
         cp=np.ones(count, dtype=np.int64),
         cp_comm_type=np.zeros(count, dtype=np.int64),
         pp=power(4),
@@ -136,7 +137,9 @@ def _columns(count: int) -> LayoutColumns:
         ep=np.ones(count, dtype=np.int64),
         etp=np.ones(count, dtype=np.int64),
         vpp=power(1),
+        schedule=np.zeros(count, dtype=np.int64),
         pipeline_split=np.zeros(count, dtype=np.int64),
+        rank_order=np.zeros(count, dtype=np.int64),
         micro_batch_size=power(3),
         num_microbatches=power(7),
         zero_stage=rng.integers(0, 4, count),

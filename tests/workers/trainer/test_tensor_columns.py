@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from search_spaces.estimates.tensor_sums import Sums, layer_sums
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from tests.workers.trainer.cases import (
@@ -209,27 +210,22 @@ def sent_in_blocks(
 def test_a_rank_sums_as_many_elements_as_the_formulas_say(
     family: str, tp: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With t tokens, H features, F and u of the feed-forward, q of query, key and value.
-
-    Of a layer over columns t (q + u) / r forward, and t (H + F) / r backward; over tp 2 t H / c
-    each. Statistics of a norm: two a token, of an RMSNorm one.
-    """
+    """By axis, forward and backward: the elements that the estimate of the step time counts."""
     shape = make_shape(family, num_heads=8, num_kv_heads=8, num_layers=2)
     layout = Layout(tp=tp, tp_columns=columns, micro_batch_size=2, num_microbatches=1)
-    t, h, f = 2 * shape.seq_length, shape.hidden_size, shape.ffn_hidden_size
-    q, u = h + 2 * shape.kv_hidden_size, f if family == "gpt" else 2 * f
-    norms = 2 * 2 * t * (2 if family == "gpt" else 1)
-    of_tp = {
-        "forward, layers": 2 * 2 * t * h // columns,
-        "backward, layers": 2 * 2 * t * h // columns,
+    sums, times = layer_sums(shape, tp, columns), 2 * 2 * shape.seq_length  # layers times tokens
+
+    def named(what: str, each: Sums) -> dict[str, float]:
+        return {
+            f"forward, {what}": times * each.forward,
+            f"backward, {what}": times * each.backward,
+        }
+
+    of_columns = named("layers", sums.columns) | named("norms", sums.norms)
+    expected = {
+        "tp": named("layers", sums.tp) if tp > 1 else {},
+        "columns": of_columns if columns > 1 else {},
     }
-    of_columns = {
-        "forward, layers": 2 * t * (q + u) // tp,
-        "backward, layers": 2 * t * (h + f) // tp,
-        "forward, norms": norms,
-        "backward, norms": norms,
-    }
-    expected = {"tp": of_tp if tp > 1 else {}, "columns": of_columns if columns > 1 else {}}
     for found in sent_in_blocks(layout, shape, monkeypatch):
         assert found == expected
 
