@@ -48,6 +48,7 @@ from workers.trainer.training import Training
 pytestmark = pytest.mark.ranks
 
 FAMILIES = pytest.mark.parametrize("family", ["gpt", "llama"])
+LATE = {"schedule": "zero_bubble"}
 LAYOUTS = [
     {},
     {"tp_columns": 4},
@@ -59,6 +60,8 @@ LAYOUTS = [
     ZERO_2,
     ZERO_3,
     VPP,
+    PP | LATE,
+    PP | {"schedule": "gpipe"},
     *({"cp": 2, "cp_comm_type": kind} for kind in ("all_gather", "p2p", "a2a")),
     {"recompute": "full"},
     {"recompute": "selective"},
@@ -73,6 +76,12 @@ OF_EIGHT = [
     REPLICAS | {"zero_stage": 3},
     TP | {"cp": 2, "recompute": "full"},
     {"tp_columns": 4} | PP,
+    TP | PP | LATE,
+    CUT | PP | LATE,
+    PP | LATE | ZERO_2 | {"recompute": "full"},
+    REPLICAS,
+    REPLICAS | {"zero_stage": 2},
+    PP | ZERO | {"rank_order": "tp_cp_pp_dp"},
 ]
 
 
@@ -117,7 +126,7 @@ def test_16_bits_follow_fp32(family: str, axes: dict[str, Any], precision: str) 
 
 
 @FAMILIES
-@over_axes(PP, {"recompute": "full"}, {"recompute": "selective"})
+@over_axes(PP, PP | LATE, {"recompute": "full"}, {"recompute": "selective"})
 def test_what_changes_no_sum_changes_no_bit(family: str, axes: dict[str, Any]) -> None:
     shape = make_shape(family)
     alone = train(shape, make_layout(**COLUMNS))
@@ -197,7 +206,14 @@ def sent_in_blocks(
         for block in training.model.stages[0].blocks:
             y = block(y)
         when = "backward"
+        stage = training.model.stages[0]
+        waiting = stage.put_off_gradients() if layout.schedule == "zero_bubble" else []
         y.sum().backward()
+        at_once = {axis: Counter(counts) for axis, counts in sent.items()}
+        with torch.no_grad():
+            for add_gradient in waiting:
+                add_gradient()
+        assert sent == at_once  # what waits sums nothing
         return sent
 
     return on_layout(layout, work, shape)
@@ -205,14 +221,18 @@ def sent_in_blocks(
 
 @FAMILIES
 @pytest.mark.parametrize(
-    ("tp", "columns"), [(1, 2), (2, 2), (4, 2), (2, 4), (1, 4), (1, 8), (8, 1), (4, 1)]
+    ("tp", "columns", "axes"),
+    [
+        *((*pair, {}) for pair in ((1, 2), (2, 2), (4, 2), (2, 4), (1, 4), (1, 8), (8, 1), (4, 1))),
+        *((*pair, PP | LATE) for pair in ((1, 2), (2, 2), (1, 4), (2, 1))),
+    ],
 )
 def test_a_rank_sums_as_many_elements_as_the_formulas_say(
-    family: str, tp: int, columns: int, monkeypatch: pytest.MonkeyPatch
+    family: str, tp: int, columns: int, axes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By axis, forward and backward: the elements that the estimate of the step time counts."""
-    shape = make_shape(family, num_heads=8, num_kv_heads=8, num_layers=2)
-    layout = Layout(tp=tp, tp_columns=columns, micro_batch_size=2, num_microbatches=1)
+    layout = Layout(tp=tp, tp_columns=columns, micro_batch_size=2, num_microbatches=1, **axes)
+    shape = make_shape(family, num_heads=8, num_kv_heads=8, num_layers=2 * layout.pp)
     sums, times = layer_sums(shape, tp, columns), 2 * 2 * shape.seq_length  # layers times tokens
 
     def named(what: str, each: Sums) -> dict[str, float]:
