@@ -63,7 +63,7 @@ _SPACE: Final[Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class ScalingRun:
     """A published run."""
 
     machine: str
@@ -116,14 +116,14 @@ def judge(folder: Path | None) -> tuple[str, str, bool]:
     return text, tables, all(are_in_order)
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[ScalingRun]:
     """The runs of AxoNN whose shape is stated."""
     with path.open(newline="") as lines:
         every = list(csv.DictReader(lines))
     return [_row(row) for row in every if row["framework"] == "AxoNN"]
 
 
-def _row(row: Mapping[str, str]) -> Row:
+def _row(row: Mapping[str, str]) -> ScalingRun:
     hidden, heads = int(row["hidden_size"]), int(row["num_heads"])
     model = ModelShape(
         name=row["model"],
@@ -137,7 +137,7 @@ def _row(row: Mapping[str, str]) -> Row:
         vocab_size=51200,
         tied_embeddings=True,
     )
-    return Row(
+    return ScalingRun(
         machine=row["machine"],
         devices=int(row["gpus"]),
         model=model,
@@ -168,7 +168,12 @@ def measured_links(cluster: Cluster, path: Path) -> Cluster:
 
 
 def predict(
-    row: Row, folder: Path, *, batch: int | None = SEQUENCES, links: bool = False, **space: Any
+    row: ScalingRun,
+    folder: Path,
+    *,
+    batch: int | None = SEQUENCES,
+    links: bool = False,
+    **space: Any,
 ) -> Predicted:
     """The estimates' first layout of a run.
 
@@ -216,26 +221,26 @@ def _order(values: Sequence[float]) -> list[int]:
     return sorted(range(len(values)), key=lambda place: values[place])
 
 
-def _machines(shares: Sequence[float], rows: Sequence[Row]) -> list[str]:
+def _machines(shares: Sequence[float], rows: Sequence[ScalingRun]) -> list[str]:
     """The machines by the share of the peak in their largest run."""
     ordered = sorted(zip(rows, shares, strict=True), key=lambda each: each[0].devices)
     largest = {row.machine: share for row, share in ordered}
     return sorted(largest, key=lambda machine: largest[machine])
 
 
-def _shares_of_peak(rows: Sequence[Row], found: Sequence[Predicted]) -> list[float]:
+def _shares_of_peak(rows: Sequence[ScalingRun], found: Sequence[Predicted]) -> list[float]:
     peaks = [CLUSTER_PRESETS[row.machine].peak_flops_per_s["bf16"] / 1e12 for row in rows]
     return [each.tflops / peak for each, peak in zip(found, peaks, strict=True)]
 
 
-def _efficiencies(rows: Sequence[Row], found: Sequence[Predicted]) -> dict[int, float]:
+def _efficiencies(rows: Sequence[ScalingRun], found: Sequence[Predicted]) -> dict[int, float]:
     """Predicted efficiency by devices, against the smallest of the weak scaling's runs."""
     weak = {row.devices: each for row, each in zip(rows, found, strict=True) if row.efficiency}
     base = weak[min(weak)].tflops
     return {devices: each.tflops / base for devices, each in weak.items()}
 
 
-def _points_off(rows: Sequence[Row], found: Sequence[Predicted]) -> dict[int, float]:
+def _points_off(rows: Sequence[ScalingRun], found: Sequence[Predicted]) -> dict[int, float]:
     published = {row.devices: row.efficiency for row in rows if row.efficiency}
     return {
         devices: 100 * (share - (published[devices] or 0.0))
@@ -243,7 +248,7 @@ def _points_off(rows: Sequence[Row], found: Sequence[Predicted]) -> dict[int, fl
     }
 
 
-def _runs_table(rows: Sequence[Row], found: Sequence[Predicted]) -> str:
+def _runs_table(rows: Sequence[ScalingRun], found: Sequence[Predicted]) -> str:
     shares = _efficiencies(rows, found)
     header = ("run", "% of peak: published", "predicted", "weak scaling: published", "predicted")
     lines = []
@@ -256,7 +261,7 @@ def _runs_table(rows: Sequence[Row], found: Sequence[Predicted]) -> str:
     return table((*header, "layout"), lines)
 
 
-def _sensitivity_table(rows: Sequence[Row], found: Sequence[Predicted], folder: Path) -> str:
+def _sensitivity_table(rows: Sequence[ScalingRun], found: Sequence[Predicted], folder: Path) -> str:
     """Predicted weak scaling under other assumptions."""
     weak = [row for row in rows if row.efficiency]
     base = [each for row, each in zip(rows, found, strict=True) if row.efficiency]

@@ -74,25 +74,23 @@ def tensor_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     1/t of the bytes each (Patarasuk and Yuan 2009). Experts gather and scatter their tokens over
     etp instead. Tensor columns divide what tp sums, and sum what tp divides (`layer_sums`).
     """
-    columns = step.tp_columns
-    hidden = step.element_bytes * step.tokens * step.model.hidden_size
-    count = tp_collectives(step)
+    columns, count = step.tp_columns, tp_collectives(step)
     # The gradient of the head's input has whole features.
     over_tp = count + np.where(step.tp > 1, (columns - 1.0) * step.slots / step.pp, 0.0)
-    groups = [(step.tp, over_tp, hidden / columns, count, step.links.tensor)]
+    groups = [(step.tp, over_tp, step.tokens / columns, count, step.links.tensor)]
     if (columns > 1).any():
-        count = column_collectives(step)
-        groups.append((columns, _column_bytes(step), 1.0, count, step.links.tensor_columns))
+        count, sums = column_collectives(step), np.ones(columns.shape)
+        tokens = _column_bytes(step) / step.element_bytes / step.model.hidden_size
+        groups.append((columns, sums, tokens, count, step.links.tensor_columns))
     if step.model.num_experts and (step.etp > 1).any():
         count = np.where(step.etp > 1, (1.0 + step.forward_passes) * step.expert_slots, 0.0)
-        rows = step.element_bytes * step.expert_tokens * step.model.hidden_size
-        groups.append((step.etp, count, rows, count, step.links.expert_tensor))
+        groups.append((step.etp, count, step.expert_tokens, count, step.links.expert_tensor))
     names = ("tensor_inside", "tensor_across", "latency_inside", "latency_across")
     seconds: dict[str, Floats] = {name: np.zeros(step.tp.shape) for name in names}
-    for n, number, each, count, links in groups:
+    for n, sums, tokens, count, links in groups:
         latency_s = COLLECTIVE_S + 2.0 * (n - 1.0) * links.latency_s
-        one = 2.0 * (n - 1.0) / n * each
-        parts = [("tensor", number * one / links.bytes_per_s), ("latency", count * latency_s)]
+        one = 2.0 * (n - 1.0) / n * step.element_bytes * tokens * step.model.hidden_size
+        parts = [("tensor", sums * one / links.bytes_per_s), ("latency", count * latency_s)]
         if links is not step.links.expert_tensor:
             parts += [("tensor", lost) for lost in _no_longer_hidden(step, n, links)]
         for name, term in parts:
@@ -134,7 +132,8 @@ def _column_bytes(step: StepShape) -> Floats:
     a_layer = a_layer + sums.norms.forward * step.token_share * _norm_bytes(model, passes)
     ends = step.element_bytes * model.hidden_size * (1.0 + step.token_share)
     ends = ends + norm_sums(model) * step.token_share * _norm_bytes(model, 1.0)
-    return step.tokens * (a_layer * step.layer_slots + ends * step.slots / step.pp)
+    total = step.tokens * (a_layer * step.layer_slots + ends * step.slots / step.pp)
+    return np.asarray(total, dtype=np.float64)
 
 
 def _norm_bytes(model: ModelShape, passes: Floats | float) -> Floats | float:

@@ -44,7 +44,7 @@ def order_by_communication(problem: SearchProblem) -> NDArray[np.int64]:
 def communication_s(columns: LayoutColumns, model: ModelShape, cluster: Cluster) -> Floats:
     """Seconds of a step in which each layout communicates, of columns with one axis."""
     terms = time_terms(columns, model, cluster, dtype=np.float32)
-    seconds = terms.seconds[:, _OTHER_AXES].sum(axis=1, dtype=np.float64)
+    seconds: Floats = terms.seconds[:, _OTHER_AXES].sum(axis=1, dtype=np.float64)
     stride: Ints | int = 1
     for ranks, sent, collectives in _axes(columns, model):
         links = GroupLinks.of(ranks, stride, cluster, 1.0)
