@@ -32,13 +32,23 @@ NODE_HOURS: Final = Range(1e-6, 1e9, "node-hours")
 
 MAX_REMEASURE: Final = 20
 StrategyName = Literal[
-    "guided", "deephyper", "deephyper+memory", "model-only", "random", "exhaustive"
+    "guided",
+    "deephyper",
+    "deephyper+memory",
+    "model-only",
+    "communication",
+    "random",
+    "exhaustive",
 ]
 """How layouts are proposed."""
 
 STRATEGIES: Final[tuple[StrategyName, ...]] = get_args(StrategyName)
 
-BENCHMARK_STRATEGIES: Final[tuple[StrategyName, ...]] = ("deephyper+memory", "model-only")
+BENCHMARK_STRATEGIES: Final[tuple[StrategyName, ...]] = (
+    "deephyper+memory",
+    "model-only",
+    "communication",
+)
 """Strategies that benchmarks compare with; the form does not offer them."""
 
 FORECASTING_STRATEGIES: Final = ("guided",)
