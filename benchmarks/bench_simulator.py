@@ -25,7 +25,7 @@ from benchmarks import results_file
 from benchmarks.results_file import table
 from benchmarks.search.search_record import Promise, promises_table
 from benchmarks.simulator import simulator_frontier as frontier
-from benchmarks.simulator.simulator_fit import CALIBRATIONS
+from benchmarks.simulator.simulator_fit import FITTED_CELLS
 from benchmarks.simulator.simulator_tables import cell_rows, judge_table, other_tables, summary
 from search_spaces.arrays import Floats
 from search_spaces.estimates.time import step_time_s
@@ -72,7 +72,7 @@ def main() -> None:
 
 def _refit(folder: Path) -> None:
     print(f"frontier: matmul_share {frontier.fitted_share():.4f}")
-    for calibration in CALIBRATIONS:
+    for calibration in FITTED_CELLS:
         constants, software, error = calibration.again(folder)
         shown = {name: float(f"{value:.4g}") for name, value in constants.items()}
         print(f"{calibration.title}: {shown}, {software}, mean error {error:.1%}")
@@ -212,7 +212,7 @@ def _gains(seconds: Sequence[Any]) -> Floats:
 def _tables(folder: Path) -> tuple[list[Promise], str]:
     """Order and first choice in the cells of tables, with constants from one cell of them."""
     promises, texts = [], []
-    for calibration in CALIBRATIONS:
+    for calibration in FITTED_CELLS:
         judged = judge_table(folder, calibration)
         correlation, worst, good, count = summary(judged)
         promises += [

@@ -41,7 +41,7 @@ _CROWDING: Final = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Calibration:
+class FittedCell:
     """Constants of the machine and the software behind some tables, fitted to one cell of them."""
 
     title: str
@@ -67,8 +67,8 @@ class Calibration:
         return fitted(self.cell(folder), replace(self.cluster, name="unfitted"), self.software)
 
 
-CALIBRATIONS: Final = (
-    Calibration(
+FITTED_CELLS: Final = (
+    FittedCell(
         title="nanotron on H100",
         tables=("nanotron_h100.csv",),
         fitted_to=("llama-3B", 16),
@@ -87,7 +87,7 @@ CALIBRATIONS: Final = (
             "near_share": 0.8966,
         },
     ),
-    Calibration(
+    FittedCell(
         title="vTrain on A100",
         tables=("vtrain_a100_small.csv", "vtrain_a100_multi.csv"),
         fitted_to=("GPT-L24-h2048", 4),

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks import mixture_recipes
 from benchmarks.bench_estimates import cells_by_memory
 from benchmarks.search.search_recipes import Recipe, read_recipes
-from benchmarks.simulator.simulator_fit import Calibration, measured_rows, simulated_s
+from benchmarks.simulator.simulator_fit import FittedCell, measured_rows, simulated_s
 from search_spaces.arrays import Floats
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.tables import TableCell, read_table
@@ -28,7 +28,7 @@ OURS: Final = Path(__file__).parents[1] / "data" / "tiny_local_cpu.csv"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judged:
+class JudgedCell:
     """One cell."""
 
     cell: TableCell
@@ -50,7 +50,7 @@ def order(simulated: Floats, measured: Floats) -> float:
     return float(signs[apart].mean()) if apart.any() else float("nan")
 
 
-def judge_table(folder: Path, calibration: Calibration) -> list[Judged]:
+def judge_table(folder: Path, calibration: FittedCell) -> list[JudgedCell]:
     """Every cell of the tables that one calibration stands for."""
     found = []
     fitted = calibration.cell(folder)
@@ -62,11 +62,11 @@ def judge_table(folder: Path, calibration: Calibration) -> list[Judged]:
     return found
 
 
-def judge_cell(cell: TableCell, machine: Machine, *, is_fitted: bool = False) -> Judged:
+def judge_cell(cell: TableCell, machine: Machine, *, is_fitted: bool = False) -> JudgedCell:
     rows = measured_rows(cell)
     measured = np.array([row.step_time_s for row in rows], dtype=np.float64)
     simulated = simulated_s(cell, rows, machine)
-    return Judged(
+    return JudgedCell(
         cell=cell,
         is_fitted=is_fitted,
         correlation=order(simulated, measured),
@@ -75,7 +75,7 @@ def judge_cell(cell: TableCell, machine: Machine, *, is_fitted: bool = False) ->
     )
 
 
-def summary(judged: Sequence[Judged]) -> tuple[float, float, int, int]:
+def summary(judged: Sequence[JudgedCell]) -> tuple[float, float, int, int]:
     """Of cells that were not fitted: median correlation, worst loss, good first choices, cells."""
     others = [each for each in judged if not each.is_fitted and not np.isnan(each.correlation)]
     losses = [each.first_loss for each in others]
@@ -83,7 +83,7 @@ def summary(judged: Sequence[Judged]) -> tuple[float, float, int, int]:
     return float(np.median([e.correlation for e in others])), max(losses), good, len(others)
 
 
-def cell_rows(judged: Sequence[Judged]) -> list[tuple[str, ...]]:
+def cell_rows(judged: Sequence[JudgedCell]) -> list[tuple[str, ...]]:
     """Rows of a table about cells."""
     return [
         (

@@ -22,7 +22,7 @@ from search_spaces.spec.presets.clusters import resolve_cluster
 from search_spaces.units import memory
 from workers.simulation.machine import Machine, node_slowness
 from workers.simulation.memory import device_bytes, rank_memory
-from workers.simulation.steps import Step, steps
+from workers.simulation.steps import SimulatedStep, steps
 
 SIMULATOR_VERSION: Final = 1
 """Changes where the same cluster, layout and seed give other figures."""
@@ -164,7 +164,7 @@ class SimulatedCluster:
         )
 
 
-def _median_parts(step: Step, timed_s: Floats) -> Mapping[str, float]:
+def _median_parts(step: SimulatedStep, timed_s: Floats) -> Mapping[str, float]:
     """The parts of the median timed iteration: noise is in all of them alike."""
     scale = float(np.median(timed_s)) / step.step_s
     return MappingProxyType({name: scale * part for name, part in step.parts_s.items()})

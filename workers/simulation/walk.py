@@ -52,7 +52,7 @@ class Schedule:
         return self.pp * self.vpp
 
 
-class Span(NamedTuple):
+class TracedSpan(NamedTuple):
     """A pass or a message, with its times in seconds from the step's beginning."""
 
     rank: int
@@ -215,7 +215,7 @@ def walk(
     pass_s: Sequence[Sequence[Seconds]],
     hop_s: Sequence[Seconds],
     *,
-    spans: list[Span] | None = None,
+    spans: list[TracedSpan] | None = None,
 ) -> Timeline:
     """Walks one step.
 
@@ -259,7 +259,9 @@ def walk(
                 now = now + pass_s[kind][stage]
                 last_end[stage] = now
                 if spans is not None:
-                    spans.append(Span(rank, kind, stage, event[2] + later, last_start[stage], now))
+                    spans.append(
+                        TracedSpan(rank, kind, stage, event[2] + later, last_start[stage], now)
+                    )
                 item = next(stream, None)
                 continue
             for message, link in event[1]:
@@ -280,7 +282,7 @@ def walk(
     return Timeline(rank_end_s=free, last_start_s=last_start, last_end_s=last_end)
 
 
-def _message(key: int, schedule: Schedule, start_s: float, end_s: float) -> Span:
+def _message(key: int, schedule: Schedule, start_s: float, end_s: float) -> TracedSpan:
     microbatch, which = divmod(key, 2 * schedule.num_stages)
     kind, stage = divmod(which, schedule.num_stages)
-    return Span(stage % schedule.pp, ACTIVATION + kind, stage, microbatch, start_s, end_s)
+    return TracedSpan(stage % schedule.pp, ACTIVATION + kind, stage, microbatch, start_s, end_s)
