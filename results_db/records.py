@@ -17,7 +17,12 @@ from search_spaces.protocol.states import AllocationState, AttemptPhase, Schedul
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.objectives import measured_objective
 from search_spaces.statistics.disturbance import is_disturbed
-from search_spaces.trainers.embedded import EMBEDDED_TRAINER
+from search_spaces.trainers.simulator import (
+    SIMULATED_LAUNCHER,
+    is_simulator,
+    simulation_words,
+    trainers_run,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,6 +180,24 @@ class CampaignRecord:
     """Name of the token that submitted it."""
     notes: str = ""
     """Notes of its users."""
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether it is simulated, and not measured."""
+        return is_simulator(self.trainer)
+
+    @property
+    def simulation(self) -> str:
+        """The mark of everything that comes from it; empty: it is measured."""
+        if not self.is_simulated:
+            return ""
+        return simulation_words(self.trainer, self.simulation_seed or 0)
+
+    @property
+    def simulation_seed(self) -> int | None:
+        """The seed of a simulated campaign."""
+        seed: int | None = self.spec["simulated"]["seed"] if self.is_simulated else None
+        return seed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -483,7 +506,12 @@ class WorkerRecord:
     """Time of its last status; None: there was none."""
 
     def runs(self, trainer: str) -> bool:
-        return trainer == EMBEDDED_TRAINER or trainer in self.trainers
+        return trainer in trainers_run(self.launcher, self.trainers)
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether it simulates its nodes."""
+        return self.launcher == SIMULATED_LAUNCHER
 
     def holds(self, num_nodes: int, num_devices: int) -> bool:
         """Whether a trial of so many nodes and devices fits into its allocation."""

@@ -139,14 +139,17 @@ def _ranked_trial(
 def allocation_reads(store: Store, allocations: Iterable[AllocationRecord]) -> list[AllocationRead]:
     """Allocations, each with the trials that wait for it."""
     now = store.now()
-    by_cluster: dict[str, tuple[list[WaitingTrial], int]] = {}
+    by_kind: dict[tuple[str, bool], tuple[list[WaitingTrial], int]] = {}
     reads = []
     for allocation in allocations:
-        cluster = allocation.worker.cluster
-        if cluster not in by_cluster:
-            waiting = store.allocations.waiting_trials(cluster, limit=NOT_LEASED_SHOWN)
-            by_cluster[cluster] = waiting, store.allocations.count_waiting_trials(cluster)
-        reads.append(_allocation_read(allocation, *by_cluster[cluster], now))
+        kind = cluster, is_simulated = allocation.worker.cluster, allocation.worker.is_simulated
+        if kind not in by_kind:
+            waiting = store.allocations.waiting_trials(
+                cluster, is_simulated=is_simulated, limit=NOT_LEASED_SHOWN
+            )
+            number = store.allocations.count_waiting_trials(cluster, is_simulated=is_simulated)
+            by_kind[kind] = waiting, number
+        reads.append(_allocation_read(allocation, *by_kind[kind], now))
     return reads
 
 

@@ -495,7 +495,12 @@ def _change_budget(
             f"/v1/campaigns/{campaign.name}/clone), and the clone starts from what it measured"
         )
     before = campaign.spec["budget"]
-    after = changed_budget(before, changes, strategy=campaign.strategy)
+    after = changed_budget(
+        before,
+        changes,
+        strategy=campaign.strategy,
+        is_simulated=campaign.spec.get("simulated") is not None,
+    )
     # A new mapping: SQLAlchemy does not detect a change inside the old one.
     campaign.spec = {**campaign.spec, "budget": after}
     return before, after
