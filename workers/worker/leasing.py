@@ -39,7 +39,7 @@ MOST_WAITING: Final = 2
 """Leases that may wait for devices: that of the oldest trial, and one that was to fill a gap."""
 
 _LONG_POLL_S: Final = 5.0
-_SHORT_POLL_S: Final = 1.0
+GAP_WAIT_S: Final = 1.0
 """For a trial that fits a gap: the gap may be another one a moment later."""
 
 _CATCH_UP_WITHIN_S: Final = 10.0
@@ -57,6 +57,7 @@ def next_request(
     num_waiting: int,
     room: Room,
     left_s: float | None,
+    gap_wait_s: float = GAP_WAIT_S,
 ) -> LeaseRequest | None:
     """The next request: for the oldest trial that fits; while one waits, for trials beside it.
 
@@ -69,6 +70,7 @@ def next_request(
         num_waiting: trials that wait for devices.
         room: the largest probe that could start at once beside them.
         left_s: seconds that probes still have; None: no limit.
+        gap_wait_s: seconds that a request for a trial beside a waiting one waits for it.
 
     Returns:
         None: no trial is needed.
@@ -81,7 +83,7 @@ def next_request(
     if not room.devices and not room.nodes:
         return None
     gap = RoomBody(nodes=room.nodes, devices=room.devices)
-    return _request(_SHORT_POLL_S, gap, room.longest_s)
+    return _request(gap_wait_s, gap, room.longest_s)
 
 
 def _request(wait_s: float, room: RoomBody | None, left_s: float | None) -> LeaseRequest | None:
