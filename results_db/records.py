@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, Self, get_args
 
+from search_spaces.campaigns.campaign_settings import Simulation
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol.measurement import Breakdown, Environment, Iteration
 from search_spaces.protocol.states import AllocationState, AttemptPhase, Scheduler, TrialState
@@ -20,7 +21,6 @@ from search_spaces.statistics.disturbance import is_disturbed
 from search_spaces.trainers.simulator import (
     SIMULATED_LAUNCHER,
     is_simulator,
-    simulation_words,
     trainers_run,
 )
 
@@ -187,17 +187,9 @@ class CampaignRecord:
         return is_simulator(self.trainer)
 
     @property
-    def simulation(self) -> str:
-        """The mark of everything that comes from it; empty: it is measured."""
-        if not self.is_simulated:
-            return ""
-        return simulation_words(self.trainer, self.simulation_seed or 0)
-
-    @property
-    def simulation_seed(self) -> int | None:
-        """The seed of a simulated campaign."""
-        seed: int | None = self.spec["simulated"]["seed"] if self.is_simulated else None
-        return seed
+    def simulated(self) -> Simulation | None:
+        """By what it is simulated; None: it is measured."""
+        return Simulation.read(self.spec["simulated"]) if self.is_simulated else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

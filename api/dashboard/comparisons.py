@@ -189,12 +189,20 @@ def _figures(trials: list[TrialFacts]) -> list[Row]:
     return [
         Row("campaign", [facts.campaign.name for facts in trials]),
         Row("state", [state_words(facts.trial.state, facts.trial.reason) for facts in trials]),
+        *_simulated([facts.campaign for facts in trials]),
         Row("rank", ranks),
         *(
             Row(name, [each.get(name, "-") for each in told], is_figure=name not in _WORDS)
             for name in names
         ),
     ]
+
+
+def _simulated(campaigns: Sequence[CampaignRecord]) -> Iterator[Row]:
+    """Which of the campaigns are simulated, if one is."""
+    if any(each.is_simulated for each in campaigns):
+        kinds = [each.simulated.words if each.simulated else "measured" for each in campaigns]
+        yield Row("simulated", kinds)
 
 
 def _properties(store: Store, found: list[CampaignFinding]) -> list[Row]:
@@ -204,6 +212,7 @@ def _properties(store: Store, found: list[CampaignFinding]) -> list[Row]:
     failed = [counts[each.id]["FAILED"] + counts[each.id]["INFEASIBLE"] for each in campaigns]
     return [
         Row("state", [state_words(each.state, each.reason) for each in campaigns]),
+        *_simulated(campaigns),
         Row("model", [each.model_name for each in campaigns]),
         Row("cluster", [each.cluster_name for each in campaigns]),
         Row("nodes of the cluster", [str(each.spec["cluster"]["num_nodes"]) for each in campaigns]),
@@ -247,6 +256,8 @@ def _compared(first: _Named, other: _Named) -> Compared:
     why_not = ""
     if of_one.objective != of_two.objective:
         why_not = f"they are ranked by {unit(of_two.objective)} and by {unit(of_one.objective)}"
+    elif of_one.trainer != of_two.trainer and (of_one.is_simulated or of_two.is_simulated):
+        why_not = f"one is of {of_two.trainer}, the other of {of_one.trainer}"
     elif of_one.spec["model"] != of_two.spec["model"]:
         why_not = f"they train {of_two.model_name} and {of_one.model_name}"
     return Compared(

@@ -199,6 +199,8 @@ class OutcomeBatch:
         if report.nodes_held is not None:
             attempt.nodes_held = report.nodes_held
         attempt.iterations_s = report.iterations_s
+        if is_simulator(campaign.trainer):
+            attempt.held_s = report.outcome.duration_s  # readers take the real time otherwise
         # The final cost replaces the one known so far, even if the outcome is too late.
         charge(campaign, trial, attempt, self._cost(campaign, trial, attempt, report.outcome))
         if trial.state in ENDED_TRIAL_STATES:

@@ -180,6 +180,11 @@ class Simulation:
         """The simulator's name as a trainer."""
         return simulator_trainer(self.version)
 
+    @property
+    def words(self) -> str:
+        """The mark of everything that comes of it, for people."""
+        return f"simulated, not measured (simulator {self.version}, seed {self.seed})"
+
     @classmethod
     def read(cls, described: object) -> Self | None:
         """Reads a section; true is one of defaults, null and false are none."""

@@ -41,9 +41,3 @@ def trainers_run(launcher: str, listed: Collection[str]) -> frozenset[str]:
     if launcher == SIMULATED_LAUNCHER:
         return frozenset(filter(is_simulator, listed))
     return frozenset((EMBEDDED_TRAINER, *(name for name in listed if not is_simulator(name))))
-
-
-def simulation_words(trainer: str, seed: int) -> str:
-    """The mark of simulated results, for people."""
-    version = trainer.removeprefix(SIMULATOR_PREFIX)
-    return f"simulated, not measured (simulator {version}, seed {seed})"
