@@ -74,7 +74,7 @@ LARGE: Final[Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class EndedCampaign:
     """A campaign that has ended."""
 
     wall_s: float
@@ -101,7 +101,7 @@ def _client(data_dir: Path) -> Iterator[Client]:
         yield client
 
 
-def measure(document: Mapping[str, Any], *options: str) -> Measured:
+def measure(document: Mapping[str, Any], *options: str) -> EndedCampaign:
     """Runs a campaign with workers of these options."""
     with tempfile.TemporaryDirectory() as folder:
         data_dir = Path(folder) / "data"
@@ -117,7 +117,7 @@ def measure(document: Mapping[str, Any], *options: str) -> Measured:
                 wall_s, after = time.monotonic() - began, _by_part(up)
         said = _USED.search((data_dir / "logs" / "worker.log").read_text())
     assert said is not None, "the worker says at its end how much was used"
-    return Measured(
+    return EndedCampaign(
         wall_s=wall_s,
         probes=campaign.progress.trials_ended,
         most_at_once=most,
@@ -136,7 +136,7 @@ def _by_part(up: psutil.Process) -> Counter[str]:
     return spent
 
 
-def _rows(small: Measured | None, large: Measured) -> Iterator[tuple[str, str, str]]:
+def _rows(small: EndedCampaign | None, large: EndedCampaign) -> Iterator[tuple[str, str, str]]:
     if small is not None:
         yield (
             f"{small.probes} probes, guided, 64 nodes: real time",

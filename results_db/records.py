@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, Self, get_args
 
-from search_spaces.campaigns.campaign_settings import Simulation
+from search_spaces.campaigns.campaign_settings import SimulationSettings
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol.measurement import Breakdown, Environment, Iteration
 from search_spaces.protocol.states import AllocationState, AttemptPhase, Scheduler, TrialState
@@ -187,9 +187,9 @@ class CampaignRecord:
         return is_simulator(self.trainer)
 
     @property
-    def simulated(self) -> Simulation | None:
+    def simulated(self) -> SimulationSettings | None:
         """By what it is simulated; None: it is measured."""
-        return Simulation.read(self.spec["simulated"]) if self.is_simulated else None
+        return SimulationSettings.read(self.spec["simulated"]) if self.is_simulated else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

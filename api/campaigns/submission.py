@@ -22,7 +22,7 @@ from results_db.records import CampaignRecord, PlanRecord
 from results_db.store import Store
 from search_spaces.belief.plan import Plan
 from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.campaigns.campaign_settings import Simulation
+from search_spaces.campaigns.campaign_settings import SimulationSettings
 from search_spaces.documents.limits import name_problem
 from search_spaces.documents.reading import MAX_NAME_LENGTH, Problems, read_mapping
 from search_spaces.errors import CampaignInvalidError, SearchSpaceError
@@ -253,7 +253,7 @@ def _with_simulator_of_today(spec: CampaignSpec) -> CampaignSpec:
     """A simulated campaign, with the version of the simulator that workers have now."""
     if spec.simulated is None:
         return spec
-    return replace(spec, simulated=Simulation(seed=spec.simulated.seed))
+    return replace(spec, simulated=SimulationSettings(seed=spec.simulated.seed))
 
 
 def _refuse_names(spec: CampaignSpec) -> None:

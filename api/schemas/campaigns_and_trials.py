@@ -19,7 +19,7 @@ from results_db.records import (
     RepeatReason,
 )
 from search_spaces.belief.extrapolation import CheapProbe
-from search_spaces.campaigns.campaign_settings import NODE_HOURS, Simulation
+from search_spaces.campaigns.campaign_settings import NODE_HOURS, SimulationSettings
 from search_spaces.documents.duration import MAX_DURATION_S
 from search_spaces.documents.reading import MAX_COUNT
 from search_spaces.estimates.prediction import Prediction
@@ -104,7 +104,7 @@ class CampaignRead(Document):
     cluster: str
     trainer: str
     """What trains its probes; "imported" where a table was measured elsewhere."""
-    simulated: Simulation | None
+    simulated: SimulationSettings | None
     """By what it is simulated, its trials, costs and figures included; null: it is measured."""
     objective: str
     """The objective that ranks."""
@@ -326,7 +326,7 @@ class LeaderboardPage(Document):
     """The campaign's objectives; the Pareto front is over all of them."""
     source: str | None
     """Source of the measurements of an imported campaign; null: it ran here."""
-    simulated: Simulation | None
+    simulated: SimulationSettings | None
     """By what the layouts were simulated; null: they were measured."""
     total: int
     """Number of ranked layouts; with `front`, of those on the front."""

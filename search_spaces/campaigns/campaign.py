@@ -17,7 +17,7 @@ from search_spaces.campaigns.campaign_settings import (
     Constraints,
     KnowledgeSource,
     ProbeSettings,
-    Simulation,
+    SimulationSettings,
     StopSettings,
     StrategyName,
     no_effect_warning,
@@ -124,7 +124,7 @@ class CampaignSpec:
     """Only these layouts of the space; empty: all of them."""
     runs: int = 1
     """How often each layout is measured, in turn, once the strategy has none left."""
-    simulated: Simulation | None = None
+    simulated: SimulationSettings | None = None
     """That simulated workers run its trials, and no others; None: it is measured. The document may
     say `true` in place of the fields."""
     warnings: tuple[str, ...] = ()
@@ -439,7 +439,7 @@ _SETTINGS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "probe": ProbeSettings.from_mapping,
     "constraints": Constraints.from_mapping,
     "stop": StopSettings.from_mapping,
-    "simulated": Simulation.read,
+    "simulated": SimulationSettings.read,
 }
 """The readers of the sections, which are optional."""
 

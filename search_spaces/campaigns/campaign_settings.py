@@ -155,7 +155,7 @@ def refuse_wall_time(budget: Budget) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Simulation:
+class SimulationSettings:
     """That a campaign is simulated, and by what.
 
     Raises:

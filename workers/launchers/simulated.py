@@ -39,7 +39,7 @@ class PeakUnknownError(WorkerError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SimulatedRun:
+class TimedOutcome:
     """A simulated probe, from its start to its end."""
 
     outcome: Outcome
@@ -118,7 +118,7 @@ class SimulatedLauncher:
         """Time of a node's slowest device, relative to a usual one."""
         return self.machine.slowness[self._first + node]
 
-    def run(self, request: ProbeRequest, shares: Placement, *, run_seed: int) -> SimulatedRun:
+    def run(self, request: ProbeRequest, shares: Placement, *, run_seed: int) -> TimedOutcome:
         """Simulates a probe that starts now."""
         started_at = self._clock()
         positions = tuple(share.node for share in shares)
@@ -156,7 +156,7 @@ class SimulatedLauncher:
             memory_bytes=request.memory_limit_bytes or self.machine.cluster.device_memory_bytes,
         )
         later_s = [*accumulate(reversed(probe.iteration_s[1:]), initial=0.0)][::-1]
-        return SimulatedRun(
+        return TimedOutcome(
             outcome=outcome,
             ends_at=probe.ended_s,
             steps_end_at=tuple(probe.ended_s - each for each in later_s[: len(probe.iteration_s)]),

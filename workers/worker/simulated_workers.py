@@ -33,7 +33,7 @@ from search_spaces.protocol.worker_messages import WorkerCreate
 from search_spaces.units import SECONDS_PER_HOUR
 from workers.errors import ServiceUnreachableError
 from workers.launchers.base import Cancelled
-from workers.launchers.simulated import SimulatedLauncher, SimulatedRun
+from workers.launchers.simulated import SimulatedLauncher, TimedOutcome
 from workers.packing.packer import Packer
 from workers.ranks.rank_task import Device
 from workers.service.http import patiently
@@ -91,7 +91,7 @@ class SimulatedClock:
 class SimulatedProgress(ProbeProgress):
     """The progress of a simulated probe by now."""
 
-    def __init__(self, run: SimulatedRun, clock: SimulatedClock) -> None:
+    def __init__(self, run: TimedOutcome, clock: SimulatedClock) -> None:
         super().__init__()
         self._run = run
         self._clock = clock
@@ -111,25 +111,25 @@ class _End:
 
     at_s: float
     order: int
-    member: _Member = field(compare=False)
+    member: _SimulatedWorker = field(compare=False)
     trial: HeldTrial = field(compare=False)
     outcome: Outcome = field(compare=False)
     is_cancelled: bool = field(default=False, compare=False)
 
 
 @dataclass(kw_only=True, eq=False, slots=True)
-class _Events:
+class _OwnEvents:
     """The events of one worker, in the queue of all."""
 
-    member: _Member
-    queue: SimpleQueue[tuple[_Member | None, WorkerEvent]]
+    member: _SimulatedWorker
+    queue: SimpleQueue[tuple[_SimulatedWorker | None, WorkerEvent]]
 
     def put(self, event: WorkerEvent, /) -> None:
         self.queue.put((self.member, event))
 
 
 @dataclass(kw_only=True, eq=False, slots=True)
-class _Member:
+class _SimulatedWorker:
     """One of the workers; the counts are as of its last step."""
 
     identity: WorkerCreate
@@ -173,7 +173,7 @@ class _Use:
     there: float = 0.0
     used: float = 0.0
 
-    def add(self, members: Sequence[_Member], seconds: float) -> None:
+    def add(self, members: Sequence[_SimulatedWorker], seconds: float) -> None:
         there = seconds * sum(each.devices for each in members)
         used = seconds * sum(each.devices_used for each in members)
         self.there += there
@@ -244,9 +244,9 @@ class SimulatedWorkers:
     """Simulated seconds until the allocations end; None: they do not."""
 
     def __post_init__(self) -> None:
-        self._queue: SimpleQueue[tuple[_Member | None, WorkerEvent]] = SimpleQueue()
-        self._members: list[_Member] = []
-        self._moved: set[_Member] = set()
+        self._queue: SimpleQueue[tuple[_SimulatedWorker | None, WorkerEvent]] = SimpleQueue()
+        self._members: list[_SimulatedWorker] = []
+        self._moved: set[_SimulatedWorker] = set()
         """Workers that have a step to take."""
         self._ends: list[_End] = []
         self._order = count()
@@ -289,8 +289,8 @@ class SimulatedWorkers:
             sleep=self.drain.sleep,
         )
         _LOG.info("registered as %s (%s)", identity.name, registration.worker_id)
-        member = _Member(identity=identity, launcher=launcher)
-        events = _Events(member=member, queue=self._queue)
+        member = _SimulatedWorker(identity=identity, launcher=launcher)
+        events = _OwnEvents(member=member, queue=self._queue)
         packer = Packer(share_nodes=self.options.share_nodes)
         member.heartbeat = Heartbeat(
             self.client,
@@ -379,7 +379,7 @@ class SimulatedWorkers:
         except Empty:
             return
 
-    def _take(self, member: _Member | None, event: WorkerEvent) -> None:
+    def _take(self, member: _SimulatedWorker | None, event: WorkerEvent) -> None:
         if member is None:
             for each in self._members:
                 each.scheduler.take(event)
@@ -419,7 +419,7 @@ class SimulatedWorkers:
 
     # Simulated events.
 
-    def _start(self, member: _Member, trial: HeldTrial) -> None:
+    def _start(self, member: _SimulatedWorker, trial: HeldTrial) -> None:
         """Simulates the probe of a trial that has devices, and notes its end."""
         now, lease = self.clock(), trial.lease
         drawn = (trial.request.simulation_seed, lease.number, lease.attempt, len(trial.runs))
@@ -432,13 +432,13 @@ class SimulatedWorkers:
             is_known = isinstance(error, LayoutTunerError)
             reason: FailureReason = "unsupported" if is_known else "crashed"
             outcome = Outcome(state="failed", reason=reason, message=message)
-            run = SimulatedRun(outcome=outcome, ends_at=now, steps_end_at=(), steps_s=())
+            run = TimedOutcome(outcome=outcome, ends_at=now, steps_end_at=(), steps_s=())
         trial.progress = SimulatedProgress(run, self.clock)
         end = _End(max(run.ends_at, now), next(self._order), member, trial, run.outcome)
         member.ends[trial] = end
         heapq.heappush(self._ends, end)
 
-    def _end_stopped(self, member: _Member) -> None:
+    def _end_stopped(self, member: _SimulatedWorker) -> None:
         """Ends the running probes that must end now."""
         for trial in [each for each in member.ends if each.stop.is_set()]:
             member.ends[trial].is_cancelled = True
@@ -450,7 +450,7 @@ class SimulatedWorkers:
             )
             self._end(member, trial, outcome)
 
-    def _end(self, member: _Member, trial: HeldTrial, outcome: Outcome) -> None:
+    def _end(self, member: _SimulatedWorker, trial: HeldTrial, outcome: Outcome) -> None:
         del member.ends[trial]
         self._num_ended += 1
         member.scheduler.take(ProbeEnded(trial=trial, outcome=outcome))

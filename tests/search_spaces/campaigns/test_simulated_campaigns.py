@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.campaigns.campaign_settings import Simulation
+from search_spaces.campaigns.campaign_settings import SimulationSettings
 from search_spaces.errors import SearchSpaceError
 from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.spec.layout import Layout
@@ -50,7 +50,7 @@ def test_its_trainer_is_the_simulator_of_its_version_and_its_rules_those_of_its_
     spec = read(simulated={"version": 3})
     assert spec.trainer == "simulator-3"
     assert spec.rule_scopes == read().rule_scopes
-    assert Simulation().trainer == simulator_trainer(SIMULATOR_VERSION)
+    assert SimulationSettings().trainer == simulator_trainer(SIMULATOR_VERSION)
 
 
 @pytest.mark.parametrize(
