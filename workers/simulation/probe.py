@@ -1,7 +1,8 @@
 """Probes on a simulated cluster: what a worker that simulates its nodes asks.
 
-Times are simulated seconds: `started_s` and `ended_s` are on one clock, which begins with the
-allocation. Equal arguments give equal probes. Losses are not simulated.
+One iteration is walked in full; the others repeat it with noise. Times are simulated seconds:
+`started_s` and `ended_s` are on one clock, which begins with the allocation.
+Equal arguments give equal probes. Losses are not simulated.
 """
 
 from __future__ import annotations
@@ -13,23 +14,22 @@ from typing import Final, Literal, Self
 
 import numpy as np
 
+from search_spaces.arrays import Floats
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import resolve_cluster
-from workers.simulation.machine import Machine
-from workers.simulation.memory import peak_memory_bytes
-from workers.simulation.steps import step_times_s
+from search_spaces.units import memory
+from workers.simulation.machine import Machine, node_slowness
+from workers.simulation.memory import device_bytes, rank_memory
+from workers.simulation.steps import Step, steps
 
 SIMULATOR_VERSION: Final = 1
 """Changes where the same cluster, layout and seed give other figures."""
 
-SimulatedFailure = Literal["out_of_memory", "node_lost", "timeout", "unsupported"]
+SimulatedFailure = Literal["out_of_memory", "node_lost", "timeout"]
 """The failures of `search_spaces.protocol.outcome` that are simulated. timeout: the probe hung, or
 was too slow for its deadline."""
-
-PARTS: Final = ("compute_s", "tp_s", "cp_s", "ep_s", "pp_s", "dp_s", "optimizer_s", "unexplained_s")
-"""The parts of an iteration: the fields of `search_spaces.protocol.measurement.Breakdown`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +51,8 @@ class SimulatedProbe:
     peak_reserved_bytes: tuple[int, ...] = ()
     """The same, as reserved by the allocator."""
     parts_s: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    """`PARTS` of the median timed iteration, whose sum it is; empty with a failure."""
+    """`workers.simulation.steps.PARTS` of the median timed iteration, whose sum it is; empty with a
+    failure."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,14 +81,13 @@ class SimulatedCluster:
         cluster = preset if isinstance(preset, Cluster) else resolve_cluster(preset)[0]
         cluster = replace(cluster, num_nodes=num_nodes)
         rng = np.random.default_rng([seed, num_nodes])
-        slow = 1.0 + np.abs(rng.normal(0.0, 0.004, num_nodes))
-        slow += np.where(rng.random(num_nodes) < 0.01, rng.uniform(0.03, 0.15, num_nodes), 0.0)
+        slow = node_slowness(num_nodes, rng)
         fails = rng.exponential(_NODE_LIFE_S, num_nodes)
         return cls(
             cluster=cluster,
             num_nodes=num_nodes,
             seed=seed,
-            slowness=tuple(slow.tolist()),
+            slowness=tuple(slow),
             fails_at_s=tuple(fails.tolist()),
         )
 
@@ -119,48 +119,62 @@ class SimulatedCluster:
             run_seed: of its noise and its hangs.
             deadline_s: seconds from its start until it is ended.
         """
-        machine = Machine.draw(
-            self.cluster, layout.num_devices, np.random.default_rng([self.seed, 0])
-        )
-        peak = round(peak_memory_bytes(layout, model, machine, seed=self.seed))
-        up_s = started_s + _START_S
-        if peak > self.cluster.device_memory_bytes:
-            message = (
-                f"{peak} bytes are more than the {self.cluster.device_memory_bytes} of a device"
-            )
+        machine = Machine.of(self.cluster)
+        peaks = rank_memory(layout, model, machine, seed=self.seed)
+        up_s = min(started_s + _START_S, started_s + deadline_s)
+        fullest = max(device_bytes(layout, machine, rank) for rank in peaks)
+        if fullest > self.cluster.device_memory_bytes:
+            has = memory(self.cluster.device_memory_bytes)
+            message = f"a rank needs {memory(round(fullest))} of a device's {has}"
             return SimulatedProbe(ended_s=up_s, failure="out_of_memory", message=message)
+        slowness = [self.slowness[node] for node in nodes]
+        step = steps([layout], model, machine, node_slowness=slowness)[0]
         rng = np.random.default_rng([self.seed, run_seed])
-        step_s = float(step_times_s([layout], model, machine)[0])
-        step_s *= max(self.slowness[node] for node in nodes)
         count = warmup_iterations + timed_iterations
-        iterations = step_s * np.exp(machine.noise * rng.standard_normal(count))
-        ends_s = up_s + np.cumsum(iterations)
-        ended_s = float(ends_s[-1]) if count else up_s
+        iteration_s = step.step_s * np.exp(machine.noise * rng.standard_normal(count))
+        iteration_s[: min(warmup_iterations, 1)] *= _FIRST_ITERATION
+        hangs = rng.random() < _HANGS
+        ends_s = up_s + np.cumsum(iteration_s)
+        last_s = started_s + deadline_s
         lost = min(range(len(nodes)), key=lambda at: self.fails_at_s[nodes[at]])
         lost_s = max(self.fails_at_s[nodes[lost]], started_s)
-        stop_s = min(lost_s, started_s + deadline_s)
-        done = tuple(iterations[ends_s <= stop_s].tolist())
-        if stop_s < ended_s:
-            is_lost = lost_s <= started_s + deadline_s
+        hung_s = ends_s[int(rng.integers(count))] if hangs and count else np.inf
+        done = tuple(iteration_s[ends_s < min(hung_s, lost_s, last_s)].tolist())
+        ended_s = float(ends_s[-1]) if count else up_s
+        if lost_s <= min(last_s, np.inf if hangs else ended_s):
             return SimulatedProbe(
-                ended_s=stop_s,
-                failure="node_lost" if is_lost else "timeout",
-                message="the node was lost" if is_lost else f"not done after {deadline_s:g} s",
-                failed_node=lost if is_lost else None,
+                ended_s=lost_s,
+                failure="node_lost",
+                message=f"node {nodes[lost]} was lost in iteration {len(done)}",
+                failed_node=lost,
                 iteration_s=done,
             )
-        median_s = float(np.median(iterations[warmup_iterations:]))
-        parts = dict.fromkeys(PARTS, 0.0) | {"compute_s": median_s}
+        if hangs or ended_s > last_s:
+            what = "hung" if hangs else "was not done"
+            message = f"{what} in iteration {len(done)} when the {deadline_s:g} s were over"
+            return SimulatedProbe(
+                ended_s=last_s, failure="timeout", message=message, iteration_s=done
+            )
         return SimulatedProbe(
             ended_s=ended_s,
             iteration_s=done,
-            peak_memory_bytes=(peak,) * layout.pp,
-            peak_reserved_bytes=(peak,) * layout.pp,
-            parts_s=MappingProxyType(parts),
+            peak_memory_bytes=tuple(round(rank.allocated_bytes) for rank in peaks),
+            peak_reserved_bytes=tuple(round(rank.reserved_bytes) for rank in peaks),
+            parts_s=_median_parts(step, iteration_s[warmup_iterations:]),
         )
+
+
+def _median_parts(step: Step, timed_s: Floats) -> Mapping[str, float]:
+    """The parts of the median timed iteration: noise is in all of them alike."""
+    scale = float(np.median(timed_s)) / step.step_s
+    return MappingProxyType({name: scale * part for name, part in step.parts_s.items()})
 
 
 _START_S: Final = 20.0
 """From the request to the first iteration."""
 _NODE_LIFE_S: Final = 400 * 86400.0
-"""Mean simulated time until a node is lost."""
+"""Mean simulated time until a node is lost: of 9,408 nodes one an hour."""
+_FIRST_ITERATION: Final = 1.5
+"""Time of the first iteration, relative to the others."""
+_HANGS: Final = 0.002
+"""Share of the probes that hang."""
