@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, cast
 
-from sqlalchemy import Select, and_, false, func, or_, select
+from sqlalchemy import ColumnElement, Select, and_, false, func, or_, select
 from sqlalchemy.orm import Session
 
 from results_db.database.store_base import StoreSection
@@ -29,7 +29,7 @@ from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables.table import software_of_source
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
-from search_spaces.trainers.simulator import SIMULATED_LAUNCHER, is_simulator
+from search_spaces.trainers.simulator import SIMULATED, SIMULATED_LAUNCHER, is_simulator
 
 MAX_KNOWN_TRIALS: Final = 2000
 """Most trials of other campaigns that one campaign starts from; the newest are taken."""
@@ -129,7 +129,7 @@ class _Sources:
             select(Campaign).where(
                 Campaign.name.in_(names),
                 Campaign.id != campaign.id,
-                Campaign.trainer.in_((campaign.trainer, IMPORTED_TRAINER)),
+                may_calibrate(campaign.trainer),
             )
         ).all()
         trainer = campaign.trainer
@@ -174,6 +174,16 @@ def _software(worker: WorkerRow, trainer: str) -> str:
     if trainer == EMBEDDED_TRAINER:
         return software_of(worker.versions)
     return f"{trainer} {worker.trainers.get(trainer, '')}"
+
+
+def may_calibrate(trainer: str) -> ColumnElement[bool]:
+    """Whether what a campaign measured says something of a trainer, or is an imported table.
+
+    No imported table does that is simulated.
+    """
+    simulated = select(Import.campaign_id).where(Import.source.startswith(SIMULATED))
+    is_measured = (Campaign.trainer == IMPORTED_TRAINER) & Campaign.id.not_in(simulated)
+    return (Campaign.trainer == trainer) | is_measured
 
 
 def _alike(session: Session, campaign: StartingCampaign) -> list[Campaign]:

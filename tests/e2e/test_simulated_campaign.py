@@ -76,13 +76,14 @@ def test_everything_says_that_it_is_simulated(simulated: Service) -> None:
     ranked = simulated.run("leaderboard", "rehearsal").stdout
     assert f"simulated by {simulator_trainer()}, not measured" in ranked
     assert "simulated" in simulated.run("campaign", "list").stdout
-    assert MARK in simulated.run("export", "rehearsal", "--format", "megatron-lm").stdout
+    export = simulated.get("/campaigns/rehearsal/exports", format="megatron-lm")
+    assert all(MARK in file["content"] for file in export["files"])
     report = simulated.http.get("/campaigns/rehearsal/report").text
     assert MARK in report
     assert "The best of" not in report or "measured layouts</b>" not in report
 
 
-def test_its_table_says_so_and_is_refused_as_measurements(simulated: Service) -> None:
+def test_its_table_says_so_and_calibrates_nothing(simulated: Service) -> None:
     table = simulated.run("campaign", "table", "rehearsal").stdout
     rows = table.splitlines()[1:]
     source = f'"simulated by {simulator_trainer()}, seed 3: layout-tuner campaign rehearsal"'
@@ -90,27 +91,16 @@ def test_its_table_says_so_and_is_refused_as_measurements(simulated: Service) ->
     assert all(row.startswith(source) for row in rows)
     path = simulated.data_dir.parent / "table.csv"
     path.write_text(table)
-    for words in (
-        ("campaign", "import", str(path)),
-        (
-            "estimate",
-            "--model",
-            "gpt-22b",
-            "--cluster",
-            "frontier",
-            "--tp",
-            "8",
-            "--pp",
-            "4",
-            "--global-batch-size",
-            "128",
-            "--calibrate-from",
-            str(path),
-        ),
-    ):
-        refused = simulated.run(*words)
-        assert refused.returncode != 0
-        assert "are simulated, and would stand for measurements" in refused.stderr
+    layout = ("--tp", "8", "--pp", "4", "--global-batch-size", "128")
+    estimate = ("estimate", "--model", "gpt-22b", "--cluster", "frontier", *layout)
+    refused = simulated.run(*estimate, "--calibrate-from", str(path))
+    assert refused.returncode == 2
+    assert "are simulated, and would stand for measurements" in refused.stderr
+    assert simulated.run("campaign", "import", str(path), "--name", "again").returncode == 0
+    changes = {"name": "fourth", "simulated": None, "start_from": ["again"]}
+    answer = simulated.http.post("/campaigns", json={**CAMPAIGN, **changes})
+    assert answer.status_code == 422
+    assert "the imported table of campaign 'again' is simulated" in answer.text
 
 
 def test_a_measured_campaign_gets_no_simulated_worker_and_knows_no_simulated_trial(

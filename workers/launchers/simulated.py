@@ -19,7 +19,12 @@ from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.throughput import Throughput
 from search_spaces.statistics.early_stop import LEAST_TIMED, shows_enough
-from search_spaces.statistics.step_times import has_settled, quartiles
+from search_spaces.statistics.step_times import (
+    MAX_EXTRA_WARMUP,
+    has_settled,
+    is_warm,
+    quartiles,
+)
 from search_spaces.trainers.simulator import simulator_trainer
 from search_spaces.units import memory
 from workers.errors import RanksLeftError, WorkerError
@@ -135,11 +140,12 @@ class SimulatedLauncher:
                 deadline_s=request.deadline_s,
             )
 
-        probe = simulated(request.iterations)
-        enough = _timed_enough(probe, request)
+        probe = simulated(request.iterations + MAX_EXTRA_WARMUP)
+        enough = _enough(probe.iteration_s, request)
         if enough is not None:
-            # It would have been stopped there, before what it may have failed at later.
-            probe = simulated(enough) if probe.failure else _shortened(probe, request, enough)
+            # It ends there, before what it may have failed at later.
+            exact = probe.failure is not None
+            probe = simulated(enough - request.warmup) if exact else _cut(probe, enough)
         failure = _failure(probe, request, positions, self.machine.cluster)
         end = GroupEnd(
             failure=failure,
@@ -165,7 +171,9 @@ class SimulatedLauncher:
 
     def _measurement(self, probe: SimulatedProbe, request: ProbeRequest) -> Measurement:
         layout, model, cluster = request.layout, request.model, self.machine.cluster
-        timed_s = probe.iteration_s[request.warmup :]
+        warmup = _num_warmup(probe.iteration_s, request)
+        assert warmup is not None  # it has completed
+        timed_s = probe.iteration_s[warmup:]
         q25_s, step_time_s, q75_s = quartiles(timed_s)
         tokens = layout.global_batch_size * model.seq_length
         peak = cluster.peak_flops_per_s[layout.precision]
@@ -196,7 +204,7 @@ class SimulatedLauncher:
             iterations=tuple(
                 Iteration(
                     index=index,
-                    kind="warmup" if index < request.warmup else "timed",
+                    kind="warmup" if index < warmup else "timed",
                     step_time_s=seconds,
                     loss=None,
                     grad_norm=None,
@@ -204,7 +212,7 @@ class SimulatedLauncher:
                 for index, seconds in enumerate(probe.iteration_s)
             ),
             iterations_asked=request.iterations,
-            warmup_settled=has_settled(probe.iteration_s[: request.warmup]),
+            warmup_settled=has_settled(probe.iteration_s[:warmup]),
             breakdown=Breakdown(**_scaled(probe.parts_s, step_time_s)),
             shortened=len(timed_s) < request.iterations,
             trainer=simulator_trainer(self.machine.version),
@@ -223,22 +231,31 @@ class SimulatedLauncher:
         )
 
 
-def _timed_enough(probe: SimulatedProbe, request: ProbeRequest) -> int | None:
-    """Timed iterations after which a probe that is slower than the best is stopped; None: all."""
-    above_s, timed_s = request.stop_above_step_time_s, probe.iteration_s[request.warmup :]
-    if above_s is None:
+def _num_warmup(steps_s: Sequence[float], request: ProbeRequest) -> int | None:
+    """Iterations of warm-up; None: it has not ended."""
+    counts = range(request.warmup, len(steps_s) + 1)
+    return next((n for n in counts if is_warm(steps_s[:n], at_least=request.warmup)), None)
+
+
+def _enough(steps_s: Sequence[float], request: ProbeRequest) -> int | None:
+    """Iterations after which a probe ends, fewer if it is slower than the best; None: too few."""
+    warmup, above_s = _num_warmup(steps_s, request), request.stop_above_step_time_s
+    if warmup is None:
         return None
-    counts = range(LEAST_TIMED, min(len(timed_s) + 1, request.iterations))
-    return next((count for count in counts if shows_enough(timed_s[:count], above_s)), None)
+    timed_s = steps_s[warmup : warmup + request.iterations]
+    if above_s is not None:
+        for count in range(LEAST_TIMED, len(timed_s)):
+            if shows_enough(timed_s[:count], above_s):
+                return warmup + count
+    return warmup + request.iterations if len(timed_s) == request.iterations else None
 
 
-def _shortened(probe: SimulatedProbe, request: ProbeRequest, num_timed: int) -> SimulatedProbe:
-    """A probe that completed, as it is after fewer timed iterations."""
-    kept = request.warmup + num_timed
+def _cut(probe: SimulatedProbe, num_steps: int) -> SimulatedProbe:
+    """A probe that completed, as it is after fewer iterations."""
     return replace(
         probe,
-        iteration_s=probe.iteration_s[:kept],
-        ended_s=probe.ended_s - fsum(probe.iteration_s[kept:]),
+        iteration_s=probe.iteration_s[:num_steps],
+        ended_s=probe.ended_s - fsum(probe.iteration_s[num_steps:]),
     )
 
 
@@ -262,6 +279,9 @@ def _failure(
 
 
 def _scaled(parts_s: Mapping[str, float], step_time_s: float) -> dict[str, float]:
-    """The parts of an iteration, scaled to the median one."""
+    """The parts of an iteration, scaled to the median one, without negative zeros of rounding."""
     scale = step_time_s / fsum(parts_s.values())
-    return {name: seconds * scale for name, seconds in parts_s.items()}
+    return {
+        name: seconds * scale if name == "unexplained_s" else max(seconds * scale, 0.0)
+        for name, seconds in parts_s.items()
+    }

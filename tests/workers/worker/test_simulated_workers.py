@@ -11,9 +11,11 @@ import pytest
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.models import model_preset
+from search_spaces.trainers import simulator
 from search_spaces.trainers.simulator import simulator_trainer
 from tests.kit.waiting import wait_until
 from tests.kit.worker_loop import FAILED, WorkedService, fail, running_worker
+from workers.simulation import probe, scenarios
 
 FRONTIER = ("--simulate", "frontier", "--seed", "5")
 
@@ -47,6 +49,11 @@ def outcomes_of(service: WorkedService, number: int) -> list[dict[str, Any]]:
 
 def _at_least(found: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
     return list(found) if len(found) >= number else []
+
+
+def test_campaigns_and_workers_have_one_version_of_the_simulator() -> None:
+    assert probe.SIMULATOR_VERSION == simulator.SIMULATOR_VERSION
+    assert scenarios.SIMULATED == simulator.SIMULATED
 
 
 def test_outcomes_are_posted_in_the_order_of_their_simulated_ends(service: WorkedService) -> None:
