@@ -39,7 +39,7 @@ MOST_WAITING: Final = 2
 """Leases that may wait for devices: that of the oldest trial, and one that was to fill a gap."""
 
 _LONG_POLL_S: Final = 5.0
-GAP_WAIT_S: Final = 1.0
+_SHORT_POLL_S: Final = 1.0
 """For a trial that fits a gap: the gap may be another one a moment later."""
 
 _CATCH_UP_WITHIN_S: Final = 10.0
@@ -57,7 +57,6 @@ def next_request(
     num_waiting: int,
     room: Room,
     left_s: float | None,
-    gap_wait_s: float = GAP_WAIT_S,
 ) -> LeaseRequest | None:
     """The next request: for the oldest trial that fits; while one waits, for trials beside it.
 
@@ -70,7 +69,6 @@ def next_request(
         num_waiting: trials that wait for devices.
         room: the largest probe that could start at once beside them.
         left_s: seconds that probes still have; None: no limit.
-        gap_wait_s: seconds that a request for a trial beside a waiting one waits for it.
 
     Returns:
         None: no trial is needed.
@@ -79,14 +77,17 @@ def next_request(
         return None
     if not num_waiting:
         whole = RoomBody(nodes=len(usable), devices=max(usable))
-        return _request(_LONG_POLL_S, None if all_usable else whole, left_s)
+        return request_within(_LONG_POLL_S, None if all_usable else whole, left_s)
     if not room.devices and not room.nodes:
         return None
     gap = RoomBody(nodes=room.nodes, devices=room.devices)
-    return _request(gap_wait_s, gap, room.longest_s)
+    return request_within(_SHORT_POLL_S, gap, room.longest_s)
 
 
-def _request(wait_s: float, room: RoomBody | None, left_s: float | None) -> LeaseRequest | None:
+def request_within(
+    wait_s: float, room: RoomBody | None, left_s: float | None
+) -> LeaseRequest | None:
+    """A request for a trial that fits into this room, and ends in time; None: none would."""
     if left_s is None:
         return LeaseRequest(wait_s=wait_s, room=room)
     # A trial that comes at the end of the wait has that much less time.

@@ -169,7 +169,7 @@ def run_simulated_workers(
             clock=clock,
             outbox=Outbox(client, spool),
             drain=drain,
-            options=SchedulerOptions(share_nodes=shares, drain_s=0.0, gap_wait_s=0.0),
+            options=SchedulerOptions(share_nodes=shares, drain_s=0.0, asks=False),
             end_when_idle_s=end_when_idle_s,
             time_scale=simulation.time_scale,
             time_left_s=time_left_s,

@@ -9,7 +9,7 @@ from dataclasses import InitVar, dataclass, field
 from typing import Final
 
 from search_spaces.protocol.states import AllocationState
-from search_spaces.protocol.worker_messages import HeartbeatReply, WorkerCreated
+from search_spaces.protocol.worker_messages import HeartbeatReply, RoomBody, WorkerCreated
 from workers.packing.packer import Packer
 from workers.worker.events import (
     DrainAsked,
@@ -25,7 +25,7 @@ from workers.worker.events import (
     WorkerEvent,
 )
 from workers.worker.heartbeat import IdleTime, News
-from workers.worker.leasing import GAP_WAIT_S, Leasing, next_request
+from workers.worker.leasing import Leasing, next_request, request_within
 from workers.worker.roster import NodeRoster
 from workers.worker.trial_book import TrialBook
 
@@ -53,8 +53,8 @@ class SchedulerOptions:
     """The switch above each node that the site names."""
     end_when_idle_s: float | None = None
     """Seconds without a trial after which the worker ends; None: never."""
-    gap_wait_s: float = GAP_WAIT_S
-    """Seconds that a request for a trial beside a waiting one waits at the service."""
+    asks: bool = True
+    """Whether it requests trials by itself, one ahead; else its owner calls `ask`."""
 
 
 @dataclass(kw_only=True)
@@ -159,8 +159,32 @@ class Scheduler:
             self.trials.note_delayed_ends(now, until)
             self.trials.start(now, until)
             self.trials.give_back_unplaceable(now, until)
-            self._request_more(now, until)
+            if self.options.asks:
+                self._request_more(now, until)
         self._idle = self._idle.then(now, max(0.0, len(self.roster) - self.trials.nodes_held))
+
+    def ask(self, *, wait_s: float, ahead: bool = False) -> bool:
+        """Requests a trial that would start at once; `ahead` any, which may wait for devices.
+
+        Returns:
+            Whether it was requested: there are devices for one, and no other request is under way.
+        """
+        until, usable = self._usable_until(), self.roster.usable()
+        if not usable or self._worker_id is None or self._is_requesting or self._drains_until:
+            return False
+        now = self.clock()
+        found = self.packer.room(now, until)
+        room = RoomBody(nodes=found.nodes, devices=found.devices)
+        left_s = found.longest_s
+        if ahead:
+            room = RoomBody(nodes=len(usable), devices=max(self.roster.sizes(usable)))
+            left_s = None if until is None else until - now
+        request = request_within(wait_s, room, left_s) if room.devices or room.nodes else None
+        if request is None:
+            return False
+        self._is_requesting = True
+        self.leasing.request(self._worker_id, request)
+        return True
 
     def drain(self, why: str) -> None:
         """Ends the worker: cancels the running probes; the end of the session returns them."""
@@ -195,7 +219,6 @@ class Scheduler:
             num_waiting=len(self.trials.waiting),
             room=self.packer.room(now, until),
             left_s=None if until is None else until - now,
-            gap_wait_s=self.options.gap_wait_s,
         )
         if request is not None:
             self._is_requesting = True

@@ -7,10 +7,14 @@ next, and posts the outcomes in that order.
 
 The clock stands still while the service has something to answer that comes before the next end:
 outcomes that are being posted, nodes that are being checked, and the driver's next trials where
-they are late. So the driver's real seconds cost no simulated ones. The driver keeps as many nodes
-busy as there are, and one trial ahead (`tuner.driver.open_trial_target`); it is late while the open
-trials are fewer. A driver that has no further trial does not answer: each wait for nothing halves
-the next one.
+they are late. So the driver's real seconds cost next to no simulated ones. The driver keeps as many
+nodes busy as there are, and one trial ahead (`tuner.driver.open_trial_target`); it is late while
+no trial waits and the open ones leave more nodes free than `_LEAST_OPEN` allows. A driver that has
+no further trial does not answer: each wait for nothing halves the next one.
+
+A worker asks for a trial when one of its probes ends, and not ahead: no device waits meanwhile. So
+trials wait at the service until some worker has room. A few workers lease one ahead nevertheless,
+and keep devices for it, for a large one would never fit otherwise.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import hashlib
 import heapq
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -32,10 +36,8 @@ from search_spaces.protocol.outcome import MAX_MESSAGE_LENGTH, FailureReason, Ou
 from search_spaces.protocol.worker_messages import WorkerCreate
 from search_spaces.units import SECONDS_PER_HOUR
 from workers.errors import ServiceUnreachableError
-from workers.launchers.base import Cancelled
 from workers.launchers.simulated import SimulatedLauncher, TimedOutcome
 from workers.packing.packer import Packer
-from workers.ranks.rank_task import Device
 from workers.service.http import patiently
 from workers.service.lease_client import LeaseClient
 from workers.worker.events import (
@@ -48,11 +50,11 @@ from workers.worker.events import (
 )
 from workers.worker.heartbeat import Heartbeat, News
 from workers.worker.held_trial import HeldTrial, ProbeProgress
-from workers.worker.leasing import Leasing
-from workers.worker.node_health import PRECISIONS, HealthReport
+from workers.worker.leasing import MOST_WAITING, Leasing
 from workers.worker.outcome_posting import Outbox, Posting
 from workers.worker.roster import NodeRoster
 from workers.worker.scheduler import Scheduler, SchedulerOptions
+from workers.worker.simulated_health import check_simulated_nodes
 from workers.worker.trial_book import TrialBook
 from workers.worker.worker import Drain, DrainRequested, unregister, warn_of_too_much_power
 
@@ -73,6 +75,11 @@ _LEAST_PATIENCE_S: Final = 0.5
 """Limits of the real seconds for which a late driver is waited for, while it answers."""
 _PATIENCE: Final = 3.0
 """How many times as long as for the last trial it is waited for the next."""
+_LEAST_OPEN: Final = 0.99
+"""Share of the nodes that open trials must need, or else the clock stands."""
+_LONGEST_ASK_S: Final = 5.0
+_AHEAD: Final = 16
+"""One of so many workers may lease a trial ahead."""
 
 
 class SimulatedClock:
@@ -141,6 +148,8 @@ class _SimulatedWorker:
     scheduler: Scheduler = field(init=False)
     ends: dict[HeldTrial, _End] = field(default_factory=dict)
     """The ends of its running probes."""
+    asks_ahead: bool = False
+    """Whether its last request was for any trial."""
     num_waiting: int = 0
     open_nodes: float = 0.0
     largest_open: float = 0.0
@@ -162,6 +171,15 @@ class _SimulatedWorker:
         self.open_nodes, self.largest_open = sum(nodes), max(nodes, default=0.0)
         self.devices_used = sum(running)
         self.devices = sum(self.roster.sizes(self.roster.usable()))
+
+    @property
+    def devices_free(self) -> int:
+        return self.devices - self.devices_used
+
+    def ask(self, *, wait_s: float, ahead: bool = False) -> bool:
+        """Requests a trial; returns whether it did."""
+        self.asks_ahead = ahead
+        return self.scheduler.ask(wait_s=wait_s, ahead=ahead)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -248,6 +266,8 @@ class SimulatedWorkers:
         self._members: list[_SimulatedWorker] = []
         self._moved: set[_SimulatedWorker] = set()
         """Workers that have a step to take."""
+        self._asking: set[_SimulatedWorker] = set()
+        """Those of them that ask for a trial afterwards."""
         self._ends: list[_End] = []
         self._order = count()
         self._patience = _Patience()
@@ -387,9 +407,12 @@ class SimulatedWorkers:
             return
         member.scheduler.take(event)
         if isinstance(event, LeaseAnswered) and event.lease is None:
-            return  # it asks again at the next tick, and not at once
+            if not member.asks_ahead:
+                self._pass_on(member)
+            return
         if isinstance(event, LeaseAnswered):
             self._patience.answered()
+            self._asking.add(member)
         if isinstance(event, HeartbeatAnswered) and not any(
             (event.answer.stop, event.answer.release, event.answer.quarantine)
         ):
@@ -397,6 +420,13 @@ class SimulatedWorkers:
         self._moved.add(member)
         if member.scheduler.failure is not None:
             self._queue.put((None, DrainAsked()))
+
+    def _pass_on(self, member: _SimulatedWorker) -> None:
+        """A worker has no trial for its free devices: the freest asks, and then for one ahead."""
+        freest = max(self._members, key=lambda each: each.devices_free)
+        is_freer = freest.devices_free > member.devices_free
+        if not (is_freer and freest.ask(wait_s=0.0)) and self._may_lease_ahead(freest):
+            freest.ask(wait_s=0.0, ahead=True)
 
     def _advance(self) -> None:
         """Takes the steps of all workers for which something has happened."""
@@ -412,6 +442,10 @@ class SimulatedWorkers:
             member.heartbeat.news = member.scheduler.news()
             if member.open_nodes:
                 self._busy_at = now
+        for member in self._asking:
+            if member.num_waiting < MOST_WAITING:
+                member.ask(wait_s=0.0)
+        self._asking.clear()
         idle_s = self.end_when_idle_s
         if idle_s is not None and now >= self._busy_at + idle_s:
             for member in self._members:
@@ -455,12 +489,15 @@ class SimulatedWorkers:
         self._num_ended += 1
         member.scheduler.take(ProbeEnded(trial=trial, outcome=outcome))
         self._moved.add(member)
+        self._asking |= {member, max(self._members, key=lambda each: each.devices_free)}
         self._patience.began()
 
     def _blocked_s(self, posting: Posting) -> float | None:
         """How long to wait for the service before the clock moves on; None: not at all."""
         if self._moved:
             return 0.0
+        if not any(each.open_nodes for each in self._members):
+            return None
         if not posting.has_caught_up:
             try:
                 posting.catch_up(_BLOCKED_WAIT_S)
@@ -468,22 +505,28 @@ class SimulatedWorkers:
                 return _BLOCKED_WAIT_S
             self._patience.began()
             return 0.0
-        asking = [each for each in self._members if each.scheduler.is_requesting]
-        # A request for a trial beside a waiting one is answered at once.
-        if any(each.num_waiting for each in asking) or self._is_in_motion():
+        if self._is_in_motion() or any(each.scheduler.is_requesting for each in self._members):
             return _BLOCKED_WAIT_S
-        if not asking or not self._is_driver_late():
-            return None
-        return min(self._patience.left_s, _BLOCKED_WAIT_S) or None
+        left_s = self._patience.left_s if self._is_driver_late() else 0.0
+        is_asked = left_s > 0 and self._ask_freest(min(left_s, _LONGEST_ASK_S))
+        return _BLOCKED_WAIT_S if is_asked else None
 
     def _is_in_motion(self) -> bool:
         return any(each.roster.is_in_motion for each in self._members)
 
     def _is_driver_late(self) -> bool:
-        """Whether the open trials, without the largest, leave nodes free: the driver adds some."""
+        """Whether no trial waits, and the open ones, without the largest, leave nodes free."""
+        if any(each.num_waiting for each in self._members):
+            return False
         open_nodes = sum(each.open_nodes for each in self._members)
         largest = max(each.largest_open for each in self._members)
-        return open_nodes - largest < sum(each.identity.num_nodes for each in self._members)
+        num_nodes = sum(each.identity.num_nodes for each in self._members)
+        return open_nodes - largest < _LEAST_OPEN * num_nodes
+
+    def _may_lease_ahead(self, member: _SimulatedWorker) -> bool:
+        """Whether a worker may lease a trial for which it has no devices yet."""
+        num_ahead = sum(each.num_waiting > 0 for each in self._members)
+        return not member.num_waiting and num_ahead * _AHEAD < len(self._members)
 
     def _step(self) -> float:
         """Moves the clock to the next end, as far as real time allows; returns how long to wait."""
@@ -514,41 +557,15 @@ class SimulatedWorkers:
             return _STALLED_WAIT_S
         if self.time_left_s is not None:
             self._move_to(self.clock() + min(passed_s, _TICK_S) / (self.time_scale or 1.0))
+        if not any(each.scheduler.is_requesting for each in self._members):
+            self._ask_freest(_LONGEST_ASK_S)
         return _TICK_S
+
+    def _ask_freest(self, wait_s: float) -> bool:
+        """Requests a trial where the most devices are free; returns whether they are anywhere."""
+        freest = sorted(self._members, key=lambda each: -each.devices_free)
+        return any(each.ask(wait_s=wait_s, ahead=self._may_lease_ahead(each)) for each in freest)
 
     def _move_to(self, at_s: float) -> None:
         self._use.add(self._members, at_s - self.clock())
         self.clock.move_to(at_s)
-
-
-def check_simulated_nodes(
-    launcher: SimulatedLauncher,
-    nodes: Sequence[int],
-    _cancelled: Cancelled,
-    _known: Mapping[int, HealthReport],
-) -> dict[int, HealthReport]:
-    """What a health check shows of simulated nodes: how slow they are, or that they are lost."""
-    return dict(zip(nodes, _reports(launcher, nodes), strict=True))
-
-
-def _reports(launcher: SimulatedLauncher, nodes: Sequence[int]) -> Iterator[HealthReport]:
-    cluster = launcher.machine.cluster
-    device: Device = "cpu" if cluster.has_cpu_devices else "cuda"
-    size = cluster.devices_per_node
-    peaks = cluster.peak_flops_per_s
-    peak_tflops = peaks.get(PRECISIONS[device], max(peaks.values())) / 1e12
-    for node in nodes:
-        if launcher.is_lost(node):
-            yield HealthReport(device=device, num_devices=size, failure="it has failed")
-            continue
-        rate = peak_tflops / launcher.slowness(node)
-        yield HealthReport(
-            device=device,
-            num_devices=size,
-            num_devices_seen=size,
-            memory_bytes=cluster.device_memory_bytes,
-            memory_free_bytes=cluster.device_memory_bytes,
-            gemm_tflops=(rate,) * size,
-            peak_tflops=rate,
-            peak_source=f"simulated ({cluster.name})",
-        )
