@@ -75,6 +75,7 @@ _LEAST_PATIENCE_S: Final = 0.5
 """Limits of the real seconds for which a late driver is waited for, while it answers."""
 _PATIENCE: Final = 3.0
 """How many times as long as for the last trial it is waited for the next."""
+_FORGETS: Final = 0.8
 _LEAST_OPEN: Final = 0.99
 """Share of the nodes that open trials must need, or else the clock stands."""
 _LONGEST_ASK_S: Final = 5.0
@@ -220,10 +221,10 @@ class _Patience:
         self._since, self._is_over = time.monotonic(), False
 
     def answered(self) -> None:
-        """A trial has come."""
-        if not self._is_over:
-            waited = _PATIENCE * (time.monotonic() - self._since)
-            self._seconds = min(max(waited, _LEAST_PATIENCE_S), _MOST_PATIENCE_S)
+        """A trial has come: it is waited longer at once, and less by and by."""
+        waited_s = _PATIENCE * (time.monotonic() - self._since)
+        longest_s = max(waited_s, _FORGETS * self._seconds, _LEAST_PATIENCE_S)
+        self._seconds = min(longest_s, _MOST_PATIENCE_S)
         self.began()
 
     @property
