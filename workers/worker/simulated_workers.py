@@ -113,33 +113,12 @@ class SimulatedProgress(ProbeProgress):
         return sum(self._run.steps_s[: self.iterations_done])
 
 
-@dataclass(order=True, slots=True)
-class _End:
-    """The end of a simulated probe, in the order of simulated time."""
-
-    at_s: float
-    order: int
-    member: _SimulatedWorker = field(compare=False)
-    trial: HeldTrial = field(compare=False)
-    outcome: Outcome = field(compare=False)
-    is_cancelled: bool = field(default=False, compare=False)
-
-
-@dataclass(kw_only=True, eq=False, slots=True)
-class _OwnEvents:
-    """The events of one worker, in the queue of all."""
-
-    member: _SimulatedWorker
-    queue: SimpleQueue[tuple[_SimulatedWorker | None, WorkerEvent]]
-
-    def put(self, event: WorkerEvent, /) -> None:
-        self.queue.put((self.member, event))
-
-
 @dataclass(kw_only=True, eq=False, slots=True)
 class _SimulatedWorker:
-    """One of the workers; the counts are as of its last step."""
+    """One of the workers, to which events are sent; the counts are as of its last step."""
 
+    queue: SimpleQueue[tuple[_SimulatedWorker | None, WorkerEvent]]
+    """The events of all workers."""
     identity: WorkerCreate
     launcher: SimulatedLauncher
     heartbeat: Heartbeat = field(init=False)
@@ -147,8 +126,8 @@ class _SimulatedWorker:
     roster: NodeRoster = field(init=False)
     trials: TrialBook = field(init=False)
     scheduler: Scheduler = field(init=False)
-    ends: dict[HeldTrial, _End] = field(default_factory=dict)
-    """The ends of its running probes."""
+    ends: dict[HeldTrial, int] = field(default_factory=dict)
+    """By running trial, the number of its end in the order of simulated time."""
     asks_ahead: bool = False
     """Whether its last request was for any trial."""
     num_waiting: int = 0
@@ -156,6 +135,9 @@ class _SimulatedWorker:
     largest_open: float = 0.0
     devices: int = 0
     devices_used: int = 0
+
+    def put(self, event: WorkerEvent, /) -> None:
+        self.queue.put((self, event))
 
     def count(self) -> None:
         """Counts trials and devices."""
@@ -269,7 +251,8 @@ class SimulatedWorkers:
         """Workers that have a step to take."""
         self._asking: set[_SimulatedWorker] = set()
         """Those of them that ask for a trial afterwards."""
-        self._ends: list[_End] = []
+        self._ends: list[tuple[float, int, _SimulatedWorker, HeldTrial, Outcome]] = []
+        """The ends of probes, in the order of simulated time; those that were stopped, too."""
         self._order = count()
         self._patience = _Patience()
         self._use = _Use()
@@ -310,25 +293,24 @@ class SimulatedWorkers:
             sleep=self.drain.sleep,
         )
         _LOG.info("registered as %s (%s)", identity.name, registration.worker_id)
-        member = _SimulatedWorker(identity=identity, launcher=launcher)
-        events = _OwnEvents(member=member, queue=self._queue)
+        member = _SimulatedWorker(queue=self._queue, identity=identity, launcher=launcher)
         packer = Packer(share_nodes=self.options.share_nodes)
         member.heartbeat = Heartbeat(
             self.client,
             # As seldom as leases allow: there may be many workers of many nodes.
             interval_s=max(registration.heartbeat_interval_s, registration.lease_s / 4),
             news=News(worker_id=registration.worker_id, clock=self.clock),
-            events=events,
+            events=member,
         )
         member.leasing = Leasing(
             client=self.client,
             identity=identity,
             worker_id=registration.worker_id,
-            events=events,
+            events=member,
             catch_up=posting.catch_up,
         )
         member.roster = NodeRoster(
-            launcher, packer, events, check=partial(check_simulated_nodes, launcher)
+            launcher, packer, member, check=partial(check_simulated_nodes, launcher)
         )
         member.trials = TrialBook(
             start_probe=partial(self._start, member),
@@ -469,14 +451,12 @@ class SimulatedWorkers:
             outcome = Outcome(state="failed", reason=reason, message=message)
             run = TimedOutcome(outcome=outcome, ends_at=now, steps_end_at=(), steps_s=())
         trial.progress = SimulatedProgress(run, self.clock)
-        end = _End(max(run.ends_at, now), next(self._order), member, trial, run.outcome)
-        member.ends[trial] = end
-        heapq.heappush(self._ends, end)
+        order = member.ends[trial] = next(self._order)
+        heapq.heappush(self._ends, (max(run.ends_at, now), order, member, trial, run.outcome))
 
     def _end_stopped(self, member: _SimulatedWorker) -> None:
         """Ends the running probes that must end now."""
         for trial in [each for each in member.ends if each.stop.is_set()]:
-            member.ends[trial].is_cancelled = True
             outcome = Outcome(
                 state="cancelled",
                 reason="cancelled",
@@ -531,21 +511,21 @@ class SimulatedWorkers:
 
     def _step(self) -> float:
         """Moves the clock to the next end, as far as real time allows; returns how long to wait."""
-        while self._ends and self._ends[0].is_cancelled:
-            heapq.heappop(self._ends)
+        while self._ends and self._ends[0][2].ends.get(self._ends[0][3]) != self._ends[0][1]:
+            heapq.heappop(self._ends)  # it was stopped
         if not self._ends:
             return self._stand()
-        end, now = self._ends[0], time.monotonic()
+        (ends_at, _, member, trial, outcome), now = self._ends[0], time.monotonic()
         passed_s, self._paced_at = now - self._paced_at, now
-        at_s = end.at_s
+        at_s = ends_at
         if self.time_scale:
             at_s = min(at_s, self.clock() + min(passed_s, _TICK_S) / self.time_scale)
         self._move_to(at_s)
-        if at_s < end.at_s:
+        if at_s < ends_at:
             self._moved.update(self._members if self.time_left_s else ())
-            return min((end.at_s - at_s) * self.time_scale, _BLOCKED_WAIT_S)
+            return min((ends_at - at_s) * self.time_scale, _BLOCKED_WAIT_S)
         heapq.heappop(self._ends)
-        self._end(end.member, end.trial, end.outcome)
+        self._end(member, trial, outcome)
         return 0.0
 
     def _stand(self) -> float:
@@ -563,9 +543,9 @@ class SimulatedWorkers:
         return _TICK_S
 
     def _ask_freest(self, wait_s: float) -> bool:
-        """Requests a trial where the most devices are free; returns whether they are anywhere."""
-        freest = sorted(self._members, key=lambda each: -each.devices_free)
-        return any(each.ask(wait_s=wait_s, ahead=self._may_lease_ahead(each)) for each in freest)
+        """Requests a trial where the most devices are free; returns whether it did."""
+        freest = max(self._members, key=lambda each: each.devices_free)
+        return freest.ask(wait_s=wait_s, ahead=self._may_lease_ahead(freest))
 
     def _move_to(self, at_s: float) -> None:
         self._use.add(self._members, at_s - self.clock())
