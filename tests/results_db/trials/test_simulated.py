@@ -109,6 +109,9 @@ def test_simulated_seconds_count_and_no_real_ones(store: Store, clock: TurnableC
     assert post_outcome(store, trial, 1, simulated(), iterations_s=12.0).accepted
     cost = store.campaigns.get(campaign).cost
     assert math.isclose(cost.total, DAY_S)
+    stats = store.statistics.service_stats()
+    assert set(stats.node_seconds.values()) == {0.0}, "metrics are of what was measured"
+    assert stats.workers == {}
     record = store.trials.get(trial)
     assert record.state == "COMPLETED"
     assert record.measurement is not None
