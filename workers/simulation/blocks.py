@@ -29,8 +29,6 @@ COMPUTE, TP, CP, EP, DP = range(5)
 
 _HOST_OPERATIONS: Final = {"gpt": 33.0, "llama": 46.0}
 """Operations of a block's forward pass in eager PyTorch; the backward pass has twice as many."""
-_HOST_COLLECTIVE: Final = 10.0
-"""Host time of a collective, in operations."""
 _LOGIT_BYTES: Final = (26.0, 16.0)
 """Bytes that are moved for each logit, forward and backward: casts, maximum, exponential, sums."""
 _ACCUMULATION_BYTES: Final = 8.0
@@ -49,6 +47,8 @@ class Block:
     layout: Layout
     model: ModelShape
     machine: Machine
+    crosses: bool = False
+    """Whether the pipeline crosses nodes."""
 
     @cached_property
     def _placement(self) -> Placement:
@@ -189,9 +189,14 @@ class Block:
         """The host launches kernels ahead of the device, or the device waits for it."""
         count = self.machine.software.host_operations * _HOST_OPERATIONS[self.model.family]
         layout = self.layout
-        calls = 2 * ((layout.tp > 1) + 2 * (layout.tp_columns > 1) + (layout.cp > 1))
-        calls += 2 * ((layout.ep > 1) + (layout.etp > 1)) if self.model.num_experts else 0
-        host_s = self.machine.host_s * passes * (count + _HOST_COLLECTIVE * calls / 2)
+        # A pass has two collectives of each axis, or a gather and a scatter twice.
+        calls = 2 * ((layout.tp > 1) * (1 + self._is_cut) + (layout.cp > 1))
+        calls += 4 * (layout.tp_columns > 1)
+        if self.model.num_experts:
+            calls += 2 * ((layout.ep > 1) + (layout.etp > 1))
+        host_s = passes * self.machine.host_s * count + calls * self.machine.host_collective_s
+        if self.crosses and layout.tp > 1:
+            host_s *= 1 + self.machine.host_crowding * layout.tp
         passed[COMPUTE] += max(host_s - float(passed.sum()), 0.0)
         return passed
 

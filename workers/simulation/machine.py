@@ -91,6 +91,8 @@ class Software:
     """Operations that the host launches, likewise."""
     overlaps_reduction: bool = True
     """Whether gradients are summed while the last backward passes run."""
+    overlaps_shards: bool = True
+    """The same of ZeRO-1, for which it is an option in some trainers."""
     splits_by_work: bool = False
     """Whether the split over stages counts the output projection by its work, as nanotron does; of
     layers that do not divide, the first stages have one more otherwise."""
@@ -108,6 +110,11 @@ class Machine:
     software: Software = Software()
     host_s: float
     """Host time of one operation."""
+    host_collective_s: float
+    """Host time of one collective, with its waiting and copies."""
+    host_crowding: float = 0.0
+    """How much slower hosts are, a rank of tp, where pipelines cross nodes: proxies of the network
+    take cores from them, and tensor-parallel ranks wait for the slowest host."""
     interference: float = 0.08
     """How much longer two things take that share a device's memory, beside each other."""
     noise: float = 0.015
@@ -126,10 +133,9 @@ class Machine:
         Args:
             cluster: the cluster.
             software: what trains.
-            changes: other values of `CONSTANTS`.
+            changes: other values of `constants`.
         """
-        family = next((of for word, of in _FAMILIES if word in cluster.device), _FAMILIES[-1][1])
-        values = {**_USUAL, **family, **_FITTED.get(cluster.name, {}), **changes}
+        values = {**cls.constants(cluster), **changes}
         device = Device(
             peak_flops_per_s=dict(cluster.peak_flops_per_s) or _DEFAULT_PEAK,
             matmul_share=values["matmul_share"],
@@ -146,7 +152,15 @@ class Machine:
             collectives=Collectives(fabric=network),
             software=software,
             host_s=cluster.host_operation_s * values["host_share"],
+            host_collective_s=cluster.host_operation_s * values["host_collective"],
+            host_crowding=values["host_crowding"],
         )
+
+    @staticmethod
+    def constants(cluster: Cluster) -> dict[str, float]:
+        """The constants of a cluster's machine by name."""
+        family = next(of for word, of in _FAMILIES if word in cluster.device)
+        return {**_USUAL, **family, **_FITTED.get(cluster.name, {})}
 
     def drawn(self, rng: np.random.Generator) -> Machine:
         """A machine of the same kind that is a little better here and worse there."""
@@ -180,6 +194,7 @@ class Machine:
             collectives=collectives,
             software=software,
             host_s=self.host_s * factor(),
+            host_collective_s=self.host_collective_s * factor(),
             interference=self.interference * factor(),
             noise=rng.uniform(0.01, 0.03),
             context_bytes=self.context_bytes * factor(),
@@ -210,16 +225,17 @@ _USUAL: Final[Mapping[str, float]] = {
     "kernel_s": 4e-6,
     "ramp": 160.0,
     "host_share": 1.0,
+    "host_collective": 10.0,
+    "host_crowding": 0.0,
     "far_share": 1.0,
     "near_share": 1.0,
 }
-CONSTANTS: Final = (*_USUAL, "matmul_share", "attention_share", "num_units")
-"""Constants of machines that a fit may change."""
 
 _FAMILIES: Final[tuple[tuple[str, Mapping[str, float]], ...]] = (
     # Units and the speed of a large product: AxoNN's authors measured 125 of 191.5 TFLOP/s on a
     # GCD, 280 of 312 on an A100, 813 of 989 on a GH200 (arXiv:2502.08145).
-    # Attention: 50 to 73 % of an A100's peak forward (arXiv:2307.08691), some 40 % of an H100's with the same kernels.
+    # Attention: 50 to 73 % of an A100's peak forward (arXiv:2307.08691), some 40 % of an
+    # H100's with the same kernels.
     ("MI250X", {"num_units": 110, "matmul_share": 0.65, "attention_share": 0.3}),
     ("MI300X", {"num_units": 304, "matmul_share": 0.6, "attention_share": 0.3}),
     ("A100", {"num_units": 108, "matmul_share": 0.9, "attention_share": 0.55}),
@@ -232,5 +248,24 @@ _FAMILIES: Final[tuple[tuple[str, Mapping[str, float]], ...]] = (
 )
 """Constants by a word in the device's description."""
 
-_FITTED: Final[Mapping[str, Mapping[str, float]]] = {}
-"""Constants by cluster that `python -m benchmarks.bench_simulator` fits; it says to which rows."""
+_FITTED: Final[Mapping[str, Mapping[str, float]]] = {
+    # 69.2 TFLOP/s of 175B with tp 4, pp 16, dp 2 and 640 micro-batches (arXiv:2312.12705).
+    "frontier": {"matmul_share": 0.4568},
+    # Llama 3B on 16 devices of the Ultra-Scale Playbook's sweep with nanotron.
+    "h100-sxm": {
+        "matmul_share": 0.543,
+        "attention_share": 0.276,
+        "ramp": 171.0,
+        "far_share": 0.954,
+        "near_share": 0.897,
+    },
+    # GPT of 24 layers and hidden 2048 on 4 devices, vTrain's ground truth.
+    "a100-sxm": {
+        "matmul_share": 0.868,
+        "attention_share": 0.536,
+        "stream_share": 0.435,
+        "ramp": 173.0,
+        "near_share": 0.939,
+    },
+}
+"""Constants by cluster that `python -m benchmarks.bench_simulator --refit` finds."""

@@ -273,14 +273,15 @@ def _built(
     shared: dict[tuple[object, ...], tuple[Block, Block]],
 ) -> _Built:
     placement = Placement(layout, machine.cluster.devices_per_node)
+    crosses = layout.pp > 1 and any(placement.senders(rank)[1] for rank in range(layout.pp))
     key: tuple[object, ...] = (
-        layout.tp, layout.tp_columns, layout.cp, layout.cp_comm_type, layout.ep, layout.etp,
+        crosses, layout.tp, layout.tp_columns, layout.cp, layout.cp_comm_type, layout.ep, layout.etp,
         layout.micro_batch_size, layout.sequence_parallel, layout.recompute, layout.precision,
         layout.schedule, (layout.pp, layout.dp, layout.rank_order) if layout.ep > 1 else (),
     )  # fmt: skip
     if key not in shared:
-        mixed = Block(layout, model, machine)
-        dense = Block(layout, model.dense, machine) if model.num_dense_layers else mixed
+        mixed = Block(layout, model, machine, crosses)
+        dense = Block(layout, model.dense, machine, crosses) if model.num_dense_layers else mixed
         shared[key] = dense, mixed
     stages = StagePasses(layout, model, machine, shared[key])
     sums = stages.sums(placement)
@@ -334,7 +335,8 @@ def _finished(
     ends_R: Floats,
     last_S: tuple[Floats, Floats],
 ) -> Step:
-    pp, m, overlaps = schedule.pp, schedule.num_microbatches, machine.software.overlaps_reduction
+    pp, m, software = schedule.pp, schedule.num_microbatches, machine.software
+    overlaps = software.overlaps_shards if built.zero_stage == 1 else software.overlaps_reduction
     own_S = np.array([each.reduce_s for each in built.sums])
     if overlaps or built.zero_stage >= 2:
         reduced_R = _after_reduction(own_S, ends_R, last_S, pp, machine.interference)
@@ -347,10 +349,10 @@ def _finished(
     if built.zero_stage in (0, 3):
         gather_R = np.zeros(pp)
     done_R = reduced_R + update_R + gather_R
-    step_s = float(done_R.max()) + machine.software.step_s
+    step_s = float(done_R.max()) + software.step_s
     by_axis = m * sum(kind.sum(axis=0) for kind in built.passes) / pp
     parts = dict(zip((f"{axis}_s" for axis in AXES), by_axis.tolist(), strict=True))
-    parts["pp_s"] = float(ends_R.max() - by_axis.sum())
+    parts["pp_s"] = max(float(ends_R.max() - by_axis.sum()), 0.0) if pp > 1 else 0.0
     parts["dp_s"] += float(max(reduced_R.max() - ends_R.max(), 0.0) + gather_R.mean())
     parts["optimizer_s"] = float(update_R.mean())
     parts["unexplained_s"] = step_s - sum(parts.values())
