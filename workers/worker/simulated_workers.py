@@ -73,7 +73,7 @@ _STALLED_STEP_S: Final = 1.0
 _MOST_PATIENCE_S: Final = 10.0
 _LEAST_PATIENCE_S: Final = 0.5
 """Limits of the real seconds for which a late driver is waited for, while it answers."""
-_PATIENCE: Final = 3.0
+_PATIENCE: Final = 2.0
 """How many times as long as for the last trial it is waited for the next."""
 _FORGETS: Final = 0.8
 _LEAST_OPEN: Final = 0.99
@@ -545,7 +545,8 @@ class SimulatedWorkers:
     def _ask_freest(self, wait_s: float) -> bool:
         """Requests a trial where the most devices are free; returns whether it did."""
         freest = max(self._members, key=lambda each: each.devices_free)
-        return freest.ask(wait_s=wait_s, ahead=self._may_lease_ahead(freest))
+        ahead = self._may_lease_ahead(freest)
+        return freest.devices_free > 0 and freest.ask(wait_s=wait_s, ahead=ahead)
 
     def _move_to(self, at_s: float) -> None:
         self._use.add(self._members, at_s - self.clock())

@@ -138,7 +138,7 @@ def test_a_simulated_second_takes_as_long_as_was_asked_and_a_probe_can_be_stoppe
 ) -> None:
     service.add_trial(1, simulated_request(iterations=1000))
     service.stop = [1]
-    with simulated(service, "--time-scale", "1"):
+    with simulated(service, "--time-scale", "1", nodes=1):
         (posted,) = outcomes_of(service, 1)
     assert posted["outcome"]["state"] == "cancelled"
     assert 0 < posted["outcome"]["duration_s"] < 60
