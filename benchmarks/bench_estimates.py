@@ -3,8 +3,8 @@
 Run as `make bench-estimates`, or `python -m benchmarks.bench_estimates`; `--record` writes the
 section "Estimates" of `benchmarks/RESULTS.md`. It fails below 10^6 layouts a second, and if a refit
 on 500 samples takes more than 30 ms. `--tables DIR` also judges the step time by tables in that
-folder: FSDP runs (ZeRO-3), on which no constant was chosen, and recipes of mixtures of experts
-(`mixture_recipes`).
+folder: FSDP runs (ZeRO-3), on which no constant was chosen, recipes of mixtures of experts
+(`mixture_recipes`), and AxoNN's scaling (`axonn_scaling`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 from scipy.stats import spearmanr
 
-from benchmarks import mixture_recipes, results_file
+from benchmarks import axonn_scaling, mixture_recipes, results_file
 from benchmarks.timing import median_s
 from search_spaces.belief.known_measurements import Sample
 from search_spaces.belief.time import TimeCalibration
@@ -58,6 +58,7 @@ def main() -> None:
     arguments = parser.parse_args()
     is_recorded = arguments.record
     judged, is_good = judge_sharded(arguments.tables)
+    scaling, runs, is_ordered = axonn_scaling.judge(arguments.tables)
     recipes, are_good = mixture_recipes.judge(arguments.tables)
     columns = _columns(LAYOUTS)
     judging_s = _median_s(lambda: step_time_s(columns, GPT_175B, FRONTIER))
@@ -74,13 +75,13 @@ def main() -> None:
 | peak memory, layouts a second | | {LAYOUTS / memory_s:,.0f} |
 | calibration told one more sample, {SAMPLES} before | 30 ms | {refit_s * 1e3:.1f} ms |
 | its mean and spread over 100,000 layouts | | {predict_s * 1e3:.0f} ms |
-{judged}{recipes}"""
+{judged}{scaling}{recipes}{runs}"""
     print(table)
     if is_recorded:
         results_file.record("Estimates", table)
     if LAYOUTS / judging_s < PROMISED_LAYOUTS_PER_S or refit_s > PROMISED_REFIT_S:
         sys.exit("slower than promised")
-    if not (is_good and are_good):
+    if not (is_good and is_ordered and are_good):
         sys.exit("the estimates are further from the tables than promised")
 
 
@@ -129,6 +130,7 @@ def _columns(count: int) -> LayoutColumns:
     return LayoutColumns(
         num_nodes=np.full(count, 1024),
         tp=power(3),
+        tp_columns=np.ones(count, dtype=np.int64),
         cp=np.ones(count, dtype=np.int64),
         cp_comm_type=np.zeros(count, dtype=np.int64),
         pp=power(4),
@@ -136,7 +138,9 @@ def _columns(count: int) -> LayoutColumns:
         ep=np.ones(count, dtype=np.int64),
         etp=np.ones(count, dtype=np.int64),
         vpp=power(1),
+        schedule=np.zeros(count, dtype=np.int64),
         pipeline_split=np.zeros(count, dtype=np.int64),
+        rank_order=np.zeros(count, dtype=np.int64),
         micro_batch_size=power(3),
         num_microbatches=power(7),
         zero_stage=rng.integers(0, 4, count),

@@ -55,7 +55,14 @@ from benchmarks.search.search_unknown import unknown_trainer
 from search_spaces.tables import MeasurementTable, read_table
 from tuner.replay.run import by_strategy
 
-STRATEGIES: Final = ("guided", "model-only", "deephyper", "deephyper+memory", "random")
+STRATEGIES: Final = (
+    "guided",
+    "model-only",
+    "communication",
+    "deephyper",
+    "deephyper+memory",
+    "random",
+)
 LOCAL: Final = Path(__file__).parent / "data" / "tiny_local_cpu.csv"
 SWEEP: Final = "nanotron_h100"
 NEED_SWEEP: Final = (

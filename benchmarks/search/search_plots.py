@@ -15,6 +15,7 @@ PLOTS: Final = Path(__file__).parents[2] / "docs" / "plots"
 COLOURS: Final = {
     "guided": "#0072b2",
     "model-only": "#009e73",
+    "communication": "#56b4e9",
     "deephyper": "#d55e00",
     "deephyper+memory": "#e69f00",
     "random": "#777777",

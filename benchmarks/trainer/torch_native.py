@@ -29,7 +29,13 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
 )
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import (
+    DTensor,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+)
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -43,6 +49,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.trainer.bare_model import (
+    BareRMSNorm,
     Llama,
     MasterCopies,
     MixedPrecision,
@@ -101,6 +108,45 @@ def apply_tensor_parallel(
     parallelize_module(model, mesh, kept)
 
 
+def apply_tensor_columns(model: Llama, mesh: DeviceMesh) -> None:
+    """Cuts the features of the residual stream over the mesh, in place; leaves logits cut too.
+
+    AxoNN's scheme with one row: inputs of the layers that read the stream are cut, outputs of those
+    that write it, and norms take their statistics over the mesh.
+    """
+    stream, whole = Shard(-1), Replicate()
+    reads = RowwiseParallel(input_layouts=stream, output_layouts=whole)
+    writes = ColwiseParallel(input_layouts=whole, output_layouts=stream)
+    parallel: dict[str, Any] = {
+        "embedding": ColwiseParallel(input_layouts=whole, output_layouts=stream),
+        "head": ColwiseParallel(
+            input_layouts=stream, output_layouts=stream, use_local_output=False
+        ),
+        **dict.fromkeys(("layers.*.attention.out", "layers.*.feed_forward.down"), writes),
+    }
+    for name in ("attention.query", "attention.key", "attention.value"):
+        parallel[f"layers.*.{name}"] = reads
+    for name in ("feed_forward.gate", "feed_forward.up"):
+        parallel[f"layers.*.{name}"] = reads
+    parallelize_module(model, mesh, parallel)
+    for module in model.modules():
+        if isinstance(module, BareRMSNorm):
+            distribute_module(module, mesh, _cut_weights, _cut_input, _own_output)
+
+
+def _cut_weights(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+    for name, value in list(module.named_parameters(recurse=False)):
+        module.register_parameter(name, nn.Parameter(distribute_tensor(value, mesh, [Shard(0)])))
+
+
+def _cut_input(_module: nn.Module, inputs: tuple[Tensor], mesh: DeviceMesh) -> tuple[Tensor]:
+    return (DTensor.from_local(inputs[0], mesh, [Shard(-1)], run_check=False),)
+
+
+def _own_output(_module: nn.Module, output: DTensor, _mesh: DeviceMesh) -> Tensor:
+    return output.to_local()
+
+
 def apply_context_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
     """Lets every attention gather keys and values over the mesh; rotary positions are the rank's.
 
@@ -150,7 +196,7 @@ class NativeLoop:
     ) -> None:
         self.shape, self.layout, self.settings = shape, layout, settings
         self.mesh = init_device_mesh(
-            "cpu", (layout.pp, layout.dp_cp, layout.tp), mesh_dim_names=("pp", "dp", "tp")
+            "cpu", (layout.pp, layout.dp_cp, layout.tp_ranks), mesh_dim_names=("pp", "dp", "tp")
         )
         self.dtype = COMPUTE_DTYPES[layout.precision]
         self.is_fsdp = layout.dp > 1 and layout.zero_stage == 3
@@ -158,7 +204,7 @@ class NativeLoop:
         mixed = mixed or ("autocast" if layout.dp_cp > 1 else "masters")
         self.autocasts = layout.precision != "fp32" and mixed == "autocast" and not self.is_fsdp
         self.has_masters = layout.precision != "fp32" and mixed == "masters"
-        self.loss_in_parts = loss_in_parts and layout.tp > 1
+        self.loss_in_parts = loss_in_parts and layout.tp_ranks > 1
         self.copies: list[MasterCopies] = []
         self.experts: list[nn.Parameter] = []
         self.parts = [self._part(i, seed, plan) for i in range(layout.vpp)]
@@ -181,7 +227,9 @@ class NativeLoop:
             )
             self.experts += divided.values()
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(part, list(divided))
-        if layout.tp > 1:
+        if layout.tp_columns > 1:
+            apply_tensor_columns(part, self.mesh["tp"])
+        elif layout.tp > 1:
             apply_tensor_parallel(
                 part, self.mesh["tp"], plan=plan, loss_in_parts=self.loss_in_parts
             )
@@ -273,7 +321,7 @@ class NativeLoop:
         if not losses:
             return 0.0
         loss = torch.stack([_local(loss) for loss in losses]).double().sum().item()
-        return loss / (self.layout.dp_cp * self.layout.tp)
+        return loss / (self.layout.dp_cp * self.layout.tp_ranks)
 
     def _passes(self, batch: Batch) -> list[Tensor]:
         (part,) = self.parts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import torch
 from torch import distributed as dist
@@ -23,7 +23,7 @@ from benchmarks.workers.forked_ranks import run_ranks
 from search_spaces.spec.layout import Layout, Precision
 from search_spaces.spec.model_shape import ModelShape
 from workers.trainer.batches import Batch
-from workers.trainer.comm.mesh import build_mesh
+from workers.trainer.comm.mesh import EVERY_OVERLAP, Overlap, build_mesh
 from workers.trainer.device_peak import matmul_peak
 from workers.trainer.open_training import RankContext, TrainingSettings, open_training
 from workers.trainer.training import Training
@@ -58,11 +58,12 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """tp,pp,dp, and where they are used vpp, cp, ep, and ZeRO above stage 1."""
+        """tp,pp,dp, and where they are used vpp, cp, ep, tensor columns, and ZeRO above stage 1."""
         layout = self.layout
         interleaved = f" vpp {layout.vpp}" if layout.vpp > 1 else ""
         context = f" cp {layout.cp} {layout.cp_comm_type}" if layout.cp > 1 else ""
         divided = f" ep {layout.ep}" if layout.ep > 1 else ""
+        divided += f" columns {layout.tp_columns}" if layout.tp_columns > 1 else ""
         sharded = f" ZeRO-{layout.zero_stage}" if layout.zero_stage > 1 else ""
         return f"{layout.tp},{layout.pp},{layout.dp}{interleaved}{context}{divided}{sharded}"
 
@@ -173,10 +174,16 @@ def _our_step(training: Training) -> Step:
     return step
 
 
-def _ours_with(**changes: Any) -> Callable[[Layout], Step]:
+def _ours_with(*, waits_for: Overlap | None = None, **changes: Any) -> Callable[[Layout], Step]:
+    """The trainer with other knobs, or without one overlap of communication and computation."""
+
     def make(layout: Layout) -> Step:
-        other = replace(layout, **changes)
-        mesh = build_mesh(dist.get_rank(), other, tied_embeddings=MODEL.tied_embeddings)
+        mesh = build_mesh(
+            dist.get_rank(),
+            replace(layout, **changes),
+            tied_embeddings=MODEL.tied_embeddings,
+            overlaps=EVERY_OVERLAP - {waits_for},
+        )
         device = torch.device("cpu")
         return _our_step(Training(MODEL, mesh, seed=SEED, device=device, settings=OPTIMIZER))
 
@@ -210,6 +217,7 @@ PEERS: Final[dict[str, Callable[[Layout], Step]]] = {
     "bare, own process": lambda layout: BareProcess(layout).step,
     "ours, ZeRO-1": _ours_with(zero_stage=1),
     "ours, 1F1B": _ours_with(schedule="1f1b"),
+    **{f"ours, {name} awaited": _ours_with(waits_for=name) for name in get_args(Overlap)},
     "FSDP2": _native(),
     "torch-native": _native(),
     "torch-native, autocast": _native(mixed="autocast"),

@@ -35,13 +35,23 @@ MAX_REMEASURE: Final = 20
 MAX_SEED: Final = (1 << 31) - 1
 
 StrategyName = Literal[
-    "guided", "deephyper", "deephyper+memory", "model-only", "random", "exhaustive"
+    "guided",
+    "deephyper",
+    "deephyper+memory",
+    "model-only",
+    "communication",
+    "random",
+    "exhaustive",
 ]
 """How layouts are proposed."""
 
 STRATEGIES: Final[tuple[StrategyName, ...]] = get_args(StrategyName)
 
-BENCHMARK_STRATEGIES: Final[tuple[StrategyName, ...]] = ("deephyper+memory", "model-only")
+BENCHMARK_STRATEGIES: Final[tuple[StrategyName, ...]] = (
+    "deephyper+memory",
+    "model-only",
+    "communication",
+)
 """Strategies that benchmarks compare with; the form does not offer them."""
 
 FORECASTING_STRATEGIES: Final = ("guided",)

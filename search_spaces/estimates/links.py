@@ -17,7 +17,7 @@ from search_spaces.arrays import Bools, Floats, Ints
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout_columns import LayoutColumns
 
-_CARDS_EXPONENT: Final = 0.85
+CARDS_EXPONENT: Final = 0.85
 """Growth of a data-parallel group's bandwidth between nodes with the ranks that it has on each: two
 network cards carry less than twice as much, since all groups reduce at the same time."""
 
@@ -44,7 +44,7 @@ class GroupLinks:
         ranks: Ints,
         stride: Ints | int,
         cluster: Cluster,
-        cards_exponent: float = _CARDS_EXPONENT,
+        cards_exponent: float = CARDS_EXPONENT,
     ) -> GroupLinks:
         """The links of groups whose ranks are neighbours, or so many ranks apart.
 
@@ -63,7 +63,7 @@ class GroupLinks:
         here: Ints,
         inside: Bools,
         cluster: Cluster,
-        cards_exponent: float = _CARDS_EXPONENT,
+        cards_exponent: float = CARDS_EXPONENT,
     ) -> GroupLinks:
         """The links of groups of which so many ranks are on each node."""
         node, alone = cluster.devices_per_node, here == 1

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.arrays import Floats, Ints
+from search_spaces.arrays import Bools, Floats, Ints
 from search_spaces.estimates.links import GroupLinks, Links
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import PRECISIONS
@@ -94,6 +94,8 @@ class StepShape:
     """Traffic of attention scores, over that of a trainer that may fuse attention or not."""
     counted_ends: tuple[Floats, Floats]
     """Layers that embedding and head count as in the split over stages: 0 or 1 each."""
+    puts_off_gradients: Bools
+    """Whether the products of weight gradients wait, as with `zero_bubble`."""
     slots: Floats
     """Stage times in a step on the slowest path: m, and those of `idle_slots`."""
 
@@ -139,6 +141,7 @@ class StepShape:
             zero_stage=columns.zero_stage,
             score_traffic=score_traffic,
             counted_ends=(embedding, head),
+            puts_off_gradients=columns.schedule == _ZERO_BUBBLE,
             slots=microbatches + idle_slots(columns),
         )
 
@@ -159,6 +162,11 @@ class StepShape:
     def tp_ranks(self) -> Floats:
         """Ranks that hold one copy of a stage's weights."""
         return self.tp * self.tp_columns
+
+    @property
+    def token_share(self) -> Floats:
+        """Share of a micro-batch's tokens that a rank holds between layers."""
+        return self.residual_share * self.tp_columns
 
     @property
     def layer_slots(self) -> Floats:

@@ -15,6 +15,12 @@ import numpy as np
 
 from search_spaces.arrays import Floats
 from search_spaces.estimates.step_shape import StepShape, SummedParameters, mean_of_layers
+from search_spaces.estimates.tensor_sums import (
+    COLLECTIVE_S,
+    column_collectives,
+    tensor_terms,
+    tp_collectives,
+)
 from search_spaces.spec.layout_columns import code_of
 from search_spaces.spec.model_shape import ModelShape
 
@@ -37,9 +43,6 @@ SCORE_PASSES: Final = 5.0
 and scaling, softmax, dropout, and the product with the values."""
 KERNEL_S: Final = 3e-6
 """Shortest time of a kernel on the device: to start and to drain."""
-COLLECTIVE_S: Final = 4e-5
-"""Latency of any collective before its first step: about 10 us in NCCL's own model (`baseLat`); the
-rest is for ranks that do not arrive at the same time."""
 EACH_MICROBATCH_S: Final = 1e-3
 """Host time of a micro-batch outside the blocks (data, loss, schedule), by order of magnitude."""
 EACH_STEP_S: Final = 1e-2
@@ -181,75 +184,6 @@ def head_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     yield "logits", step.slots * logit_bytes / bandwidth / step.pp
 
 
-def tensor_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
-    """Tensor parallelism: two all-reduces per block and pass; sequence parallelism moves as much.
-
-    Megatron-LM (arXiv:1909.08053, section 3; arXiv:2205.05198, section 4.2.2): forward two,
-    backward two, and two more with full recomputation. A ring of t ranks takes 2 (t - 1) steps of
-    1/t of the bytes each (Patarasuk and Yuan 2009). Experts gather and scatter their tokens over
-    etp instead. Tensor columns divide what tp sums, and sum what tp divides (`_column_sums`).
-    """
-    tokens = step.tokens / step.tp_columns
-    groups = [(step.tp, tokens, _collectives(step), step.links.tensor)]
-    if (step.tp_columns > 1).any():
-        count, elements = _column_collectives(step), _column_sums(step)
-        tokens = elements / np.maximum(count, 1.0) / step.model.hidden_size
-        groups.append((step.tp_columns, tokens, count, step.links.tensor_columns))
-    if step.model.num_experts and (step.etp > 1).any():
-        count = np.where(step.etp > 1, (1.0 + step.forward_passes) * step.expert_slots, 0.0)
-        groups.append((step.etp, step.expert_tokens, count, step.links.expert_tensor))
-    names = ("tensor_inside", "tensor_across", "latency_inside", "latency_across")
-    seconds: dict[str, Floats] = {name: np.zeros(step.tp.shape) for name in names}
-    for t, tokens, count, links in groups:
-        one = 2.0 * (t - 1.0) / t * step.element_bytes * tokens * step.model.hidden_size
-        latency_s = COLLECTIVE_S + 2.0 * (t - 1.0) * links.latency_s
-        for name, term in (
-            ("tensor", count * one / links.bytes_per_s),
-            ("latency", count * latency_s),
-        ):
-            seconds[f"{name}_inside"] += np.where(links.inside, term, 0.0)
-            seconds[f"{name}_across"] += np.where(links.inside, 0.0, term)
-    yield from seconds.items()
-
-
-def _collectives(step: StepShape) -> Floats:
-    """All-reduces over tp of a step on the slowest path: of blocks, embedding and output.
-
-    Attention has one a pass, and so has a feed-forward that is not routed experts.
-    """
-    model = step.model
-    routed = 0.0 if model.shared_expert_ffn_hidden_size else step.expert_slots
-    blocks = 2.0 * (1.0 + step.forward_passes) * step.layer_slots
-    count = blocks - (1.0 + step.forward_passes) * routed + 2.0 * step.slots / step.pp
-    return np.where(step.tp > 1, count, 0.0)
-
-
-def _column_collectives(step: StepShape) -> Floats:
-    """Collectives over tensor columns of a step on the slowest path.
-
-    A block has two sums of products a pass, and two of norms. Embedding and head each scatter and
-    gather features.
-    """
-    blocks = 4.0 * (1.0 + step.forward_passes) * step.layer_slots
-    return np.where(step.tp_columns > 1, blocks + 4.0 * step.slots / step.pp, 0.0)
-
-
-def _column_sums(step: StepShape) -> Floats:
-    """Elements that are summed over tensor columns in a step on the slowest path (AxoNN).
-
-    Forward the outputs of query, key and value and of the feed-forward's first matrices, backward
-    the gradients of the inputs of the other two; a gather is half a sum. The statistics of norms
-    are left out.
-    """
-    model = step.model
-    ups = 2.0 if model.family == "llama" else 1.0
-    forward = model.query_size + 2.0 * model.kv_hidden_size + ups * model.ffn_hidden_size
-    backward = float(model.query_size + model.ffn_hidden_size)
-    a_layer = (step.forward_passes * forward + backward) / step.tp
-    ends = 2.0 * model.hidden_size * step.slots / step.pp
-    return step.tokens * (a_layer * step.layer_slots + ends)
-
-
 def exchange_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     """Expert parallelism: each pass sends rows to the ranks of their experts, and back.
 
@@ -308,7 +242,7 @@ def context_terms(step: StepShape, attention_s: Floats) -> Iterator[tuple[str, F
 
 def host_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
     """The host, which launches every operation on the device."""
-    collectives = _collectives(step) + _column_collectives(step)
+    collectives = tp_collectives(step) + column_collectives(step)
     if step.model.num_experts:
         exchanges = np.where(step.ep > 1, _exchanges(step), 0.0)
         gathers = np.where(step.etp > 1, 1.0 + step.forward_passes, 0.0)

@@ -1,4 +1,4 @@
-"""Strategies by the name that campaigns give, and the three that follow a fixed order."""
+"""Strategies by the name that campaigns give, and those that follow a fixed order."""
 
 from __future__ import annotations
 
@@ -51,6 +51,12 @@ def _model_only(problem: SearchProblem, _seed: int) -> Proposer:
     return FixedOrderProposer(order_by_estimate(problem))
 
 
+def _communication(problem: SearchProblem, _seed: int) -> Proposer:
+    from tuner.strategies.communication import order_by_communication
+
+    return FixedOrderProposer(order_by_communication(problem))
+
+
 def _deephyper(problem: SearchProblem, seed: int) -> Proposer:
     from tuner.strategies.deephyper import DeepHyperProposer
 
@@ -84,6 +90,7 @@ def _guided(problem: SearchProblem, seed: int) -> Proposer:
 
 
 STRATEGIES: Final[Mapping[str, Callable[[SearchProblem, int], Proposer]]] = {
+    "communication": _communication,
     "deephyper": _deephyper,
     "deephyper+memory": _deephyper_with_memory,
     "exhaustive": lambda problem, _seed: FixedOrderProposer(range(len(problem.layouts))),

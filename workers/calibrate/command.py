@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +14,8 @@ import click
 
 from search_spaces.connection.data_home import DATA_DIR_VARIABLE, default_data_dir
 from search_spaces.terminal.console import LiveLine
-from workers.command_line.command_input import described_machine, fail
+from workers.command_line.command_input import described as document_of
+from workers.command_line.command_input import described_machine, fail, refusals
 from workers.command_line.options import PositiveNumber, cluster_option
 
 if TYPE_CHECKING:
@@ -44,10 +46,23 @@ _UNITS: Final = {
     show_default=True,
     help="How long to measure, about, without the start.",
 )
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="NAME_OR_FILE",
+    help="Also time the matrix products of this model in each layout of memory, for probes and "
+    "training jobs on this machine; may be repeated.",
+)
 @click.option("--show", is_flag=True, help="Measure nothing; print the saved constants.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, timings included.")
 def calibrate(
-    cluster: str, data_dir: Path | None, seconds: float, show: bool, as_json: bool
+    cluster: str,
+    data_dir: Path | None,
+    seconds: float,
+    models: tuple[str, ...],
+    show: bool,
+    as_json: bool,
 ) -> None:
     """Measure this machine's constants for the estimates, and save them in the data directory.
 
@@ -61,11 +76,15 @@ def calibrate(
         refuse_unwritable,
         write_constants,
     )
+    from search_spaces.spec.presets.models import resolve_model
     from workers.calibrate.constants import calibrate as measure
+    from workers.calibrate.constants import with_products_of
     from workers.errors import WorkerError
 
     directory = data_dir or default_data_dir()
     described = described_machine(cluster)
+    with refusals():
+        shapes = [resolve_model(document_of(model)) for model in models]
     try:
         if show:
             measured = read_constants(directory, described.name)
@@ -77,9 +96,14 @@ def calibrate(
             refuse_unwritable(directory)
             live = LiveLine(sys.stderr)
             try:
-                measured = measure(described, seconds=seconds, on_event=partial(_progress, live))
+                measured = measure(
+                    described, seconds=seconds, models=shapes, on_event=partial(_progress, live)
+                )
             finally:
                 live.clear()
+            if not shapes:
+                with suppress(MeasuredConstantsInvalidError):  # it is about to be replaced
+                    measured = with_products_of(read_constants(directory, described.name), measured)
             click.echo(f"saved in {write_constants(directory, measured)}", err=True)
     except (MeasuredConstantsInvalidError, WorkerError) as error:
         fail(str(error))
@@ -99,6 +123,8 @@ def _progress(line: LiveLine, event: dict[str, Any]) -> None:
 
 def _lines(measured: MeasuredConstants) -> Iterator[str]:
     """The constants and the fits, as text."""
+    from workers.trainer.products import LAYOUTS, fastest_layouts, products_in
+
     yield f"{measured.cluster}: {measured.source} ({measured.num_devices} devices at once)"
     for name, value in measured.constants.items():
         scale, unit = _UNITS[name]
@@ -112,4 +138,9 @@ def _lines(measured: MeasuredConstants) -> Iterator[str]:
             f"  {fit['operation']:<15} over {fit['ranks']} ranks  {fit['latency_s'] * 1e6:9.1f} us a "
             f"step, {fit['bytes_per_s'] / 1e9:.4g} GB/s, fitted within {fit['error']:.0%}"
         )
+    if timed := products_in(measured.timings):
+        faster = fastest_layouts(timed)
+        yield f"  {len(timed) // len(LAYOUTS)} matrix products; {len(faster)} in another layout:"
+        for (kind, precision, *shape), layout in faster.items():
+            yield f"    {kind} {'x'.join(map(str, shape))} {precision}: {layout}"
     yield f"  repeats differ by {measured.noise:.0%} (quartile to quartile)"

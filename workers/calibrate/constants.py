@@ -5,19 +5,28 @@ from __future__ import annotations
 import platform
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from statistics import median
 from typing import Any, Final
 
+from search_spaces.connection.data_home import default_data_dir
+from search_spaces.errors import MeasuredConstantsInvalidError
 from search_spaces.estimates.link_fit import LinkFit, fit_link
 from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.presets.calibration_file import MeasuredConstants
+from search_spaces.spec.layout import Precision
+from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.presets.calibration_file import (
+    MeasuredConstants,
+    constants_file,
+    read_constants,
+)
 from workers.errors import CalibrationFailedError
 from workers.launchers.group_launcher import GroupLauncher
 from workers.launchers.local import local_launcher
 from workers.packing.request import Share
 from workers.ranks.json_lines import Document
+from workers.trainer.products import Product, fastest_layouts, products_in, products_of
 from workers.trainer.revision import software_versions
 
 NOISY: Final = 0.25
@@ -33,9 +42,15 @@ Timings = Sequence[Mapping[str, Any]]
 
 
 def calibrate(
-    cluster: Cluster, *, seconds: float, on_event: Callable[[Document], None]
+    cluster: Cluster,
+    *,
+    seconds: float,
+    on_event: Callable[[Document], None],
+    models: Sequence[ModelShape] = (),
 ) -> MeasuredConstants:
     """Measures this machine for about so long, all of its devices at once, a rank on each.
+
+    Of the models, the matrix products are timed in each layout of memory.
 
     Raises:
         CalibrationFailedError: a rank failed.
@@ -43,17 +58,52 @@ def calibrate(
     """
     with local_launcher(cluster) as launcher:
         ranks = launcher.devices_per_node
-        timings = _timings(launcher, ranks, seconds, on_event)
+        precision: Precision = "fp32" if launcher.device == "cpu" else "bf16"
+        products = [
+            product
+            for model in models
+            for product in products_of(model, devices_per_node=ranks, precision=precision)
+        ]
+        job = {"kind": "calibrate", "seconds": seconds, "products": list(dict.fromkeys(products))}
+        timings = _timings(launcher, ranks, job, on_event)
     return constants_of(timings, cluster=cluster.name, num_devices=ranks)
 
 
+def calibrated_layouts(cluster: Cluster) -> dict[Product, str]:
+    """The layouts of matrix products that are faster on this machine, from its data directory.
+
+    Raises:
+        MeasuredConstantsInvalidError: the file of that cluster is invalid.
+    """
+    directory = default_data_dir()
+    measured = read_constants(directory, cluster.name)
+    try:
+        return {} if measured is None else fastest_layouts(measured.timings)
+    except (LookupError, TypeError) as error:
+        raise MeasuredConstantsInvalidError(
+            f"{constants_file(directory, cluster.name)}: a timing of a product lacks a field ({error}); "
+            "run `layout-tuner calibrate` again, or remove the file"
+        ) from error
+
+
+def with_products_of(
+    before: MeasuredConstants | None, measured: MeasuredConstants
+) -> MeasuredConstants:
+    """A calibration without products, with those of the one before."""
+    kept = () if before is None else products_in(before.timings)
+    return replace(measured, timings=(*measured.timings, *kept))
+
+
 def _timings(
-    launcher: GroupLauncher, ranks: int, seconds: float, on_event: Callable[[Document], None]
+    launcher: GroupLauncher,
+    ranks: int,
+    job: Mapping[str, Any],
+    on_event: Callable[[Document], None],
 ) -> Timings:
     end = launcher.run_job(
-        {"kind": "calibrate", "seconds": seconds},
+        job,
         shares=(Share.of_first(0, ranks),),
-        deadline_s=3 * seconds + _GRACE_S,
+        deadline_s=3 * job["seconds"] + _GRACE_S,
         on_event=lambda event: None if event["event"] == "listening" else on_event(event),
         cancelled=lambda: False,
     )

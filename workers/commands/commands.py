@@ -209,6 +209,7 @@ def probe(
     from search_spaces.protocol.outcome import ProbeRequest
     from search_spaces.spec.presets.models import resolve_model
     from search_spaces.trainers.parameters import parameters_of
+    from workers.calibrate.constants import calibrated_layouts
     from workers.launchers.local import local_launcher
 
     machine = described_machine(cluster)
@@ -235,6 +236,7 @@ def probe(
     ):
         line.say("importing torch, and measuring the peak of a matmul")
         with local_launcher(machine, trainers) as launcher:
+            launcher.use_product_layouts(calibrated_layouts(machine))
             outcome = launcher.run(
                 request, on_event=partial(_say_progress, line, request), cancelled=lambda: False
             )
@@ -308,6 +310,7 @@ def _train_as_rank(config: Path, *, as_json: bool, **given: object) -> NoReturn:
 
 def _train_here(job: TrainJob, machine: Cluster, progress: ProgressLog) -> Any:
     """Runs the job's ranks on this machine; ends the command where they fail."""
+    from workers.calibrate.constants import calibrated_layouts
     from workers.launchers.local import local_launcher
 
     with (
@@ -317,6 +320,7 @@ def _train_here(job: TrainJob, machine: Cluster, progress: ProgressLog) -> Any:
         ),
         local_launcher(machine) as launcher,
     ):
+        launcher.use_product_layouts(calibrated_layouts(machine))
         if job.layout.num_devices > launcher.devices_per_node:
             click.echo(
                 f"warning: {job.layout.num_devices} ranks share {launcher.devices_per_node} "

@@ -33,6 +33,7 @@ from workers.launchers.placement import Processes, place
 from workers.packing.request import Placement, Share
 from workers.programs.program_run import ProgramRun, ResultRefusedError, program_task
 from workers.ranks.rank_task import Device
+from workers.trainer.products import Product, to_rows
 from workers.trainer.revision import GIT_REVISION
 
 _Measured = tuple[Measurement, Environment]
@@ -70,6 +71,7 @@ class GroupLauncher:
         self._allow_sharing = allow_sharing
         self._trainers = trainers
         self._peaks: dict[Precision, tuple[float, str]] = {}
+        self._product_layouts: Mapping[Product, str] = {}
         self._measuring = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -113,7 +115,7 @@ class GroupLauncher:
                 return self._run_program(request, shares, on_event, cancelled)
             end = self._run_layout(
                 request.layout,
-                {"kind": "probe", "request": request.to_mapping()},
+                self._with_product_layouts({"kind": "probe", "request": request.to_mapping()}),
                 shares=shares,
                 deadline_s=request.deadline_s,
                 memory_limit_bytes=request.memory_limit_bytes,
@@ -184,7 +186,7 @@ class GroupLauncher:
         """
         return self._run_layout(
             Layout.from_mapping(job["layout"]),
-            {"kind": "train", "job": dict(job)},
+            self._with_product_layouts({"kind": "train", "job": dict(job)}),
             deadline_s=_NO_DEADLINE_S,
             on_event=lambda event: None if event["event"] == "listening" else on_event(event),
             cancelled=cancelled,
@@ -246,6 +248,10 @@ class GroupLauncher:
         with self._measuring:
             self._peaks.setdefault(precision, (tflops, source))
 
+    def use_product_layouts(self, layouts: Mapping[Product, str]) -> None:
+        """Has the embedded trainer lay matrix products out so in what runs from now on."""
+        self._product_layouts = layouts
+
     def lost(self) -> Mapping[int, str]:
         """Nodes that can't be used now, by position, and why."""
         return self._nodes.lost()
@@ -261,6 +267,9 @@ class GroupLauncher:
     def close(self) -> None:
         """Ends every process on every node."""
         self._nodes.close()
+
+    def _with_product_layouts(self, job: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**job, "product_layouts": to_rows(self._product_layouts)}
 
     def _measured_peak(
         self, precision: Precision, cancelled: Cancelled, shares: Placement | None

@@ -24,9 +24,16 @@ from workers.ranks.json_lines import JsonLines
 from workers.ranks.rank_task import RankTask
 from workers.trainer.comm.collectives import all_reduce, barrier, gather_rows, scatter_rows
 from workers.trainer.comm.mesh import Mesh, build_mesh
-from workers.trainer.model.matrix_products import linear
+from workers.trainer.model.matrix_products import (
+    add_product,
+    input_gradient,
+    linear,
+    use_layouts,
+    weight_gradient,
+)
 from workers.trainer.model.precision import COMPUTE_DTYPES
 from workers.trainer.parallel.pipeline import Message, start_messages
+from workers.trainer.products import LAYOUTS, Product
 
 _LEAST_REPEATS: Final = 5
 _MOST_REPEATS: Final = 400
@@ -113,6 +120,8 @@ def time_machine(task: RankTask, store: Store, line: JsonLines) -> dict[str, Any
 
 def _all_timings(task: RankTask, device: torch.device) -> Iterator[Timing]:
     yield from _matmul_timings(device)
+    for fields in task.job.get("products", ()):
+        yield from _product_timings(Product(*fields), device)
     yield from _memory_timings(device)
     for ranks in (n for n in range(2, task.world_size + 1) if task.world_size % n == 0):
         yield from _collective_timings(task, device, ranks)
@@ -131,6 +140,33 @@ def _matmul_timings(device: torch.device) -> Iterator[Timing]:
                 _filled((columns, inner), precision, device),
             )
             yield Timing(what=what | shape, run=run)
+
+
+def _product_timings(product: Product, device: torch.device) -> Iterator[Timing]:
+    """A product of a linear layer in each layout, as the trainer computes it."""
+    rows, columns, inner = product.rows, product.columns, product.inner
+    shapes: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
+        "output": ((rows, inner), (columns, inner)),
+        "input_gradient": ((rows, inner), (inner, columns)),
+        "weight_gradient": ((inner, rows), (inner, columns)),
+    }
+    left, right = (_filled(each, product.precision, device) for each in shapes[product.kind])
+    runs: dict[str, Callable[[], object]] = {
+        "output": lambda: linear(left, right),
+        "input_gradient": lambda: input_gradient(left, right),
+        "weight_gradient": lambda: weight_gradient(left.t(), right),
+    }
+    if product.kind == "weight_gradient" and product.precision == "fp32":
+        total = torch.zeros(rows, columns, device=device)
+        runs["weight_gradient"] = lambda: add_product(total, left.t(), right, beta=1)
+
+    def run(layout: str) -> None:
+        use_layouts({product: layout})
+        runs[product.kind]()
+
+    for layout in LAYOUTS:
+        what = {"operation": "product", "layout": layout, **product._asdict()}
+        yield Timing(what=what, run=partial(run, layout))
 
 
 def _filled(shape: tuple[int, int], precision: Precision, device: torch.device) -> Tensor:

@@ -148,6 +148,7 @@ def _context(task: RankTask, store: Store) -> RankContext:
         oversubscribed=task.oversubscribed,
         peak_tflops_per_device=task.job.get("peak_tflops_per_device"),
         peak_source=task.job.get("peak_source", ""),
+        product_layouts=task.job.get("product_layouts", ()),
     )
 
 

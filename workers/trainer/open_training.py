@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, Final
 
 import torch
 from torch import distributed as dist
@@ -18,8 +22,13 @@ from workers.trainer.device_peak import matmul_peak
 from workers.trainer.errors import LayoutUnsupportedError, RankContextInvalidError
 from workers.trainer.memory import enforce_limit, refuse_over_limit
 from workers.trainer.model.kernels import EAGER, compiled_kernels, use_kernels
+from workers.trainer.model.matrix_products import use_layouts
 from workers.trainer.parallel.optimizer import OptimizerSettings
+from workers.trainer.products import Product, from_rows
 from workers.trainer.training import Training, persistent_bytes
+
+_PRODUCT_LAYOUTS: Final = "product-layouts"
+"""Key in the store of the ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +51,8 @@ class RankContext:
     """The denominator of mfu; None: rank 0 looks it up or measures it before the first step."""
     peak_source: str
     """The source of the peak; stored with the measurement."""
+    product_layouts: Sequence[Sequence[Any]] = ()
+    """Rows of `products.to_rows`; those of rank 0 count."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +97,7 @@ def open_training(settings: TrainingSettings, ctx: RankContext) -> Training:
         timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )
+    use_layouts(_agreed_layouts(ctx))
     mesh = build_mesh(
         ctx.rank,
         settings.layout,
@@ -113,6 +125,17 @@ def open_training(settings: TrainingSettings, ctx: RankContext) -> Training:
     )
     use_kernels(training.model, kernels)
     return training
+
+
+def _agreed_layouts(ctx: RankContext) -> dict[Product, str]:
+    """Rank 0's layouts of matrix products, on every rank, so that all sum in the same order."""
+    if ctx.rank == 0:
+        ctx.store.set(_PRODUCT_LAYOUTS, json.dumps(list(ctx.product_layouts)))
+        if ctx.product_layouts:
+            # Into the log of the rank, which the outcome keeps.
+            sys.stderr.write(f"matrix products laid out as calibrated: {ctx.product_layouts}\n")
+            sys.stderr.flush()
+    return from_rows(json.loads(ctx.store.get(_PRODUCT_LAYOUTS)))
 
 
 def unsupported(layout: Layout, model: ModelShape) -> list[str]:

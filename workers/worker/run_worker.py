@@ -19,6 +19,7 @@ from search_spaces.spec.site import Site, cluster_part
 from search_spaces.terminal.simulation_options import SimulationOptions
 from search_spaces.trainers.program import ProgramTrainer
 from search_spaces.trainers.simulator import SIMULATED_LAUNCHER, simulator_trainer
+from workers.calibrate.constants import calibrated_layouts
 from workers.errors import AllocationMissingError
 from workers.launchers.group_launcher import GroupLauncher
 from workers.ranks.rank_task import RANK_ENTRY
@@ -80,6 +81,12 @@ class _Machine:
 
     def start_launcher(self) -> GroupLauncher:
         """Starts the launcher of the probes."""
+        layouts = calibrated_layouts(self.cluster)
+        launcher = self._start_launcher()
+        launcher.use_product_layouts(layouts)
+        return launcher
+
+    def _start_launcher(self) -> GroupLauncher:
         if self.launcher == "local":
             from workers.launchers.local import local_launcher
 

@@ -169,6 +169,8 @@ def test_sequence_parallelism_shares_the_element_wise_work_of_the_residual_strea
 
 ALL_REDUCES = 4 * 8 + 2
 """Of tensor parallelism: four a block, and two more."""
+NORM_BYTES, AGAIN = (8 * 2 + 1) * TOKENS * 2 * (8 + 4), 8 * 2 * TOKENS * 2 * 8
+"""Of 17 norms: two numbers a token, in fp64 forward; and of those that are recomputed."""
 GRADIENTS, WEIGHTS = 4 * MODEL.num_parameters, 2 * MODEL.num_parameters
 ACROSS = 4**0.85 * 10e9
 """Bandwidth between nodes of the four cards of a node."""
@@ -190,22 +192,27 @@ PIPED = {"pp": 4, "num_microbatches": 8}
         # A group across nodes has the cards of all its ranks.
         ("tensor_across", {"tp": 8}, ALL_REDUCES * 2 * 7 / 8 * RESIDUAL_BYTES / (4 * 10e9)),
         ("tensor_inside", {"tp": 8}, 0),
-        # Tensor columns sum what tp divides, 12 residual streams a block; the ends scatter and
-        # gather two each. What tp sums is divided by them, and goes as far apart as they are many.
-        ("tensor_inside", {"tp_columns": 2}, (12 * 8 + 2) * RESIDUAL_BYTES / 50e9),
+        # Tensor columns sum what tp divides, 12 residual streams a block, and norms; the ends
+        # scatter and gather two each. What tp sums is divided by them but for the head's gradient,
+        # and goes as far apart as they are many.
+        ("tensor_inside", {"tp_columns": 2}, ((12 * 8 + 2) * RESIDUAL_BYTES + NORM_BYTES) / 50e9),
         (
             "tensor_inside",
             {"tp_columns": 2, "recompute": "full"},
-            (19 * 8 + 2) * RESIDUAL_BYTES / 50e9,
+            ((19 * 8 + 2) * RESIDUAL_BYTES + NORM_BYTES + AGAIN) / 50e9,
         ),
         (
             "tensor_inside",
             {"tp": 2, "tp_columns": 2},
-            (ALL_REDUCES / 2 + 12 * 8 / 2 + 2) * RESIDUAL_BYTES / 50e9,
+            ((33 / 2 + 1 + 12 * 8 / 2 + 2) * RESIDUAL_BYTES + NORM_BYTES) / 50e9,
         ),
-        ("tensor_across", {"tp": 2, "tp_columns": 4}, ALL_REDUCES * RESIDUAL_BYTES / 4 / 10e9),
-        # Four sums of products and four of norms a block, and four at the ends.
-        ("latency_inside", {"tp_columns": 4}, (8 * 8 + 4) * (40e-6 + 6 * 1e-6)),
+        (
+            "tensor_across",
+            {"tp": 2, "tp_columns": 4},
+            (33 / 4 + 1) * RESIDUAL_BYTES / 10e9,
+        ),
+        # Four sums of products and four of norms a block, four at the ends, two of the last norm.
+        ("latency_inside", {"tp_columns": 4}, (8 * 8 + 6) * (40e-6 + 6 * 1e-6)),
         ("pipeline_across", {**PIPED, "tp_columns": 2}, 11 * RESIDUAL_BYTES / 10e9),
         # A collective costs a latency for each step around the ring.
         ("latency_inside", {"tp": 4}, ALL_REDUCES * (40e-6 + 6 * 1e-6)),
@@ -286,6 +293,30 @@ def test_tensor_columns_cut_products_and_weights_and_leave_attention_alone() -> 
     assert term("data_inside", tp_columns=2, dp=2) == term("data_inside", tp=2, dp=2)
     shared = term("elementwise") - term("elementwise", tp_columns=4)
     assert shared == pytest.approx(8 * 3 * 10 * RESIDUAL_BYTES / 1e12 * 3 / 4)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "lost_s"),
+    [
+        # No longer than the products of half of the weights (7 of a block's 12 H^2), or the sums:
+        # with sequence parallelism two scatters of a block.
+        ({"tp": 2}, 8 * LAYER_FLOPS * 7 / 12 / 2 / 100e12),
+        ({"tp": 2, "sequence_parallel": True}, 8 * RESIDUAL_BYTES / 50e9),
+        ({"tp_columns": 2}, 8 * LAYER_FLOPS * 5 / 12 / 2 / 100e12),
+        ({"dp": 2}, 0),
+    ],
+)
+def test_late_weight_gradients_hide_no_sum(knobs: dict[str, Any], lost_s: float) -> None:
+    """A sum of input gradients runs beside the product of the weight gradient, if there is one."""
+    lost = term("tensor_inside", schedule="zero_bubble", **knobs) - term("tensor_inside", **knobs)
+    assert lost == pytest.approx(lost_s)
+
+
+def test_sequence_parallelism_leaves_no_product_beside_the_sum_over_columns() -> None:
+    both = {"tp": 2, "tp_columns": 2}
+    lost = term("tensor_inside", **both, sequence_parallel=True) - term("tensor_inside", **both)
+    shared = NORM_BYTES / 2 + RESIDUAL_BYTES / 2  # norms and head have half of the tokens
+    assert lost == pytest.approx(8 * LAYER_FLOPS * 5 / 12 / 4 / 100e12 - shared / 50e9)
 
 
 def test_a_ring_hides_its_steps_beside_attention() -> None:

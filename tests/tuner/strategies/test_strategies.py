@@ -188,7 +188,7 @@ def test_exhaustive_keeps_the_canonical_order() -> None:
 def test_an_unknown_strategy_is_answered_with_the_known_ones() -> None:
     with pytest.raises(
         StrategyUnknownError,
-        match=r"'anneal'.*deephyper, deephyper\+memory, exhaustive, guided, model-only, random",
+        match=r"'anneal'.*communication, deephyper, deephyper\+memory, exhaustive, guided, model-only, random",
     ):
         make_strategy("anneal", make_problem(make_layouts()), seed=0)
 

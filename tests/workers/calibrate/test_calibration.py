@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from search_spaces.errors import MeasuredConstantsInvalidError
+from search_spaces.spec.cluster import detect_local_cpu
 from search_spaces.spec.presets.calibration_file import (
     MeasuredConstants,
     constants_file,
@@ -18,7 +21,8 @@ from tests.kit.python_process import printed_by, start_python
 from tests.kit.waiting import wait_until
 from tests.workers.process_checks import marked
 from workers.calibrate.command import calibrate
-from workers.calibrate.constants import constants_of
+from workers.calibrate.constants import calibrated_layouts, constants_of
+from workers.trainer.products import LAYOUTS, OWN_LAYOUTS, products_in
 
 pytestmark = pytest.mark.ranks
 
@@ -100,6 +104,46 @@ def test_this_machine_is_measured_and_the_constants_are_kept(tmp_path: Path) -> 
     shown = CliRunner().invoke(calibrate, ["--data-dir", str(tmp_path), "--show", "--json"])
     assert shown.exit_code == 0
     assert json.loads(shown.stdout) == json.loads(text)
+
+
+@pytest.mark.slow
+def test_layouts_of_a_models_products_are_timed_kept_and_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["--data-dir", str(tmp_path), "--seconds", "1", "--json"]
+    text = printed_by(PROGRAM, *arguments, "--model", "tiny-llama")
+    products = products_in(json.loads(text)["timings"])
+    assert {each["layout"] for each in products} == set(LAYOUTS)
+    again = MeasuredConstants.from_mapping(json.loads(printed_by(PROGRAM, *arguments)))
+    assert products_in(again.timings) == products, "another calibration keeps them"
+    # One that certainly counts: the layout that the trainer would choose by itself is slow.
+    slowed = [
+        each | {"seconds": 9.0 if each["layout"] == OWN_LAYOUTS[each["kind"]] else each["seconds"]}
+        for each in products
+    ]
+    write_constants(tmp_path, replace(again, timings=tuple(slowed)))
+    monkeypatch.setenv("LAYOUT_TUNER_DATA_DIR", str(tmp_path))
+    arguments = ["probe", "--model", "tiny-llama", "--num-microbatches=1", "--steps=2", "--json"]
+    probed = json.loads(printed_by("from api.cli import main; main()", *arguments))
+    assert "matrix products laid out as calibrated: [['output', 'fp32'," in probed["log_tail"]
+
+
+def test_a_timing_of_a_product_that_lacks_a_field_is_named_with_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAYOUT_TUNER_DATA_DIR", str(tmp_path))
+    cluster = detect_local_cpu()
+    assert calibrated_layouts(cluster) == {}
+    broken = ({"operation": "product", "kind": "output", "seconds": 1.0},)
+    kept = MeasuredConstants(
+        cluster=cluster.name, host="here", measured_at="earlier", timings=broken
+    )
+    path = write_constants(tmp_path, kept)
+    with pytest.raises(
+        MeasuredConstantsInvalidError, match="run `layout-tuner calibrate` again"
+    ) as e:
+        calibrated_layouts(cluster)
+    assert str(path) in str(e.value)
 
 
 @pytest.mark.slow

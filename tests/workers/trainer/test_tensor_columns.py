@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from search_spaces.estimates.tensor_sums import Sums, layer_sums
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from tests.workers.trainer.cases import (
@@ -47,6 +48,7 @@ from workers.trainer.training import Training
 pytestmark = pytest.mark.ranks
 
 FAMILIES = pytest.mark.parametrize("family", ["gpt", "llama"])
+LATE = {"schedule": "zero_bubble"}
 LAYOUTS = [
     {},
     {"tp_columns": 4},
@@ -58,6 +60,8 @@ LAYOUTS = [
     ZERO_2,
     ZERO_3,
     VPP,
+    PP | LATE,
+    PP | {"schedule": "gpipe"},
     *({"cp": 2, "cp_comm_type": kind} for kind in ("all_gather", "p2p", "a2a")),
     {"recompute": "full"},
     {"recompute": "selective"},
@@ -72,6 +76,12 @@ OF_EIGHT = [
     REPLICAS | {"zero_stage": 3},
     TP | {"cp": 2, "recompute": "full"},
     {"tp_columns": 4} | PP,
+    TP | PP | LATE,
+    CUT | PP | LATE,
+    PP | LATE | ZERO_2 | {"recompute": "full"},
+    REPLICAS,
+    REPLICAS | {"zero_stage": 2},
+    PP | ZERO | {"rank_order": "tp_cp_pp_dp"},
 ]
 
 
@@ -116,7 +126,7 @@ def test_16_bits_follow_fp32(family: str, axes: dict[str, Any], precision: str) 
 
 
 @FAMILIES
-@over_axes(PP, {"recompute": "full"}, {"recompute": "selective"})
+@over_axes(PP, PP | LATE, {"recompute": "full"}, {"recompute": "selective"})
 def test_what_changes_no_sum_changes_no_bit(family: str, axes: dict[str, Any]) -> None:
     shape = make_shape(family)
     alone = train(shape, make_layout(**COLUMNS))
@@ -196,7 +206,14 @@ def sent_in_blocks(
         for block in training.model.stages[0].blocks:
             y = block(y)
         when = "backward"
+        stage = training.model.stages[0]
+        waiting = stage.put_off_gradients() if layout.schedule == "zero_bubble" else []
         y.sum().backward()
+        at_once = {axis: Counter(counts) for axis, counts in sent.items()}
+        with torch.no_grad():
+            for add_gradient in waiting:
+                add_gradient()
+        assert sent == at_once  # what waits sums nothing
         return sent
 
     return on_layout(layout, work, shape)
@@ -204,32 +221,31 @@ def sent_in_blocks(
 
 @FAMILIES
 @pytest.mark.parametrize(
-    ("tp", "columns"), [(1, 2), (2, 2), (4, 2), (2, 4), (1, 4), (1, 8), (8, 1), (4, 1)]
+    ("tp", "columns", "axes"),
+    [
+        *((*pair, {}) for pair in ((1, 2), (2, 2), (4, 2), (2, 4), (1, 4), (1, 8), (8, 1), (4, 1))),
+        *((*pair, PP | LATE) for pair in ((1, 2), (2, 2), (1, 4), (2, 1))),
+    ],
 )
 def test_a_rank_sums_as_many_elements_as_the_formulas_say(
-    family: str, tp: int, columns: int, monkeypatch: pytest.MonkeyPatch
+    family: str, tp: int, columns: int, axes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With t tokens, H features, F and u of the feed-forward, q of query, key and value.
+    """By axis, forward and backward: the elements that the estimate of the step time counts."""
+    layout = Layout(tp=tp, tp_columns=columns, micro_batch_size=2, num_microbatches=1, **axes)
+    shape = make_shape(family, num_heads=8, num_kv_heads=8, num_layers=2 * layout.pp)
+    sums, times = layer_sums(shape, tp, columns), 2 * 2 * shape.seq_length  # layers times tokens
 
-    Of a layer over columns t (q + u) / r forward, and t (H + F) / r backward; over tp 2 t H / c
-    each. Statistics of a norm: two a token, of an RMSNorm one.
-    """
-    shape = make_shape(family, num_heads=8, num_kv_heads=8, num_layers=2)
-    layout = Layout(tp=tp, tp_columns=columns, micro_batch_size=2, num_microbatches=1)
-    t, h, f = 2 * shape.seq_length, shape.hidden_size, shape.ffn_hidden_size
-    q, u = h + 2 * shape.kv_hidden_size, f if family == "gpt" else 2 * f
-    norms = 2 * 2 * t * (2 if family == "gpt" else 1)
-    of_tp = {
-        "forward, layers": 2 * 2 * t * h // columns,
-        "backward, layers": 2 * 2 * t * h // columns,
+    def named(what: str, each: Sums) -> dict[str, float]:
+        return {
+            f"forward, {what}": times * each.forward,
+            f"backward, {what}": times * each.backward,
+        }
+
+    of_columns = named("layers", sums.columns) | named("norms", sums.norms)
+    expected = {
+        "tp": named("layers", sums.tp) if tp > 1 else {},
+        "columns": of_columns if columns > 1 else {},
     }
-    of_columns = {
-        "forward, layers": 2 * t * (q + u) // tp,
-        "backward, layers": 2 * t * (h + f) // tp,
-        "forward, norms": norms,
-        "backward, norms": norms,
-    }
-    expected = {"tp": of_tp if tp > 1 else {}, "columns": of_columns if columns > 1 else {}}
     for found in sent_in_blocks(layout, shape, monkeypatch):
         assert found == expected
 

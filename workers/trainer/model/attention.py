@@ -23,6 +23,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from workers.trainer.model.backward import gradients_of
+from workers.trainer.model.matrix_products import multiplies_in_fp32
 
 _POSITIONS_AT_ONCE: Final = 64
 _SCORES_AT_ONCE: Final = 1 << 19
@@ -258,12 +259,14 @@ def _attend_backward(
     """Writes the gradients of query, key and value of G heads of a sequence.
 
     Scores and their gradients are computed in fp32. Probabilities have the precision of the inputs
-    in products, as in the flash kernels. lse_GS is to the base of 2, for which the exponential is
-    cheapest.
+    in products, as in the flash kernels, unless those run in fp32 anyway. lse_GS is to the base of
+    2, for which the exponential is cheapest.
     """
+    q32_GSD, k32_GSD, v32_GSD, dy32_GSD = (value.float() for value in inputs_GSD)
+    if multiplies_in_fp32(inputs_GSD[0]):
+        inputs_GSD = q32_GSD, k32_GSD, v32_GSD, dy32_GSD
     q_GSD, k_GSD, _, dy_GSD = inputs_GSD
     num_keys = k_GSD.shape[1]
-    q32_GSD, k32_GSD, v32_GSD, dy32_GSD = (value.float() for value in inputs_GSD)
     dtype, (_, seq_length, head_size) = q_GSD.dtype, q_GSD.shape
     scale = head_size**-0.5
     future_CC = torch.ones(_POSITIONS_AT_ONCE, _POSITIONS_AT_ONCE, dtype=torch.bool).triu_(1)

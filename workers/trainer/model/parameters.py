@@ -21,7 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workers.trainer.model.matrix_products import has_fast_16_bit_products
+from workers.trainer.model.matrix_products import (
+    add_product,
+    multiplies_in_fp32,
+    weight_gradient,
+)
 
 _BLOCK_ELEMENTS: Final = 1 << 16
 """Elements that one seed initialises. A rank draws only the blocks that overlap its slice."""
@@ -166,12 +170,12 @@ class ModelParameter(nn.Parameter):
 
     @_can_wait
     def add_product(self, left_OT: Tensor, right_TI: Tensor) -> None:
-        """Adds a matrix product to `main_grad`, without a temporary if the factors are fp32."""
-        if left_OT.dtype != torch.float32:
-            self._add_now(left_OT @ right_TI)
+        """Adds a matrix product to `main_grad`; without a temporary if it is computed in fp32."""
+        if left_OT.dtype != torch.float32 and not multiplies_in_fp32(left_OT):
+            self._add_now(weight_gradient(left_OT, right_TI))
             return
         self._begin_gradient()
-        self.main_grad.addmm_(left_OT, right_TI, beta=0 if self.main_grad_is_stale else 1)
+        add_product(self.main_grad, left_OT, right_TI, beta=0 if self.main_grad_is_stale else 1)
         self._count_gradient()
 
     @_can_wait
@@ -191,10 +195,10 @@ class ModelParameter(nn.Parameter):
         for sum_OI, left_TO, right_TI in zip(
             sums, torch.split(left_MO, sizes), torch.split(right_MI, sizes), strict=True
         ):
-            in_fp32 = len(left_TO) <= _FEW_ROWS or not has_fast_16_bit_products()
-            if left_TO.dtype == sum_OI.dtype or in_fp32:
-                left_OT, beta = left_TO.t().float(), 0 if self.main_grad_is_stale else 1
-                sum_OI.addmm_(left_OT, right_TI.float(), beta=beta)
+            is_fp32 = left_TO.dtype == torch.float32 or multiplies_in_fp32(left_TO)
+            if is_fp32 or len(left_TO) <= _FEW_ROWS:
+                beta = 0 if self.main_grad_is_stale else 1
+                add_product(sum_OI, left_TO.t(), right_TI, beta=beta)
             else:
                 self._add(sum_OI, left_TO.t() @ right_TI)
         self._count_gradient()

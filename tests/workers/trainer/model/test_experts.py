@@ -17,7 +17,7 @@ from tests.workers.trainer.parallel_layers import drawn, weight
 from tests.workers.trainer.reference import ReferenceModel
 from tests.workers.trainer.tolerances import operation_error
 from workers.trainer.errors import LayoutUnsupportedError
-from workers.trainer.model import parameters
+from workers.trainer.model import matrix_products
 from workers.trainer.model.experts import MixtureOfExperts
 from workers.trainer.training import Training
 
@@ -152,7 +152,7 @@ def test_the_16_bit_product_of_few_rows_is_added_in_fp32(
     is_first: bool, is_fast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And of many, where 16 bits are slow."""
-    monkeypatch.setattr(parameters, "has_fast_16_bit_products", lambda: is_fast)
+    monkeypatch.setattr(matrix_products, "has_fast_16_bit_products", lambda: is_fast)
     ends = [5, 5, 69, 134]  # 5, 0, 64 and 65 rows: the last may be rounded to 16 bits
     parameter, rounded = weight(torch.zeros(4 * 12, 20)), [False, False, False, is_fast]
     parameter.main_grad_is_stale = is_first

@@ -44,6 +44,43 @@ def test_products_are_the_dense_ones_by_either_library(
         assert_close(found, expected, length=length, roundings=roundings)
 
 
+@pytest.mark.parametrize("is_fast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bit_products_are_the_dense_ones_where_they_are_computed_in_fp32(
+    dtype: torch.dtype, is_fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more features than are converted at once, whole and by experts of 0, 4 and 2 rows."""
+    monkeypatch.setattr(matrix_products, "has_fast_16_bit_products", lambda: is_fast)
+    shapes = [(6, 8), (1100, 8), (1100,), (6, 1100)]
+    x, w, b, dy = (drawn(*s, seed=i).to(dtype) for i, s in enumerate(shapes))
+    assert matrix_products.multiplies_in_fp32(x) is not is_fast
+    found = {
+        "output": matrix_products.linear(x, w, b),
+        "input gradient": matrix_products.input_gradient(dy, w),
+        "experts": matrix_products.grouped_products(
+            x, torch.stack([w, w + 1, w * 2]).mT, torch.tensor([0, 4, 6], dtype=torch.int32)
+        ),
+    }
+    experts = torch.cat(
+        [x[:4].double() @ (w + 1).double().t(), x[4:].double() @ (w * 2).double().t()]
+    )
+    expected = {
+        "output": x.double() @ w.double().t() + b.double(),
+        "input gradient": dy.double() @ w.double(),
+        "experts": experts,
+    }
+    for name, length, roundings in (
+        ("output", 9, 2),
+        ("input gradient", 1100, 1),
+        ("experts", 8, 1),
+    ):
+        assert found[name].dtype == dtype
+        assert_close(found[name], expected[name], length=length, roundings=roundings)
+    sum_ = torch.ones(1100, 8)
+    matrix_products.add_product(sum_, dy.t(), x, beta=1)
+    assert_close(sum_, 1.0 + dy.double().t() @ x.double(), length=7)
+
+
 @pytest.mark.parametrize(
     ("cpu_info", "by_onednn"),
     [

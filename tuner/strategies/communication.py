@@ -1,0 +1,81 @@
+"""AxoNN's ranking: layouts by what their communication takes, as modelled (arXiv:2502.08145).
+
+Its authors' scripts take four matrices a layer, divide the bytes of each axis by a bandwidth, and
+launch the first 20 of the order; neither overlap nor computation counts. Axes, innermost first:
+tensor columns, tp, ZeRO-3's shards, and replicas. Here the down projection is charged to the axis
+that sums it, and the other axes of a layout (cp, pp, ep) as in the estimates, without factors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search_spaces.arrays import Floats, Ints
+from search_spaces.estimates.links import GroupLinks
+from search_spaces.estimates.tensor_sums import layer_sums
+from search_spaces.estimates.time import TERM_NAMES, time_terms
+from search_spaces.spec.cluster import Cluster
+from search_spaces.spec.layout_columns import LayoutColumns, code_of
+from search_spaces.spec.model_shape import ModelShape
+from tuner.strategies.search_problem import SearchProblem
+
+_OTHER_AXES: Final = [
+    place
+    for place, name in enumerate(TERM_NAMES)
+    if name.startswith(("context", "exchange", "pipeline"))
+]
+
+
+def order_by_communication(problem: SearchProblem) -> NDArray[np.int64]:
+    """Positions of the layouts, the least communication for a sequence first.
+
+    Equal ones stay in the canonical order. The scripts also name a least number of ranks for each
+    of their models, by the memory of their machines; other machines have another, and none here.
+    """
+    columns = problem.layouts.columns()
+    seconds = communication_s(columns, problem.model, problem.cluster)
+    return np.argsort(seconds / columns.global_batch_size, kind="stable")
+
+
+def communication_s(columns: LayoutColumns, model: ModelShape, cluster: Cluster) -> Floats:
+    """Seconds of a step in which each layout communicates, of columns with one axis."""
+    terms = time_terms(columns, model, cluster, dtype=np.float32)
+    seconds: Floats = terms.seconds[:, _OTHER_AXES].sum(axis=1, dtype=np.float64)
+    stride: Ints | int = 1
+    for ranks, sent, collectives in _axes(columns, model):
+        links = GroupLinks.of(ranks, stride, cluster, 1.0)
+        hops = np.where(links.inside, 0.0, collectives * ranks * links.latency_s)
+        shares = (ranks - 1.0) / ranks
+        seconds += np.where(ranks > 1, shares * sent / links.bytes_per_s + hops, 0.0)
+        stride = stride * ranks
+    return seconds
+
+
+def _axes(columns: LayoutColumns, model: ModelShape) -> Iterator[tuple[Ints, Floats, Floats]]:
+    """The ranks of each axis, (n - 1) / n of the bytes that a rank sends, and how often.
+
+    A sum sends its elements twice at 16 bits, forward ones again with full recomputation. Weights
+    are gathered twice and their gradients scattered once, at 16 bits, for each micro-batch; over
+    replicas their gradients are summed in fp32 once a step.
+    """
+    layers = model.num_layers / columns.pp
+    blocks = layers * columns.num_microbatches
+    tokens = columns.micro_batch_size * model.seq_length / columns.cp * blocks
+    passes = np.where(columns.recompute == code_of("recompute", "full"), 2.0, 1.0)
+    sums = layer_sums(model, columns.tp, columns.tp_columns)
+    for ranks, each in ((columns.tp_columns, sums.columns), (columns.tp, sums.tp)):
+        yield ranks, 2.0 * 2.0 * tokens * (passes * each.forward + each.backward), 4.0 * blocks
+    held = (model.num_layer_matrix_parameters - model.num_expert_parameters) / columns.tp_ranks
+    held = (held + model.num_expert_parameters / (columns.etp * columns.ep)) * layers
+    depth = _depth(columns)
+    yield depth, 3.0 * 2.0 * held * columns.num_microbatches, 12.0 * blocks
+    yield columns.dp_cp // depth, 8.0 * held / depth, 4.0 * layers
+
+
+def _depth(columns: LayoutColumns) -> Ints:
+    """Ranks that share the stored weights; ZeRO's first two stages are not among AxoNN's axes."""
+    return np.where(columns.zero_stage == 3, columns.zero_group_size, 1)
