@@ -38,7 +38,7 @@ from search_spaces.spec.space import SearchSpace, enumerate_legal
 from workers.simulation.machine import Machine
 from workers.simulation.probe import SimulatedCluster
 from workers.simulation.steps import steps
-from workers.simulation.walk import held_passes, rank_events
+from workers.simulation.walk import held_passes, rank_runs
 
 ONE_CARD: Final = replace(
     CLUSTER_PRESETS["a100-sxm"], name="one-card", inter_node_bandwidth_bytes_per_s=25e9 / 8
@@ -85,7 +85,7 @@ def _speed() -> list[Promise]:
         ("175B on 128", frontier.MODEL_175B, frontier.LAYOUT_175B, 0.1),
         ("1T on 3,072", frontier.MODEL_1T, frontier.LAYOUT_1T, 2.0),
     ):
-        rank_events.cache_clear()
+        rank_runs.cache_clear()
         held_passes.cache_clear()
         first_s, *again_s = [_probe_s(model, layout) for _ in range(4)]
         for which, seconds in (("new schedule", first_s), ("known", float(np.median(again_s)))):

@@ -105,8 +105,8 @@ CALIBRATIONS: Final = (
         },
     ),
 )
-"""Each fitted by `python -m benchmarks.bench_simulator --tables DIR --refit`. The cells: of nanotron
-the smallest one that crosses nodes, of vTrain the first of those with the most rows."""
+"""Each fitted by `python -m benchmarks.bench_simulator --tables DIR --refit`. The cells: of
+nanotron the smallest that crosses nodes, of vTrain the first of those with the most rows."""
 
 
 def measured_rows(cell: TableCell) -> list[TableRow]:

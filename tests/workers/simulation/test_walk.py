@@ -28,6 +28,12 @@ SCHEDULES = [
     Schedule(pp=4, vpp=1, num_microbatches=9, name="zero_bubble"),
     Schedule(pp=4, vpp=2, num_microbatches=8),
     Schedule(pp=3, vpp=4, num_microbatches=9),
+    # Long ones, whose tables repeat a block.
+    Schedule(pp=3, vpp=1, num_microbatches=40),
+    Schedule(pp=1, vpp=1, num_microbatches=11),
+    Schedule(pp=3, vpp=1, num_microbatches=40, name="zero_bubble"),
+    Schedule(pp=3, vpp=2, num_microbatches=45),
+    Schedule(pp=2, vpp=3, num_microbatches=60),
 ]
 
 
