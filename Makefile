@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 PIP_FLAGS ?=
 
 INSTALLED := $(VENV)/.installed
-.PHONY: install demo pictures check lint types layers structure test test-slow test-nightly test-faults test-slurm test-exports slurm-packages browser-packages openapi reference test-gpu bench-enumerate bench-plan bench-estimates bench-memory bench-trainer bench-search bench-intervals bench-stopping bench-packing bench-busy bench-commands bench-workers bench-service bench-programs bench-revisions bench-dashboard bench-gpu bench-simulator clean
+.PHONY: install demo pictures check lint types layers structure test test-slow test-nightly test-faults test-slurm test-exports slurm-packages browser-packages openapi reference test-gpu bench-enumerate bench-plan bench-estimates bench-memory bench-trainer bench-search bench-intervals bench-stopping bench-packing bench-busy bench-commands bench-workers bench-service bench-programs bench-revisions bench-dashboard bench-simulated bench-gpu bench-simulator clean
 
 install: $(INSTALLED)
 
@@ -189,6 +189,10 @@ bench-service: $(INSTALLED)
 # Pages in Debian's Chromium, with nothing else on the machine.
 bench-dashboard: $(INSTALLED) browser-packages
 	$(BIN)/python -m benchmarks.bench_dashboard --record
+
+# Ten minutes, with nothing else on the machine.
+bench-simulated: $(INSTALLED)
+	$(BIN)/python -m benchmarks.bench_simulated --record
 
 # BASE: the bin folder of an environment with another revision.
 bench-revisions: $(INSTALLED)
