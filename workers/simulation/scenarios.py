@@ -25,6 +25,7 @@ from search_spaces.spec.presets.models import model_preset
 from search_spaces.spec.rules import OTHER_TRAINER_SCOPES, Scope, violations
 from search_spaces.spec.space import LegalSet, SearchSpace, enumerate_legal
 from search_spaces.tables import CellKey, MeasurementTable, TableCell, TableRow
+from search_spaces.trainers.simulator import SIMULATED
 from workers.errors import ScenarioUnknownError
 from workers.simulation.machine import Machine, node_slowness
 from workers.simulation.memory import device_bytes, rank_memory
@@ -35,9 +36,6 @@ from workers.simulation.trace import step_trace
 Truth = Literal["events", "stress"]
 """What is measured: a machine a little better here and worse there than the described one, or one
 on which every constant is far off, with a distortion on top (`stress`)."""
-
-SIMULATED: Final = "simulated"
-"""The beginning of the source of a simulated table."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
