@@ -92,6 +92,8 @@ def test_cheap_probes_explore_and_the_best_of_them_is_measured_in_full() -> None
     assert probes[full[0]].layout in seen
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_first_layout_that_is_measured_in_full_is_good_on_most_machines() -> None:
     regrets = []
     for seed in range(4):
