@@ -96,6 +96,8 @@ def pipeline_schedule(
         actions = _one_forward_one_backward(pp_rank, pp, num_microbatches)
     if schedule == "zero_bubble":
         actions = list(_with_late_weight_gradients(actions, num_late=pp_rank))
+    if 0 < pp_rank < pp - 1:  # only the first and the last rank hold the ends of the model
+        return actions
     last_stage = pp * vpp - 1
     return [
         trimmed

@@ -110,10 +110,6 @@ class ScenarioUnknownError(WorkerError):
     """No simulation has the requested name."""
 
 
-class LayoutNotSimulatedError(WorkerError):
-    """The simulated cluster has no such layout; the message names the knob."""
-
-
 class AllocationInvalidError(WorkerError, SearchSpaceError):
     """A requested allocation is impossible at its site; the message names the option."""
 

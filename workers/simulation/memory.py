@@ -1,90 +1,208 @@
-"""Peak memory of a simulated device: the tensors of each pass, and the allocator's losses."""
+"""Peak memory of simulated ranks: the tensors of each pass, and the allocator's blocks.
+
+Which passes are held at once follows from the trainer's tables (`walk.held_passes`). Tensors take
+blocks of the device's allocator, PyTorch's: under 1 MiB they share blocks of 2 MiB, under 10 MiB of
+20 MiB, and others are rounded up to 2 MiB. What lies free between blocks is a share of the
+activations that differs between layouts.
+"""
 
 from __future__ import annotations
 
 import zlib
+from dataclasses import dataclass
 from typing import Final
 
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from workers.simulation.machine import Machine, element_bytes
-from workers.simulation.pipeline import Schedule, most_in_flight
-from workers.simulation.steps import stage_parameters
+from workers.simulation.steps import Held, held_parameters, stage_layers
+from workers.simulation.walk import Schedule, held_passes
 
 _FP32: Final = 4.0
-_BLOCK_BYTES: Final = 2 << 20
+_ROUNDED: Final = 2 << 20
+_OWN_BLOCK: Final = 10 << 20
 
 
-def peak_memory_bytes(layout: Layout, model: ModelShape, machine: Machine, *, seed: int) -> float:
-    """Bytes that the fullest device reserves, its driver's and its communicators' included."""
-    states = stage_parameters(layout, model).reshape(layout.vpp, layout.pp).sum(axis=0)
-    schedule = Schedule(pp=layout.pp, vpp=layout.vpp, num_microbatches=layout.num_microbatches)
-    held = _stage_activation_bytes(layout, model)
-    ranks = []
-    for rank, parameters in enumerate(states):
-        beside = _layer_transient(layout, model)
-        if rank == layout.pp - 1:
-            beside = max(beside, _head_bytes(layout, model))
-        passing = most_in_flight(schedule, rank) * held + beside
-        lost = machine.fragmentation * _share_of(layout, seed) * passing
-        ranks.append(_state_bytes(layout, parameters) + passing + lost)
-    groups = sum(degree > 1 for degree in (layout.tp, layout.pp, layout.dp))
-    fixed = machine.context_bytes + groups * machine.communicator_bytes
-    return -(-max(ranks) // _BLOCK_BYTES) * _BLOCK_BYTES + fixed
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankMemory:
+    """The peak of each rank of a pipeline stage, in bytes."""
+
+    allocated_bytes: float
+    """In use by tensors."""
+    reserved_bytes: float
+    """Held by the allocator."""
 
 
-def _share_of(layout: Layout, seed: int) -> float:
-    """A number from 0 to 1 that is fixed for a layout: its share of the fragmentation."""
-    return zlib.crc32(f"{seed} {layout.key}".encode()) / 2**32
+def rank_memory(
+    layout: Layout, model: ModelShape, machine: Machine, *, seed: int
+) -> list[RankMemory]:
+    """The peaks of each pipeline rank, first stage first."""
+    layers = stage_layers(layout, model, by_work=machine.software.splits_by_work)
+    held = held_parameters(layout, model, layers)
+    tensors = _Tensors(layout, model, machine.software.fused_attention)
+    lost = machine.fragmentation * zlib.crc32(f"{seed} {layout.key}".encode()) / 2**32
+    found = []
+    for rank, pairs in enumerate(held_passes(Schedule.of(layout))):
+        chunks = range(rank, len(layers), layout.pp)
+        allocated, reserved = _state_bytes(layout, model, [held[s] for s in chunks])
+        counts = [sum(map(model.has_experts, layers[s])) for s in chunks]
+        mixed = sum(counts) / layout.vpp
+        dense = sum(len(layers[s]) for s in chunks) / layout.vpp - mixed
+        is_last = rank == layout.pp - 1
+        most = [0.0, 0.0]
+        for in_flight, late in pairs:
+            for place, blocks in enumerate((False, True)):
+                kept = mixed * tensors.kept(True, blocks) + dense * tensors.kept(False, blocks)
+                waiting = mixed * tensors.late(True, blocks) + dense * tensors.late(False, blocks)
+                passing = in_flight * kept + late * waiting
+                beside = tensors.passing(mixed > 0, blocks)
+                if is_last:
+                    head = tensors.head(blocks)
+                    passing += (in_flight - 1) * head
+                    beside = max(beside, head)
+                most[place] = max(most[place], passing + beside)
+        found.append(
+            RankMemory(
+                allocated_bytes=allocated + most[0],
+                reserved_bytes=reserved + most[1] * (1 + lost),
+            )
+        )
+    return found
 
 
-def _state_bytes(layout: Layout, parameters: float) -> float:
-    """Weights, fp32 gradients, and Adam's states, the last shared with ZeRO."""
-    size = element_bytes(layout.precision)
-    optimizer = 8.0 if layout.precision == "fp32" else 12.0
-    return parameters * (size + _FP32 + optimizer / layout.zero_group_size)
+def device_bytes(layout: Layout, machine: Machine, rank: RankMemory) -> float:
+    """What a rank takes of its device: the driver's and the communicators' buffers included."""
+    degrees = (layout.tp, layout.tp_columns, layout.cp, layout.pp, layout.dp, layout.ep)
+    groups = sum(degree > 1 for degree in degrees)
+    return rank.reserved_bytes + machine.context_bytes + groups * machine.communicator_bytes
 
 
-def _stage_activation_bytes(layout: Layout, model: ModelShape) -> float:
-    """Bytes that one forward pass through one stage leaves for its backward pass."""
-    layers = model.num_layers / (layout.pp * layout.vpp)
-    if layout.recompute == "full":
-        return layers * _residual_bytes(layout, model)
-    return layers * _layer_bytes(layout, model)
+def _state_bytes(layout: Layout, model: ModelShape, chunks: list[Held]) -> tuple[float, float]:
+    """Weights, fp32 gradients, masters and moments of a rank's stages: in use, and in blocks.
 
-
-def _residual_bytes(layout: Layout, model: ModelShape) -> float:
-    cut = layout.tp if layout.sequence_parallel else 1
-    tokens = model.seq_length * layout.micro_batch_size / cut
-    return element_bytes(layout.precision) * tokens * model.hidden_size
-
-
-def _layer_bytes(layout: Layout, model: ModelShape) -> float:
-    """Bytes that a block keeps, with fused attention; sequence-parallel inputs are gathered again.
-
-    Selective recomputation also recomputes the attention's output.
+    Of what ZeRO-2 and 3 shard, two whole layers are there beside the own share.
     """
-    size, tokens = element_bytes(layout.precision), model.seq_length * layout.micro_batch_size
-    on_rank = size * tokens / layout.tp
-    inputs = 4 * _residual_bytes(layout, model)
-    attention = on_rank * (2 * model.hidden_size + 2 * model.kv_hidden_size)
-    if layout.recompute == "selective":
-        attention -= on_rank * model.hidden_size
-    statistics = _FP32 * tokens * model.num_heads / layout.tp
-    tensors = 4 if model.family == "llama" else 2
-    return inputs + attention + statistics + tensors * on_rank * model.ffn_hidden_size
+    size, zero = element_bytes(layout.precision), layout.zero_stage
+    others, experts = sum(each.others for each in chunks), sum(each.experts for each in chunks)
+    own = others / layout.zero_group_size + experts / layout.expert_zero_group_size
+    layer = (model.num_layer_parameters - model.num_expert_parameters) / layout.tp_ranks
+    layer += model.num_expert_parameters / (layout.etp * layout.ep)
+    whole = others + experts
+    window = own + min(2 * layer, whole) if layout.zero_group_size > 1 else whole
+    sizes = (
+        size * (window if zero == 3 else whole),
+        _FP32 * (window if zero >= 2 else whole),
+        (8.0 if layout.precision == "fp32" else 12.0) * own,
+    )
+    return sum(sizes), sum(map(_block, sizes))
 
 
-def _layer_transient(layout: Layout, model: ModelShape) -> float:
-    """Additional bytes of a block's backward pass: its gradients, and recomputed activations."""
-    revived = _layer_bytes(layout, model) if layout.recompute == "full" else 0.0
-    tokens = model.seq_length * layout.micro_batch_size
-    widest = element_bytes(layout.precision) * tokens * model.ffn_hidden_size / layout.tp
-    gathered = 2 * element_bytes(layout.precision) * tokens * model.hidden_size
-    return revived + 2 * widest + gathered
+def _block(size_bytes: float) -> float:
+    """Bytes of the allocator's block for a tensor; smaller ones share theirs."""
+    return size_bytes if size_bytes < _OWN_BLOCK else -(-size_bytes // _ROUNDED) * _ROUNDED
 
 
-def _head_bytes(layout: Layout, model: ModelShape) -> float:
-    """Logits in the precision of the products, and twice in fp32."""
-    logits = model.seq_length * layout.micro_batch_size * model.vocab_size / layout.tp
-    return logits * (element_bytes(layout.precision) + 2 * _FP32)
+@dataclass(frozen=True, eq=False)
+class _Tensors:
+    """What a layer and the head hold for one micro-batch on one rank.
+
+    Each quantity is asked for in use, or in blocks of the allocator.
+    """
+
+    layout: Layout
+    model: ModelShape
+    fused_attention: bool
+
+    @property
+    def _tokens(self) -> float:
+        return self.model.seq_length * self.layout.micro_batch_size / self.layout.cp
+
+    @property
+    def _size(self) -> int:
+        return element_bytes(self.layout.precision)
+
+    @property
+    def _width(self) -> float:
+        return self.model.hidden_size / self.layout.tp_columns
+
+    @property
+    def _part(self) -> float:
+        """Features of the residual stream for each token of a micro-batch."""
+        return self._width / (self.layout.tp if self.layout.sequence_parallel else 1)
+
+    @property
+    def _rows(self) -> float:
+        """Rows in the rank's experts for each token of a micro-batch."""
+        here = 1 / (self.layout.tp if self.layout.sequence_parallel else 1)
+        return self.model.experts_per_token * here * self.layout.etp
+
+    def _bytes(self, elements: list[float], *, blocks: bool) -> float:
+        sizes = [self._size * self._tokens * each for each in elements]
+        return sum(map(_block, sizes)) if blocks else sum(sizes)
+
+    def _feed_forward(self, has_experts: bool) -> float:
+        m = self.model
+        return m.shared_expert_ffn_hidden_size if has_experts else m.ffn_hidden_size
+
+    def _layer(self, has_experts: bool) -> list[float]:
+        """Elements per token of each tensor that a layer keeps without recomputation."""
+        m, t, part = self.model, self.layout.tp, self._part
+        attention = [m.query_size / t, m.kv_hidden_size / t, m.kv_hidden_size / t]
+        if m.qk_norm:
+            attention += attention[:2]
+        statistics = _FP32 / self._size * m.num_heads / t
+        if self.layout.recompute != "selective":
+            attention += [m.query_size / t, statistics]
+            if not self.fused_attention:
+                attention += [m.num_heads / t * m.seq_length] * 2
+        parts = 3 if m.family == "llama" else 2
+        inside = [self._feed_forward(has_experts) / t] * parts
+        if has_experts:
+            came = [m.hidden_size * self._rows] if self.layout.ep > 1 else []
+            inside += [m.moe_ffn_hidden_size / self.layout.etp * self._rows] * 2 + came
+        # The inputs of two norms, and of two products, which are gathered where tokens are cut.
+        return [part, part, self._width, self._width, *attention, *inside]
+
+    def kept(self, has_experts: bool, blocks: bool) -> float:
+        """Bytes that a layer keeps from its forward to its backward pass."""
+        if self.layout.recompute == "full":
+            return self._bytes([self._part], blocks=blocks)
+        return self._bytes(self._layer(has_experts), blocks=blocks)
+
+    def late(self, has_experts: bool, blocks: bool) -> float:
+        """Bytes that products put off need: their inputs, and the gradients of their outputs."""
+        m, t, width = self.model, self.layout.tp, self._width
+        dense = self._feed_forward(has_experts) / t
+        ups = 2 if m.family == "llama" else 1
+        inputs = [width, m.query_size / t, width, dense]
+        outputs = [(m.query_size + 2 * m.kv_hidden_size) / t, width, ups * dense, width]
+        if has_experts:
+            inner = m.moe_ffn_hidden_size / self.layout.etp
+            inputs += [m.hidden_size * self._rows, inner * self._rows]
+            outputs += [2 * inner * self._rows, m.hidden_size * self._rows]
+        return self._bytes(inputs + outputs, blocks=blocks)
+
+    def passing(self, has_experts: bool, blocks: bool) -> float:
+        """Bytes of one layer's backward pass beside what is kept."""
+        m, layout = self.model, self.layout
+        widest = self._feed_forward(has_experts) / layout.tp
+        if has_experts:
+            widest = max(widest, m.moe_ffn_hidden_size / layout.etp * self._rows)
+        made = [self._width, self._width, widest, widest]
+        if m.family == "llama":
+            made.append(widest)
+        if layout.cp > 1 and layout.cp_comm_type != "a2a":
+            others = 1 if layout.cp_comm_type == "p2p" else layout.cp - 1
+            made.append(4 * others * m.kv_hidden_size / layout.tp)
+        if layout.pp > 1:
+            made += [self._part] * (2 if layout.vpp > 1 else 1)  # under way from and to neighbours
+        revived = self._layer(has_experts) if layout.recompute == "full" else []
+        return self._bytes(made + revived, blocks=blocks)
+
+    def head(self, blocks: bool) -> float:
+        """Bytes of the logits in fp32 and in the precision of the products, and their input."""
+        logits = self.model.vocab_size / self.layout.tp_ranks
+        copies = [_FP32 / self._size * logits]
+        if self._size < _FP32:
+            copies.append(logits)
+        return self._bytes([*copies, self._part, float(self.model.hidden_size)], blocks=blocks)

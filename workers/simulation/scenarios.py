@@ -16,7 +16,7 @@ from search_spaces.arrays import Floats
 from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.documents.reading import nearest, shown
 from search_spaces.spec.cluster import Cluster
-from search_spaces.spec.layout import KNOBS, Layout
+from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
@@ -24,19 +24,15 @@ from search_spaces.spec.presets.models import model_preset
 from search_spaces.spec.rules import OTHER_TRAINER_SCOPES
 from search_spaces.spec.space import LegalSet, SearchSpace, enumerate_legal
 from search_spaces.tables import CellKey, MeasurementTable, TableCell, TableRow
-from workers.errors import LayoutNotSimulatedError, ScenarioUnknownError
-from workers.simulation.machine import Machine
-from workers.simulation.memory import peak_memory_bytes
-from workers.simulation.steps import step_times_s
-from workers.simulation.stress import StressedEstimates
+from workers.errors import ScenarioUnknownError
+from workers.simulation.machine import Machine, node_slowness
+from workers.simulation.memory import device_bytes, rank_memory
+from workers.simulation.steps import steps
+from workers.simulation.stress import distortion, memory_error
 
 Truth = Literal["events", "stress"]
-"""What step times follow: a walk through the events of a step, or the closed form with every term
-wrong and a distortion on top."""
-
-
-_NOT_SIMULATED: Final = {"num_experts", "head_dim", "qk_norm", "attention_window"}
-"""Fields of models that the simulated cluster does not have."""
+"""What is measured: a machine a little better here and worse there than the described one, or one
+on which every constant is far off, with a distortion on top (`stress`)."""
 
 SIMULATED: Final = "simulated"
 """The beginning of the source of a simulated table."""
@@ -56,13 +52,6 @@ class Scenario:
     """The space of layouts, which all use the same devices and the same batch."""
     truth: Truth
     """What step times follow."""
-
-    def __post_init__(self) -> None:
-        if newer := self.model.to_mapping().keys() & _NOT_SIMULATED:
-            raise ScenarioUnknownError(
-                f"the simulated cluster has no {', '.join(sorted(newer))}, which the model "
-                f"{self.model.name} has; simulate a dense model"
-            )
 
     def legal_set(self) -> LegalSet:
         """Its layouts: those that some trainer could run."""
@@ -111,7 +100,7 @@ _FRONTIER_SPACE: Final = _space(
 _SCENARIOS: Final = (
     Scenario(
         name="stress-22b",
-        about="22B on three Frontier-like nodes; the estimates are wrong in form, memory included",
+        about="22B on three Frontier-like nodes, every constant far off and a distortion on top",
         model=model_preset("gpt-22b"),
         cluster=CLUSTER_PRESETS["frontier"],
         space=_FRONTIER_SPACE,
@@ -119,7 +108,7 @@ _SCENARIOS: Final = (
     ),
     Scenario(
         name="frontier-22b",
-        about="the same layouts, walked event by event",
+        about="the same layouts on a machine that is little off",
         model=model_preset("gpt-22b"),
         cluster=CLUSTER_PRESETS["frontier"],
         space=_FRONTIER_SPACE,
@@ -154,14 +143,6 @@ _SCENARIOS: Final = (
 SCENARIOS: Final[Mapping[str, Scenario]] = {scenario.name: scenario for scenario in _SCENARIOS}
 
 
-_SIMULATED: Final[Mapping[str, Sequence[Any]]] = {
-    **{name: (knob.default,) for name, knob in KNOBS.items() if knob.is_new},
-    "zero_stage": (0, 1),
-    "precision": ("fp32", "bf16", "fp16"),
-}
-"""The values of knobs that simulated clusters have, where they lack others."""
-
-
 def simulated_table(described: Scenario | str, seed: int) -> MeasurementTable:
     """Simulated measurements of every layout of a scenario, on the machine of a seed.
 
@@ -169,15 +150,8 @@ def simulated_table(described: Scenario | str, seed: int) -> MeasurementTable:
 
     Raises:
         ScenarioUnknownError: there is no scenario of that name.
-        LayoutNotSimulatedError: the space has layouts that simulated clusters lack.
     """
     chosen = scenario(described) if isinstance(described, str) else described
-    for name, known in _SIMULATED.items():
-        for value in chosen.space.values(name):
-            if value not in known:
-                raise LayoutNotSimulatedError(
-                    f"{name}={value} is not simulated; leave it out of the space"
-                )
     legal = chosen.legal_set()
     layouts = [legal.layout(position) for position in range(len(legal))]
     peaks, steps = _truth(chosen, layouts, legal.columns(), seed)
@@ -202,39 +176,53 @@ def simulated_table(described: Scenario | str, seed: int) -> MeasurementTable:
 def simulated_part(name: str, seed: int, layout: Layout, fidelity: Fidelity) -> TableRow:
     """What a cheap probe of a layout measures on the machine of `simulated_table`.
 
-    Only for scenarios whose truth is a walk through the events of a step.
+    Only for scenarios whose truth is not distorted afterwards.
 
     Raises:
         ScenarioUnknownError: there is no scenario of that name.
     """
     chosen = scenario(name)
-    assert chosen.truth == "events", f"{name} has no machine that could run a part of a layout"
-    machine = Machine.draw(chosen.cluster, layout.num_devices, np.random.default_rng([seed, 0]))
+    assert chosen.truth == "events", f"{name} distorts whole layouts, and has no parts of them"
+    machine, slowness = _machine(chosen, layout.num_nodes, seed)
     part, model = fidelity.reduced(layout), fidelity.reduced_model(chosen.model)
-    peak = peak_memory_bytes(part, model, machine, seed=seed)
+    peak = _peak_bytes(part, model, machine, seed)
     step_s = float("nan")
     if peak <= chosen.cluster.device_memory_bytes:
-        step_s = float(step_times_s([part], model, machine)[0])
+        step_s = steps([part], model, machine, node_slowness=slowness)[0].step_s
     return _row(replace(chosen, model=model), part, peak, step_s, number=1)
+
+
+def _machine(chosen: Scenario, num_nodes: int, seed: int) -> tuple[Machine, list[float]]:
+    """The machine of a seed, and how slow its nodes are."""
+    rng = np.random.default_rng([seed, 0])
+    described = Machine.of(chosen.cluster)
+    is_stress = chosen.truth == "stress"
+    machine = described.stressed(rng) if is_stress else described.drawn(rng)
+    return machine, node_slowness(num_nodes, rng)
+
+
+def _peak_bytes(layout: Layout, model: ModelShape, machine: Machine, seed: int) -> float:
+    ranks = rank_memory(layout, model, machine, seed=seed)
+    return max(device_bytes(layout, machine, rank) for rank in ranks)
 
 
 def _truth(
     chosen: Scenario, layouts: Sequence[Layout], columns: LayoutColumns, seed: int
 ) -> tuple[Floats, Floats]:
     """Peak and step time of each layout; the time is undefined if it does not fit."""
-    machine_rng, noise_rng = (np.random.default_rng([seed, part]) for part in range(2))
+    noise_rng, stress_rng = (np.random.default_rng([seed, part]) for part in (1, 2))
+    machine, slowness = _machine(chosen, layouts[0].num_nodes, seed)
+    peaks = np.array([_peak_bytes(each, chosen.model, machine, seed) for each in layouts])
+    distorted: Floats = np.ones(len(layouts))
     if chosen.truth == "stress":
-        stressed = StressedEstimates.draw(columns, chosen.model, chosen.cluster, machine_rng)
-        peaks, steps, noise = stressed.peaks, stressed.step_times_s, stressed.noise
-    else:
-        machine = Machine.draw(chosen.cluster, layouts[0].num_devices, machine_rng)
-        peaks = np.array(
-            [peak_memory_bytes(layout, chosen.model, machine, seed=seed) for layout in layouts]
-        )
-        fitting = np.flatnonzero(peaks <= chosen.cluster.device_memory_bytes).tolist()
-        steps, noise = np.full(len(layouts), np.nan), machine.noise
-        steps[fitting] = step_times_s([layouts[i] for i in fitting], chosen.model, machine)
-    return peaks, steps * np.exp(noise * noise_rng.standard_normal(len(steps)))
+        peaks *= memory_error(stress_rng)
+        distorted = distortion(columns, stress_rng)
+    fitting = np.flatnonzero(peaks <= chosen.cluster.device_memory_bytes).tolist()
+    walked = steps([layouts[i] for i in fitting], chosen.model, machine, node_slowness=slowness)
+    times = np.full(len(layouts), np.nan)
+    times[fitting] = [step.step_s for step in walked]
+    noise = np.exp(machine.noise * noise_rng.standard_normal(len(times)))
+    return peaks, times * distorted * noise
 
 
 def _row(

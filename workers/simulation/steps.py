@@ -1,298 +1,378 @@
-"""Step times of many layouts: their passes, pipeline, gradient reduction and optimizer.
+"""A whole step: the passes of every stage, their walk, the gradients' reduction, the optimizer.
 
-The time of a pass follows from its kernels and messages. The slowest device sets the pace.
+Replicas and tensor-parallel ranks do the same: of them the slowest are walked. Layouts that share a
+schedule are walked together.
 """
 
-# ruff: noqa: N803, N806 (arrays carry their shape in the name: S stages, R ranks, N layouts)
+# ruff: noqa: N803, N806 (arrays carry their shape in the name: S stages, A axes)
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from search_spaces.arrays import Floats
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
-from workers.simulation.machine import GroupPlace, Machine, element_bytes
-from workers.simulation.pipeline import Schedule, Timeline, walk
+from workers.simulation.blocks import AXES, DP, Block
+from workers.simulation.machine import Machine, element_bytes
+from workers.simulation.placement import Place, Placement
+from workers.simulation.walk import BACKWARD, FORWARD, WEIGHTS, Schedule, Seconds, Span, walk
 
 NUM_BUCKETS: Final = 4
 """Parts of a stage's gradients that are summed one after the other."""
+_GRADIENT_BYTES: Final = 4.0
+_OPTIMIZER_BYTES: Final = 38.0
+"""Adam reads and writes master, two moments and weight, reads the gradient twice and clears it."""
 
-_STEP_OVERHEAD_S: Final = 4e-3
-"""What the host does once a step: the data, the loss, the learning rate."""
+PARTS: Final = ("compute_s", "tp_s", "cp_s", "ep_s", "pp_s", "dp_s", "optimizer_s", "unexplained_s")
+"""The parts of a step: the fields of `search_spaces.protocol.measurement.Breakdown`."""
 
 
-@dataclass(frozen=True)
-class LayerTimes:
-    """Seconds of one transformer block on one rank, for one micro-batch.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One step, without noise."""
 
-    What a rank computes depends on the layout's tp, micro-batch, sequence parallelism,
-    recomputation and precision alone, so that layouts which agree in these may share it.
+    step_s: float
+    parts_s: Mapping[str, float]
+    """`PARTS`, each the mean over the ranks; their sum is the step."""
+
+
+class Held(NamedTuple):
+    """Parameters of a rank's stage."""
+
+    others: float
+    """Of all but experts."""
+    experts: float
+
+
+def stage_layers(layout: Layout, model: ModelShape, *, by_work: bool) -> list[range]:
+    """The layers of each stage.
+
+    Counted embedding and head are layers of the split. Where the layers do not divide, the first
+    stages have one more. By work, a stage is closed by the layer that reaches its share of all
+    work, in which the output projection counts (nanotron's `build_model`).
     """
+    stages, first = layout.pp * layout.vpp, 0
+    found: list[range] = []
+    if by_work:
+        block = model.num_layer_matrix_parameters
+        share = (model.num_layers + model.vocab_size * model.hidden_size / block) / stages
+        ends = [min(int(share * (s + 1)) + 1, model.num_layers) for s in range(stages - 1)]
+        begins = [0, *ends]
+        return [range(*each) for each in zip(begins, [*ends, model.num_layers], strict=True)]
+    each, more = divmod(layout.counted_layers(model.num_layers), stages)
+    ahead, last = layout.counted_ends
+    for stage in range(stages):
+        count = each + (stage < more) - ahead * (stage == 0) - last * (stage == stages - 1)
+        found.append(range(first, first + count))
+        first += count
+    return found
+
+
+def held_parameters(layout: Layout, model: ModelShape, layers: Sequence[range]) -> list[Held]:
+    """Parameters of each stage on one rank."""
+    experts = model.num_expert_parameters / (layout.etp * layout.ep)
+    layer = (model.num_layer_parameters - model.num_expert_parameters) / layout.tp_ranks
+    dense = model.dense.num_layer_parameters / layout.tp_ranks
+    mixed = [sum(map(model.has_experts, each)) for each in layers]
+    others = [n * layer + (len(each) - n) * dense for n, each in zip(mixed, layers, strict=True)]
+    others[0] += model.num_embedding_parameters / layout.tp_ranks
+    others[-1] += model.num_head_parameters / layout.tp_ranks
+    if model.tied_embeddings and len(layers) > 1:
+        others[-1] += model.vocab_size * model.hidden_size / layout.tp_ranks
+    return [Held(*each) for each in zip(others, (n * experts for n in mixed), strict=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class StagePasses:
+    """The passes of every stage of a layout, and what its ranks hold."""
 
     layout: Layout
     model: ModelShape
     machine: Machine
+    blocks: tuple[Block, Block]
+    """A dense one, and one with experts (the same in a dense model)."""
 
     @property
-    def _tokens(self) -> int:
-        return self.model.seq_length * self.layout.micro_batch_size
+    def layers(self) -> list[range]:
+        by_work = self.machine.software.splits_by_work
+        return stage_layers(self.layout, self.model, by_work=by_work)
 
-    @property
-    def _is_cut(self) -> bool:
-        return self.layout.sequence_parallel and self.layout.tp > 1
+    def passes(self, sums: Sequence[_Sum]) -> list[Floats]:
+        """Seconds of each kind of pass by stage and axis, before any device is slow."""
+        later = self.layout.schedule == "zero_bubble"
+        stages = len(self.layers)
+        kinds = [np.zeros((stages, len(AXES))) for _ in range(3)]
+        dense, mixed = self.blocks
+        of_kinds = [
+            (block.forward, block.backward(weights_later=later), block.weights)
+            for block in ((dense, mixed) if mixed is not dense else (dense,))
+        ]
+        for stage, layers in enumerate(self.layers):
+            num_mixed = sum(map(self.model.has_experts, layers))
+            for kind in (FORWARD, BACKWARD, WEIGHTS)[: 2 + later]:
+                kinds[kind][stage] += (len(layers) - num_mixed) * of_kinds[0][kind]
+                kinds[kind][stage] += num_mixed * of_kinds[-1][kind]
+                kinds[kind][stage, DP] += self._sharded_s(
+                    kind, max(len(layers), 1), kinds[kind][stage].sum(), sums[stage]
+                )
+        forward, backward, weights = mixed.head
+        ahead, back = mixed.embedding
+        kinds[FORWARD][0] += ahead
+        kinds[BACKWARD][0] += back
+        kinds[FORWARD][-1] += forward
+        kinds[BACKWARD][-1] += backward
+        kinds[WEIGHTS if later else BACKWARD][-1] += weights
+        return kinds
 
-    @cached_property
-    def _products(self) -> list[tuple[int, int]]:
-        """Output and input features of each product of the block, on one rank."""
-        m, t = self.model, self.layout.tp
-        gates = 2 if m.family == "llama" else 1
+    def _sharded_s(self, kind: int, layers: int, pass_s: float, sums: _Sum) -> float:
+        """Seconds by which ZeRO's messages for each layer exceed the compute beside them.
+
+        With ZeRO-3 the weights of a layer are gathered while the one before it computes, forward
+        and backward; with ZeRO-2 and 3 its gradients are scattered beside the next one's backward.
+        """
+        zero = self.layout.zero_stage
+        gather_s = sums.gather_s / layers if zero == 3 and kind != WEIGHTS else 0.0
+        # Late products complete the gradients.
+        last = WEIGHTS if self.layout.schedule == "zero_bubble" else BACKWARD
+        scatter_s = sums.scatter_s / layers if zero >= 2 and kind == last else 0.0
+        message_s, compute_s = gather_s + scatter_s, pass_s / layers
+        shared = self.machine.interference * min(message_s, compute_s)
+        return gather_s + layers * (max(message_s - compute_s, 0.0) + shared)
+
+    def hops(self, placement: Placement, sums: Sequence[_Sum]) -> list[float]:
+        """Seconds from each pipeline rank to the next; after the last comes the first.
+
+        Where ZeRO's messages leave the node beside every pass, they take half of the cards.
+        """
+        layout = self.layout
+        if layout.pp == 1:
+            return [0.0]
+        size = self.blocks[0].residual_bytes / (layout.tp if layout.sequence_parallel else 1)
+        shares = layout.zero_stage >= 2 and not sums[0].is_inside
+        found = []
+        for rank in range(layout.pp):
+            senders, crosses = placement.senders(rank)
+            hop_s = self.machine.collectives.hop_s(senders, crosses=crosses, size_bytes=size)
+            found.append(hop_s * (2 if shares and crosses else 1))
+        return found
+
+    def sums(self, placement: Placement) -> list[_Sum]:
+        """The reductions of each stage."""
+        layout = self.layout
+        data, edp = placement.place("data"), placement.place("edp")
+        others = placement.shards("data", layout.zero_group_size)
+        experts = placement.shards("edp", layout.expert_zero_group_size)
         return [
-            ((m.hidden_size + 2 * m.kv_hidden_size) // t, m.hidden_size),
-            (m.hidden_size, m.hidden_size // t),
-            (gates * m.ffn_hidden_size // t, m.hidden_size),
-            (m.hidden_size, m.ffn_hidden_size // t),
+            _Sum.of(
+                self.machine, layout, [(held.others, data, *others), (held.experts, edp, *experts)]
+            )
+            for held in held_parameters(layout, self.model, self.layers)
         ]
 
-    @cached_property
-    def forward_s(self) -> float:
-        own = sum(self._matmul_s(self._tokens, out, inner) for out, inner in self._products)
-        return own + self._attention_s + self._elementwise_s + 2 * self._exchange_s
 
-    @cached_property
-    def backward_s(self) -> float:
-        """The backward pass with recomputation.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sum:
+    """What the ranks that hold one stage do with its gradients and weights, in seconds."""
 
-        Gradients of weights run beside the sum of the input's gradients, which hides where it is
-        the shorter one.
-        """
-        to_inputs = sum(self._matmul_s(self._tokens, inner, out) for out, inner in self._products)
-        to_weights = sum(self._matmul_s(out, inner, self._tokens) for out, inner in self._products)
-        interfered = self.machine.interference * min(to_weights, 2 * self._exchange_s)
-        exposed = max(to_weights, 2 * self._exchange_s) + interfered
-        gathered_again = self._gather_s if self._is_cut else 0.0
-        own = to_inputs + exposed + 2.4 * self._attention_s + 2 * self._elementwise_s
-        return own + 2 * gathered_again + self._recomputed_s
+    reduce_s: float
+    """After the last backward pass began: with ZeRO-2 and 3 over copies alone."""
+    scatter_s: float
+    """For each micro-batch with ZeRO-2 and 3."""
+    gather_s: float
+    """Of all weights: once a step with ZeRO-1 and 2."""
+    update_s: float
+    """The optimizer on its shard."""
+    is_inside: bool
 
-    @property
-    def _recomputed_s(self) -> float:
-        if self.layout.recompute == "full":
-            return self.forward_s
-        return self._attention_s if self.layout.recompute == "selective" else 0.0
-
-    def _matmul_s(self, rows: int, columns: int, inner: int) -> float:
-        return self.machine.device.matmul_s(rows, columns, inner, precision=self.layout.precision)
-
-    @cached_property
-    def _attention_s(self) -> float:
-        m, layout = self.model, self.layout
-        return self.machine.device.attention_s(
-            layout.micro_batch_size,
-            m.seq_length,
-            max(m.num_heads // layout.tp, 1),
-            m.head_size,
-            precision=layout.precision,
+    @classmethod
+    def of(
+        cls, machine: Machine, layout: Layout, held: Sequence[tuple[float, Place, Place, Place]]
+    ) -> _Sum:
+        """Of parameters with their groups, ZeRO's shards of these, and the copies of each shard."""
+        collectives, zero, size = (
+            machine.collectives,
+            layout.zero_stage,
+            element_bytes(layout.precision),
+        )
+        reduce_s = scatter_s = gather_s = own = 0.0
+        for parameters, every, shards, copies in held:
+            if not parameters:
+                continue
+            bucket = _GRADIENT_BYTES * parameters / NUM_BUCKETS
+            own += parameters / shards.size
+            scattered = NUM_BUCKETS * collectives.scatter_s(shards, bucket)
+            copied = NUM_BUCKETS * collectives.reduce_s(copies, bucket / shards.size)
+            gather_s += collectives.gather_s(shards, size * parameters)
+            if zero == 0:
+                reduce_s += NUM_BUCKETS * collectives.reduce_s(every, bucket)
+            elif zero == 1:
+                reduce_s += scattered + copied
+            else:
+                reduce_s += copied
+                scatter_s += scattered
+        return cls(
+            reduce_s=reduce_s,
+            scatter_s=scatter_s,
+            gather_s=gather_s,
+            update_s=machine.device.stream_s(_OPTIMIZER_BYTES * own, 10),
+            is_inside=all(place.is_inside for _, place, *_ in held),
         )
 
-    @cached_property
-    def _elementwise_s(self) -> float:
-        """Two norms and two sums over the residual stream, and the feed-forward's activation."""
-        stream_s = self.machine.device.stream_s
-        size = element_bytes(self.layout.precision)
-        here = self._tokens // self.layout.tp if self._is_cut else self._tokens
-        residual = stream_s(size * 2.5 * here * self.model.hidden_size)
-        gates = 3 if self.model.family == "llama" else 2
-        activation = stream_s(
-            size * gates * self._tokens * self.model.ffn_hidden_size / self.layout.tp
-        )
-        return 4 * residual + activation
 
-    @cached_property
-    def _exchange_s(self) -> float:
-        """Communication after half a block: all-reduce, or reduce-scatter and all-gather."""
-        if self._is_cut:
-            return 2 * self._gather_s
-        return self.machine.network.all_reduce_s(self._tp_place, self.activation_bytes)
+def steps(
+    layouts: Sequence[Layout],
+    model: ModelShape,
+    machine: Machine,
+    *,
+    node_slowness: Sequence[float] = (),
+    spans: list[Span] | None = None,
+) -> list[Step]:
+    """A step of each layout.
 
-    @cached_property
-    def _gather_s(self) -> float:
-        return self.machine.network.share_s(self._tp_place, self.activation_bytes)
-
-    @property
-    def _tp_place(self) -> GroupPlace:
-        return GroupPlace(size=self.layout.tp, stride=1)
-
-    @property
-    def activation_bytes(self) -> float:
-        """The residual stream of a whole micro-batch."""
-        size = element_bytes(self.layout.precision)
-        return float(size * self._tokens * self.model.hidden_size)
-
-    @cached_property
-    def head_s(self) -> tuple[float, float]:
-        """The output projection and the loss, forward and backward."""
-        columns, inner = self.model.vocab_size // self.layout.tp, self.model.hidden_size
-        logits_bytes = 4.0 * self._tokens * columns
-        loss_s = self.machine.device.stream_s(3 * logits_bytes)
-        forward = self._matmul_s(self._tokens, columns, inner)
-        backward = self._matmul_s(self._tokens, inner, columns)
-        backward += self._matmul_s(columns, inner, self._tokens)
-        return forward + loss_s, backward + loss_s
-
-    @cached_property
-    def embedding_s(self) -> tuple[float, float]:
-        """The look-up of the tokens, forward and backward."""
-        moved = self.machine.device.stream_s(2 * self.activation_bytes)
-        return moved + self._exchange_s, 2 * moved
-
-
-def stage_times(times: LayerTimes, layout: Layout) -> tuple[Floats, Floats]:
-    """Seconds of a forward and of a backward pass of each stage, before any device is slow."""
-    stages = layout.pp * layout.vpp
-    layers = times.model.num_layers / stages
-    forward = np.full(stages, layers * times.forward_s)
-    backward = np.full(stages, layers * times.backward_s)
-    for stage, (ahead, back) in ((0, times.embedding_s), (-1, times.head_s)):
-        forward[stage] += ahead
-        backward[stage] += back
-    return forward, backward
-
-
-def hop_times(times: LayerTimes, layout: Layout) -> Floats:
-    """Seconds from each pipeline rank to the next; after the last rank comes the first."""
-    shares = layout.tp if layout.sequence_parallel else 1
-    together = layout.tp * layout.dp
-    hops = [
-        times.machine.network.hop_s(
-            rank * together,
-            (rank + 1) % layout.pp * together,
-            together,
-            times.activation_bytes / shares,
-        )
-        for rank in range(layout.pp)
-    ]
-    return np.array(hops) if layout.pp > 1 else np.zeros(1)
-
-
-def step_times_s(layouts: Sequence[Layout], model: ModelShape, machine: Machine) -> Floats:
-    """Seconds of a step of each layout, without noise."""
-    groups: dict[Schedule, list[int]] = defaultdict(list)
-    for index, each in enumerate(layouts):
-        schedule = Schedule(pp=each.pp, vpp=each.vpp, num_microbatches=each.num_microbatches)
-        groups[schedule].append(index)
-    shared: dict[tuple[object, ...], LayerTimes] = {}
-    layers = []
-    for each in layouts:
-        same = (each.tp, each.micro_batch_size, each.sequence_parallel, each.recompute)
-        times = LayerTimes(each, model, machine)
-        layers.append(shared.setdefault((*same, each.precision), times))
-    result = np.empty(len(layouts))
-    for schedule, members in groups.items():
-        result[members] = _of_one_schedule(
-            schedule, [layouts[i] for i in members], [layers[i] for i in members]
-        )
-    return result
-
-
-def _of_one_schedule(
-    schedule: Schedule, layouts: Sequence[Layout], layers: Sequence[LayerTimes]
-) -> Floats:
-    model, machine, pp = layers[0].model, layers[0].machine, schedule.pp
-    forward_SN = np.empty((schedule.num_stages, len(layouts)))
-    backward_SN, hop_RN = np.empty_like(forward_SN), np.empty((pp, len(layouts)))
-    for n, (layout, times) in enumerate(zip(layouts, layers, strict=True)):
-        slow = np.tile(stage_slowness(layout, machine), schedule.vpp)
-        forward, backward = stage_times(times, layout)
-        forward_SN[:, n], backward_SN[:, n] = forward * slow, backward * slow
-        hop_RN[:, n] = hop_times(times, layout)
-    timeline = walk(schedule, forward_SN=forward_SN, backward_SN=backward_SN, hop_RN=hop_RN)
-    sums_SN = np.stack([_reduction_times(each, model, machine) for each in layouts], axis=1)
-    reduced_RN = after_reduction(
-        timeline,
-        sums_SN,
-        pp=pp,
-        overlaps=machine.overlaps_reduction,
-        interference=machine.interference,
-    )
-    updates_RN = np.stack([_update_times(each, model, machine) for each in layouts], axis=1)
-    return np.asarray((reduced_RN + updates_RN).max(axis=0) + _STEP_OVERHEAD_S)
-
-
-def stage_slowness(layout: Layout, machine: Machine) -> Floats:
-    """How slow each rank of the slowest pipeline is: tensor-parallel ranks wait for each other.
-
-    All pipelines meet in the sum of the gradients. The one that holds the slowest device of all is
-    taken for the slowest one.
+    Args:
+        layouts: the layouts.
+        model: the model.
+        machine: the machine.
+        node_slowness: time of each node's slowest device, relative to a usual one; empty: all are
+            usual.
+        spans: where to note the passes and messages, of one layout.
     """
-    devices = machine.slowness[: layout.num_devices].reshape(layout.pp, layout.dp, layout.tp)
-    of_stages: Floats = devices.max(axis=2)
-    slowest: Floats = of_stages[:, of_stages.max(axis=0).argmax()]
+    groups: dict[Schedule, list[int]] = defaultdict(list)
+    for index, layout in enumerate(layouts):
+        groups[Schedule.of(layout)].append(index)
+    shared: dict[tuple[object, ...], tuple[Block, Block]] = {}
+    result: list[Step | None] = [None] * len(layouts)
+    for schedule, members in groups.items():
+        built = [_built(layouts[i], model, machine, node_slowness, shared) for i in members]
+        for index, step in zip(members, _walked(schedule, built, machine, spans), strict=True):
+            result[index] = step
+    return [step for step in result if step is not None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Built:
+    """One layout, ready to be walked."""
+
+    passes: list[Floats]
+    hops: list[float]
+    sums: list[_Sum]
+    zero_stage: int
+
+
+def _built(
+    layout: Layout,
+    model: ModelShape,
+    machine: Machine,
+    node_slowness: Sequence[float],
+    shared: dict[tuple[object, ...], tuple[Block, Block]],
+) -> _Built:
+    placement = Placement(layout, machine.cluster.devices_per_node)
+    crosses = layout.pp > 1 and any(placement.senders(rank)[1] for rank in range(layout.pp))
+    key: tuple[object, ...] = (
+        crosses, layout.tp, layout.tp_columns, layout.cp, layout.cp_comm_type, layout.ep, layout.etp,
+        layout.micro_batch_size, layout.sequence_parallel, layout.recompute, layout.precision,
+        layout.schedule, (layout.pp, layout.dp, layout.rank_order) if layout.ep > 1 else (),
+    )  # fmt: skip
+    if key not in shared:
+        mixed = Block(layout, model, machine, crosses)
+        dense = Block(layout, model.dense, machine, crosses) if model.num_dense_layers else mixed
+        shared[key] = dense, mixed
+    stages = StagePasses(layout, model, machine, shared[key])
+    sums = stages.sums(placement)
+    passes = stages.passes(sums)
+    if node_slowness:
+        slow_S = np.tile(_stage_slowness(placement, node_slowness), layout.vpp)
+        passes = [kind * slow_S[:, None] for kind in passes]
+    return _Built(
+        passes=passes,
+        hops=stages.hops(placement, sums),
+        sums=sums,
+        zero_stage=layout.zero_stage,
+    )
+
+
+def _stage_slowness(placement: Placement, node_slowness: Sequence[float]) -> Floats:
+    """How slow each rank of the slowest pipeline is: all pipelines meet in the sum of gradients."""
+    slow = np.asarray(node_slowness)[placement.ranks // placement.devices_per_node]
+    of_stages: Floats = slow.max(axis=(2, 3, 4))
+    slowest: Floats = of_stages[of_stages.max(axis=1).argmax()]
     return slowest
 
 
-def after_reduction(
-    timeline: Timeline, sums_SN: Floats, *, pp: int, overlaps: bool, interference: float
-) -> Floats:
-    """When each rank has all sums of its gradients, of shape (R, N).
-
-    A stage's gradients become final evenly over its last backward pass, and are summed in buckets,
-    one after the other, the later stages' first. Meanwhile that pass is held up a little.
-    """
-    if not overlaps:
-        own_RN = sums_SN.reshape(-1, pp, sums_SN.shape[1]).sum(axis=0)
-        return np.asarray(timeline.rank_end_s + own_RN)
-    channel_RN = np.zeros_like(timeline.rank_end_s)
-    beside_RN = np.zeros_like(channel_RN)
-    for stage in reversed(range(len(sums_SN))):
-        rank = stage % pp
-        began, ended = timeline.last_backward_start_s[stage], timeline.last_backward_end_s[stage]
-        bucket = sums_SN[stage] / NUM_BUCKETS
-        for part in range(1, NUM_BUCKETS + 1):
-            ready = began + (ended - began) * part / NUM_BUCKETS
-            start = np.maximum(channel_RN[rank], ready)
-            channel_RN[rank] = start + bucket
-            computing = np.minimum(channel_RN[rank], timeline.rank_end_s[rank]) - start
-            beside_RN[rank] += np.maximum(computing, 0)
-    held_up = timeline.rank_end_s + interference * beside_RN
-    return np.asarray(np.maximum(held_up, channel_RN + interference * beside_RN))
-
-
-def stage_parameters(layout: Layout, model: ModelShape) -> Floats:
-    """Parameters of each stage on one rank."""
-    stages = layout.pp * layout.vpp
-    held = np.full(stages, model.num_layers / stages * model.num_layer_parameters / layout.tp)
-    embedding = model.vocab_size * model.hidden_size / layout.tp
-    held[0] += embedding
-    if stages > 1 or not model.tied_embeddings:
-        held[-1] += embedding
-    return held
-
-
-def _reduction_times(layout: Layout, model: ModelShape, machine: Machine) -> Floats:
-    """Seconds to sum the gradients of each stage, in fp32."""
-    gradients = 4.0 * stage_parameters(layout, model)
-    network = machine.network
-    place = GroupPlace(size=layout.dp, stride=layout.tp)
-    sum_s = network.all_reduce_s if layout.zero_stage == 0 else network.share_s
-    return np.array(
-        [NUM_BUCKETS * sum_s(place, size_bytes / NUM_BUCKETS) for size_bytes in gradients]
+def _walked(
+    schedule: Schedule, built: Sequence[_Built], machine: Machine, spans: list[Span] | None
+) -> Iterator[Step]:
+    pass_s = [
+        _columns([each.passes[kind].sum(axis=1) for each in built])
+        for kind in (FORWARD, BACKWARD, WEIGHTS)
+    ]
+    line = walk(schedule, pass_s, _columns([each.hops for each in built]), spans=spans)
+    ends, starts, finals = (
+        np.atleast_2d(np.array(each, dtype=np.float64).reshape(len(each), -1))
+        for each in (line.rank_end_s, line.last_start_s, line.last_end_s)
     )
+    for n, each in enumerate(built):
+        yield _finished(schedule, each, machine, ends[:, n], (starts[:, n], finals[:, n]))
 
 
-def _update_times(layout: Layout, model: ModelShape, machine: Machine) -> Floats:
-    """Seconds of each rank's optimizer, and with ZeRO of bringing the new weights to all."""
-    held = stage_parameters(layout, model).reshape(layout.vpp, layout.pp).sum(axis=0)
-    place = GroupPlace(size=layout.dp, stride=layout.tp)
-    times = []
-    for parameters in held:
-        # Weights, masters, moments and the gradient are read, and all but the gradient written.
-        update = machine.device.stream_s(30.0 * parameters / layout.zero_group_size)
-        gather = machine.network.share_s(place, 2.0 * parameters) if layout.zero_stage else 0.0
-        times.append(update + gather)
-    return np.array(times)
+def _columns(rows: Sequence[Any]) -> list[Seconds]:
+    """Numbers of each stage: floats of one layout, arrays of several."""
+    if len(rows) == 1:
+        return [float(value) for value in rows[0]]
+    return list(np.array(rows).T.copy())
+
+
+def _finished(
+    schedule: Schedule,
+    built: _Built,
+    machine: Machine,
+    ends_R: Floats,
+    last_S: tuple[Floats, Floats],
+) -> Step:
+    pp, m, software = schedule.pp, schedule.num_microbatches, machine.software
+    overlaps = software.overlaps_shards if built.zero_stage == 1 else software.overlaps_reduction
+    own_S = np.array([each.reduce_s for each in built.sums])
+    if overlaps or built.zero_stage >= 2:
+        reduced_R = _after_reduction(own_S, ends_R, last_S, pp, machine.interference)
+    else:
+        reduced_R = ends_R + own_S.reshape(-1, pp).sum(axis=0)
+    update_R, gather_R = (
+        np.array(each).reshape(-1, pp).sum(axis=0)
+        for each in zip(*((s.update_s, s.gather_s) for s in built.sums), strict=True)
+    )
+    if built.zero_stage in (0, 3):
+        gather_R = np.zeros(pp)
+    done_R = reduced_R + update_R + gather_R
+    step_s = float(done_R.max()) + software.step_s
+    by_axis = m * sum(kind.sum(axis=0) for kind in built.passes) / pp
+    parts = dict(zip((f"{axis}_s" for axis in AXES), by_axis.tolist(), strict=True))
+    parts["pp_s"] = max(float(ends_R.max() - by_axis.sum()), 0.0) if pp > 1 else 0.0
+    parts["dp_s"] += float(max(reduced_R.max() - ends_R.max(), 0.0) + gather_R.mean())
+    parts["optimizer_s"] = float(update_R.mean())
+    parts["unexplained_s"] = step_s - sum(parts.values())
+    return Step(step_s=step_s, parts_s={name: parts[name] for name in PARTS})
+
+
+def _after_reduction(
+    own_S: Floats, ends_R: Floats, last_S: tuple[Floats, Floats], pp: int, interference: float
+) -> Floats:
+    """When each rank has all sums of its gradients.
+
+    A stage's gradients become final evenly over its last pass, and are summed in buckets, one after
+    the other, the later stages' first. Meanwhile that pass is held up a little.
+    """
+    channel_R, beside_R = np.zeros(pp), np.zeros(pp)
+    for stage in reversed(range(len(own_S))):
+        rank, bucket = stage % pp, own_S[stage] / NUM_BUCKETS
+        began, ended = last_S[0][stage], last_S[1][stage]
+        for part in range(1, NUM_BUCKETS + 1):
+            start = max(channel_R[rank], began + (ended - began) * part / NUM_BUCKETS)
+            channel_R[rank] = start + bucket
+            beside_R[rank] += max(min(channel_R[rank], ends_R[rank]) - start, 0.0)
+    return np.asarray(np.maximum(ends_R, channel_R) + interference * beside_R)

@@ -1,0 +1,101 @@
+"""Fits constants of a simulated machine to one cell of a measurement table.
+
+The fit is a least-squares one on the logarithm of simulated over measured step times; the logarithm
+of each constant is drawn towards its usual value (`PRIOR_LOG_SD`), since a cell does not tell all
+of them apart. Nothing else than the cell's rows is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from search_spaces.arrays import Floats
+from search_spaces.spec.cluster import Cluster
+from search_spaces.tables import TableCell, TableRow
+from workers.simulation.machine import Machine, Software
+from workers.simulation.steps import steps
+
+PRIOR_LOG_SD: Final[Mapping[str, float]] = {
+    "matmul_share": 0.15,
+    "attention_share": 0.3,
+    "stream_share": 0.3,
+    "kernel_s": 0.4,
+    "ramp": 0.5,
+    "host_share": 0.7,
+    "host_collective": 1.0,
+    "host_crowding": 1.0,
+    "far_share": 0.5,
+    "near_share": 0.3,
+}
+"""Constants that a fit changes, with the spread of their logarithm beforehand."""
+MEASURED_LOG_SD: Final = 0.05
+_CROWDING: Final = 0.2
+"""Where a fit begins, since the usual value has no logarithm."""
+
+
+def measured_rows(cell: TableCell) -> list[TableRow]:
+    """The completed rows of a cell."""
+    return [row for row in cell.rows if row.step_time_s is not None]
+
+
+def simulated_s(cell: TableCell, rows: Sequence[TableRow], machine: Machine) -> Floats:
+    """Simulated step times of rows."""
+    found = steps([row.layout for row in rows], cell.model, machine)
+    return np.array([step.step_s for step in found])
+
+
+def fitted(
+    cell: TableCell,
+    cluster: Cluster,
+    software: Software,
+    names: Sequence[str] = tuple(PRIOR_LOG_SD),
+) -> tuple[dict[str, float], Software, float]:
+    """Constants, software with or without overlap, and the mean error on the cell itself."""
+    found = [
+        _fit(
+            cell,
+            cluster,
+            replace(software, overlaps_reduction=overlaps, overlaps_shards=of_shards),
+            names,
+        )
+        for overlaps, of_shards in ((True, True), (True, False), (False, False))
+    ]
+    _, constants, chosen = min(found, key=lambda each: each[0])
+    rows = measured_rows(cell)
+    machine = Machine.of(cluster, chosen, **constants)
+    measured = np.array([row.step_time_s for row in rows], dtype=np.float64)
+    off = np.abs(simulated_s(cell, rows, machine) / measured - 1)
+    return constants, chosen, float(off.mean())
+
+
+def _fit(
+    cell: TableCell, cluster: Cluster, software: Software, names: Sequence[str]
+) -> tuple[float, dict[str, float], Software]:
+    rows = measured_rows(cell)
+    measured = np.log([row.step_time_s or np.nan for row in rows])
+    usual = {"host_crowding": _CROWDING} | {
+        name: value for name, value in Machine.constants(cluster).items() if value
+    }
+
+    def of(logs: Floats) -> dict[str, float]:
+        return {n: usual[n] * float(np.exp(x)) for n, x in zip(names, logs, strict=True)}
+
+    def residuals(logs: Floats) -> Floats:
+        times = simulated_s(cell, rows, Machine.of(cluster, software, **of(logs)))
+        priors = [x / PRIOR_LOG_SD[n] for n, x in zip(names, logs, strict=True)]
+        return np.concatenate([(np.log(times) - measured) / MEASURED_LOG_SD, priors])
+
+    ended = least_squares(
+        residuals,
+        np.full(len(names), 1e-3),
+        loss="cauchy",
+        diff_step=0.02,
+        x_scale=0.2,
+        max_nfev=20,
+    )
+    return float(ended.cost), of(ended.x), software

@@ -1,0 +1,74 @@
+"""Where groups are on nodes: against the trainer's own mesh, rank by rank."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from search_spaces.mesh import coordinates, expert_coordinates
+from search_spaces.spec.layout import Layout
+from workers.simulation.placement import Axis, Placement
+
+LAYOUTS = [
+    Layout(num_nodes=4, tp=2, cp=2, pp=2, dp=4, ep=4, etp=2),
+    Layout(num_nodes=4, tp=2, cp=2, pp=2, dp=4, ep=2, rank_order="tp_cp_pp_dp"),
+    Layout(num_nodes=4, tp=2, tp_columns=2, pp=4, dp=2),
+    Layout(num_nodes=6, tp=4, pp=3, dp=4, rank_order="tp_cp_pp_dp"),
+]
+
+
+def expected_groups(layout: Layout, axis: Axis) -> set[frozenset[int]]:
+    """Ranks that agree in everything but the axis."""
+    groups: dict[tuple[int, ...], set[int]] = defaultdict(set)
+    for rank in range(layout.num_devices):
+        at = coordinates(rank, layout)
+        key = {
+            "tp": (at.column_rank, at.cp_rank, at.dp_rank, at.pp_rank),
+            "tp_columns": (at.tp_rank, at.cp_rank, at.dp_rank, at.pp_rank),
+            "cp": (at.column_rank, at.tp_rank, at.dp_rank, at.pp_rank),
+            "data": (at.column_rank, at.tp_rank, at.pp_rank),
+        }
+        if axis in ("etp", "ep", "edp"):
+            of = expert_coordinates(rank, layout)
+            every = {"etp": of.etp_rank, "ep": of.ep_rank, "edp": of.edp_rank}
+            groups[(at.pp_rank, *(v for name, v in every.items() if name != axis))].add(rank)
+        else:
+            groups[key[axis]].add(rank)
+    return {frozenset(group) for group in groups.values()}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("axis", ["tp", "tp_columns", "cp", "data", "etp", "ep", "edp"])
+def test_groups_are_those_of_the_trainers_mesh(layout: Layout, axis: Axis) -> None:
+    if layout.tp_columns > 1 and axis in ("etp", "ep", "edp"):
+        pytest.skip("models with experts have no tensor columns")
+    found = Placement(layout, 8).groups(axis)
+    assert {frozenset(group) for group in found.tolist()} == expected_groups(layout, axis)
+
+
+def test_a_place_counts_nodes_ranks_and_the_groups_that_share_a_nodes_cards() -> None:
+    usual = Placement(Layout(num_nodes=4, tp=2, pp=4, dp=4), 8)
+    assert usual.place("tp").is_inside
+    assert usual.place("data").is_inside
+    assert [usual.senders(rank) for rank in range(3)] == [(8, True)] * 3
+    other = Placement(Layout(num_nodes=4, tp=2, pp=4, dp=4, rank_order="tp_cp_pp_dp"), 8)
+    place = other.place("data")
+    assert (place.num_nodes, place.here, place.crossing) == (4, 1, 8)
+    assert [other.senders(rank)[1] for rank in range(3)] == [False] * 3
+
+
+def test_zeros_shards_are_neighbours_and_their_copies_lie_apart() -> None:
+    shards, copies = Placement(Layout(num_nodes=4, dp=32), 8).shards("data", 8)
+    assert (shards.size, shards.is_inside) == (8, True)
+    assert (copies.size, copies.num_nodes, copies.crossing) == (4, 4, 8)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_stages_are_on_the_ranks_of_the_mesh(layout: Layout) -> None:
+    ranks = Placement(layout, 8).ranks
+    for rank in range(layout.num_devices):
+        at = coordinates(rank, layout)
+        index = np.argwhere(ranks == rank)[0].tolist()
+        assert index == [at.dp_rank, at.pp_rank, at.cp_rank, at.tp_rank, at.column_rank]

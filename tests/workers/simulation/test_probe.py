@@ -1,0 +1,108 @@
+"""Probes on simulated clusters, and their traces."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from search_spaces.protocol.measurement import Breakdown
+from search_spaces.spec.layout import Layout
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
+from search_spaces.spec.presets.models import model_preset
+from workers.simulation.machine import Machine
+from workers.simulation.probe import SimulatedCluster, SimulatedProbe
+from workers.simulation.trace import step_trace
+
+MODEL = model_preset("gpt-22b")
+LAYOUT = Layout(
+    num_nodes=2, tp=8, pp=2, num_microbatches=16, precision="bf16", recompute="full", zero_stage=1
+)
+CLUSTER = SimulatedCluster.of("frontier", num_nodes=8, seed=3)
+
+
+def run(
+    cluster: SimulatedCluster = CLUSTER, layout: Layout = LAYOUT, **changes: Any
+) -> SimulatedProbe:
+    arguments = {
+        "nodes": (4, 5),
+        "warmup_iterations": 2,
+        "timed_iterations": 5,
+        "started_s": 1000.0,
+        "run_seed": 7,
+        "deadline_s": 3600.0,
+    }
+    return cluster.run(layout, MODEL, **(arguments | changes))
+
+
+def test_a_probe_tells_iterations_peaks_and_parts_that_add_up_to_the_median() -> None:
+    probe = run()
+    assert probe.failure is None
+    assert len(probe.iteration_s) == 7
+    assert probe.ended_s > 1000 + sum(probe.iteration_s)
+    assert sum(probe.parts_s.values()) == pytest.approx(sorted(probe.iteration_s[2:])[2])
+    Breakdown(**probe.parts_s)
+    assert len(probe.peak_memory_bytes) == LAYOUT.pp
+    reserved = zip(probe.peak_reserved_bytes, probe.peak_memory_bytes, strict=True)
+    assert all(held >= used > 0 for held, used in reserved)
+
+
+def test_equal_seeds_repeat_a_probe_and_others_do_not() -> None:
+    assert run() == run(SimulatedCluster.of("frontier", num_nodes=8, seed=3))
+    assert run(run_seed=8).iteration_s != run().iteration_s
+    other = SimulatedCluster.of("frontier", num_nodes=8, seed=4)
+    assert other.slowness != CLUSTER.slowness
+    assert CLUSTER.fails_at_s != other.fails_at_s
+
+
+def test_a_layout_that_does_not_fit_runs_out_of_memory() -> None:
+    probe = run(layout=Layout(num_nodes=2, dp=16, precision="bf16"))
+    assert probe.failure == "out_of_memory"
+    assert probe.iteration_s == ()
+    assert "64 GiB" in probe.message
+
+
+def test_a_probe_ends_when_a_node_is_lost_and_says_which() -> None:
+    lost_s = 1000 + 30.0
+    failing = replace(
+        CLUSTER, fails_at_s=(*CLUSTER.fails_at_s[:5], lost_s, *CLUSTER.fails_at_s[6:])
+    )
+    probe = run(failing)
+    assert (probe.failure, probe.ended_s, probe.failed_node) == ("node_lost", lost_s, 1)
+    assert len(probe.iteration_s) < 7
+    assert failing.is_lost(5, lost_s)
+    assert run(failing, nodes=(1, 2)).failure is None
+
+
+def test_deadlines_and_hangs_end_a_probe_when_its_time_is_over() -> None:
+    short = run(deadline_s=25.0)
+    assert (short.failure, short.ended_s) == ("timeout", 1025.0)
+    hung = [probe for seed in range(1500) if (probe := run(run_seed=seed)).failure]
+    assert {probe.failure for probe in hung} == {"timeout"}
+    assert {probe.ended_s for probe in hung} == {1000 + 3600.0}
+    assert 0 < len(hung) < 15
+    assert all("hung" in probe.message for probe in hung)
+
+
+def test_slow_nodes_make_slower_probes() -> None:
+    even = replace(CLUSTER, slowness=(1.0,) * 8)
+    slow = replace(CLUSTER, slowness=(1.0,) * 4 + (1.2,) + (1.0,) * 3)
+    assert run(slow).iteration_s[3] > 1.1 * run(even).iteration_s[3]
+
+
+def test_a_trace_is_json_of_streams_on_which_nothing_overlaps() -> None:
+    layout = Layout(num_nodes=2, tp=4, pp=4, num_microbatches=6, schedule="zero_bubble")
+    machine = Machine.of(CLUSTER_PRESETS["frontier"])
+    trace = json.loads(json.dumps(step_trace(layout, MODEL, machine)))
+    streams: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    for event in trace["traceEvents"]:
+        assert event["ph"] in ("X", "M")
+        if event["ph"] == "X":
+            streams[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    assert {pid for pid, _ in streams} == set(range(4))
+    for spans in streams.values():
+        assert all(a[1] <= b[0] + 1e-3 for a, b in pairwise(sorted(spans)))
