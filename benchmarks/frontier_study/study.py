@@ -20,15 +20,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from benchmarks.arguments import count
+from benchmarks.frontier_study.study_campaigns import campaigns, savings
 from benchmarks.frontier_study.study_curves import curves, throughput
 from benchmarks.frontier_study.study_memory import memory
 from benchmarks.frontier_study.study_page import PAGE, StudyPart
 from benchmarks.frontier_study.study_runs import StudyEffort
+from benchmarks.frontier_study.study_scaling import scaling
 
 PARTS: Final[Mapping[str, Callable[[StudyEffort, Path | None], StudyPart]]] = {
     "memory": memory,
     "curves": curves,
     "throughput": throughput,
+    "scaling": scaling,
+    "campaigns": campaigns,
+    "savings": savings,
 }
 """By name, in the order of the page."""
 

@@ -41,7 +41,7 @@ BATCHES_22B: Final = ((3, 960), (8, 640), (16, 640))
 """Assumed nodes and sequences a step of the published 22B, whose source states neither."""
 _FIXED_BATCH: Final = 128
 _PER_STAGE: Final = 8
-"""Micro-batches a stage that keep the bubble: a ninth to a ninth of the step, whatever pp."""
+"""Micro-batches for each stage, which keep the bubble at up to a ninth of the step."""
 
 
 def curves(effort: StudyEffort, _tables: Path | None) -> StudyPart:
@@ -89,8 +89,10 @@ def _degrees(effort: StudyEffort) -> list[str]:
         (f"batch {_PER_STAGE} pp", *_rates(kept[0])),
     ]
     sentence = (
-        "22B: more tensor-parallel ranks are slower, most of all across nodes (tp 16); more stages "
-        "are slower at a fixed batch, and much less so where the batch grows with them."
+        f"22B, by simulation: from tp {by_tp[0]} to {by_tp[-1]} a GCD's speed goes from {tp[0][0]:.0f} "
+        f"to {tp[0][-1]:.0f} TFLOP/s; from pp {by_pp[0]} to {by_pp[-1]} it goes from {fixed[0][0]:.0f} to "
+        f"{fixed[0][-1]:.0f} at a fixed batch, and from {kept[0][0]:.0f} to {kept[0][-1]:.0f} where the "
+        "batch grows with the stages."
     )
     about = (
         "One replica of 22B, micro-batches of one sequence, everything recomputed: so neither the "
@@ -136,8 +138,8 @@ def _batches(effort: StudyEffort) -> list[str]:
     numbers = [f"batch {n}" for n in range(1, 8)][: len(rows[0]) - 2]
     rows = [_padded(row, len(numbers) + 2) for row in rows]
     sentence = (
-        "A larger batch hides the bubble: 22B on 16 GCDs and 1T on 3,072 gain until micro-batches "
-        "are many times the stages."
+        "Speed by the sequences of a step: the more micro-batches, the smaller the share of the "
+        "bubble and of the reduction of gradients."
     )
     return [
         "Against the sequences of a step, by simulation (batch: TFLOP/s of a GCD). The layout of 1T "
@@ -227,7 +229,7 @@ def _why_slower(parts: Sequence[tuple[str, Layout, float, dict[str, Any]]]) -> l
     (_, small, small_s, first), (_, large, large_s, second) = parts
     gains = {name: second[name] / large_s - first[name] / small_s for name in names}
     most = max(gains, key=lambda name: gains[name])
-    bubbles = [(each.pp - 1) / (each.num_microbatches + each.pp - 1) for each in (small, large)]
+    idle = [(each.pp - 1) / (each.num_microbatches + each.pp - 1) for each in (small, large)]
     with figure("parts", height=1.8) as axes:
         for at, (_, _, step_s, found) in enumerate(parts):
             left = 0.0
@@ -239,16 +241,17 @@ def _why_slower(parts: Sequence[tuple[str, Layout, float, dict[str, Any]]]) -> l
         axes.set_yticks(range(len(parts)), [each[0] for each in parts])
         axes.set(xlabel="% of a step, simulated")
         axes.legend(ncols=len(names), loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    word = most.removesuffix("_s")
     sentence = (
-        f"Where the time of a simulated step goes: of 1T's, {gains[most]:.0%} more than of 175B's is "
-        f"`{most.removesuffix('_s')}`."
+        f"Where the time of a simulated step goes: the share that grows most from 175B to 1T is "
+        f"`{word}`, by {100 * gains[most]:.1f} points."
     )
     return [
-        f"Why 1T is slower, by simulation: the share of its step that grows most is "
-        f"`{most.removesuffix('_s')}`, from {first[most] / small_s:.1%} to "
-        f"{second[most] / large_s:.1%}. Its tensor-parallel groups have {large.tp} GCDs instead of "
-        f"{small.tp}. Bubbles are not the reason: {bubbles[0]:.1%} of the slots of 175B's pipelines "
-        f"are idle, and {bubbles[1]:.1%} of 1T's.",
+        f"Why 1T is slower, by simulation: the share of the step that grows most is `{word}`, from "
+        f"{first[most] / small_s:.1%} of 175B's to {second[most] / large_s:.1%} of 1T's. Its "
+        f"tensor-parallel groups have {large.tp} GCDs instead of {small.tp}. `pp` is all waiting and "
+        f"transfers between {large.pp} stages instead of {small.pp}; of the pipelines' slots "
+        f"{idle[0]:.1%} and {idle[1]:.1%} are idle by the formula (pp - 1) / (m + pp - 1).",
         rows_table(("model", "step", *(name.removesuffix("_s") for name in names)), rows),
         shown("parts", sentence),
     ]

@@ -106,7 +106,8 @@ def _take_scheme(path: Path) -> None:
 
 def shown(name: str, sentence: str) -> str:
     """A figure with the sentence that says what it shows."""
-    return f"![{sentence}](plots/frontier_{name}.svg)\n\n*{sentence}*"
+    about = sentence.partition(":")[0].replace("`", "")
+    return f"![{about}](plots/frontier_{name}.svg)\n\n{wrapped(sentence)}"
 
 
 def published(axes: Any, x: Any, y: Any, label: str | None = "published") -> None:

@@ -107,6 +107,22 @@ def tokens(model: ModelShape, layout: Layout) -> int:
     return layout.global_batch_size * model.seq_length
 
 
+def words(layout: Layout) -> str:
+    """The knobs that tell layouts of one machine apart."""
+    parts = [f"tp {layout.tp}", f"pp {layout.pp}", f"dp {layout.dp}"]
+    if layout.tp_columns > 1:
+        parts.insert(1, f"columns {layout.tp_columns}")
+    if layout.vpp > 1:
+        parts.append(f"vpp {layout.vpp}")
+    parts.append(f"mbs {layout.micro_batch_size} x {layout.num_microbatches:,}")
+    copies = f" in {layout.zero_replicas} copies" if layout.zero_replicas > 1 else ""
+    parts += [f"ZeRO {layout.zero_stage}{copies}"] if layout.zero_stage else []
+    parts.append(f"recompute {layout.recompute}")
+    parts += ["sequence parallel"] if layout.sequence_parallel else []
+    parts += ["stages side by side"] if layout.rank_order == "tp_cp_pp_dp" else []
+    return ", ".join(parts)
+
+
 def estimated_s(model: ModelShape, layouts: Sequence[Layout], cluster: str = "frontier") -> Floats:
     """Step times by the closed forms, before anything is measured."""
     return step_time_s(LayoutColumns.of_each(layouts), model, CLUSTER_PRESETS[cluster])

@@ -1,0 +1,211 @@
+"""The layouts of both spaces of each model, the best of them, and what they save."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from benchmarks.frontier_study.study_page import (
+    COLOURS,
+    INK,
+    StudyPart,
+    figure,
+    rows_table,
+    shown,
+)
+from benchmarks.frontier_study.study_runs import MODELS, RECIPES, StudyEffort, simulate, words
+from benchmarks.frontier_study.study_spaces import (
+    BATCHES,
+    NODES,
+    TABLE_V,
+    WIDE,
+    StudyLandscape,
+    landscape,
+    rate,
+    table_v,
+)
+from search_spaces.units import GIB
+
+_SHOWN: Final = 3
+_TOKENS: Final = 20e12
+_FLOORS: Final = (1, 2, 4, 8, 12, 16)
+"""Stages of table V."""
+
+
+def campaigns(effort: StudyEffort, _tables: Path | None) -> StudyPart:
+    """Every layout of both spaces, and the best beside the published recipes."""
+    found = {(size, name): landscape(size, name, effort) for size in MODELS for name in _NAMES}
+    rows = [_space_row(each) for each in found.values()]
+    header = ("space", "legal layouts", "fit", "median", "best", "best over the recipe")
+    _draw(found, effort)
+    sentence = (
+        "Every legal layout that fits, fastest first, of table V and of the wider space; the "
+        "diamond line is the published recipe, simulated like the others."
+    )
+    return StudyPart(
+        title="Campaigns over the paper's space and a wider one",
+        blocks=(
+            _about(),
+            rows_table(header, [*rows[:-2], *rows[-2:]]),
+            shown("campaigns", sentence),
+            "The best layouts, by simulation; the published recipes among them, in the same units:",
+            _best_table(found, effort),
+            *_why_not_table_v(found, effort),
+        ),
+    )
+
+
+_NAMES: Final = (TABLE_V, WIDE)
+
+
+def _about() -> str:
+    nodes = ", ".join(f"{size} {count} nodes" for size, count in NODES.items())
+    batches = ", ".join(f"{size} {count:,}" for size, count in BATCHES.items())
+    return (
+        "Table V of the paper is the space of its search for 175B: pp 1 to 16, tp 1 to 8, "
+        "micro-batches of 4 to 20 sequences, 5 or 10 of them, ZeRO-1 or none, 12 or 16 nodes; "
+        "everything is recomputed. It is applied to all three models, to 1T on the nodes of its "
+        "recipe. The wider space fixes the batch and lets the accumulation follow from it: "
+        "micro-batches from one sequence, interleaving, ZeRO stages 0 to 3 with one or two copies, "
+        "recomputation of nothing, attention or everything, sequence parallelism, tensor columns, "
+        f"both orders of the axes. Nodes: {nodes}; sequences a step: {batches} (of 22B both are "
+        "assumptions, of the others those of the recipes). Layouts compare by tokens/s of a GCD, "
+        "whatever they recompute. The batches of table V follow from its knobs, so that its layouts "
+        "differ in batch."
+    )
+
+
+def recipe_rate(size: str, effort: StudyEffort) -> float:
+    """Tokens/s of a GCD of the published recipe, simulated; NaN: there is none."""
+    if size not in RECIPES:
+        return float("nan")
+    [run] = simulate(MODELS[size], [RECIPES[size]], effort)
+    return rate(MODELS[size], RECIPES[size], run)
+
+
+def _space_row(each: StudyLandscape) -> tuple[str, ...]:
+    own = each.rates[~np.isnan(each.rates)]
+    speeds = ("-", "-", "-")
+    if len(own):
+        recipe = recipe_rate(each.size, StudyEffort(jobs=1))
+        gain = "-" if np.isnan(recipe) else f"{own.max() / recipe - 1:+.1%}"
+        speeds = (f"{np.median(own):.1f}", f"{own.max():.1f}", gain)
+    share = each.num_fitting / len(each.layouts)
+    fit = f"{each.num_fitting:,} ({share:.0%})"
+    return f"{each.size}, {each.name}", f"{len(each.layouts):,}", fit, *speeds
+
+
+def _draw(found: dict[tuple[str, str], StudyLandscape], effort: StudyEffort) -> None:
+    with figure("campaigns", len(MODELS)) as every:
+        for axes, size in zip(every, MODELS, strict=True):
+            for colour, name in enumerate(_NAMES):
+                rates = np.sort(found[size, name].rates)[::-1]
+                own = rates[~np.isnan(rates)]
+                if len(own):
+                    share = np.linspace(0, 100, len(own))
+                    label = f"simulated, {name}"
+                    axes.plot(share, own, color=COLOURS[colour], label=label)
+            recipe = recipe_rate(size, effort)
+            if not np.isnan(recipe):
+                style = {"color": INK, "marker": "D", "markerfacecolor": "none"}
+                axes.plot([0, 100], [recipe] * 2, linewidth=0.8, label="recipe, simulated", **style)
+            axes.set(title=size, xlabel="% of the layouts that fit", ylim=(0, None))
+            axes.legend(fontsize=7)
+        every[0].set_ylabel("tokens/s a GCD")
+
+
+def _best_table(found: dict[tuple[str, str], StudyLandscape], effort: StudyEffort) -> str:
+    rows = []
+    for (size, name), each in found.items():
+        if name == WIDE and size in RECIPES:
+            [run] = simulate(MODELS[size], [RECIPES[size]], effort)
+            recipe = rate(MODELS[size], RECIPES[size], run)
+            peak = f"{run.peak_bytes / GIB:.0f} GiB"
+            rows.append(
+                (f"{size}, **published recipe**", words(RECIPES[size]), f"{recipe:.1f}", peak)
+            )
+        for at in each.best(_SHOWN):
+            layout, peak = each.layouts[at], f"{each.runs[at].peak_bytes / GIB:.0f} GiB"
+            nodes = f", {layout.num_nodes} nodes" if name == TABLE_V else ""
+            rows.append((f"{size}, {name}", words(layout) + nodes, f"{each.rates[at]:.1f}", peak))
+    header = ("space", "layout", "tokens/s a GCD, simulated", "fullest GCD, simulated")
+    return rows_table(header, rows)
+
+
+def _why_not_table_v(
+    found: dict[tuple[str, str], StudyLandscape], effort: StudyEffort
+) -> list[str]:
+    rows = [
+        (f"{m} micro-batches", *(f"{(pp - 1) / (m + pp - 1):.0%}" for pp in _FLOORS))
+        for m in (5, 10)
+    ]
+    recipe = RECIPES["175B"]
+    is_held = table_v("175B").holds(recipe, 8)
+    reached = {
+        size: found[size, TABLE_V].rates[found[size, TABLE_V].best()[0]] / recipe_rate(size, effort)
+        for size in RECIPES
+        if found[size, TABLE_V].num_fitting
+    }
+    best = "; ".join(
+        f"the best layout of table V for {size} reaches {share:.0%} of the recipe, by simulation"
+        for size, share in reached.items()
+    )
+    empty = [size for size in MODELS if not found[size, TABLE_V].num_fitting]
+    none = f" For {' and '.join(empty)} none of its layouts fits." if empty else ""
+    return [
+        f"Why table V cannot hold the best recipe: with 5 or 10 micro-batches this share of a "
+        f"pipeline's slots is idle, (pp - 1) / (m + pp - 1), whatever the machine. The recipe of 175B "
+        f"has {recipe.num_microbatches} micro-batches of {recipe.micro_batch_size} sequence on "
+        f"{recipe.pp} stages: {(recipe.pp - 1) / (recipe.num_microbatches + recipe.pp - 1):.1%} idle; "
+        f"table V holds it: {'yes' if is_held else 'no'}. Few stages need a large tp or do not fit: "
+        f"{best}.{none}",
+        rows_table(("idle slots", *(f"pp {pp}" for pp in _FLOORS)), rows),
+    ]
+
+
+def savings(effort: StudyEffort, _tables: Path | None) -> StudyPart:
+    """Node-hours and days of a training run of 1T: tuned, as published, and of the median layout."""
+    size = "1T"
+    each = landscape(size, WIDE, effort)
+    devices = RECIPES[size].num_devices
+    rates = {
+        "median legal layout that fits": float(np.nanmedian(each.rates)),
+        "the paper's recipe": recipe_rate(size, effort),
+        "tuned layout": float(each.rates[each.best()[0]]),
+    }
+    days = {name: _TOKENS / (speed * devices) / 86400 for name, speed in rates.items()}
+    tuned = days["tuned layout"]
+    rows = [
+        (
+            name,
+            f"{rates[name]:.1f}",
+            f"{number:,.0f}",
+            f"{number * 24 * NODES[size] / 1e6:.2f} million",
+            "-" if number == tuned else f"{number - tuned:,.0f} days",
+            "-" if number == tuned else f"{1 - tuned / number:.0%}",
+        )
+        for name, number in days.items()
+    ]
+    with figure("savings", height=1.9) as axes:
+        places = range(len(days))
+        axes.barh(places, list(days.values()), color=COLOURS[0])
+        axes.set_yticks(places, list(days))
+        axes.set(xlabel=f"days on {NODES[size]} nodes, simulated")
+    header = (size, "tokens/s a GCD", "days", "node-hours", "the tuned layout saves", "share")
+    sentence = (
+        f"Days to train 1T on {_TOKENS / 1e12:.0f} trillion tokens with {NODES[size]} nodes, by "
+        "simulation, with the median layout, the paper's recipe and the tuned layout."
+    )
+    return StudyPart(
+        title="What a tuned layout saves",
+        blocks=(
+            f"1T parameters on {_TOKENS / 1e12:.0f} trillion tokens with {devices:,} GCDs at "
+            f"{BATCHES[size]:,} sequences a step, by simulation; without failures, checkpoints and "
+            "queues, which cost every layout alike. The tuned layout is the best of the wider space "
+            f"that fits: {words(each.layouts[each.best()[0]])}.",
+            rows_table(header, rows),
+            shown("savings", sentence),
+        ),
+    )

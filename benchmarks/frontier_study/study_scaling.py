@@ -1,0 +1,135 @@
+"""Weak and strong scaling of 175B and 1T."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from benchmarks.frontier_study.study_page import (
+    COLOURS,
+    StudyPart,
+    counted,
+    estimated,
+    figure,
+    published,
+    rows_table,
+    shown,
+    simulated,
+)
+from benchmarks.frontier_study.study_runs import (
+    MODELS,
+    StudyEffort,
+    estimated_s,
+    published_layout,
+    simulate,
+)
+from search_spaces.spec.layout import Layout
+
+_DEGREES: Final = {"175B": (4, 16), "1T": (8, 64)}
+_REPLICAS: Final = {"175B": (2, 4, 8, 16), "1T": (1, 2, 3, 6)}
+"""To 1,024 and 3,072 GCDs."""
+_WEAK: Final = {"175B": 640, "1T": 1600}
+"""Sequences a replica, published."""
+_STRONG: Final = {"175B": (8000, 89.93), "1T": (8016, 87.05)}
+"""Published batch, and efficiency in per cent."""
+
+
+def scaling(effort: StudyEffort, _tables: Path | None) -> StudyPart:
+    """Efficiencies by number of GCDs."""
+    weak = {s: [_layout(s, dp, _WEAK[s]) for dp in dps] for s, dps in _REPLICAS.items()}
+    strong = {
+        s: [_layout(s, dp, _STRONG[s][0] // dp) for dp in dps] for s, dps in _REPLICAS.items()
+    }
+    with figure("scaling", 2) as (left, right):
+        weak_rows = []
+        for colour, (size, layouts) in enumerate(weak.items()):
+            walked, guessed = _rates(size, layouts, effort)
+            devices = [each.num_devices for each in layouts]
+            ours = [100 * rate / walked[0] for rate in walked]
+            simulated(left, devices, ours, f"{size}, simulated", colour)
+            guesses = [100 * rate / guessed[0] for rate in guessed]
+            estimated(left, devices, guesses, f"{size}, estimated", colour)
+            published(left, devices[-1:], [100], None if colour else "published")
+            weak_rows.append(
+                (size, f"{devices[0]:,} to {devices[-1]:,}", "100 %", f"{ours[-1]:.2f} %",
+                 f"{guesses[-1]:.2f} %")
+            )  # fmt: skip
+        strong_rows = []
+        for colour, (size, layouts) in enumerate(strong.items()):
+            rows, bases = _strong(size, layouts, effort)
+            strong_rows += rows
+            places = [base.num_devices for base in layouts[: len(bases)]]
+            right.plot(
+                places, bases, color=COLOURS[colour], marker="o", linestyle=":",
+                label=f"{size}, simulated",
+            )  # fmt: skip
+            level = _STRONG[size][1]
+            published(right, places, [level] * len(places), None if colour else "published")
+        every = sorted({each.num_devices for some in weak.values() for each in some})
+        counted(left, every)
+        counted(right, every[:-2])
+        for axes, words in ((left, "GCDs"), (right, "GCDs of the base (assumed)")):
+            axes.set(xlabel=words, ylabel="efficiency, %", ylim=(60, 105))
+            axes.tick_params(axis="x", labelsize=7)
+            axes.legend(fontsize=7)
+    sentence = (
+        "Left: weak scaling at a fixed batch a replica. Right: strong scaling to 1,024 (175B) and "
+        "3,072 (1T) GCDs, from every base that may have been the published one."
+    )
+    return StudyPart(
+        title="Scaling",
+        blocks=(
+            "Weak scaling: speed of a GCD over that of the smallest run, at the published layout "
+            f"and {_WEAK['175B']} (175B) and {_WEAK['1T']:,} (1T) sequences a replica.",
+            rows_table(("model", "GCDs", "published", "simulated", "estimated"), weak_rows),
+            "Strong scaling: the speed of a GCD at the largest number over that at the base, at the "
+            "same batch. The base is not published, and the efficiency depends on it: every base of "
+            "whole replicas from an eighth (175B) or a sixth (1T) to a half is shown.",
+            rows_table(
+                ("model, batch", "GCDs", "base", "published", "simulated", "estimated"), strong_rows
+            ),
+            shown("scaling", sentence),
+        ),
+    )
+
+
+def _layout(size: str, dp: int, num_microbatches: int) -> Layout:
+    # One replica still shards over nobody: the same states, whatever the stage of ZeRO.
+    return published_layout(*_DEGREES[size], dp, num_microbatches)
+
+
+def _rates(
+    size: str, layouts: Sequence[Layout], effort: StudyEffort
+) -> tuple[list[float], list[float]]:
+    """Sequences a second of a GCD, simulated and estimated."""
+    model = MODELS[size]
+    runs = simulate(model, layouts, effort)
+    walked = [run.step_s or float("nan") for run in runs]
+    guessed = estimated_s(model, layouts).tolist()
+    return (
+        [each.global_batch_size / each.num_devices / s for each, s in zip(layouts, walked, strict=True)],
+        [each.global_batch_size / each.num_devices / s for each, s in zip(layouts, guessed, strict=True)],
+    )  # fmt: skip
+
+
+def _strong(
+    size: str, layouts: Sequence[Layout], effort: StudyEffort
+) -> tuple[list[tuple[str, ...]], list[float]]:
+    """Rows by base, and simulated efficiencies in per cent."""
+    walked, guessed = _rates(size, layouts, effort)
+    batch, level = _STRONG[size]
+    rows, found = [], []
+    for at, base in enumerate(layouts[:-1]):
+        found.append(100 * walked[-1] / walked[at])
+        rows.append(
+            (
+                f"{size}, {batch:,}",
+                f"{base.num_devices:,} to {layouts[-1].num_devices:,}",
+                f"1/{layouts[-1].num_devices // base.num_devices}",
+                f"{level} %",
+                f"{found[-1]:.2f} %",
+                f"{100 * guessed[-1] / guessed[at]:.2f} %",
+            )
+        )
+    return rows, found
