@@ -1,7 +1,7 @@
 """The study of Frontier: writes `docs/frontier-study.md` and its figures.
 
-Run as `make frontier-study TABLES=DIR`, or `python -m benchmarks.frontier_study.study`; `--quick` is
-smaller in every part, `--only memory,curves` runs some parts. DIR holds published measurements;
+Run as `make frontier-study TABLES=DIR`, or `python -m benchmarks.frontier_study.study`; `--quick`
+is smaller in every part, `--only memory,curves` runs some parts. DIR holds published measurements;
 without it, what needs them is left out. Simulated steps and finished searches are kept in
 `build/frontier-study/`, so that a run that was interrupted goes on.
 """
@@ -26,6 +26,7 @@ from benchmarks.frontier_study.study_memory import memory
 from benchmarks.frontier_study.study_page import PAGE, StudyPart
 from benchmarks.frontier_study.study_runs import StudyEffort
 from benchmarks.frontier_study.study_scaling import scaling
+from benchmarks.frontier_study.study_search import importance, search
 
 PARTS: Final[Mapping[str, Callable[[StudyEffort, Path | None], StudyPart]]] = {
     "memory": memory,
@@ -34,6 +35,8 @@ PARTS: Final[Mapping[str, Callable[[StudyEffort, Path | None], StudyPart]]] = {
     "scaling": scaling,
     "campaigns": campaigns,
     "savings": savings,
+    "search": search,
+    "importance": importance,
 }
 """By name, in the order of the page."""
 

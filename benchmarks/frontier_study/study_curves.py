@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.frontier_study.study_page import (
+    COLOURS,
     StudyPart,
     counted,
     estimated,
@@ -236,7 +237,7 @@ def _why_slower(parts: Sequence[tuple[str, Layout, float, dict[str, Any]]]) -> l
             for colour, name in enumerate(names):
                 share = 100 * found[name] / step_s
                 label = name.removesuffix("_s") if not at else None
-                axes.barh(at, share, left=left, color=f"C{colour}", label=label)
+                axes.barh(at, share, left=left, color=COLOURS[colour], label=label)
                 left += share
         axes.set_yticks(range(len(parts)), [each[0] for each in parts])
         axes.set(xlabel="% of a step, simulated")

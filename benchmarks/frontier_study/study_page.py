@@ -92,6 +92,7 @@ def figure(name: str, columns: int = 1, *, height: float = 3.0) -> Iterator[Any]
         yield axes
         for each in drawn.axes:
             each.grid(alpha=0.3)
+            each.set_axisbelow(True)
         PLOTS.mkdir(parents=True, exist_ok=True)
         path = PLOTS / f"frontier_{name}.svg"
         drawn.savefig(path, metadata={"Date": None}, transparent=True)

@@ -74,8 +74,8 @@ def scaling(effort: StudyEffort, _tables: Path | None) -> StudyPart:
             axes.tick_params(axis="x", labelsize=7)
             axes.legend(fontsize=7)
     sentence = (
-        "Left: weak scaling at a fixed batch a replica. Right: strong scaling to 1,024 (175B) and "
-        "3,072 (1T) GCDs, from every base that may have been the published one."
+        "Efficiency of more GCDs: on the left weak scaling at a fixed batch a replica, on the right "
+        "strong scaling to 1,024 (175B) and 3,072 (1T) GCDs from each assumed base."
     )
     return StudyPart(
         title="Scaling",
@@ -95,7 +95,6 @@ def scaling(effort: StudyEffort, _tables: Path | None) -> StudyPart:
 
 
 def _layout(size: str, dp: int, num_microbatches: int) -> Layout:
-    # One replica still shards over nobody: the same states, whatever the stage of ZeRO.
     return published_layout(*_DEGREES[size], dp, num_microbatches)
 
 
