@@ -20,6 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from benchmarks.arguments import count
+from benchmarks.frontier_study.study_axonn import axonn
 from benchmarks.frontier_study.study_campaigns import campaigns, savings
 from benchmarks.frontier_study.study_curves import curves, throughput
 from benchmarks.frontier_study.study_memory import memory
@@ -36,6 +37,7 @@ PARTS: Final[Mapping[str, Callable[[StudyEffort, Path | None], StudyPart]]] = {
     "campaigns": campaigns,
     "savings": savings,
     "search": search,
+    "axonn": axonn,
     "importance": importance,
 }
 """By name, in the order of the page."""

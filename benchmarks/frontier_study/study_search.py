@@ -39,7 +39,7 @@ from benchmarks.search.search_runs import PROBES, tasks_of
 from search_spaces.spec.layout import KNOBS
 from tuner.analysis.importance import METHOD, MOST_LAYOUTS, importances
 from tuner.replay.cell_layouts import CellLayouts
-from tuner.replay.run import ReplayRun, replay_all
+from tuner.replay.run import ReplayRun, by_strategy, replay_all
 from workers.simulation.machine import Machine
 
 STRATEGIES: Final = ("guided", "random", "deephyper", "deephyper+memory")
@@ -69,7 +69,7 @@ def search(effort: StudyEffort, _tables: Path | None) -> StudyPart:
         *(f"probes to {share:.0%}" for share in WITHIN),
         *(f"node-hours to {share:.0%}" for share in WITHIN),
         f"regret after {PROBES}",
-        f"failed of {PROBES}",
+        f"failed to {WITHIN[0]:.0%}, of {PROBES}",
     )
     none = f" Nothing fits in {' and '.join(empty)}, so that it is not searched." if empty else ""
     return StudyPart(
@@ -80,7 +80,8 @@ def search(effort: StudyEffort, _tables: Path | None) -> StudyPart:
             "Probes until the layout that leads is truly within a share of the best of its space. A "
             f"probe starts for {COSTS.start_s:.0f} s and runs {COSTS.warmup} + {COSTS.iterations} "
             f"iterations; its step time is off by {NOISE:.1%} of noise. One out of memory costs its "
-            "start and a step of median length. Nodes are alike and none is lost: all layouts of a "
+            "start and a step of median length. Every run goes on to its last probe, where a campaign "
+            "would end once little improvement is expected. Nodes are alike and none is lost: all layouts of a "
             f"job of all nodes would meet the same slow ones.{none}",
             rows_table(header, rows),
             *blocks,
@@ -95,21 +96,23 @@ def _runs(each: StudyLandscape, effort: StudyEffort) -> dict[str, list[ReplayRun
     # What a space is worth searching by belongs to its layouts and their times.
     belongs = sha256(f"{sources} {NOISE} {COSTS} {len(seeds)}".encode())
     belongs.update(each.rates.tobytes())
-    found = {}
-    for strategy in STRATEGIES:
-        name = f"searches-{each.size}-{each.name}-{strategy}-{belongs.hexdigest()[:12]}.pickle"
-        path = BUILD / name.replace(" ", "-")
-        if not path.exists():
-            noise = NoisyProbes(noise=NOISE)
-            tasks = tasks_of(
-                [cell], strategy, seeds, stop_within=None, costs=COSTS, disturbance=noise
-            )
-            runs = list(replay_all(tasks, jobs=effort.jobs))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(pickle.dumps(runs))
-            print(f"  {each.size}, {each.name}: {strategy}", flush=True)
-        found[strategy] = pickle.loads(path.read_bytes())
-    return found
+    paths = {
+        name: BUILD / f"searches-{each.size}-{each.name}-{name}-{belongs.hexdigest()[:12]}.pickle"
+        for name in STRATEGIES
+    }
+    new = [name for name, path in paths.items() if not path.exists()]
+    noise = NoisyProbes(noise=NOISE)
+    tasks = [
+        task
+        for name in new
+        for task in tasks_of([cell], name, seeds, stop_within=None, costs=COSTS, disturbance=noise)
+    ]
+    if tasks:
+        print(f"  {each.size}, {each.name}: {len(tasks)} searches", flush=True)
+        done = by_strategy(list(replay_all(tasks, jobs=effort.jobs)))
+        for name, runs in done.items():
+            paths[name].write_bytes(pickle.dumps(runs))
+    return {name: pickle.loads(path.read_bytes()) for name, path in paths.items()}
 
 
 def _row(each: StudyLandscape, strategy: str, runs: Sequence[ReplayRun]) -> tuple[str, ...]:
@@ -123,6 +126,7 @@ def _row(each: StudyLandscape, strategy: str, runs: Sequence[ReplayRun]) -> tupl
         spent = [_node_hours(run, count) for run, count in zip(runs, needed, strict=True)]
         hours.append(f"{np.median(spent):,.0f}" + ("" if median <= PROBES else " and more"))
     regrets = [run.regret_after(PROBES) for run in runs]
+    early = [run.failed_within(run.probes_to(WITHIN[0]) or PROBES) for run in runs]
     failed = [run.failed_within(PROBES) for run in runs]
     return (
         f"{each.size}, {each.name}: `{strategy}`",
@@ -130,7 +134,7 @@ def _row(each: StudyLandscape, strategy: str, runs: Sequence[ReplayRun]) -> tupl
         *probes,
         *hours,
         f"{np.median(regrets):.1%}",
-        f"{np.mean(failed):.1f}",
+        f"{np.mean(early):.1f}, {np.mean(failed):.1f}",
     )
 
 
