@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 PIP_FLAGS ?=
 
 INSTALLED := $(VENV)/.installed
-.PHONY: install demo pictures check lint types layers structure test test-slow test-nightly test-faults test-slurm test-exports slurm-packages browser-packages openapi reference test-gpu bench-enumerate bench-plan bench-estimates bench-memory bench-trainer bench-search bench-intervals bench-stopping bench-packing bench-busy bench-commands bench-workers bench-service bench-programs bench-revisions bench-dashboard bench-gpu frontier-study clean
+.PHONY: install demo pictures check lint types layers structure test test-slow test-nightly test-faults test-slurm test-exports slurm-packages browser-packages openapi reference test-gpu bench-enumerate bench-plan bench-estimates bench-memory bench-trainer bench-search bench-intervals bench-stopping bench-packing bench-busy bench-commands bench-workers bench-service bench-programs bench-revisions bench-dashboard bench-simulated bench-gpu bench-simulator frontier-study clean
 
 install: $(INSTALLED)
 
@@ -152,6 +152,10 @@ bench-trainer: $(INSTALLED)
 bench-search: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_search $(if $(TABLES),--tables $(TABLES)) $(if $(ONLY),--only $(ONLY)) --record
 
+# TABLES: as of bench-search; without it only what needs no table is judged.
+bench-simulator: $(INSTALLED)
+	$(BIN)/python -m benchmarks.bench_simulator $(if $(TABLES),--tables $(TABLES)) --record
+
 bench-intervals: $(INSTALLED)
 	$(BIN)/python -m benchmarks.bench_intervals --record
 
@@ -185,6 +189,10 @@ bench-service: $(INSTALLED)
 # Pages in Debian's Chromium, with nothing else on the machine.
 bench-dashboard: $(INSTALLED) browser-packages
 	$(BIN)/python -m benchmarks.bench_dashboard --record
+
+# Ten minutes, with nothing else on the machine.
+bench-simulated: $(INSTALLED)
+	$(BIN)/python -m benchmarks.bench_simulated --record
 
 # BASE: the bin folder of an environment with another revision.
 bench-revisions: $(INSTALLED)

@@ -12,6 +12,7 @@ from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.spec.objectives import MEMORY_HEADROOM
 from search_spaces.terminal.plurals import counted
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
+from search_spaces.trainers.simulator import is_simulator
 from search_spaces.units import memory as memory
 
 if TYPE_CHECKING:
@@ -25,8 +26,18 @@ def trainer_words(measured: MeasurementRecord) -> str:
     """The trainer of a measurement and the source of its tokens; empty for the embedded one."""
     if measured.trainer in (EMBEDDED_TRAINER, IMPORTED_TRAINER):
         return ""
+    if is_simulator(measured.trainer):
+        return measured.trainer
     tokens = "counted" if measured.tokens == "counted" else "assumed from the layout, not counted"
     return f"{measured.trainer} {measured.trainer_version}, tokens {tokens}"
+
+
+def made_by(measured: MeasurementRecord) -> str:
+    """How figures came about, where the embedded trainer did not measure them here."""
+    if is_simulator(measured.trainer):
+        return f"simulated by {measured.trainer}, not measured"
+    words = trainer_words(measured)
+    return f"measured by the trainer {words}" if words else ""
 
 
 REPEAT_WORDS: Final[Mapping[RepeatReason, str]] = {
@@ -140,7 +151,8 @@ def measured_sentence(measurement: MeasurementRecord, environment: Environment |
     words = trainer_words(measurement)
     by = f", by the trainer {words}" if words else ""
     mark = "; disturbed" if measurement.is_disturbed else ""
-    return f"measured: {', '.join(figures)}{where}{by}{mark}"
+    how = made_by(measurement) if is_simulator(measurement.trainer) else "measured"
+    return f"{how}: {', '.join(figures)}{where}{by}{mark}"
 
 
 def baseline_words(baseline: BaselineRead, objective: str) -> str:

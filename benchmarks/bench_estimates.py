@@ -91,7 +91,7 @@ def judge_sharded(folder: Path | None) -> tuple[str, bool]:
     if path is None or not path.exists():
         return "", True
     errors, shares = [], []
-    for cell in _cells(path.read_text()):
+    for cell in cells_by_memory(path.read_text()):
         for row in cell.rows:
             log_s, _ = TimeCalibration().predict(
                 row.layout, cell.model, cell.cluster, software=cell.key.source
@@ -112,7 +112,7 @@ def judge_sharded(folder: Path | None) -> tuple[str, bool]:
     return text, error <= MOST_ERROR and correlation >= LEAST_CORRELATION
 
 
-def _cells(text: str) -> list[TableCell]:
+def cells_by_memory(text: str) -> list[TableCell]:
     """The cells of a table that has two sizes of a device under one name: it is read in two."""
     header, *lines = text.splitlines()
     place = header.split(",").index("device_memory_gb")

@@ -62,13 +62,13 @@ def measure_idle(
     """Starts `layout-tuner up` and measures it while nothing happens."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
         data_dir = Path(folder) / "data"
-        up = opened.enter_context(_running(data_dir))
+        up = opened.enter_context(running_up(data_dir))
         for _ in range(watchers):
             opened.enter_context(_watching(data_dir))
         time.sleep(settle_s)
-        before, began = _times(up), time.monotonic()
+        before, began = processor_times(up), time.monotonic()
         time.sleep(measured_s)
-        after, took_s = _times(up), time.monotonic() - began
+        after, took_s = processor_times(up), time.monotonic() - began
     shares: defaultdict[str, float] = defaultdict(float)
     processes: dict[str, float] = {}
     for process, used_s in after.items():
@@ -88,9 +88,10 @@ class ProcessOfUp:
 
 
 @contextmanager
-def _running(data_dir: Path) -> Iterator[psutil.Process]:
+def running_up(data_dir: Path, *options: str) -> Iterator[psutil.Process]:
     """`layout-tuner up`, once its driver and its worker are ready."""
     command = [sys.executable, "-m", "api.cli", "up", "--data-dir", str(data_dir), "--port", "0"]
+    command += options
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -116,7 +117,7 @@ def _watching(data_dir: Path) -> Iterator[None]:
         yield
 
 
-def _times(up: psutil.Process) -> dict[ProcessOfUp, float]:
+def processor_times(up: psutil.Process) -> dict[ProcessOfUp, float]:
     """Seconds of processor time of every process, by process."""
     times = {}
     for process in (up, *up.children(recursive=True)):

@@ -20,7 +20,7 @@ from benchmarks.workers.packing_simulation import (
     NUM_DEVICES,
     NUM_NODES,
     Draw,
-    SimulatedProbe,
+    PackedProbe,
     one_batch,
     probes,
     steady_state,
@@ -116,7 +116,7 @@ def _draw(sizes: str, deadlines: str, seed: int) -> Draw:
 
 
 def _waits(
-    waits: list[tuple[SimulatedProbe, float]], counts: Callable[[SimulatedProbe], bool]
+    waits: list[tuple[PackedProbe, float]], counts: Callable[[PackedProbe], bool]
 ) -> list[float]:
     return [wait_s for probe, wait_s in waits if counts(probe)] or [0.0]
 

@@ -11,13 +11,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, Self, get_args
 
+from search_spaces.campaigns.campaign_settings import SimulationSettings
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.protocol.measurement import Breakdown, Environment, Iteration
 from search_spaces.protocol.states import AllocationState, AttemptPhase, Scheduler, TrialState
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.objectives import measured_objective
 from search_spaces.statistics.disturbance import is_disturbed
-from search_spaces.trainers.embedded import EMBEDDED_TRAINER
+from search_spaces.trainers.simulator import (
+    SIMULATED_LAUNCHER,
+    is_simulator,
+    trainers_run,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,6 +180,16 @@ class CampaignRecord:
     """Name of the token that submitted it."""
     notes: str = ""
     """Notes of its users."""
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether it is simulated, and not measured."""
+        return is_simulator(self.trainer)
+
+    @property
+    def simulated(self) -> SimulationSettings | None:
+        """By what it is simulated; None: it is measured."""
+        return SimulationSettings.read(self.spec["simulated"]) if self.is_simulated else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -483,7 +498,12 @@ class WorkerRecord:
     """Time of its last status; None: there was none."""
 
     def runs(self, trainer: str) -> bool:
-        return trainer == EMBEDDED_TRAINER or trainer in self.trainers
+        return trainer in trainers_run(self.launcher, self.trainers)
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether it simulates its nodes."""
+        return self.launcher == SIMULATED_LAUNCHER
 
     def holds(self, num_nodes: int, num_devices: int) -> bool:
         """Whether a trial of so many nodes and devices fits into its allocation."""

@@ -20,6 +20,7 @@ from search_spaces.protocol.measurement import Breakdown
 from search_spaces.spec.layout import LAYOUT_FIELDS, Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
+from search_spaces.trainers.simulator import simulator_trainer
 
 MAX_CLOCK_GAP_S: Final = 15.0
 """Longest gap between two ticks of the driver that counts as wall time of a campaign."""
@@ -94,7 +95,9 @@ def probe_deadline_s(spec: Mapping[str, Any]) -> float | None:
 
 
 def trainer_of(spec: Mapping[str, Any]) -> str:
-    """What trains the probes of a campaign, by its description."""
+    """What a campaign's measurements name as their trainer, by its description."""
+    if (simulated := spec.get("simulated")) is not None:
+        return simulator_trainer(simulated["version"])
     return str(spec.get("probe", {}).get("trainer", EMBEDDED_TRAINER))
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, func, select, text
 from sqlalchemy.orm import Session
 
+from results_db.allocations.workers import campaigns_of_kind, workers_of_kind
 from results_db.campaigns.driver_lease import DriverLeases
 from results_db.database.store_base import StoreSection
 from results_db.migrations import migrate
@@ -28,10 +29,10 @@ class ServiceStats:
     open_trials: Mapping[str, int]
     """PENDING and RUNNING; ended trials are counted when they end."""
     workers: Mapping[str, int]
-    """Live workers, by cluster."""
+    """Live workers that measure, by cluster."""
     quarantined_nodes: int
     node_seconds: Mapping[str, float]
-    """The cost of all campaigns, by part."""
+    """The cost of all measured campaigns, by part."""
     unnumbered_events: int
     """Committed events without a number, which clients do not see yet."""
     num_bytes: int
@@ -54,7 +55,9 @@ class Statistics(StoreSection):
                 open_trials={
                     state: _count(session, Trial.state == state) for state in ("PENDING", "RUNNING")
                 },
-                workers=_counts(session, WorkerRow.cluster, is_there(now)),
+                workers=_counts(
+                    session, WorkerRow.cluster, is_there(now), workers_of_kind(is_simulated=False)
+                ),
                 quarantined_nodes=_count(session, NodeQuarantine.released_at.is_(None)),
                 node_seconds=_costs(session),
                 unnumbered_events=_count(session, EventRow.seq.is_(None)),
@@ -89,7 +92,8 @@ def _count(session: Session, condition: ColumnElement[bool]) -> int:
 
 def _costs(session: Session) -> dict[str, float]:
     columns = [name for names in CAMPAIGN_COST_COLUMNS.values() for name in names]
-    row = session.execute(select(*(func.sum(getattr(Campaign, name)) for name in columns))).one()
+    query = select(*(func.sum(getattr(Campaign, name)) for name in columns))
+    row = session.execute(query.where(campaigns_of_kind(is_simulated=False))).one()
     sums = dict(zip(columns, (float(value or 0.0) for value in row), strict=True))
     return {
         part: sum(sums[name] for name in names) for part, names in CAMPAIGN_COST_COLUMNS.items()

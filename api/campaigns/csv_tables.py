@@ -67,7 +67,11 @@ def trial_table(campaign: CampaignRecord, trials: Sequence[TrialRecord]) -> str:
 
 def _common(campaign: CampaignRecord) -> dict[str, Any]:
     return {
-        "source": own_source(campaign.name, campaign.trainer),
+        "source": own_source(
+            campaign.name,
+            campaign.trainer,
+            seed=simulated.seed if (simulated := campaign.simulated) else 0,
+        ),
         **machine_values(Cluster.from_mapping(campaign.spec["cluster"])),
         **model_values(ModelShape.from_mapping(campaign.spec["model"])),
     }

@@ -131,6 +131,12 @@ def _waiting_reason(
         seen = f"the last was seen at {seen_at:%H:%M:%S} UTC" if seen_at else "none yet"
         return f"no driver is at work ({seen}); start one with `layout-tuner driver`"
     workers = [w for w in service.workers if w.cluster == campaign.cluster_name]
+    workers = [w for w in workers if w.is_simulated == campaign.is_simulated]
+    if campaign.is_simulated and not any(w.runs(campaign.trainer) for w in workers):
+        return (
+            f"no worker simulates cluster {campaign.cluster_name} with {campaign.trainer}; start one "
+            f"with `layout-tuner worker --simulate {campaign.cluster_name}`"
+        )
     if not workers:
         return (
             f"no worker of cluster {campaign.cluster_name} is there; start one with "
@@ -143,13 +149,20 @@ def _waiting_reason(
             "start one with `layout-tuner worker --trainers FILE`, where FILE describes it"
         )
     waiting = store.allocations.waiting_trials(
-        campaign.cluster_name, campaign_id=campaign.id, limit=TRIALS_LOOKED_AT
+        campaign.cluster_name,
+        is_simulated=campaign.is_simulated,
+        campaign_id=campaign.id,
+        limit=TRIALS_LOOKED_AT,
     )
     if not waiting:
         return None
     if 0 < counts["PENDING"] <= store.workers.count_too_large(campaign.id):
         return _too_small(waiting, workers)
-    allocations = store.allocations.find(cluster=campaign.cluster_name)
+    allocations = [
+        each
+        for each in store.allocations.find(cluster=campaign.cluster_name)
+        if each.worker.is_simulated == campaign.is_simulated
+    ]
     return _nowhere(waiting, allocations, service.now)
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from results_db.records import CampaignRecord, PlanRecord
 from results_db.store import Store
 from search_spaces.belief.plan import Plan
 from search_spaces.campaigns.campaign import CampaignSpec
+from search_spaces.campaigns.campaign_settings import SimulationSettings
 from search_spaces.documents.limits import name_problem
 from search_spaces.documents.reading import MAX_NAME_LENGTH, Problems, read_mapping
 from search_spaces.errors import CampaignInvalidError, SearchSpaceError
@@ -106,7 +108,13 @@ class Submission:
         with problems.collecting():
             described = _with_measured_constants(described, self._data_dir)
         with problems.collecting():
-            spec = CampaignSpec.from_document(described, self._store.workers.largest_allocation)
+            largest_allocation = partial(
+                self._store.workers.largest_allocation,
+                is_simulated=isinstance(described, Mapping) and bool(described.get("simulated")),
+            )
+            spec = _with_simulator_of_today(
+                CampaignSpec.from_document(described, largest_allocation)
+            )
             _refuse_names(spec)
             spec = self._with_checked_parameters(spec)
         problems.refuse()
@@ -218,14 +226,19 @@ class Submission:
         )
 
     def refuse_unknown_sources(self, spec: CampaignSpec) -> None:
-        """Refuses campaigns in `start_from` that do not exist.
+        """Refuses campaigns in `start_from` that do not exist, or that are simulated.
 
         Raises:
-            CampaignInvalidError: there is no campaign of such a name.
+            CampaignInvalidError: there is no campaign of such a name, or it is simulated and this
+                one is not, or the other way round.
         """
         for name in spec.start_from:
             try:
-                self._store.campaigns.by_name(name)
+                found = self._store.campaigns.by_name(name)
+                if found.is_simulated != (spec.simulated is not None):
+                    which = "simulated" if found.is_simulated else "measured"
+                    problem = f"campaign {name!r} is {which}, and this one is not"
+                    raise CampaignInvalidError(problem, field="start_from")
             except CampaignNotFoundError as error:
                 raise CampaignInvalidError(str(error), field="start_from") from error
 
@@ -234,6 +247,13 @@ def numbered(name: str) -> tuple[str, ...]:
     """Names for further campaigns like one of this name, in order of preference."""
     suffixes = [f"-{number}" for number in range(2, MAX_CLONES + 2)]
     return tuple(name[: MAX_NAME_LENGTH - len(suffix)] + suffix for suffix in suffixes)
+
+
+def _with_simulator_of_today(spec: CampaignSpec) -> CampaignSpec:
+    """A simulated campaign, with the version of the simulator that workers have now."""
+    if spec.simulated is None:
+        return spec
+    return replace(spec, simulated=SimulationSettings(seed=spec.simulated.seed))
 
 
 def _refuse_names(spec: CampaignSpec) -> None:

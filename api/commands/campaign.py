@@ -149,7 +149,8 @@ def _list_row(campaign: CampaignRead) -> tuple[str, ...]:
     planned = "" if progress.trials_planned is None else f"/{progress.trials_planned}"
     return (
         campaign.name,
-        state_words(campaign.state, campaign.reason),
+        state_words(campaign.state, campaign.reason)
+        + (", simulated" if campaign.simulated else ""),
         campaign.model,
         campaign.cluster,
         campaign.created_by,
@@ -201,10 +202,13 @@ def _facts(campaign: CampaignDetail) -> list[tuple[str, str]]:
         ("trials", states or "none yet"),
         (
             "used",
-            f"{duration(campaign.wall_time_s)}, {node_time(campaign.node_seconds)}",
+            f"{duration(campaign.wall_time_s)}{' of real time' if campaign.simulated else ''}, "
+            f"{node_time(campaign.node_seconds)}",
         ),
         ("cost", _cost(campaign.cost)),
     ]
+    if campaign.simulated is not None:
+        facts.insert(2, ("", campaign.simulated.words))
     if auto := auto_words(campaign.spec.get("space", {})):
         facts.append(("auto", auto))
     if campaign.cheap_probes:

@@ -22,10 +22,10 @@ from api.formatting import (
     gain_sentence,
     half_interval,
     layout_cells,
+    made_by,
     memory,
     objective_figure,
     percent,
-    trainer_words,
     unit,
 )
 from search_spaces.spec.objectives import OBJECTIVES
@@ -165,8 +165,8 @@ def _print_remarks(page: LeaderboardPage) -> None:
     if page.source is not None:
         click.echo(f"imported, not measured here: {page.source or 'of unknown origin'}")
     measured = page.trials[0].measurement if page.trials else None
-    if measured is not None and (words := trainer_words(measured)):
-        click.echo(f"measured by the trainer {words}")
+    if measured is not None and (words := made_by(measured)):
+        click.echo(words)
     best = min((trial.rank for trial in page.trials), default=1)
     if best > 1:
         click.echo(

@@ -105,6 +105,8 @@ def list_trials(
         print_table(columns, rows, keys=2)
         if any(each.measurement and each.measurement.is_disturbed for each in shown):
             click.echo(MEANING)
+        if any(each.simulated for each in shown):
+            click.echo("all of them are simulated, not measured")
     if len(found) > limit:
         click.echo(
             f"there are more than {limit}: narrow them with --where, or raise --limit", err=True
@@ -228,6 +230,8 @@ def _facts(trial: TrialDetailRead) -> list[tuple[str, str]]:
         ("layout", f"{trial.layout_key}{', the baseline' if trial.is_baseline else ''}"),
         ("state", state_words(trial.state, trial.reason)),
     ]
+    if trial.simulated:
+        facts.append(("", "simulated, not measured"))
     if trial.cheap_probe is not None:
         facts.append(("stands for", cheap_probe_words(trial.cheap_probe)))
     if trial.message:
@@ -255,7 +259,7 @@ def _facts(trial: TrialDetailRead) -> list[tuple[str, str]]:
     if trial.prediction is not None:
         facts.append(("predicted", _predicted(trial.prediction)))
     facts.append(("cost", f"{trial.node_seconds:.4g} node-seconds"))
-    facts += [("attempt", _attempt(attempt)) for attempt in trial.attempts]
+    facts += [("attempt", _attempt(attempt, trial.simulated)) for attempt in trial.attempts]
     return facts
 
 
@@ -269,8 +273,10 @@ def _predicted(prediction: Prediction) -> str:
     )
 
 
-def _attempt(attempt: AttemptRecord) -> str:
+def _attempt(attempt: AttemptRecord, is_simulated: bool) -> str:
     end = attempt.ended_at or attempt.seen_at
     lasted = duration((end - attempt.started_at).total_seconds())
+    if is_simulated:
+        lasted = f"{duration(attempt.held_s)} of simulated time"
     what = attempt.ending or attempt.phase or "running"
     return f"{attempt.attempt} on {attempt.worker_name} ({attempt.host}): {what}, {lasted}"

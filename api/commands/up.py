@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 import httpx
+from click.core import ParameterSource
 
 from api.client import Client
 from api.commands.login import sign_in_url
@@ -28,9 +30,17 @@ from results_db.errors import ResultsDbError
 from search_spaces.connection.data_home import PRIVATE_UMASK
 from search_spaces.connection.running_service import LocalService, find_service
 from search_spaces.errors import CertificateUnreadableError
+from search_spaces.terminal.simulation_options import SimulationOptions, with_simulation_options
 
 SERVE_PATIENCE_S = START_PATIENCE_S + 30.0
 """The service waits for a database that does not answer, then takes some time to start."""
+
+
+def _refuse(sentence: str) -> NoReturn:
+    raise click.UsageError(sentence)
+
+
+simulation_options = partial(with_simulation_options, option=click.option, refuse=_refuse)
 
 
 @click.command()
@@ -42,21 +52,39 @@ SERVE_PATIENCE_S = START_PATIENCE_S + 30.0
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="JSON or YAML file of the programs that probes may run besides the embedded trainer.",
 )
+@click.option(
+    "--nodes",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="With --simulate: nodes of each worker.",
+)
+@simulation_options
 @database_option
 def up(
     data_dir: Path | None,
     endpoint: Endpoint,
     cluster: str,
     trainers: Path | None,
+    nodes: int,
+    simulation: SimulationOptions | None,
     database: str | None,
 ) -> None:
-    """Run everything on this machine: service, driver and worker."""
+    """Run everything on this machine: service, driver and worker.
+
+    With --simulate the worker measures nothing: a simulator answers the probes.
+    """
+    given = click.get_current_context().get_parameter_source
+    for option in ("cluster", "trainers") if simulation is not None else ("nodes",):
+        if given(option) is ParameterSource.COMMANDLINE:
+            how = "exclude each other" if simulation is not None else "go together"
+            _refuse(f"--{option} and --simulate {how}")
     os.umask(PRIVATE_UMASK)  # children inherit it
     data = DataDir(data_dir) if data_dir else DataDir.default()
     try:
         endpoint = replace(endpoint, url_prefix=read_prefix(endpoint.url_prefix))
         data.create()
-        _run(data, endpoint, cluster, trainers, database)
+        _run(data, endpoint, _worker_options(cluster, trainers, nodes, simulation), database)
     except (ApiError, ResultsDbError, CertificateUnreadableError) as error:
         raise click.ClickException(str(error)) from error
 
@@ -64,8 +92,7 @@ def up(
 def _run(
     data: DataDir,
     endpoint: Endpoint,
-    cluster: str,
-    trainers: Path | None,
+    worker_options: Sequence[str],
     database: str | None,
 ) -> None:
     serve = _serve(data, endpoint, database)
@@ -87,7 +114,7 @@ def _run(
             serve.argv = _serve(data, replace(endpoint, port=port), database).argv
             children += [
                 _child(data, "driver", "--data-dir", str(data.path), database=database),
-                _worker(data, service, cluster, trainers),
+                _worker(data, service, worker_options),
             ]
             for child in children[1:]:
                 child.start()
@@ -120,13 +147,22 @@ def _child(data: DataDir, command: str, *options: str, database: str | None = No
     return Child(name=command, argv=argv, log=log, environment=environment)
 
 
-def _worker(data: DataDir, service: LocalService, cluster: str, trainers: Path | None) -> Child:
+def _worker_options(
+    cluster: str, trainers: Path | None, nodes: int, simulation: SimulationOptions | None
+) -> Sequence[str]:
+    """What the worker runs on, as its arguments."""
+    if simulation is not None:
+        return (*simulation.arguments, "--nodes", str(nodes))
     options = () if trainers is None else ("--trainers", str(trainers.absolute()))
+    return ("--cluster", cluster, *options)
+
+
+def _worker(data: DataDir, service: LocalService, options: Sequence[str]) -> Child:
     trusted = ("--certificate", str(service.certificate)) if service.certificate else ()
     # A worker that is started by hand has the host's name.
     own = ("--spool-dir", str(data.path / "spool"), "--name", f"{socket.gethostname()}-up")
     where = ("--url", service.url, *trusted, "--token-file", str(data.worker_token_file))
-    return _child(data, "worker", *where, "--cluster", cluster, *own, *options)
+    return _child(data, "worker", *where, *own, *options)
 
 
 def _service(data: DataDir, serve: Child) -> LocalService | None:

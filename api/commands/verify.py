@@ -96,6 +96,8 @@ def verify(
     was when it is given again.
     """
     source = client.campaign(campaign)
+    if source.simulated is not None:
+        raise click.ClickException(f"campaign {campaign} is simulated: it measured nothing")
     if source.trainer == trainer:
         raise click.ClickException(f"campaign {campaign} was measured with {trainer}; name another")
     try:

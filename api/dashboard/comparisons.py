@@ -18,12 +18,14 @@ from api.html.result_sentences import CampaignFinding, bounds, finding_of, ratio
 from api.html.trial_facts import TrialFacts, knob_text
 from api.plots.bars import keys, stacked
 from api.schemas.text_types import campaign_reference, id_in
+from results_db.campaigns.imports import IMPORTED
 from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.records import CampaignRecord
 from results_db.store import Store
 from search_spaces.protocol.worker_messages import TrialId
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.terminal.plurals import counted
+from search_spaces.trainers.simulator import SIMULATED
 
 FEWEST: Final = 2
 MOST_TRIALS: Final = 6
@@ -103,10 +105,11 @@ def show_trial_comparison(
         asked=trials or " ".join(f"{each.campaign.name}/{each.trial.number}" for each in compared),
         trials=compared,
         verdicts=_verdicts(
+            store,
             [
                 (f"trial {e.trial.number} of {e.campaign.name}", e.campaign, e.ranked)
                 for e in compared
-            ]
+            ],
         ),
         knobs=_knobs([facts.trial.layout for facts in compared]),
         figures=_figures(compared),
@@ -163,7 +166,7 @@ def show_campaign_comparison(
         rows=_properties(store, found),
         knobs=_knobs([each.winner.trial.layout if each.winner else None for each in found]),
         verdicts=_verdicts(
-            [(f"the winner of {e.campaign.name}", e.campaign, e.winner) for e in found]
+            store, [(f"the winner of {e.campaign.name}", e.campaign, e.winner) for e in found]
         ),
     )
 
@@ -189,12 +192,20 @@ def _figures(trials: list[TrialFacts]) -> list[Row]:
     return [
         Row("campaign", [facts.campaign.name for facts in trials]),
         Row("state", [state_words(facts.trial.state, facts.trial.reason) for facts in trials]),
+        *_simulated([facts.campaign for facts in trials]),
         Row("rank", ranks),
         *(
             Row(name, [each.get(name, "-") for each in told], is_figure=name not in _WORDS)
             for name in names
         ),
     ]
+
+
+def _simulated(campaigns: Sequence[CampaignRecord]) -> Iterator[Row]:
+    """Which of the campaigns are simulated, if one is."""
+    if any(each.is_simulated for each in campaigns):
+        kinds = [each.simulated.words if each.simulated else "measured" for each in campaigns]
+        yield Row("simulated", kinds)
 
 
 def _properties(store: Store, found: list[CampaignFinding]) -> list[Row]:
@@ -204,6 +215,7 @@ def _properties(store: Store, found: list[CampaignFinding]) -> list[Row]:
     failed = [counts[each.id]["FAILED"] + counts[each.id]["INFEASIBLE"] for each in campaigns]
     return [
         Row("state", [state_words(each.state, each.reason) for each in campaigns]),
+        *_simulated(campaigns),
         Row("model", [each.model_name for each in campaigns]),
         Row("cluster", [each.cluster_name for each in campaigns]),
         Row("nodes of the cluster", [str(each.spec["cluster"]["num_nodes"]) for each in campaigns]),
@@ -234,12 +246,20 @@ _Named = tuple[str, CampaignRecord, RankedLayout | None]
 """What a layout is called, its campaign, and the layout as it is ranked there; None: it is not."""
 
 
-def _verdicts(named: Sequence[_Named]) -> list[Compared]:
+def _verdicts(store: Store, named: Sequence[_Named]) -> list[Compared]:
     """Each but the first over the first."""
-    return [_compared(named[0], other) for other in named[1:]]
+    return [_compared(store, named[0], other) for other in named[1:]]
 
 
-def _compared(first: _Named, other: _Named) -> Compared:
+def _simulator_of(store: Store, campaign: CampaignRecord) -> str:
+    """What simulated a campaign or an imported table, for a comparison; empty: it is measured."""
+    if campaign.strategy == IMPORTED:
+        source = store.imports.source(campaign.id) or ""
+        return source if source.startswith(SIMULATED) else ""
+    return campaign.trainer if campaign.is_simulated else ""
+
+
+def _compared(store: Store, first: _Named, other: _Named) -> Compared:
     (one, of_one, one_ranked), (two, of_two, two_ranked) = first, other
     if one_ranked is None or two_ranked is None:
         missing = one if one_ranked is None else two
@@ -247,6 +267,8 @@ def _compared(first: _Named, other: _Named) -> Compared:
     why_not = ""
     if of_one.objective != of_two.objective:
         why_not = f"they are ranked by {unit(of_two.objective)} and by {unit(of_one.objective)}"
+    elif (by_one := _simulator_of(store, of_one)) != (by_two := _simulator_of(store, of_two)):
+        why_not = f"one is {by_two or 'measured'}, the other {by_one or 'measured'}"
     elif of_one.spec["model"] != of_two.spec["model"]:
         why_not = f"they train {of_two.model_name} and {of_one.model_name}"
     return Compared(

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from api.formatting import (
+    made_by,
     memory_of,
     objective_figure,
     other_knobs,
-    trainer_words,
     unit,
     zero,
 )
@@ -80,11 +80,12 @@ def lead(finding: CampaignFinding) -> Iterator[Phrase]:
         yield f"No layout has been measured to the end. {campaign.message}", False
         return
     best = objective_figure(campaign.objective, winner.value)
+    how = "simulated" if campaign.is_simulated else "measured"
     if finding.summary.num_ranked == 1:
-        yield "The only measured layout", True
+        yield f"The only {how} layout", True
     else:
         yield "The best of ", False
-        yield f"{finding.summary.num_ranked:,} measured layouts", True
+        yield f"{finding.summary.num_ranked:,} {how} layouts", True
     yield " runs at ", False
     yield f"{best} {unit(campaign.objective)}", True
     yield f", {bounds(campaign.objective, winner)}: ", False
@@ -104,8 +105,8 @@ def lead(finding: CampaignFinding) -> Iterator[Phrase]:
         yield "Others took its devices while it was measured: it is disturbed. ", False
     yield gain_over_median(finding), False
     measured = winner.trial.measurement
-    if measured is not None and (words := trainer_words(measured)):
-        yield f" Measured by the trainer {words}.", False
+    if measured is not None and (words := made_by(measured)):
+        yield f" {words[:1].upper()}{words[1:]}.", False
 
 
 def gain_over_median(finding: CampaignFinding) -> str:

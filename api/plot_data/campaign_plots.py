@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -83,7 +83,11 @@ class CampaignPlots:
 
     def data_of(self, name: PlotName, knob: str | None = None) -> PlottedData:
         """The data of a plot, with disturbed trials marked; `knob` is that of a slice."""
-        return mark_disturbed(self._data_of(name, knob), self.disturbed)
+        data = mark_disturbed(self._data_of(name, knob), self.disturbed)
+        if (simulated := self.campaign.simulated) is None:
+            return data
+        real = ", but for its axis: it has the real time" if name == "timeline" else ""
+        return replace(data, says=[*data.says, f"All of it is {simulated.words}{real}."])
 
     @cached_property
     def disturbed(self) -> set[int]:

@@ -22,6 +22,7 @@ from api.plot_data.plot_data import (
     both_ends,
     line,
     points,
+    round_ticks,
     rounded,
     rows_layout,
 )
@@ -206,6 +207,8 @@ class _EqualAxes:
         powers = range(math.floor(low), math.ceil(high) + 1)
         ticks = [digit * 10.0**power for power in powers for digit in digits]
         shown = [tick for tick in ticks if self.low <= tick <= self.high]
+        if len(shown) < 2:  # a narrow axis
+            shown = round_ticks(self.low, self.high)
         return {
             "type": "log",
             "range": [round(low, 5), round(high, 5)],

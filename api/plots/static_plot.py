@@ -47,7 +47,7 @@ def static_plot(data: PlottedData, says: str, *, width: float = WIDTH) -> Plot:
     legend, top = _legend(data, width)
     top += 22.0 if layout["xaxis"].get("side") == "top" else 14.0
     y = _Axis(spec=layout["yaxis"], start=0.0, end=top)
-    left = max(62.0, *(24.0 + _CHARACTER * len(words) for _, words in y.ticks))
+    left = max([62.0, *(24.0 + _CHARACTER * len(words) for _, words in y.ticks)])
     body = 280.0 if width >= WIDTH else 190.0
     if "barmode" in layout or "categoryarray" in y.spec:
         low, high = y.spec["range"]

@@ -120,6 +120,8 @@ def _comments(store: Store, campaign: CampaignRecord, trial: TrialRecord) -> Ite
         if (model := campaign.spec["model"])["family"] == "llama":
             base = model["rotary_base"]
             yield f"tables do not state the base of the rotary positions: rotary_base={base:g} is assumed"
+    if campaign.simulated is not None:
+        yield f"the layout and its figures are {campaign.simulated.words}"
     if gain := _gain(store, campaign, trial):
         yield gain
     if trial.measurement is not None:

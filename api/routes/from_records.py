@@ -59,9 +59,12 @@ def campaign_detail(store: Store, campaign: CampaignRecord) -> CampaignDetail:
 
 def trials_read(store: Store, trials: Sequence[TrialRecord]) -> list[TrialRead]:
     probes = cheap_probes(store, trials)
+    campaigns = {each.campaign_id for each in trials}
+    simulated = {id_ for id_ in campaigns if store.campaigns.get(id_).is_simulated}
     return [
         TrialRead.of(
             trial,
+            simulated=trial.campaign_id in simulated,
             num_devices=trial.layout.num_devices,
             global_batch_size=trial.layout.global_batch_size,
             cheap_probe=probes.get(trial.id),
@@ -99,6 +102,7 @@ def leaderboard_page(
         objective=ranked_by,
         objectives=list(campaign.objectives),
         source=page.source,
+        simulated=campaign.simulated,
         total=page.total,
         constrained=page.constrained,
         trials=[_ranked_trial(campaign, page, each, shown) for each in page.layouts],
@@ -120,6 +124,7 @@ def _ranked_trial(
             values[name] = value * (measured.step_time_s / ranked.step_time_s)
     return RankedTrial.of(
         trial,
+        simulated=campaign.is_simulated,
         num_devices=trial.layout.num_devices,
         global_batch_size=trial.layout.global_batch_size,
         rank=ranked.rank,
@@ -139,14 +144,17 @@ def _ranked_trial(
 def allocation_reads(store: Store, allocations: Iterable[AllocationRecord]) -> list[AllocationRead]:
     """Allocations, each with the trials that wait for it."""
     now = store.now()
-    by_cluster: dict[str, tuple[list[WaitingTrial], int]] = {}
+    by_kind: dict[tuple[str, bool], tuple[list[WaitingTrial], int]] = {}
     reads = []
     for allocation in allocations:
-        cluster = allocation.worker.cluster
-        if cluster not in by_cluster:
-            waiting = store.allocations.waiting_trials(cluster, limit=NOT_LEASED_SHOWN)
-            by_cluster[cluster] = waiting, store.allocations.count_waiting_trials(cluster)
-        reads.append(_allocation_read(allocation, *by_cluster[cluster], now))
+        kind = cluster, is_simulated = allocation.worker.cluster, allocation.worker.is_simulated
+        if kind not in by_kind:
+            waiting = store.allocations.waiting_trials(
+                cluster, is_simulated=is_simulated, limit=NOT_LEASED_SHOWN
+            )
+            number = store.allocations.count_waiting_trials(cluster, is_simulated=is_simulated)
+            by_kind[kind] = waiting, number
+        reads.append(_allocation_read(allocation, *by_kind[kind], now))
     return reads
 
 

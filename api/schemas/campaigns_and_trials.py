@@ -19,7 +19,7 @@ from results_db.records import (
     RepeatReason,
 )
 from search_spaces.belief.extrapolation import CheapProbe
-from search_spaces.campaigns.campaign_settings import NODE_HOURS
+from search_spaces.campaigns.campaign_settings import NODE_HOURS, SimulationSettings
 from search_spaces.documents.duration import MAX_DURATION_S
 from search_spaces.documents.reading import MAX_COUNT
 from search_spaces.estimates.prediction import Prediction
@@ -104,6 +104,8 @@ class CampaignRead(Document):
     cluster: str
     trainer: str
     """What trains its probes; "imported" where a table was measured elsewhere."""
+    simulated: SimulationSettings | None
+    """By what it is simulated, its trials, costs and figures included; null: it is measured."""
     objective: str
     """The objective that ranks."""
     objectives: list[str]
@@ -199,6 +201,8 @@ class TrialOfLayout(Document):
     layout_key: str
     """The canonical key of the layout; of a cheap probe, of the one that it stands for, and what of
     it is run."""
+    simulated: bool
+    """Whether it is simulated, and not measured."""
     num_devices: int
     global_batch_size: int
     state: TrialState
@@ -322,6 +326,8 @@ class LeaderboardPage(Document):
     """The campaign's objectives; the Pareto front is over all of them."""
     source: str | None
     """Source of the measurements of an imported campaign; null: it ran here."""
+    simulated: SimulationSettings | None
+    """By what the layouts were simulated; null: they were measured."""
     total: int
     """Number of ranked layouts; with `front`, of those on the front."""
     constrained: int

@@ -8,7 +8,8 @@ of them apart. Nothing else than the cell's rows is looked at.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -16,7 +17,8 @@ from scipy.optimize import least_squares
 
 from search_spaces.arrays import Floats
 from search_spaces.spec.cluster import Cluster
-from search_spaces.tables import TableCell, TableRow
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
+from search_spaces.tables import TableCell, TableRow, read_table
 from workers.simulation.machine import Machine, Software
 from workers.simulation.steps import steps
 
@@ -36,6 +38,75 @@ PRIOR_LOG_SD: Final[Mapping[str, float]] = {
 MEASURED_LOG_SD: Final = 0.05
 _CROWDING: Final = 0.2
 """Where a fit begins, since the usual value has no logarithm."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FittedCell:
+    """Constants of the machine and the software behind some tables, fitted to one cell of them."""
+
+    title: str
+    tables: tuple[str, ...]
+    """Files; the cell is in the first."""
+    fitted_to: tuple[str, int]
+    """Model and devices of the cell; of several the first one."""
+    cluster: Cluster
+    software: Software
+    constants: Mapping[str, float]
+
+    @property
+    def machine(self) -> Machine:
+        return Machine.of(self.cluster, self.software, **self.constants)
+
+    def cell(self, folder: Path) -> TableCell:
+        """The cell that the constants were fitted to."""
+        cells = read_table(folder / self.tables[0]).cells
+        return next(c for c in cells if (c.key.model, c.key.num_devices) == self.fitted_to)
+
+    def again(self, folder: Path) -> tuple[dict[str, float], Software, float]:
+        """The fit, anew, without the constants that earlier ones left."""
+        return fitted(self.cell(folder), replace(self.cluster, name="unfitted"), self.software)
+
+
+FITTED_CELLS: Final = (
+    FittedCell(
+        title="nanotron on H100",
+        tables=("nanotron_h100.csv",),
+        fitted_to=("llama-3B", 16),
+        cluster=CLUSTER_PRESETS["h100-sxm"],
+        software=Software(splits_by_work=True),
+        constants={
+            "matmul_share": 0.5434,
+            "attention_share": 0.2759,
+            "stream_share": 0.7973,
+            "kernel_s": 4e-6,
+            "ramp": 171.1,
+            "host_share": 1.647,
+            "host_collective": 26.36,
+            "host_crowding": 0.4762,
+            "far_share": 0.9542,
+            "near_share": 0.8966,
+        },
+    ),
+    FittedCell(
+        title="vTrain on A100",
+        tables=("vtrain_a100_small.csv", "vtrain_a100_multi.csv"),
+        fitted_to=("GPT-L24-h2048", 4),
+        cluster=CLUSTER_PRESETS["a100-sxm"],
+        software=Software(),
+        constants={
+            "matmul_share": 0.8682,
+            "attention_share": 0.5357,
+            "stream_share": 0.435,
+            "kernel_s": 4e-6,
+            "ramp": 172.9,
+            "host_share": 0.8798,
+            "host_collective": 36.65,
+            "near_share": 0.9392,
+        },
+    ),
+)
+"""Each fitted by `python -m benchmarks.bench_simulator --tables DIR --refit`. The cells: of
+nanotron the smallest that crosses nodes, of vTrain the first of those with the most rows."""
 
 
 def measured_rows(cell: TableCell) -> list[TableRow]:

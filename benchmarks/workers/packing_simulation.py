@@ -19,7 +19,7 @@ NUM_DEVICES: Final = NUM_NODES * DEVICES_PER_NODE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SimulatedProbe:
+class PackedProbe:
     """A probe whose duration nobody knows before it ends."""
 
     key: int
@@ -44,17 +44,17 @@ class SimulatedProbe:
         )
 
 
-Draw = Callable[[int], SimulatedProbe]
+Draw = Callable[[int], PackedProbe]
 """Makes a probe of a key."""
 
 
 def probes(dice: Random, *, powers_of_two: bool, at_most_s: Callable[[float], float]) -> Draw:
     """Probes of log-uniform sizes from 2 to 512 devices, of 10 to 300 s each."""
 
-    def draw(key: int) -> SimulatedProbe:
+    def draw(key: int) -> PackedProbe:
         exact = math.exp(dice.uniform(math.log(2), math.log(512)))
         duration_s = dice.uniform(10.0, 300.0)
-        return SimulatedProbe(
+        return PackedProbe(
             key=key,
             devices=2 ** dice.randint(1, 9) if powers_of_two else round(exact),
             duration_s=duration_s,
@@ -84,14 +84,14 @@ class Simulation:
     """Device-seconds that probes asked for, while they ran."""
     held: float = 0.0
     """Device-seconds that nobody else could use: whole nodes count whole."""
-    waits: list[tuple[SimulatedProbe, float]] = field(default_factory=list)
+    waits: list[tuple[PackedProbe, float]] = field(default_factory=list)
     """Seconds from submission to start, of each that started."""
     _running: list[tuple[float, int]] = field(default_factory=list)
-    _known: dict[int, tuple[SimulatedProbe, float]] = field(default_factory=dict)
+    _known: dict[int, tuple[PackedProbe, float]] = field(default_factory=dict)
     _devices: int = 0
     _held: int = 0
 
-    def submit(self, offered: Iterable[SimulatedProbe]) -> None:
+    def submit(self, offered: Iterable[PackedProbe]) -> None:
         """Probes arrive, and the packer starts what fits."""
         requests = []
         for probe in offered:
@@ -111,7 +111,7 @@ class Simulation:
             self._devices += sum(len(share.devices) for share in placement)
             self._held += _held(probe)
 
-    def end_next(self) -> SimulatedProbe:
+    def end_next(self) -> PackedProbe:
         """Goes on to the next end of a probe, whose devices are free then."""
         ends_s, key = heapq.heappop(self._running)
         self.used += self._devices * (ends_s - self.now_s)
@@ -136,7 +136,7 @@ class Simulation:
         self.waits.clear()
 
 
-def _held(probe: SimulatedProbe) -> int:
+def _held(probe: PackedProbe) -> int:
     if probe.devices < DEVICES_PER_NODE:
         return probe.devices
     return -(-probe.devices // DEVICES_PER_NODE) * DEVICES_PER_NODE
@@ -152,7 +152,7 @@ class Steady:
     """Of all device time, the share that probes held: the rest of their last node included."""
     decisions_per_s: float
     """Probes started by second of the packer's own time."""
-    waits: list[tuple[SimulatedProbe, float]]
+    waits: list[tuple[PackedProbe, float]]
     """Seconds that each probe waited."""
 
 

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from results_db.allocations.leases import HEARTBEAT_INTERVAL_S
 from results_db.allocations.node_status import is_shown, keep_quarantine
+from results_db.allocations.workers import campaigns_of_kind, workers_of_kind
 from results_db.database.locks import lock_campaigns, lock_workers
 from results_db.database.retry import retried
 from results_db.database.store_base import StoreSection
@@ -23,6 +24,7 @@ from results_db.records import Cost, LeasedTrialRead, QuarantineRead, WorkerReco
 from results_db.rows import COST_COLUMNS, record_of
 from results_db.service_records import AllocationNodeRead, ClusterNodeRead
 from search_spaces.spec.probe_defaults import DEFAULT_DEADLINE_S
+from search_spaces.trainers.simulator import SIMULATED_LAUNCHER
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,29 +114,40 @@ class Allocations(StoreSection):
         """
         with self._db.read() as session:
             # Most calls find nothing, and do not wait for the write lock.
-            clusters = session.scalars(select(WorkerRow.cluster).where(_UNSHARED).distinct()).all()
-        for cluster in sorted(clusters):
-            self._share_idle_time_of(cluster)
+            query = select(WorkerRow.cluster, WorkerRow.launcher).where(_UNSHARED).distinct()
+            found = session.execute(query).all()
+        kinds = {(cluster, launcher == SIMULATED_LAUNCHER) for cluster, launcher in found}
+        for cluster, is_simulated in sorted(kinds):
+            self._share_idle_time_of(cluster, is_simulated=is_simulated)
 
     @retried
-    def _share_idle_time_of(self, cluster: str) -> None:
+    def _share_idle_time_of(self, cluster: str, *, is_simulated: bool) -> None:
         with self._db.write() as session:
             sharers = lock_campaigns(
-                session, (Campaign.state == "RUNNING") & (Campaign.cluster_name == cluster)
+                session,
+                (Campaign.state == "RUNNING")
+                & (Campaign.cluster_name == cluster)
+                & campaigns_of_kind(is_simulated=is_simulated),
             )
             more = 0.0
-            for worker in lock_workers(session, WorkerRow.cluster == cluster, _UNSHARED):
+            kind = workers_of_kind(is_simulated=is_simulated)
+            for worker in lock_workers(session, WorkerRow.cluster == cluster, kind, _UNSHARED):
                 more += worker.idle_node_seconds - worker.idle_shared_node_seconds
                 worker.idle_shared_node_seconds = worker.idle_node_seconds
             for campaign in sharers:
                 campaign.allocation_idle_node_seconds += more / len(sharers)
 
     def waiting_trials(
-        self, cluster: str, *, campaign_id: int | None = None, limit: int
+        self,
+        cluster: str,
+        *,
+        is_simulated: bool = False,
+        campaign_id: int | None = None,
+        limit: int,
     ) -> list[WaitingTrial]:
-        """Trials of a cluster that no worker has leased, the oldest first."""
+        """Trials of a cluster that no worker has leased, simulated or real, the oldest first."""
         query = (
-            _waiting(cluster, campaign_id)
+            _waiting(cluster, is_simulated, campaign_id)
             .with_only_columns(
                 Trial.id.label("trial_id"),
                 Campaign.name.label("campaign"),
@@ -151,9 +164,9 @@ class Allocations(StoreSection):
         with self._db.read() as session:
             return [record_of(WaitingTrial, row) for row in session.execute(query)]
 
-    def count_waiting_trials(self, cluster: str) -> int:
-        """The number of trials of a cluster that no worker has leased."""
-        query = _waiting(cluster, None).with_only_columns(func.count())
+    def count_waiting_trials(self, cluster: str, *, is_simulated: bool = False) -> int:
+        """The number of trials of a cluster that no worker has leased, simulated or real."""
+        query = _waiting(cluster, is_simulated, None).with_only_columns(func.count())
         return self._scalar(query) or 0
 
     def waiting_reason(self, campaign_id: int) -> str | None:
@@ -272,7 +285,7 @@ class Allocations(StoreSection):
         return query if cluster is None else query.where(WorkerRow.cluster == cluster)
 
 
-def _waiting(cluster: str, campaign_id: int | None) -> Select[Any]:
+def _waiting(cluster: str, is_simulated: bool, campaign_id: int | None) -> Select[Any]:
     query = (
         select(Trial)
         .join(Campaign, Campaign.id == Trial.campaign_id)
@@ -280,6 +293,7 @@ def _waiting(cluster: str, campaign_id: int | None) -> Select[Any]:
             Trial.state == "PENDING",
             Campaign.state.in_(("RUNNING", "PAUSED")),
             Campaign.cluster_name == cluster,
+            campaigns_of_kind(is_simulated=is_simulated),
         )
     )
     return query if campaign_id is None else query.where(Campaign.id == campaign_id)

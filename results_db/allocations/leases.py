@@ -30,7 +30,7 @@ from results_db.rows import record_of, trial_layout
 from results_db.trials.lifecycle import lose_attempt, running_attempt
 from search_spaces.protocol.worker_messages import HeartbeatReply, LeaseRequest, RoomBody
 from search_spaces.spec.probe_defaults import DEFAULT_DEADLINE_S
-from search_spaces.trainers.embedded import EMBEDDED_TRAINER
+from search_spaces.trainers.simulator import is_simulator, trainers_run
 
 HEARTBEAT_INTERVAL_S: Final = 2.0
 """Seconds between heartbeats of a worker, and between renewals of the driver."""
@@ -111,7 +111,7 @@ class LeaseBatch:
             waiting = list(reversed(self._session.scalars(locked).all()))
             dealt += self._deal(waiting, asking, until)
         self._session.flush()
-        _write_attempts(self._session, dealt, self._now)
+        _write_attempts(self._session, dealt, self._campaigns, self._now)
         _note_start(self._session, self._campaigns, self._now)
         return bool(dealt)
 
@@ -144,7 +144,7 @@ class LeaseBatch:
         kinds = defaultdict(list)
         for ask, worker, leases in self._asking:
             allocation = (worker.cluster, worker.num_nodes, worker.devices_per_node)
-            trainers = frozenset((EMBEDDED_TRAINER, *worker.trainers))
+            trainers = trainers_run(worker.launcher, worker.trainers)
             kinds[*allocation, trainers, ask.request.room, ask.request.longest_s].append(
                 (ask, worker, leases)
             )
@@ -180,7 +180,9 @@ def _fits_in(room: RoomBody, devices_per_node: int) -> ColumnElement[bool]:
     return on_one_node | ((Trial.num_nodes > 1) & (Trial.num_nodes <= room.nodes))
 
 
-def _write_attempts(session: Session, trials: Sequence[Trial], now: datetime) -> None:
+def _write_attempts(
+    session: Session, trials: Sequence[Trial], campaigns: Mapping[int, Campaign], now: datetime
+) -> None:
     insert_many(
         session,
         Attempt,
@@ -192,6 +194,8 @@ def _write_attempts(session: Session, trials: Sequence[Trial], now: datetime) ->
                 "started_at": now,
                 "seen_at": now,
                 "waiting_because": "",
+                # No simulated second has passed, however long its first heartbeat takes.
+                "held_s": 0.0 if is_simulator(campaigns[trial.campaign_id].trainer) else None,
             }
             for trial in trials
         ],

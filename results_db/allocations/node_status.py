@@ -8,6 +8,7 @@ status agrees. Quarantines outlive allocations: a worker gets them when it regis
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -18,6 +19,7 @@ from sqlalchemy.orm import Session
 
 from results_db.models.service_tables import AllocationNode, NodeQuarantine, WorkerRow
 from search_spaces.protocol.worker_messages import NodeBody, NodeStatusBody, SetAside, StatusBody
+from search_spaces.trainers.simulator import SIMULATED_LAUNCHER
 
 RELEASE_TIME_S: Final = 30.0
 """Seconds for which a worker may take to act on a release. If it still reports the quarantine after
@@ -191,6 +193,8 @@ def keep_status(session: Session, worker: WorkerRow, status: StatusBody, now: da
     # Workers report the sum of the session, so that lost or repeated heartbeats do no harm. It is
     # charged to campaigns, so it is limited to what passed.
     most_s = max((now - worker.registered_at).total_seconds(), 0.0) * worker.num_nodes
+    if worker.launcher == SIMULATED_LAUNCHER:  # its clock is another
+        most_s = math.inf
     worker.idle_node_seconds = max(worker.idle_node_seconds, min(status.idle_node_s, most_s))
     if status.nodes:
         _keep_nodes(session, worker, status.nodes)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, SQLColumnExpression, delete, exists, func, select
+from sqlalchemy import ColumnElement, SQLColumnExpression, delete, exists, func, or_, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -35,7 +35,7 @@ from results_db.models.tables import Attempt, Campaign, Trial
 from results_db.records import WorkerRecord
 from results_db.rows import columns_of, record_of
 from results_db.trials.lifecycle import lose_attempt, return_attempt, running_attempt
-from results_db.trials.outcome_checks import elapsed_s
+from results_db.trials.outcome_checks import longest_s
 from search_spaces.protocol.worker_messages import (
     BeatBody,
     HeartbeatBody,
@@ -43,6 +43,7 @@ from search_spaces.protocol.worker_messages import (
     SetAside,
     WorkerCreate,
 )
+from search_spaces.trainers.simulator import SIMULATED_LAUNCHER, SIMULATOR_PREFIX
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +101,7 @@ def _extend(
     for beat in beats:
         stop = []
         for said in beat.heartbeat.trials:
-            trial, attempt = held.get(said.trial_id, (None, None))
+            trial, attempt, launcher = held.get(said.trial_id, (None, None, ""))
             if (
                 trial is None
                 or attempt is None
@@ -111,15 +112,16 @@ def _extend(
                 continue
             trial.lease_expires_at = until
             trial.iterations_done = said.iterations_done
-            _note(trial, attempt, said, now)
+            is_simulated = launcher == SIMULATED_LAUNCHER
+            _note(trial, attempt, said, longest_s(attempt, now, is_simulated=is_simulated), now)
             if trial.cancel_requested:
                 stop.append(trial.id)
         stops.append(stop)
     return stops
 
 
-def _held(session: Session, beats: Sequence[Beat]) -> Mapping[int, tuple[Trial, Attempt]]:
-    """The reported trials that their workers still hold, locked."""
+def _held(session: Session, beats: Sequence[Beat]) -> Mapping[int, tuple[Trial, Attempt, str]]:
+    """The reported trials that their workers still hold, locked, and the workers' launchers."""
     ids = {said.trial_id for beat in beats for said in beat.heartbeat.trials}
     if not ids:
         return {}
@@ -130,17 +132,18 @@ def _held(session: Session, beats: Sequence[Beat]) -> Mapping[int, tuple[Trial, 
         for trial in lock_trials(session, Trial.id.in_(ids), Trial.state == "RUNNING", theirs)
     }
     running = (
-        select(Attempt)
+        select(Attempt, WorkerRow.launcher)
         .join(Trial, (Trial.id == Attempt.trial_id) & (Trial.attempt == Attempt.attempt))
+        .join(WorkerRow, WorkerRow.id == Attempt.worker_id)
         .where(Trial.id.in_(list(trials)))
     )
     return {
-        attempt.trial_id: (trials[attempt.trial_id], attempt)
-        for attempt in session.scalars(running)
+        attempt.trial_id: (trials[attempt.trial_id], attempt, launcher)
+        for attempt, launcher in session.execute(running)
     }
 
 
-def _note(trial: Trial, attempt: Attempt, said: BeatBody, now: datetime) -> None:
+def _note(trial: Trial, attempt: Attempt, said: BeatBody, longest_s: float, now: datetime) -> None:
     """Stores the reported state of an attempt; a late heartbeat does not decrease sums.
 
     A lost attempt is charged with it, so it is limited to what passed, and to the layout's nodes.
@@ -149,11 +152,32 @@ def _note(trial: Trial, attempt: Attempt, said: BeatBody, now: datetime) -> None
     attempt.phase = said.phase
     attempt.waiting_because = said.waiting_because
     if said.held_s is not None:
-        held_s = min(said.held_s, elapsed_s(attempt, now))
+        held_s = min(said.held_s, longest_s)
         attempt.held_s = max(held_s, attempt.held_s or 0.0)
     if said.nodes_held:
         # While it waits for a second run it holds 0 nodes, and is charged for those of the first.
         attempt.nodes_held = min(said.nodes_held, trial.num_nodes)
+
+
+def campaigns_of_kind(*, is_simulated: bool) -> ColumnElement[bool]:
+    """Whether a campaign is simulated, or measured."""
+    simulated = Campaign.trainer.startswith(SIMULATOR_PREFIX, autoescape=True)
+    return simulated if is_simulated else ~simulated
+
+
+def workers_of_kind(*, is_simulated: bool) -> ColumnElement[bool]:
+    """Whether a worker simulates its nodes, or measures on them."""
+    simulated = WorkerRow.launcher == SIMULATED_LAUNCHER
+    return simulated if is_simulated else ~simulated
+
+
+def _same_kind() -> ColumnElement[bool]:
+    """Whether a campaign and a worker are both simulated, or both are not."""
+    both = (
+        campaigns_of_kind(is_simulated=kind) & workers_of_kind(is_simulated=kind)
+        for kind in (True, False)
+    )
+    return or_(*both)
 
 
 class Workers(StoreSection):
@@ -263,9 +287,11 @@ class Workers(StoreSection):
         with self._db.read() as session:
             return [record_of(WorkerRecord, row) for row in session.scalars(query)]
 
-    def largest_allocation(self, cluster: str) -> int | None:
+    def largest_allocation(self, cluster: str, *, is_simulated: bool = False) -> int | None:
         """The most nodes that a known worker on a cluster has or had; None: there is none."""
-        query = select(func.max(WorkerRow.num_nodes)).where(WorkerRow.cluster == cluster)
+        query = select(func.max(WorkerRow.num_nodes)).where(
+            WorkerRow.cluster == cluster, workers_of_kind(is_simulated=is_simulated)
+        )
         return self._scalar(query)
 
     def declared_parameters(self, cluster: str, trainer: str) -> Sequence[Mapping[str, Any] | None]:
@@ -291,6 +317,7 @@ class Workers(StoreSection):
         can_run_it = exists().where(
             WorkerRow.cluster == Campaign.cluster_name,
             is_there(self._clock()),
+            _same_kind(),
             fits(WorkerRow.num_nodes, WorkerRow.devices_per_node),
         )
         query = (

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from results_db.campaigns.filter import EVERY_CAMPAIGN, CampaignFilter
 from results_db.campaigns.idempotency_keys import RequestKey, campaign_of_key, keep_key
+from results_db.campaigns.start_from import may_calibrate
 from results_db.database.database import breaks_unique
 from results_db.database.events import emit
 from results_db.database.locks import FOR_CHANGE, lock_campaigns, lock_trials
@@ -421,10 +422,17 @@ def _hold_sources(session: Session, names: Sequence[str], trainer: str) -> None:
     if not names:
         return
     there = {row.name: row for row in lock_campaigns(session, Campaign.name.in_(names))}
+    named = Campaign.name.in_(names) & may_calibrate(trainer)
+    usable = set(session.scalars(select(Campaign.name).where(named)))
     for name in names:
         if name not in there:
             raise CampaignInvalidError(f"there is no campaign named {name!r}", field="start_from")
-        if there[name].trainer not in (trainer, IMPORTED_TRAINER):
+        if name not in usable and there[name].trainer == IMPORTED_TRAINER:
+            raise CampaignInvalidError(
+                f"the imported table of campaign {name!r} is simulated: it calibrates no campaign",
+                field="start_from",
+            )
+        if name not in usable:
             raise CampaignInvalidError(
                 f"campaign {name!r} measured with trainer {there[name].trainer!r}, and this one would "
                 f"with {trainer!r}: what one trainer measured says nothing certain about another",
@@ -495,7 +503,12 @@ def _change_budget(
             f"/v1/campaigns/{campaign.name}/clone), and the clone starts from what it measured"
         )
     before = campaign.spec["budget"]
-    after = changed_budget(before, changes, strategy=campaign.strategy)
+    after = changed_budget(
+        before,
+        changes,
+        strategy=campaign.strategy,
+        is_simulated=campaign.spec.get("simulated") is not None,
+    )
     # A new mapping: SQLAlchemy does not detect a change inside the old one.
     campaign.spec = {**campaign.spec, "budget": after}
     return before, after

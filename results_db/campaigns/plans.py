@@ -66,7 +66,7 @@ class Plans(EarlierTrials):
         planned = PlannedCampaign(
             spec=spec.to_mapping(),
             cluster_name=spec.cluster.name,
-            trainer=spec.probe.trainer,
+            trainer=spec.trainer,
             created_at=at or self._clock(),
         )
         return make_plan(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, cast
 
-from sqlalchemy import Select, and_, false, func, or_, select
+from sqlalchemy import ColumnElement, Select, and_, false, func, or_, select
 from sqlalchemy.orm import Session
 
 from results_db.database.store_base import StoreSection
@@ -22,12 +22,14 @@ from results_db.rows import trial_layout
 from search_spaces.belief.known_measurements import Knowledge, Sample
 from search_spaces.belief.observation import ObservationState
 from search_spaces.campaigns.fidelity import with_layers
+from search_spaces.protocol.measurement import IMPORTED_TRAINER
 from search_spaces.protocol.states import TrialState
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables.table import software_of_source
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
+from search_spaces.trainers.simulator import SIMULATED, SIMULATED_LAUNCHER, is_simulator
 
 MAX_KNOWN_TRIALS: Final = 2000
 """Most trials of other campaigns that one campaign starts from; the newest are taken."""
@@ -124,17 +126,27 @@ class _Sources:
         alike = _alike(session, campaign)
         names = campaign.spec.get("start_from", ())
         named = session.scalars(
-            select(Campaign).where(Campaign.name.in_(names), Campaign.id != campaign.id)
+            select(Campaign).where(
+                Campaign.name.in_(names),
+                Campaign.id != campaign.id,
+                may_calibrate(campaign.trainer),
+            )
         ).all()
-        sessions = session.scalars(
+        trainer = campaign.trainer
+        registered = session.scalars(
             select(WorkerRow)
             .where(
                 WorkerRow.cluster == campaign.cluster_name,
                 WorkerRow.registered_at <= campaign.created_at,
             )
             .order_by(WorkerRow.registered_at, WorkerRow.id)
-        ).all()
-        trainer = campaign.trainer
+        )
+        # A simulated worker is no word on the software of real ones, nor the other way round.
+        sessions = [
+            row
+            for row in registered
+            if is_simulator(trainer) == (row.launcher == SIMULATED_LAUNCHER)
+        ]
         software = _software(sessions[-1], trainer) if sessions else None
         ids = [row.id for row in named]
         imported = session.scalars(select(Import).where(Import.campaign_id.in_(ids)))
@@ -162,6 +174,16 @@ def _software(worker: WorkerRow, trainer: str) -> str:
     if trainer == EMBEDDED_TRAINER:
         return software_of(worker.versions)
     return f"{trainer} {worker.trainers.get(trainer, '')}"
+
+
+def may_calibrate(trainer: str) -> ColumnElement[bool]:
+    """Whether what a campaign measured says something of a trainer, or is an imported table.
+
+    No imported table does that is simulated.
+    """
+    simulated = select(Import.campaign_id).where(Import.source.startswith(SIMULATED))
+    is_measured = (Campaign.trainer == IMPORTED_TRAINER) & Campaign.id.not_in(simulated)
+    return (Campaign.trainer == trainer) | is_measured
 
 
 def _alike(session: Session, campaign: StartingCampaign) -> list[Campaign]:

@@ -5,6 +5,7 @@ An outcome itself refuses, when it is made, figures that contradict each other.
 
 from __future__ import annotations
 
+import math
 from datetime import datetime
 from typing import Final
 
@@ -17,6 +18,7 @@ from search_spaces.protocol.contradictions import refuse_contradictions
 from search_spaces.protocol.measurement import FIGURE_TOLERANCE, Measurement
 from search_spaces.protocol.worker_messages import OutcomeReport
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
+from search_spaces.trainers.simulator import is_simulator
 
 CLOCK_MARGIN_S: Final = 30.0
 """How much longer than its lease a probe may seem to have taken: the service's clock may have been
@@ -30,8 +32,13 @@ def elapsed_s(attempt: Attempt, now: datetime) -> float:
     return max((now - attempt.started_at).total_seconds(), 0.0)
 
 
+def longest_s(attempt: Attempt, now: datetime, *, is_simulated: bool) -> float:
+    """The most seconds that an attempt may have held its nodes: simulated ones have no limit."""
+    return math.inf if is_simulated else elapsed_s(attempt, now)
+
+
 def refuse_other_lease(
-    report: OutcomeReport, trial: Trial, attempt: Attempt, now: datetime
+    report: OutcomeReport, campaign: Campaign, trial: Trial, attempt: Attempt, now: datetime
 ) -> None:
     """Refuses an outcome that took longer than its lease, or held other nodes than its layout.
 
@@ -39,7 +46,8 @@ def refuse_other_lease(
         MeasurementInvalidError: with both figures.
     """
     measured, nodes = report.outcome.measurement, report.nodes_held
-    duration_s, passed_s = report.outcome.duration_s, elapsed_s(attempt, now)
+    duration_s = report.outcome.duration_s
+    passed_s = longest_s(attempt, now, is_simulated=is_simulator(campaign.trainer))
     timed_s = sum(each.step_time_s for each in measured.iterations) if measured else 0.0
     iterations_s = duration_s if report.iterations_s is None else report.iterations_s
     is_counted = measured is not None and measured.trainer == EMBEDDED_TRAINER

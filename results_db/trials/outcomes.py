@@ -46,12 +46,13 @@ from results_db.trials.lifecycle import (
     put_back_or_cancel,
 )
 from results_db.trials.loss_check import compare_losses
-from results_db.trials.outcome_checks import elapsed_s, refuse_other_lease, refuse_other_probe
+from results_db.trials.outcome_checks import longest_s, refuse_other_lease, refuse_other_probe
 from results_db.trials.parsed_specs import ParsedSpecs
 from search_spaces.protocol.measurement import Measurement
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.protocol.states import TrialState
 from search_spaces.protocol.worker_messages import OutcomeReply, OutcomeReport
+from search_spaces.trainers.simulator import is_simulator
 
 _ORDER: Final[tuple[type[Base], ...]] = (
     TrialLog,
@@ -190,16 +191,18 @@ class OutcomeBatch:
         digest = _digest(report)
         if attempt.ending == "reported":
             return "" if digest == attempt.outcome_digest else _ANOTHER
-        refuse_other_lease(report, trial, attempt, self._now)
         campaign = self._campaigns[trial.campaign_id]
+        refuse_other_lease(report, campaign, trial, attempt, self._now)
         if report.outcome.measurement is not None:
             spec = self._specs[campaign.id]
             refuse_other_probe(report.outcome.measurement, campaign, trial, spec)
         if report.nodes_held is not None:
             attempt.nodes_held = report.nodes_held
         attempt.iterations_s = report.iterations_s
+        if is_simulator(campaign.trainer):
+            attempt.held_s = report.outcome.duration_s  # readers take the real time otherwise
         # The final cost replaces the one known so far, even if the outcome is too late.
-        charge(campaign, trial, attempt, self._cost(trial, attempt, report.outcome))
+        charge(campaign, trial, attempt, self._cost(campaign, trial, attempt, report.outcome))
         if trial.state in ENDED_TRIAL_STATES:
             return f"the trial had ended before: it is {trial.state}"
         if not self._end_attempt(campaign, trial, attempt, report.outcome):
@@ -216,8 +219,9 @@ class OutcomeBatch:
         owners = self._session.scalars(query).all()
         return len(owners) == len(ids) and len(set(owners)) == 1
 
-    def _cost(self, trial: Trial, attempt: Attempt, outcome: Outcome) -> Cost:
-        held_s = min(outcome.duration_s, elapsed_s(attempt, self._now))
+    def _cost(self, campaign: Campaign, trial: Trial, attempt: Attempt, outcome: Outcome) -> Cost:
+        most_s = longest_s(attempt, self._now, is_simulated=is_simulator(campaign.trainer))
+        held_s = min(outcome.duration_s, most_s)
         nodes = nodes_of(trial, attempt)
         if trial.state in ENDED_TRIAL_STATES or outcome.reason in _TEACHES_NOTHING:
             return Cost.of_loss(held_s=held_s, nodes=nodes)

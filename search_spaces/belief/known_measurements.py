@@ -16,7 +16,7 @@ from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables import TableCell, read_table
-from search_spaces.tables.selection import CellFilter, select
+from search_spaces.tables.selection import CellFilter, refuse_simulated, select
 
 _STATES: Final[dict[str, ObservationState]] = {
     "completed": "completed",
@@ -75,16 +75,22 @@ class Knowledge:
         return iter(self.samples)
 
 
-def read_calibrating_cells(described: str) -> tuple[TableCell, ...]:
+def read_calibrating_cells(
+    described: str, *, may_be_simulated: bool = False
+) -> tuple[TableCell, ...]:
     """The cells of `TABLE`, or the cells of `TABLE:KEY=VALUE,...` that match the filter.
 
     Raises:
-        TableInvalidError: it cannot be read, or no cell is selected.
+        TableInvalidError: it cannot be read, no cell is selected, or one is simulated: simulated
+            figures calibrate nothing that is to be measured.
     """
     path, colon, text = described.rpartition(":")
     if not colon or "=" not in text or Path(described).exists():
         path, text = described, ""
-    return select(read_table(Path(path)), (CellFilter.read(text),))
+    cells = select(read_table(Path(path)), (CellFilter.read(text),))
+    if not may_be_simulated:
+        refuse_simulated(cells)
+    return cells
 
 
 def knowledge_of(cells: Iterable[TableCell]) -> Knowledge:

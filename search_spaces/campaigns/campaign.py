@@ -11,16 +11,19 @@ from search_spaces.campaigns.baseline import complete_baseline, read_stated_knob
 from search_spaces.campaigns.campaign_settings import (
     FORECASTING_STRATEGIES,
     KNOWLEDGE_SOURCES,
+    MAX_SEED,
     STRATEGIES,
     Budget,
     Constraints,
     KnowledgeSource,
     ProbeSettings,
+    SimulationSettings,
     StopSettings,
     StrategyName,
     no_effect_warning,
     read_start_from,
     refuse_unbounded,
+    refuse_wall_time,
 )
 from search_spaces.campaigns.default_space import DefaultSpace
 from search_spaces.campaigns.fidelity import (
@@ -65,7 +68,6 @@ from search_spaces.units import GIB
 MAX_LISTED: Final = 1000
 """Most layouts that a campaign lists one by one."""
 MAX_RUNS: Final = 100
-MAX_SEED: Final = (1 << 31) - 1
 MAX_WARNINGS: Final = 16
 
 ESTIMATE_MARGIN: Final = 0.2
@@ -122,6 +124,9 @@ class CampaignSpec:
     """Only these layouts of the space; empty: all of them."""
     runs: int = 1
     """How often each layout is measured, in turn, once the strategy has none left."""
+    simulated: SimulationSettings | None = None
+    """That simulated workers run its trials, and no others; None: it is measured. The document may
+    say `true` in place of the fields."""
     warnings: tuple[str, ...] = ()
     """Messages for the user, for example about constants that had to be guessed."""
 
@@ -137,6 +142,9 @@ class CampaignSpec:
         with problems.collecting():
             read_choice(self.strategy, STRATEGIES, CampaignInvalidError, field="strategy")
             refuse_unbounded(self.budget, self.strategy)
+        if self.simulated is not None:
+            with problems.collecting():
+                refuse_wall_time(self.budget)
         with problems.collecting():
             read_choice(self.knowledge, KNOWLEDGE_SOURCES, CampaignInvalidError, field="knowledge")
         with problems.collecting("start_from"):
@@ -219,7 +227,7 @@ class CampaignSpec:
                 values["cluster"], warning = resolve_cluster(given["cluster"])
         for name, read in _SETTINGS.items():
             with problems.collecting(name):
-                values[name] = read(given.get(name, {}))
+                values[name] = read(given.get(name, _UNSTATED.get(name, {})))
         if given.get("space") is not None:
             with problems.collecting("space"):
                 values["space"] = _read_space(given, values, largest_allocation)
@@ -236,7 +244,11 @@ class CampaignSpec:
         return replace(spec, warnings=(*spec.warnings, *more)) if more else spec
 
     def to_mapping(self) -> dict[str, Any]:
-        """Everything as plain JSON values, presets written out; `from_mapping` reads it back."""
+        """Everything as plain JSON values, presets written out; `from_mapping` reads it back.
+
+        `simulated` is only there where it is simulated.
+        """
+        simulated = {} if self.simulated is None else {"simulated": asdict(self.simulated)}
         return {
             "name": self.name,
             "model": self.model.to_mapping(),
@@ -255,7 +267,13 @@ class CampaignSpec:
             "layouts": [layout.to_mapping() for layout in self.layouts],
             "runs": self.runs,
             "warnings": list(self.warnings),
+            **simulated,
         }
+
+    @property
+    def trainer(self) -> str:
+        """What its measurements name as their trainer: that of its probes, or the simulator."""
+        return self.probe.trainer if self.simulated is None else self.simulated.trainer
 
     @property
     def uses_cheap_probes(self) -> bool:
@@ -408,6 +426,7 @@ class CampaignSpec:
             parameters=self.probe.parameters,
             stop_above_step_time_s=stop_above_step_time_s,
             balanced_routing=self.probe.balanced_routing,
+            simulation_seed=None if self.simulated is None else self.simulated.seed,
         )
 
 
@@ -420,8 +439,12 @@ _SETTINGS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "probe": ProbeSettings.from_mapping,
     "constraints": Constraints.from_mapping,
     "stop": StopSettings.from_mapping,
+    "simulated": SimulationSettings.read,
 }
 """The readers of the sections, which are optional."""
+
+_UNSTATED: Final[Mapping[str, Any]] = {"simulated": None}
+"""What a section is that the document leaves out; others have their defaults."""
 
 
 def _read_layouts(described: object) -> tuple[Layout, ...]:

@@ -26,11 +26,14 @@ from search_spaces.spec.ranges import Range
 from search_spaces.statistics.step_times import MIN_WARMUP
 from search_spaces.trainers.embedded import EMBEDDED
 from search_spaces.trainers.parameters import ParameterValue, read_parameters
+from search_spaces.trainers.simulator import SIMULATOR_VERSION, is_simulator, simulator_trainer
 
 NODE_HOURS: Final = Range(1e-6, 1e9, "node-hours")
 """A budget in node-hours; its seconds, and sums of them, are far below the limits of floats."""
 
 MAX_REMEASURE: Final = 20
+MAX_SEED: Final = (1 << 31) - 1
+
 StrategyName = Literal[
     "guided",
     "deephyper",
@@ -108,7 +111,11 @@ class Budget:
 
 
 def changed_budget(
-    budget: Mapping[str, Any], changes: Mapping[str, Any], *, strategy: str
+    budget: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    *,
+    strategy: str,
+    is_simulated: bool = False,
 ) -> dict[str, Any]:
     """A budget with some bounds changed, both by name; None removes a bound.
 
@@ -124,6 +131,8 @@ def changed_budget(
     except CampaignInvalidError as error:
         raise error.within("budget") from error
     refuse_unbounded(after, strategy)
+    if is_simulated:
+        refuse_wall_time(after)
     return asdict(after)
 
 
@@ -139,6 +148,60 @@ def refuse_unbounded(budget: Budget, strategy: str) -> None:
             f"{', '.join(f.name for f in fields(Budget))}",
             field="budget",
         )
+
+
+def refuse_wall_time(budget: Budget) -> None:
+    """Refuses a budget of wall time for a simulated campaign.
+
+    Raises:
+        CampaignInvalidError: there is one.
+    """
+    if budget.wall_time_s is not None:
+        raise CampaignInvalidError(
+            "the probes of a simulated campaign take simulated time, which a budget of wall time "
+            "cannot bound; give trials or node_hours",
+            field="budget.wall_time_s",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulationSettings:
+    """That a campaign is simulated, and by what.
+
+    Raises:
+        CampaignInvalidError: at construction, when a number is out of range.
+    """
+
+    seed: int = 0
+    """Seed of the noise, the stragglers and the failures of its probes. The nodes of a worker have
+    a seed of their own."""
+    version: int = SIMULATOR_VERSION
+    """Version of the simulator; workers with another one get none of its trials."""
+
+    def __post_init__(self) -> None:
+        problems = Problems(CampaignInvalidError)
+        for name, low in (("seed", 0), ("version", 1)):
+            problem = whole_number_problem(getattr(self, name), low=low, high=MAX_SEED)
+            problems.note(problem, field=name)
+        problems.refuse()
+
+    @property
+    def trainer(self) -> str:
+        """The simulator's name as a trainer."""
+        return simulator_trainer(self.version)
+
+    @property
+    def words(self) -> str:
+        """The mark of everything that comes of it, for people."""
+        return f"simulated, not measured (simulator {self.version}, seed {self.seed})"
+
+    @classmethod
+    def read(cls, described: object) -> Self | None:
+        """Reads a section; true is one of defaults, null and false are none."""
+        if described is None or described is False:
+            return None
+        given = {} if described is True else described
+        return _read_section(cls, cast("Any", given), "simulated", "setting")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,7 +240,13 @@ class ProbeSettings:
         problems.note(switch_problem(self.balanced_routing), field="balanced_routing")
         with problems.collecting():
             read_choice(self.fidelity, PROBE_FIDELITIES, CampaignInvalidError, field="fidelity")
-        problems.note(url_name_problem(self.trainer), field="trainer")
+        problem = url_name_problem(self.trainer)
+        if problem is None and is_simulator(self.trainer):
+            problem = (
+                f"{self.trainer!r} is the simulator: leave the trainer as it is, and add "
+                "`simulated: true` to the campaign"
+            )
+        problems.note(problem, field="trainer")
         with problems.collecting("parameters"):
             object.__setattr__(self, "parameters", read_parameters(self.parameters))
             if self.parameters and self.trainer == EMBEDDED.name:

@@ -90,11 +90,16 @@ class ProbeRequest:
     """Values of the trainer's parameters, which the worker checks."""
     balanced_routing: bool = True
     """Whether experts get equally many tokens, in place of what the router chooses."""
+    simulation_seed: int | None = None
+    """Seed of what a simulated worker draws; None: the probe is measured."""
 
     def __post_init__(self) -> None:
         for name, low in (("seed", 0), ("warmup", MIN_WARMUP), ("iterations", 1)):
             if problem := whole_number_problem(getattr(self, name), low=low, high=MAX_WIDTH):
                 raise OutcomeInvalidError(problem, field=name)
+        seed = self.simulation_seed
+        if seed is not None and (problem := whole_number_problem(seed, low=0, high=MAX_WIDTH)):
+            raise OutcomeInvalidError(problem, field="simulation_seed")
         if not is_positive_number(self.deadline_s) or self.deadline_s > MAX_DURATION_S:
             raise OutcomeInvalidError(
                 f"{shown(self.deadline_s)} is not a number over 0, at most {MAX_DURATION_S:.0f}",
@@ -124,6 +129,8 @@ class ProbeRequest:
         }
         if self.balanced_routing:
             del values["balanced_routing"]
+        if self.simulation_seed is None:
+            del values["simulation_seed"]
         return values
 
     @classmethod

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Final, Self
 
+from search_spaces.documents.reading import shown
 from search_spaces.errors import TableInvalidError
 from search_spaces.tables.table import CellKey, MeasurementTable, TableCell
 
@@ -51,3 +52,17 @@ def select(table: MeasurementTable, filters: Sequence[CellFilter]) -> tuple[Tabl
         more = ", ..." if len(table.cells) > 5 else ""
         raise TableInvalidError(f"no cell is selected; the table has {known}{more}")
     return cells
+
+
+def refuse_simulated(cells: Sequence[TableCell]) -> None:
+    """Refuses cells that nobody has measured, where measurements are asked for.
+
+    Raises:
+        TableInvalidError: a cell is simulated.
+    """
+    for cell in cells:
+        if cell.key.is_simulated:
+            raise TableInvalidError(
+                f"the rows of {shown(cell.key.source)} are simulated, and would stand for "
+                "measurements; select cells that were measured"
+            )

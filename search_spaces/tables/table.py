@@ -16,6 +16,7 @@ from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.tables.columns import STATUSES
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
+from search_spaces.trainers.simulator import SIMULATED, is_simulator
 
 Status = Literal["completed", "out_of_memory", "failed"]
 """out_of_memory: the layout does not fit. failed: it did not run, for another or unknown reason."""
@@ -93,6 +94,11 @@ class CellKey:
     global_batch_size: int
 
     @property
+    def is_simulated(self) -> bool:
+        """Whether the source says that the rows are simulated."""
+        return self.source.startswith(SIMULATED)
+
+    @property
     def software(self) -> str:
         """The software that ran the layouts, by the source; empty: this project's own trainer.
 
@@ -110,8 +116,10 @@ class CellKey:
         )
 
 
-def own_source(campaign: str, trainer: str) -> str:
-    """The source of what a campaign of a service measured."""
+def own_source(campaign: str, trainer: str, *, seed: int = 0) -> str:
+    """The source of what a campaign of a service measured; of a simulated one, with its seed."""
+    if is_simulator(trainer):
+        return f"{SIMULATED} by {trainer}, seed {seed}: {OWN_SOURCE} {campaign}"
     other = "" if trainer in (EMBEDDED_TRAINER, IMPORTED_TRAINER) else f"{_WITH}{trainer}"
     return f"{OWN_SOURCE} {campaign}{other}"
 

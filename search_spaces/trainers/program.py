@@ -32,6 +32,7 @@ from search_spaces.trainers.log_patterns import LogPatterns
 from search_spaces.trainers.parameters import Parameter, read_declarations
 from search_spaces.trainers.placeholders import PLACEHOLDERS, filled
 from search_spaces.trainers.registry import ADAPTERS
+from search_spaces.trainers.simulator import is_simulator
 
 ProcessesPer = Literal["device", "node"]
 
@@ -107,10 +108,10 @@ class ProgramTrainer:
         problems = Problems(TrainersFileInvalidError)
         if problem := url_name_problem(self.name):
             problems.note(problem, field="name")
-        elif self.name == EMBEDDED.name:
-            problems.note(
-                f"{self.name!r} is the name of the embedded trainer; choose another", field="name"
-            )
+        elif self.name == EMBEDDED.name or is_simulator(self.name):
+            whose = "embedded trainer" if self.name == EMBEDDED.name else "simulator"
+            problem = f"{self.name!r} is the name of the {whose}; choose another"
+            problems.note(problem, field="name")
         if not is_name(self.version):
             problem = f"{shown(self.version)} is not a version of 1 to {MAX_NAME_LENGTH} characters"
             problems.note(problem, field="version")

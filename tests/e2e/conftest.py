@@ -8,6 +8,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,14 @@ def _module_and_command(process: psutil.Process) -> list[str]:
 class Service:
     """A service on a data directory; can be killed and started again."""
 
-    def __init__(self, data_dir: Path, *, command: str = COMMAND, cwd: Path | None = None) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        *options: str,
+        command: str = COMMAND,
+        cwd: Path | None = None,
+    ) -> None:
+        self.options = options
         self.data_dir = data_dir
         self.command, self.cwd = command, cwd
         self.mark = uuid.uuid4().hex
@@ -65,7 +73,7 @@ class Service:
         with self.output.open("ab") as output:
             self.printed_before = output.tell()
             self.up = subprocess.Popen(
-                [self.command, "up", "--port", "0"],
+                [self.command, "up", "--port", "0", *self.options],
                 env=self.environment,
                 cwd=self.cwd,
                 stdout=output,
@@ -179,10 +187,9 @@ class Service:
         )
 
 
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[Service]:
-    """A fresh service; whatever a test does to it, no process may outlive it."""
-    service = Service(tmp_path / "data")
+@contextmanager
+def started(service: Service) -> Iterator[Service]:
+    """Whatever a test does to the service, no process may outlive it."""
     service.start()
     try:
         yield service
@@ -191,3 +198,10 @@ def service(tmp_path: Path) -> Iterator[Service]:
     finally:
         service.http.close()
         kill(service.processes())
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    """A fresh service."""
+    with started(Service(tmp_path / "data")) as service:
+        yield service

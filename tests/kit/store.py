@@ -107,6 +107,7 @@ def make_worker(
     devices_per_node: int = 8,
     shares_nodes: bool = False,
     trainers: dict[str, str] | None = None,
+    launcher: str = "",
 ) -> WorkerRecord:
     return store.workers.register(
         WorkerCreate(
@@ -118,7 +119,7 @@ def make_worker(
             device="CPU core",
             versions={"python": "3.11"},
             trainers=trainers or {},
-            allocation=AllocationBody(shares_nodes=shares_nodes),
+            allocation=AllocationBody(shares_nodes=shares_nodes, launcher=launcher),
         )
     )
 

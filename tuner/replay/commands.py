@@ -91,7 +91,12 @@ def replay(
             line.say(f"reading {table.name}")
             read = read_table(table)
         chosen = select(read, tuple(CellFilter.read(text) for text in cells))
-        known = [cell for text in calibrate_from for cell in read_calibrating_cells(text)]
+        is_simulated = all(cell.key.is_simulated for cell in chosen)
+        known = [
+            cell
+            for text in calibrate_from
+            for cell in read_calibrating_cells(text, may_be_simulated=is_simulated)
+        ]
         chosen, notes = _searchable(chosen, read)
         notes += _calibrating_notes(chosen, known)
         if estimates:

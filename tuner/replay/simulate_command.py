@@ -1,7 +1,8 @@
-"""The command `layout-tuner simulate`: a simulated campaign as a measurement table."""
+"""The command `layout-tuner simulate`: a simulated campaign as a measurement table, or a trace."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -19,37 +20,50 @@ import click
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File to write the table to.  [default: standard output]",
+    help="File to write the table to, or the trace.  [default: standard output]",
 )
-def simulate(scenario: str | None, seed: int, out: Path | None) -> None:
+@click.option(
+    "--trace",
+    metavar="KEY",
+    help="In place of the table, a step of the layout of this key as a trace for Perfetto "
+    "(https://ui.perfetto.dev): the passes of each pipeline stage and the transfers to it.",
+)
+def simulate(scenario: str | None, seed: int, out: Path | None, trace: str | None) -> None:
     """Measure every layout of SCENARIO on a simulated cluster: something to try a search on.
 
     The table is read by `layout-tuner replay`; the source of its rows says "simulated". Without a
     SCENARIO the known ones are listed.
     """
     # Imported here, so that `layout-tuner --help` starts fast.
+    from search_spaces.errors import LayoutInvalidError
     from search_spaces.tables import write_table
     from workers.errors import WorkerError
-    from workers.simulation.scenarios import SCENARIOS, simulated_table
+    from workers.simulation.scenarios import SCENARIOS, simulated_table, simulated_trace
 
     if scenario is None:
         for name, known in SCENARIOS.items():
             click.echo(f"{name:<14} {known.about}")
         return
     try:
+        if trace is not None:
+            _write(json.dumps(simulated_trace(scenario, seed, trace)), out)
+            return
         table = simulated_table(scenario, seed)
-    except WorkerError as error:
+    except (WorkerError, LayoutInvalidError) as error:
         raise click.UsageError(str(error)) from error
-    text = write_table(table)
+    _write(write_table(table), out)
     completed = sum(cell.num_completed for cell in table.cells)
-    if out is None:
-        click.echo(text, nl=False)
-    else:
-        try:
-            out.write_text(text)
-        except OSError as error:
-            raise click.ClickException(f"{out} can't be written: {error.strerror}") from error
     rows = len(table.rows)
     click.echo(
         f"{scenario}, seed {seed}: {rows} simulated layouts, {completed} completed", err=True
     )
+
+
+def _write(text: str, out: Path | None) -> None:
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        out.write_text(text)
+    except OSError as error:
+        raise click.ClickException(f"{out} can't be written: {error.strerror}") from error

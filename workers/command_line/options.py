@@ -16,6 +16,7 @@ from search_spaces.errors import LayoutInvalidError, ServiceNotFoundError
 from search_spaces.spec.knobs import Knob
 from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.terminal.job_options import with_job_options
+from search_spaces.terminal.simulation_options import with_simulation_options
 from workers.command_line.command_input import fail, refuse
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ _ALLOCATION_OPTIONS = (
         "--nodes",
         "num_nodes",
         type=click.IntRange(min=1),
-        help="Nodes of that cluster; by default those of the Slurm job, or one.",
+        help="Nodes of that cluster, or of each simulated worker; by default those of the Slurm "
+        "job, or one.",
     ),
     click.option(
         "--time-left",
@@ -207,6 +209,11 @@ def _num_microbatches(knobs: Mapping[str, Any], batch: int | None) -> int:
             f"{given}), not of --global-batch-size={batch}; leave one of the two out"
         )
     return batch // at_once
+
+
+def simulation_options(function: Function) -> Function:
+    """See `with_simulation_options`."""
+    return with_simulation_options(function, option=click.option, refuse=refuse)
 
 
 def job_options(function: Function) -> Function:

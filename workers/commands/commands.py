@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from search_spaces.connection.data_home import PRIVATE_UMASK
 from search_spaces.connection.service_address import ServicePlace
@@ -38,6 +39,7 @@ from workers.command_line.options import (
     layout_of,
     layout_options,
     service_options,
+    simulation_options,
     trainers_option,
 )
 
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from search_spaces.protocol.outcome import Outcome, ProbeRequest
     from search_spaces.spec.cluster import Cluster
     from search_spaces.spec.model_shape import ModelShape
+    from search_spaces.terminal.simulation_options import SimulationOptions
     from workers.trainer.job.job import TrainJob
     from workers.trainer.job.progress import ProgressLog
 
@@ -71,6 +74,7 @@ _LONGEST_DEADLINE_S: Final = 366 * 86400
 )
 @trainers_option
 @allocation_options
+@simulation_options
 def worker(
     place: ServicePlace,
     cluster: str,
@@ -78,6 +82,7 @@ def worker(
     name: str | None,
     spool_dir: Path | None,
     patience: float,
+    simulation: SimulationOptions | None,
     **allocation: Any,
 ) -> None:
     """Run trials of the service's campaigns, on this machine or over an allocation.
@@ -86,28 +91,50 @@ def worker(
 
     The worker ends after SIGTERM, and in time before its allocation ends. It gives trials whose
     probes have not ended back to the service.
+
+    With --simulate it measures nothing: a simulator answers the probes, in simulated time.
     """
     from workers.command_line.command_input import described_cluster
     from workers.errors import WorkerError
-    from workers.worker.run_worker import run_worker
+    from workers.worker.run_worker import run_simulated_workers, run_worker
 
+    if simulation is not None:
+        _refuse_options_of_measuring()
     os.umask(PRIVATE_UMASK)  # a directory that --spool-dir names may be open to others
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        run_worker(
-            url=place.url,
-            token=read_token(place.token_file),
-            certificate=place.certificate,
-            described_cluster=described_cluster(cluster, place=place),
-            name=name,
-            spool_dir=spool_dir,
-            patience_s=patience,
-            trainers=trainers_of(trainers_file),
+        named = cluster if simulation is None else simulation.cluster
+        shared: dict[str, Any] = {
+            "url": place.url,
+            "token": read_token(place.token_file),
+            "certificate": place.certificate,
+            "described_cluster": described_cluster(named, place=place),
+            "name": name,
+            "spool_dir": spool_dir,
+            "patience_s": patience,
             **allocation,
-        )
+        }
+        if simulation is None:
+            run_worker(trainers=trainers_of(trainers_file), **shared)
+        else:
+            del shared["launcher"], shared["ray_address"]
+            run_simulated_workers(simulation=simulation, **shared)
     except (WorkerError, SearchSpaceError) as error:
         fail(str(error))
+
+
+def _refuse_options_of_measuring() -> None:
+    """Refuses options that mean nothing where nothing is started."""
+    context = click.get_current_context()
+    for name, option in (
+        ("cluster", "--cluster"),
+        ("launcher", "--launcher"),
+        ("ray_address", "--ray-address"),
+        ("trainers_file", "--trainers"),
+    ):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            refuse(f"{option} and --simulate exclude each other: simulated nodes run no program")
 
 
 @click.command()

@@ -52,12 +52,30 @@ class NodeEvent:
     document: Document
 
 
-class NodeSet(Protocol):
-    """Nodes with a zygote each, identified by their position. Any thread may call it."""
+class LaunchedNodes(Protocol):
+    """The nodes of a launcher, identified by their position. Any thread may call it."""
 
     @property
     def nodes(self) -> Sequence[Node]:
         """The nodes, in order. There may be more later, at the end; none is ever taken out."""
+
+    def lost(self) -> Mapping[int, str]:
+        """Nodes that can't be used now, and why."""
+
+    def recover(self, node: int, /) -> None:
+        """Replaces the agent and the zygote of a lost node; the other nodes go on.
+
+        Raises:
+            WorkerError: that is not possible at the moment.
+            RanksLeftError: it is not possible at all.
+        """
+
+    def close(self) -> None:
+        """Ends every process on every node."""
+
+
+class NodeSet(LaunchedNodes, Protocol):
+    """Nodes with a zygote each."""
 
     def wait_until_ready(self) -> None:
         """Waits until ranks can be forked at once.
@@ -99,16 +117,3 @@ class NodeSet(Protocol):
         Raises:
             RanksLeftError: a process can't be ended.
         """
-
-    def lost(self) -> Mapping[int, str]:
-        """Nodes that can't be used now, and why."""
-
-    def recover(self, node: int, /) -> None:
-        """Replaces the agent and the zygote of a lost node; the other nodes go on.
-
-        Raises:
-            WorkerError: that is not possible at the moment.
-        """
-
-    def close(self) -> None:
-        """Ends every process on every node."""

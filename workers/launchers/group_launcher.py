@@ -340,38 +340,8 @@ class GroupLauncher:
         ).run()
 
     def _outcome(self, request: ProbeRequest, end: GroupEnd, told: _Told) -> Outcome:
-        """The outcome of a group that has ended; a failure where the service would refuse it."""
-        failure, log_tail = end.failure, acceptable_log(end.log_tail, MAX_LOG_LENGTH)
-        if failure is None:
-            try:
-                measurement, environment = told()
-                refuse_contradictions(
-                    measurement,
-                    request,
-                    device_memory_bytes=request.memory_limit_bytes or self._most_memory_bytes,
-                    may_be_shortened=request.stop_above_step_time_s is not None,
-                )
-                return Outcome(
-                    state="completed",
-                    log_tail=log_tail,
-                    duration_s=end.duration_s,
-                    measurement=measurement,
-                    environment=environment,
-                )
-            except ResultRefusedError as error:
-                failure = GroupFailure(reason=error.reason, message=str(error))
-            except OutcomeInvalidError as error:
-                message = f"the trainer's figures: {error}"
-                failure = GroupFailure(reason="implausible", message=message)
-        node = "" if failure.node is None else self._nodes.nodes[failure.node].name
-        return Outcome(
-            state=_STATES.get(failure.reason, "failed"),
-            reason=failure.reason,
-            message=visible_line(failure.message, MAX_MESSAGE_LENGTH),
-            node=node,
-            log_tail=log_tail,
-            duration_s=end.duration_s,
-        )
+        memory_bytes = request.memory_limit_bytes or self._most_memory_bytes
+        return outcome_of(request, end, told, nodes=self._nodes.nodes, memory_bytes=memory_bytes)
 
     @property
     def _most_memory_bytes(self) -> int:
@@ -379,6 +349,50 @@ class GroupLauncher:
         cluster = self._cluster
         shared = cluster.devices_per_node if cluster.has_cpu_devices else 1
         return cluster.device_memory_bytes * shared
+
+
+def outcome_of(
+    request: ProbeRequest,
+    end: GroupEnd,
+    told: _Told,
+    *,
+    nodes: Sequence[Node],
+    memory_bytes: int,
+) -> Outcome:
+    """The outcome of a group that has ended; a failure where the service would refuse it.
+
+    `told` is what it measured, where it completed, and `memory_bytes` what a rank may use.
+    """
+    failure, log_tail = end.failure, acceptable_log(end.log_tail, MAX_LOG_LENGTH)
+    if failure is None:
+        try:
+            measurement, environment = told()
+            refuse_contradictions(
+                measurement,
+                request,
+                device_memory_bytes=memory_bytes,
+                may_be_shortened=request.stop_above_step_time_s is not None,
+            )
+            return Outcome(
+                state="completed",
+                log_tail=log_tail,
+                duration_s=end.duration_s,
+                measurement=measurement,
+                environment=environment,
+            )
+        except ResultRefusedError as error:
+            failure = GroupFailure(reason=error.reason, message=str(error))
+        except OutcomeInvalidError as error:
+            message = f"the trainer's figures: {error}"
+            failure = GroupFailure(reason="implausible", message=message)
+    return Outcome(
+        state=_STATES.get(failure.reason, "failed"),
+        reason=failure.reason,
+        message=visible_line(failure.message, MAX_MESSAGE_LENGTH),
+        node="" if failure.node is None else nodes[failure.node].name,
+        log_tail=log_tail,
+        duration_s=end.duration_s,
+    )
 
 
 def _told_by_rank_0(end: GroupEnd) -> _Measured:

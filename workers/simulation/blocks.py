@@ -41,7 +41,7 @@ def seconds(**by_axis: float) -> Floats:
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockTimes:
     """One block for one micro-batch; of a model with experts, one that has them."""
 
     layout: Layout

@@ -33,8 +33,6 @@ class Place:
     """Fewest ranks that a group which leaves its node has on one."""
     crossing: int
     """Most groups that leave the same node."""
-    together: int
-    """Most groups with a link inside the same node."""
 
     @property
     def is_inside(self) -> bool:
@@ -42,7 +40,7 @@ class Place:
         return self.num_nodes == 1
 
 
-ALONE = Place(size=1, num_nodes=1, here=1, crossing=0, together=0)
+ALONE = Place(size=1, num_nodes=1, here=1, crossing=0)
 
 
 @dataclass(frozen=True)
@@ -101,8 +99,7 @@ class Placement:
         begins = np.diff(nodes_GR, axis=1, prepend=-1) != 0
         spans = begins.sum(axis=1)
         if spans.max() == 1:
-            shared = np.bincount(nodes_GR[:, 0])
-            return Place(size=size, num_nodes=1, here=size, crossing=0, together=int(shared.max()))
+            return Place(size=size, num_nodes=1, here=size, crossing=0)
         leaves = spans > 1
         starts = np.flatnonzero(begins[leaves])
         counts = np.diff(starts, append=leaves.sum() * size)
@@ -112,7 +109,6 @@ class Placement:
             num_nodes=int(spans.max()),
             here=int(counts.min()),
             crossing=int(crossing.max()),
-            together=int(np.bincount(nodes_GR[begins]).max()),
         )
 
     def senders(self, stage_rank: int) -> tuple[int, bool]:

@@ -19,13 +19,11 @@ from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import resolve_cluster
+from search_spaces.trainers.simulator import SIMULATOR_VERSION
 from search_spaces.units import memory
 from workers.simulation.machine import Machine, node_slowness
 from workers.simulation.memory import device_bytes, rank_memory
-from workers.simulation.steps import Step, steps
-
-SIMULATOR_VERSION: Final = 1
-"""Changes where the same cluster, layout and seed give other figures."""
+from workers.simulation.steps import SimulatedStep, steps
 
 SimulatedFailure = Literal["out_of_memory", "node_lost", "timeout"]
 """The failures of `search_spaces.protocol.outcome` that are simulated. timeout: the probe hung, or
@@ -164,7 +162,7 @@ class SimulatedCluster:
         )
 
 
-def _median_parts(step: Step, timed_s: Floats) -> Mapping[str, float]:
+def _median_parts(step: SimulatedStep, timed_s: Floats) -> Mapping[str, float]:
     """The parts of the median timed iteration: noise is in all of them alike."""
     scale = float(np.median(timed_s)) / step.step_s
     return MappingProxyType({name: scale * part for name, part in step.parts_s.items()})

@@ -15,27 +15,27 @@ import numpy as np
 from search_spaces.arrays import Floats
 from search_spaces.campaigns.fidelity import Fidelity
 from search_spaces.documents.reading import nearest, shown
+from search_spaces.errors import LayoutInvalidError
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import model_preset
-from search_spaces.spec.rules import OTHER_TRAINER_SCOPES
+from search_spaces.spec.rules import OTHER_TRAINER_SCOPES, Scope, violations
 from search_spaces.spec.space import LegalSet, SearchSpace, enumerate_legal
 from search_spaces.tables import CellKey, MeasurementTable, TableCell, TableRow
+from search_spaces.trainers.simulator import SIMULATED
 from workers.errors import ScenarioUnknownError
 from workers.simulation.machine import Machine, node_slowness
 from workers.simulation.memory import device_bytes, rank_memory
 from workers.simulation.steps import steps
 from workers.simulation.stress import distortion, memory_error
+from workers.simulation.trace import step_trace
 
 Truth = Literal["events", "stress"]
 """What is measured: a machine a little better here and worse there than the described one, or one
 on which every constant is far off, with a distortion on top (`stress`)."""
-
-SIMULATED: Final = "simulated"
-"""The beginning of the source of a simulated table."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,6 +190,23 @@ def simulated_part(name: str, seed: int, layout: Layout, fidelity: Fidelity) -> 
     if peak <= chosen.cluster.device_memory_bytes:
         step_s = steps([part], model, machine, node_slowness=slowness)[0].step_s
     return _row(replace(chosen, model=model), part, peak, step_s, number=1)
+
+
+def simulated_trace(name: str, seed: int, key: str) -> dict[str, Any]:
+    """A step of the layout of a key, on the machine of `simulated_table`, as a Chrome trace.
+
+    Raises:
+        ScenarioUnknownError: there is no scenario of that name.
+        LayoutInvalidError: the key is none, or not that of a layout of the scenario's model.
+    """
+    chosen, layout = scenario(name), Layout.of_key(key)
+    broken = violations(layout, chosen.model, chosen.cluster, scopes=_OF_TRACES)
+    if broken:
+        raise LayoutInvalidError(f"{key}: {'; '.join(broken)}")
+    return step_trace(layout, chosen.model, _machine(chosen, layout.num_nodes, seed)[0])
+
+
+_OF_TRACES: Final[frozenset[Scope]] = frozenset({"model", "machine"})
 
 
 def _machine(chosen: Scenario, num_nodes: int, seed: int) -> tuple[Machine, list[float]]:

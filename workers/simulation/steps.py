@@ -18,10 +18,10 @@ import numpy as np
 from search_spaces.arrays import Floats
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
-from workers.simulation.blocks import AXES, DP, Block
+from workers.simulation.blocks import AXES, DP, BlockTimes
 from workers.simulation.machine import Machine, element_bytes
 from workers.simulation.placement import Place, Placement
-from workers.simulation.walk import BACKWARD, FORWARD, WEIGHTS, Schedule, Seconds, Span, walk
+from workers.simulation.walk import BACKWARD, FORWARD, WEIGHTS, Schedule, Seconds, TracedSpan, walk
 
 NUM_BUCKETS: Final = 4
 """Parts of a stage's gradients that are summed one after the other."""
@@ -34,7 +34,7 @@ PARTS: Final = ("compute_s", "tp_s", "cp_s", "ep_s", "pp_s", "dp_s", "optimizer_
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class SimulatedStep:
     """One step, without noise."""
 
     step_s: float
@@ -95,7 +95,7 @@ class StagePasses:
     layout: Layout
     model: ModelShape
     machine: Machine
-    blocks: tuple[Block, Block]
+    blocks: tuple[BlockTimes, BlockTimes]
     """A dense one, and one with experts (the same in a dense model)."""
 
     @property
@@ -231,8 +231,8 @@ def steps(
     machine: Machine,
     *,
     node_slowness: Sequence[float] = (),
-    spans: list[Span] | None = None,
-) -> list[Step]:
+    spans: list[TracedSpan] | None = None,
+) -> list[SimulatedStep]:
     """A step of each layout.
 
     Args:
@@ -246,8 +246,8 @@ def steps(
     groups: dict[Schedule, list[int]] = defaultdict(list)
     for index, layout in enumerate(layouts):
         groups[Schedule.of(layout)].append(index)
-    shared: dict[tuple[object, ...], tuple[Block, Block]] = {}
-    result: list[Step | None] = [None] * len(layouts)
+    shared: dict[tuple[object, ...], tuple[BlockTimes, BlockTimes]] = {}
+    result: list[SimulatedStep | None] = [None] * len(layouts)
     for schedule, members in groups.items():
         built = [_built(layouts[i], model, machine, node_slowness, shared) for i in members]
         for index, step in zip(members, _walked(schedule, built, machine, spans), strict=True):
@@ -270,7 +270,7 @@ def _built(
     model: ModelShape,
     machine: Machine,
     node_slowness: Sequence[float],
-    shared: dict[tuple[object, ...], tuple[Block, Block]],
+    shared: dict[tuple[object, ...], tuple[BlockTimes, BlockTimes]],
 ) -> _Built:
     placement = Placement(layout, machine.cluster.devices_per_node)
     crosses = layout.pp > 1 and any(placement.senders(rank)[1] for rank in range(layout.pp))
@@ -280,8 +280,10 @@ def _built(
         layout.schedule, (layout.pp, layout.dp, layout.rank_order) if layout.ep > 1 else (),
     )  # fmt: skip
     if key not in shared:
-        mixed = Block(layout, model, machine, crosses)
-        dense = Block(layout, model.dense, machine, crosses) if model.num_dense_layers else mixed
+        mixed = BlockTimes(layout, model, machine, crosses)
+        dense = (
+            BlockTimes(layout, model.dense, machine, crosses) if model.num_dense_layers else mixed
+        )
         shared[key] = dense, mixed
     stages = StagePasses(layout, model, machine, shared[key])
     sums = stages.sums(placement)
@@ -306,8 +308,8 @@ def _stage_slowness(placement: Placement, node_slowness: Sequence[float]) -> Flo
 
 
 def _walked(
-    schedule: Schedule, built: Sequence[_Built], machine: Machine, spans: list[Span] | None
-) -> Iterator[Step]:
+    schedule: Schedule, built: Sequence[_Built], machine: Machine, spans: list[TracedSpan] | None
+) -> Iterator[SimulatedStep]:
     pass_s = [
         _columns([each.passes[kind].sum(axis=1) for each in built])
         for kind in (FORWARD, BACKWARD, WEIGHTS)
@@ -334,7 +336,7 @@ def _finished(
     machine: Machine,
     ends_R: Floats,
     last_S: tuple[Floats, Floats],
-) -> Step:
+) -> SimulatedStep:
     pp, m, software = schedule.pp, schedule.num_microbatches, machine.software
     overlaps = software.overlaps_shards if built.zero_stage == 1 else software.overlaps_reduction
     own_S = np.array([each.reduce_s for each in built.sums])
@@ -356,7 +358,7 @@ def _finished(
     parts["dp_s"] += float(max(reduced_R.max() - ends_R.max(), 0.0) + gather_R.mean())
     parts["optimizer_s"] = float(update_R.mean())
     parts["unexplained_s"] = step_s - sum(parts.values())
-    return Step(step_s=step_s, parts_s={name: parts[name] for name in PARTS})
+    return SimulatedStep(step_s=step_s, parts_s={name: parts[name] for name in PARTS})
 
 
 def _after_reduction(

@@ -9,14 +9,14 @@ from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from workers.simulation.machine import Machine
 from workers.simulation.steps import steps
-from workers.simulation.walk import Span
+from workers.simulation.walk import TracedSpan
 
 _NAMES: Final = ("forward", "backward", "weight gradients", "transfer")
 
 
 def step_trace(layout: Layout, model: ModelShape, machine: Machine) -> dict[str, Any]:
     """The passes of a step on each pipeline rank and the transfers to it, as a JSON document."""
-    spans: list[Span] = []
+    spans: list[TracedSpan] = []
     step = steps([layout], model, machine, spans=spans)[0]
     return {
         "traceEvents": [*_streams(layout.pp), *_events(spans)],
@@ -34,7 +34,7 @@ def _streams(pp: int) -> Iterator[dict[str, Any]]:
             yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": stream, "args": args}
 
 
-def _events(spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
+def _events(spans: Sequence[TracedSpan]) -> Iterator[dict[str, Any]]:
     for span in spans:
         yield {
             "ph": "X",

@@ -9,7 +9,7 @@ come to it. Layouts that share a schedule are walked together, as columns; one a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -52,7 +52,7 @@ class Schedule:
         return self.pp * self.vpp
 
 
-class Span(NamedTuple):
+class TracedSpan(NamedTuple):
     """A pass or a message, with its times in seconds from the step's beginning."""
 
     rank: int
@@ -69,32 +69,83 @@ _Event = tuple[Any, ...]
 transfer: its kind, and its messages, each with the rank on the left of its link."""
 
 
-@lru_cache(maxsize=16)
-def rank_events(schedule: Schedule) -> tuple[tuple[_Event, ...], ...]:
-    """The events of each rank in their order."""
-    return tuple(tuple(_events(schedule, rank)) for rank in range(schedule.pp))
+class _Run(NamedTuple):
+    """Events of a rank that are repeated, each time for later micro-batches."""
+
+    events: Sequence[_Event]
+    first: int
+    """Micro-batches that the first time is later than the events say."""
+    repeats: int
+    step: int
+    """Micro-batches from one time to the next."""
+
+
+@lru_cache(maxsize=64)
+def rank_runs(schedule: Schedule) -> tuple[tuple[_Run, ...], ...]:
+    """The events of each rank in their order.
+
+    A long schedule is that of fewer micro-batches with the block that one more group of them adds,
+    repeated; with gpipe there are two such blocks, so that its table is taken as it is.
+    """
+    pp, m = schedule.pp, schedule.num_microbatches
+    step = pp if schedule.vpp > 1 else 1
+    few = 2 * pp
+    few += (m - few) % step
+    if schedule.name == "gpipe" or m <= few + step:
+        return tuple((_Run(_events(schedule, rank), 0, 1, 0),) for rank in range(pp))
+    short, longer = (replace(schedule, num_microbatches=n) for n in (few, few + step))
+    repeats = (m - few) // step
+    found = []
+    for rank in range(pp):
+        events, more = _events(short, rank), _events(longer, rank)
+        pairs = enumerate(zip(events, more, strict=False))
+        head = next(place for place, (one, other) in pairs if one != other)
+        block = more[head : head + len(more) - len(events)]
+        found.append(
+            (
+                _Run(events[:head], 0, 1, 0),
+                _Run(block, 0, repeats, step),
+                _Run(events[head:], repeats * step, 1, 0),
+            )
+        )
+    return tuple(found)
+
+
+def rank_events(schedule: Schedule, rank: int) -> Iterator[tuple[_Event, int]]:
+    """Each event of a rank, with the micro-batches that it is later than it says."""
+    return _in_order(rank_runs(schedule)[rank])
+
+
+def _in_order(runs: Sequence[_Run]) -> Iterator[tuple[_Event, int]]:
+    for events, first, repeats, step in runs:
+        for later in range(first, first + repeats * max(step, 1), max(step, 1)):
+            for event in events:
+                yield event, later
 
 
 def _events(schedule: Schedule, rank: int) -> list[_Event]:
-    # A message is known by the stage that receives it: activations first, then gradients.
-    pp, m, before = schedule.pp, schedule.num_microbatches, (rank - 1) % schedule.pp
-    gradients = schedule.num_stages * m
+    # A message is known by its micro-batch, its kind and the stage that receives it.
+    pp, before, stages = schedule.pp, (rank - 1) % schedule.pp, schedule.num_stages
+    each = 2 * stages
     events: list[_Event] = []
     activation = gradient = None
     for action in schedules.pipeline_schedule(
-        rank, pp=pp, vpp=schedule.vpp, num_microbatches=m, schedule=schedule.name
+        rank,
+        pp=pp,
+        vpp=schedule.vpp,
+        num_microbatches=schedule.num_microbatches,
+        schedule=schedule.name,
     ):
         if isinstance(action, Transfer):
             messages = []
             if activation := action.receive_activation:
-                messages.append(((activation[0] * pp + rank) * m + activation[1], before))
+                messages.append((activation[1] * each + activation[0] * pp + rank, before))
             if gradient := action.receive_gradient:
-                key = gradients + (gradient[0] * pp + rank) * m + gradient[1]
-                messages.append((key, rank))
+                messages.append((gradient[1] * each + stages + gradient[0] * pp + rank, rank))
             if of := action.send_activation:
-                messages.append(((of[0] * pp + rank + 1) * m + of[1], rank))
+                messages.append((of[1] * each + of[0] * pp + rank + 1, rank))
             if of := action.send_gradient:
-                messages.append((gradients + (of[0] * pp + rank - 1) * m + of[1], before))
+                messages.append((of[1] * each + stages + of[0] * pp + rank - 1, before))
             events.append((_TRANSFER, tuple(messages)))
         elif isinstance(action, Forward):
             chunk, microbatch = action.of
@@ -116,16 +167,16 @@ def held_passes(schedule: Schedule) -> tuple[tuple[tuple[int, int], ...], ...]:
     Pairs that another one exceeds in both are left out. Beyond the warm-up and a few micro-batches
     the length of a schedule does not matter, except with gpipe, whose passes are all in flight.
     """
-    enough = 4 * schedule.pp * schedule.vpp
+    enough = 3 * schedule.pp
     if schedule.name == "gpipe":
         return (((schedule.num_microbatches, 0),),) * schedule.pp
     if schedule.num_microbatches > enough:
         return held_passes(replace(schedule, num_microbatches=enough))
     held = []
-    for events in rank_events(schedule):
+    for rank in range(schedule.pp):
         in_flight = late = 0
         seen = {(0, 0)}
-        for event in events:
+        for event, _ in rank_events(schedule, rank):
             if event[0] == FORWARD:
                 in_flight += 1
             elif event[0] == BACKWARD:
@@ -164,7 +215,7 @@ def walk(
     pass_s: Sequence[Sequence[Seconds]],
     hop_s: Sequence[Seconds],
     *,
-    spans: list[Span] | None = None,
+    spans: list[TracedSpan] | None = None,
 ) -> Timeline:
     """Walks one step.
 
@@ -178,9 +229,11 @@ def walk(
     is_one = not isinstance(pass_s[FORWARD][0], np.ndarray)
     latest: Any = max if is_one else np.maximum
     begin = 0.0 if is_one else np.zeros_like(pass_s[FORWARD][0])
-    queues, m = rank_events(schedule), schedule.num_microbatches
-    free, at = [begin] * schedule.pp, [0] * schedule.pp
-    current: list[_Event] = [()] * schedule.pp
+    each = 2 * schedule.num_stages
+    streams = [rank_events(schedule, rank) for rank in range(schedule.pp)]
+    coming: list[tuple[_Event, int] | None] = [next(stream) for stream in streams]
+    free = [begin] * schedule.pp
+    current: list[list[int]] = [[] for _ in range(schedule.pp)]
     last_start, last_end = [begin] * schedule.num_stages, [begin] * schedule.num_stages
     posted: dict[int, Seconds] = {}
     ended: dict[int, Seconds] = {}
@@ -188,29 +241,32 @@ def walk(
     runnable = deque(range(schedule.pp))
     while runnable:
         rank = runnable.popleft()
-        now, under_way = free[rank], current[rank]
-        events = queues[rank]
-        for place in range(at[rank], len(events)):
-            event = events[place]
+        now, under_way, stream, item = free[rank], current[rank], streams[rank], coming[rank]
+        while item is not None:
+            event, later = item
             kind = event[0]
             if under_way and (kind == _TRANSFER or event[3]):
-                missing = next((key for key, _ in under_way if key not in ended), None)
+                missing = next((key for key in under_way if key not in ended), None)
                 if missing is not None:
                     waiting[missing] = rank
                     break
-                for key, _ in under_way:
+                for key in under_way:
                     now = latest(now, ended[key])
-                under_way = ()
+                under_way = []
             if kind != _TRANSFER:
                 stage = event[1]
                 last_start[stage] = now
                 now = now + pass_s[kind][stage]
                 last_end[stage] = now
                 if spans is not None:
-                    spans.append(Span(rank, kind, stage, event[2], last_start[stage], now))
+                    spans.append(
+                        TracedSpan(rank, kind, stage, event[2] + later, last_start[stage], now)
+                    )
+                item = next(stream, None)
                 continue
-            under_way = event[1]
-            for key, link in under_way:
+            for message, link in event[1]:
+                key = message + later * each
+                under_way.append(key)
                 if key not in posted:
                     posted[key] = now
                     continue
@@ -219,11 +275,14 @@ def walk(
                 if key in waiting:
                     runnable.append(waiting.pop(key))
                 if spans is not None:
-                    kind_of, stage = divmod(key // m, schedule.num_stages)
-                    at_rank, end = stage % schedule.pp, ended[key]
-                    spans.append(Span(at_rank, ACTIVATION + kind_of, stage, key % m, start, end))
-        else:
-            place = len(events)
-        at[rank], free[rank], current[rank] = place, now, under_way
+                    spans.append(_message(key, schedule, start, ended[key]))
+            item = next(stream, None)
+        free[rank], current[rank], coming[rank] = now, under_way, item
     assert not waiting, f"the ranks of {schedule} wait for each other"
     return Timeline(rank_end_s=free, last_start_s=last_start, last_end_s=last_end)
+
+
+def _message(key: int, schedule: Schedule, start_s: float, end_s: float) -> TracedSpan:
+    microbatch, which = divmod(key, 2 * schedule.num_stages)
+    kind, stage = divmod(which, schedule.num_stages)
+    return TracedSpan(stage % schedule.pp, ACTIVATION + kind, stage, microbatch, start_s, end_s)

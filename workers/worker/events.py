@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from queue import SimpleQueue
-from typing import TypeVar
+from typing import Protocol
 
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.protocol.worker_messages import HeartbeatReply, LeaseRead, WorkerCreated
@@ -116,16 +115,22 @@ WorkerEvent = (
     | EndMoved
 )
 
-Events = SimpleQueue[WorkerEvent]
-"""All threads and signal handlers put events in; a SimpleQueue allows the latter. The thread that
-owns the worker's state takes them out."""
 
+class Events(Protocol):
+    """Where all threads and signal handlers put events: a SimpleQueue, which allows the latter.
 
-T = TypeVar("T")
+    The thread that owns the worker's state takes them out.
+    """
+
+    def put(self, event: WorkerEvent, /) -> None: ...
 
 
 def in_background(
-    events: SimpleQueue[T], work: Callable[[], T], *, name: str, failed: Callable[[Exception], T]
+    events: Events,
+    work: Callable[[], WorkerEvent],
+    *,
+    name: str,
+    failed: Callable[[Exception], WorkerEvent],
 ) -> None:
     """Runs a function on a thread; its end is the event that it returns, or `failed` makes."""
 

@@ -7,7 +7,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -74,11 +74,13 @@ class News:
     nodes: Sequence[RosterNode] = ()
     idle: IdleTime = IdleTime()
     ends_at: float | None = None
-    """When the allocation ends, on the monotonic clock."""
+    """When the allocation ends, on the worker's clock."""
+    clock: Callable[[], float] = time.monotonic
+    """The worker's clock, in seconds."""
 
     def status(self, known: Mapping[str, HealthReport] | None = None) -> StatusBody:
         """The status of the allocation now; `known` health reports are not sent again."""
-        now = time.monotonic()
+        now = self.clock()
         return StatusBody(
             state=self.state,
             ends_in_s=None if self.ends_at is None else max(0.0, self.ends_at - now),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
@@ -17,14 +18,24 @@ class ProbeProgress:
     """The progress of a probe. Only its thread writes it; any thread reads it."""
 
     def __init__(self) -> None:
-        self.iterations_done = 0
-        self.iterations_s = 0.0
+        self._iterations_done = 0
+        self._iterations_s = 0.0
+
+    @property
+    def iterations_done(self) -> int:
+        """Finished iterations, warm-up included."""
+        return self._iterations_done
+
+    @property
+    def iterations_s(self) -> float:
+        """Their seconds."""
+        return self._iterations_s
 
     def note(self, event: Document) -> None:
         """Notes a report of a rank."""
         if event["event"] == "iteration":
-            self.iterations_done = event["index"] + 1
-            self.iterations_s += event.get("step_time_s", 0.0)
+            self._iterations_done = event["index"] + 1
+            self._iterations_s += event.get("step_time_s", 0.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +56,8 @@ class HeldTrial:
     worker_id: str
     """The session of the lease."""
     request: ProbeRequest
+    clock: Callable[[], float] = time.monotonic
+    """The worker's clock, in seconds."""
     unplaceable_since: float | None = None
     """Since when no devices are expected to get free for it; None: some are."""
     placement: Placement = ()
@@ -82,7 +95,7 @@ class HeldTrial:
 
     def begin(self, placement: Placement, *, whole: bool, nodes_held: float) -> None:
         """Notes that its probe starts on these devices."""
-        self.started_at = time.monotonic()  # first: a heartbeat may read this at any moment
+        self.started_at = self.clock()  # first: a heartbeat may read this at any moment
         self.progress = ProbeProgress()
         self.waiting_because = ""
         self.unplaceable_since = None
@@ -93,7 +106,7 @@ class HeldTrial:
         """Notes that its probe has ended and its devices are free."""
         run = ProbeRun(
             outcome=outcome,
-            held_s=time.monotonic() - self.started_at,
+            held_s=self.clock() - self.started_at,
             nodes_held=self.nodes_held,
             iterations_s=self.progress.iterations_s,
         )
@@ -121,7 +134,7 @@ class HeldTrial:
         """Its part of a heartbeat."""
         held_s = sum(run.held_s for run in self.runs)
         if self.is_running:
-            held_s += time.monotonic() - self.started_at
+            held_s += self.clock() - self.started_at
         return BeatBody(
             trial_id=self.lease.trial_id,
             attempt=self.lease.attempt,

@@ -77,14 +77,17 @@ def next_request(
         return None
     if not num_waiting:
         whole = RoomBody(nodes=len(usable), devices=max(usable))
-        return _request(_LONG_POLL_S, None if all_usable else whole, left_s)
+        return request_within(_LONG_POLL_S, None if all_usable else whole, left_s)
     if not room.devices and not room.nodes:
         return None
     gap = RoomBody(nodes=room.nodes, devices=room.devices)
-    return _request(_SHORT_POLL_S, gap, room.longest_s)
+    return request_within(_SHORT_POLL_S, gap, room.longest_s)
 
 
-def _request(wait_s: float, room: RoomBody | None, left_s: float | None) -> LeaseRequest | None:
+def request_within(
+    wait_s: float, room: RoomBody | None, left_s: float | None
+) -> LeaseRequest | None:
+    """A request for a trial that fits into this room, and ends in time; None: none would."""
     if left_s is None:
         return LeaseRequest(wait_s=wait_s, room=room)
     # A trial that comes at the end of the wait has that much less time.

@@ -234,6 +234,11 @@ class Posting:
             error.is_logged = True  # why they wait has a line of its own
             raise error
 
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether no outcome waits, but those over which the service fails."""
+        return self._has_caught_up.is_set()
+
     def close(self, within_s: float) -> None:
         """Stores the outcomes, tries once more to post them, and ends the threads.
 

@@ -13,8 +13,7 @@ from search_spaces.protocol.states import NodeState
 from search_spaces.protocol.worker_messages import SetAside
 from workers.backoff import Backoff
 from workers.errors import RanksLeftError
-from workers.launchers.base import Cancelled
-from workers.launchers.group_launcher import GroupLauncher
+from workers.launchers.base import Cancelled, LaunchedNodes
 from workers.packing.packer import Packer
 from workers.worker.events import Events, NodeRecovered, NodesChecked, WorkerEvent, in_background
 from workers.worker.node_health import HealthReport, problems
@@ -58,7 +57,7 @@ class NodeRoster:
 
     """
 
-    launcher: GroupLauncher
+    launcher: LaunchedNodes
     """Has the nodes."""
     packer: Packer
     """Gets each node, and whether it can be used."""
@@ -89,6 +88,11 @@ class NodeRoster:
     def is_starting(self) -> bool:
         """Whether no node has passed its check yet."""
         return all(node.state in ("starting", "checking") for node in self._nodes)
+
+    @property
+    def is_in_motion(self) -> bool:
+        """Whether a node is being checked or recovered just now."""
+        return bool(self._measured) or any(node.state == "recovering" for node in self._nodes)
 
     def usable(self) -> list[int]:
         """Positions of the nodes that can be used."""

@@ -7,16 +7,18 @@ import logging
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from search_spaces.protocol.worker_messages import AllocationBody, NodeBody, WorkerCreate
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.presets.clusters import resolve_cluster
 from search_spaces.spec.site import Site, cluster_part
+from search_spaces.terminal.simulation_options import SimulationOptions
 from search_spaces.trainers.program import ProgramTrainer
+from search_spaces.trainers.simulator import SIMULATED_LAUNCHER, simulator_trainer
 from workers.calibrate.constants import calibrated_layouts
 from workers.errors import AllocationMissingError
 from workers.launchers.group_launcher import GroupLauncher
@@ -24,12 +26,15 @@ from workers.ranks.rank_task import RANK_ENTRY
 from workers.service.lease_client import LeaseClient
 from workers.slurm.jobs import SlurmAllocation, current_allocation, ends_in_s
 from workers.slurm.site import site_of
-from workers.trainer.revision import software_versions
+from workers.trainer.revision import GIT_REVISION, software_versions
 from workers.worker.node_health import check_nodes
 from workers.worker.outcome_posting import Outbox
 from workers.worker.outcome_spool import Spool, adopt_abandoned
 from workers.worker.scheduler import SchedulerOptions
 from workers.worker.worker import Drain, EndsIn, Worker, ends_after
+
+if TYPE_CHECKING:
+    from workers.simulation.probe import SimulatedCluster
 
 _LOG = logging.getLogger(__name__)
 
@@ -109,6 +114,101 @@ class _Machine:
             rank_entry=self.rank_entry,
             trainers=self.trainers,
         )
+
+
+def run_simulated_workers(
+    *,
+    url: str,
+    token: str,
+    certificate: Path | None = None,
+    described_cluster: str | Mapping[str, Any],
+    name: str | None,
+    spool_dir: Path | None,
+    patience_s: float,
+    simulation: SimulationOptions,
+    num_nodes: int | None = None,
+    time_left_s: float | None = None,
+    end_when_idle_s: float | None = None,
+    share_nodes: bool | None = None,
+) -> None:
+    """Works until SIGTERM or SIGINT, or until the simulated allocations end.
+
+    The arguments are the options of the command `worker --simulate`, which its help explains.
+
+    Raises:
+        WorkerError: the workers can't start, or can't go on.
+        SearchSpaceError: the cluster is unknown.
+    """
+    from workers.launchers.simulated import SimulatedLauncher
+    from workers.simulation.probe import SimulatedCluster
+    from workers.worker.simulated_workers import SimulatedClock, SimulatedWorkers
+
+    cluster, warning = resolve_cluster(cluster_part(described_cluster))
+    if warning is not None:
+        _LOG.warning(warning)
+    nodes, clock = num_nodes or 1, SimulatedClock()
+    machine = SimulatedCluster.of(
+        cluster, num_nodes=nodes * simulation.workers, seed=simulation.seed
+    )
+    launchers = [
+        SimulatedLauncher(machine, first_node=first, num_nodes=nodes, clock=clock)
+        for first in range(0, machine.num_nodes, nodes)
+    ]
+    shares = not cluster.has_cpu_devices if share_nodes is None else share_nodes
+    identity = _simulated_identity(machine, nodes, name, shares, time_left_s)
+    listed = [
+        replace(
+            identity,
+            name=f"{identity.name}-{position:02d}" if len(launchers) > 1 else identity.name,
+            nodes=[
+                NodeBody(name=node.name, num_devices=node.num_devices) for node in launcher.nodes
+            ],
+        )
+        for position, launcher in enumerate(launchers, 1)
+    ]
+    drain = Drain()
+    drain.listen()
+    directory = spool_dir or _default_spool(url, identity.name)
+    with LeaseClient(url, token, certificate=certificate) as client, Spool(directory) as spool:
+        SimulatedWorkers(
+            client=client,
+            workers=list(zip(listed, launchers, strict=True)),
+            clock=clock,
+            outbox=Outbox(client, spool),
+            drain=drain,
+            options=SchedulerOptions(share_nodes=shares, drain_s=0.0, asks=False),
+            end_when_idle_s=end_when_idle_s,
+            time_scale=simulation.time_scale,
+            time_left_s=time_left_s,
+        ).run(patience_s=patience_s)
+
+
+def _simulated_identity(
+    machine: SimulatedCluster,
+    num_nodes: int,
+    name: str | None,
+    shares_nodes: bool,
+    time_left_s: float | None,
+) -> WorkerCreate:
+    """How each of the simulated workers registers, but for its name and its nodes."""
+    host, version = socket.gethostname(), str(machine.version)
+    return WorkerCreate(
+        name=name or f"{host}-{SIMULATED_LAUNCHER}",
+        host=host,
+        cluster=machine.cluster.name,
+        num_nodes=num_nodes,
+        devices_per_node=machine.cluster.devices_per_node,
+        device=f"simulated {machine.cluster.device}",
+        versions={
+            "simulator": version,
+            "seed of the nodes": str(machine.seed),
+            "git_revision": GIT_REVISION,
+        },
+        trainers={simulator_trainer(machine.version): version},
+        allocation=AllocationBody(
+            launcher=SIMULATED_LAUNCHER, ends_in_s=time_left_s, shares_nodes=shares_nodes
+        ),
+    )
 
 
 def run_worker(

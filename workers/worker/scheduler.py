@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, field
 from typing import Final
 
 from search_spaces.protocol.states import AllocationState
-from search_spaces.protocol.worker_messages import HeartbeatReply, WorkerCreated
+from search_spaces.protocol.worker_messages import HeartbeatReply, RoomBody, WorkerCreated
 from workers.packing.packer import Packer
 from workers.worker.events import (
     DrainAsked,
@@ -25,7 +25,7 @@ from workers.worker.events import (
     WorkerEvent,
 )
 from workers.worker.heartbeat import IdleTime, News
-from workers.worker.leasing import Leasing, next_request
+from workers.worker.leasing import Leasing, next_request, request_within
 from workers.worker.roster import NodeRoster
 from workers.worker.trial_book import TrialBook
 
@@ -53,6 +53,8 @@ class SchedulerOptions:
     """The switch above each node that the site names."""
     end_when_idle_s: float | None = None
     """Seconds without a trial after which the worker ends; None: never."""
+    asks: bool = True
+    """Whether it requests trials by itself, one ahead; else its owner calls `ask`."""
 
 
 @dataclass(kw_only=True)
@@ -69,6 +71,8 @@ class Scheduler:
     num_nodes: int
     """Nodes of the registration; some may join late."""
     options: SchedulerOptions
+    clock: Callable[[], float] = time.monotonic
+    """The worker's clock, in seconds."""
 
     def __post_init__(self, registration: WorkerCreated) -> None:
         self._worker_id: str | None = None
@@ -76,7 +80,7 @@ class Scheduler:
         self._ends_at: float | None = None
         self._drains_until: float | None = None
         self._next_look_at = 0.0
-        now = time.monotonic()
+        now = self.clock()
         self._busy_at = now
         self._idle = IdleTime(at=now)
         self.failure: Exception | None = None
@@ -89,12 +93,17 @@ class Scheduler:
         """Whether the worker has drained, or the time for that is over."""
         if self._drains_until is None:
             return False
-        return not self.trials.held or time.monotonic() >= self._drains_until
+        return not self.trials.held or self.clock() >= self._drains_until
+
+    @property
+    def is_requesting(self) -> bool:
+        """Whether the service has yet to answer a request for a trial."""
+        return self._is_requesting and self._drains_until is None
 
     @property
     def wait_s(self) -> float:
         """Seconds until the next regular step; an event may come before."""
-        return max(0.0, self._next_look_at - time.monotonic())
+        return max(0.0, self._next_look_at - self.clock())
 
     def news(self) -> News:
         """The content of the next heartbeat."""
@@ -105,6 +114,7 @@ class Scheduler:
             nodes=self.roster.records(),
             idle=self._idle,
             ends_at=self._ends_at,
+            clock=self.clock,
         )
 
     def take(self, event: WorkerEvent) -> None:
@@ -126,7 +136,7 @@ class Scheduler:
             case NodesChecked():
                 self.roster.take_checked(event)
             case NodeRecovered():
-                self.roster.take_recovered(event, time.monotonic())
+                self.roster.take_recovered(event, self.clock())
             case EndMoved(ends_at=ends_at):
                 self._ends_at = ends_at
             case WorkerBroken(error=error):
@@ -137,7 +147,7 @@ class Scheduler:
 
     def advance(self) -> None:
         """Takes all steps that are due: looks at the nodes, starts probes, leases trials."""
-        now = time.monotonic()
+        now = self.clock()
         if now >= self._next_look_at:
             self._next_look_at = now + _TICK_S
             self.roster.look(now)
@@ -149,14 +159,38 @@ class Scheduler:
             self.trials.note_delayed_ends(now, until)
             self.trials.start(now, until)
             self.trials.give_back_unplaceable(now, until)
-            self._request_more(now, until)
+            if self.options.asks:
+                self._request_more(now, until)
         self._idle = self._idle.then(now, max(0.0, len(self.roster) - self.trials.nodes_held))
+
+    def ask(self, *, wait_s: float, ahead: bool = False) -> bool:
+        """Requests a trial that would start at once; `ahead` any, which may wait for devices.
+
+        Returns:
+            Whether it was requested: there are devices for one, and no other request is under way.
+        """
+        until, usable = self._usable_until(), self.roster.usable()
+        if not usable or self._worker_id is None or self._is_requesting or self._drains_until:
+            return False
+        now = self.clock()
+        found = self.packer.room(now, until)
+        room = RoomBody(nodes=found.nodes, devices=found.devices)
+        left_s = found.longest_s
+        if ahead:
+            room = RoomBody(nodes=len(usable), devices=max(self.roster.sizes(usable)))
+            left_s = None if until is None else until - now
+        request = request_within(wait_s, room, left_s) if room.devices or room.nodes else None
+        if request is None:
+            return False
+        self._is_requesting = True
+        self.leasing.request(self._worker_id, request)
+        return True
 
     def drain(self, why: str) -> None:
         """Ends the worker: cancels the running probes; the end of the session returns them."""
         if self._drains_until is None:
             _LOG.info("ending: %s", why)
-            self._drains_until = time.monotonic() + _DRAIN_WITHIN_S
+            self._drains_until = self.clock() + _DRAIN_WITHIN_S
             self.roster.close()
             self.trials.end_all()
 
@@ -205,7 +239,7 @@ class Scheduler:
 
     def _begin_session(self, registration: WorkerCreated) -> None:
         self._worker_id = registration.worker_id
-        self._idle = IdleTime(at=time.monotonic())  # the service adds up the sessions
+        self._idle = IdleTime(at=self.clock())  # the service adds up the sessions
         self.roster.take_wishes(registration.quarantined)
 
     def _take_session_lost(self, event: SessionLost) -> None:

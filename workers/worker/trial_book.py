@@ -22,7 +22,7 @@ import math
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
@@ -48,7 +48,6 @@ _GIVE_BACK_AFTER_S: Final = 60.0
 """How long a trial for which no devices are expected is held: lost nodes may recover meanwhile."""
 
 _SIGNAL_WITHIN_S: Final = 1.5
-"""How much later than ranks and agents the worker may be signalled that the whole job ends."""
 
 _RECENT: Final = 51
 """Probes whose median duration is the expected duration of the next."""
@@ -58,15 +57,20 @@ _RECENT: Final = 51
 class TrialBook:
     """The trials that the worker holds. Only the thread that owns the worker's state uses it."""
 
-    launcher: GroupLauncher
+    start_probe: Callable[[HeldTrial], None]
+    """Starts the probe of a trial that has devices; its end is the event `ProbeEnded`."""
     packer: Packer
     roster: NodeRoster
     """The nodes, and which of them can be used."""
     posting: Posting
-    events: Events
-    """Where the ends of probes are put."""
     share_nodes: bool
     """Whether probes smaller than a node run side by side on one."""
+    clock: Callable[[], float] = time.monotonic
+    """The worker's clock, in seconds."""
+    is_simulated: bool = False
+    """Whether the nodes are simulated."""
+    signal_within_s: float = _SIGNAL_WITHIN_S
+    """How much later than ranks and agents the worker may be signalled that the whole job ends."""
 
     def __post_init__(self) -> None:
         self._held: dict[str, HeldTrial] = {}
@@ -99,8 +103,9 @@ class TrialBook:
             self._end_without_lease(older)
         try:
             request = ProbeRequest.from_mapping(lease.request)
+            self._refuse_other_kind(request)
             self._refuse_too_large(request)
-            trial = HeldTrial(lease=lease, worker_id=worker_id, request=request)
+            trial = HeldTrial(lease=lease, worker_id=worker_id, request=request, clock=self.clock)
             self._wait_for_devices(trial)
         except (SearchSpaceError, ValueError) as error:
             self._post_unsupported(worker_id, lease, str(error))
@@ -111,6 +116,14 @@ class TrialBook:
         """Starts the probes for which there are devices; they must have ended at `until`."""
         for key, placement in self.packer.place(now, until):
             self._start(self._held[str(key)], placement)
+
+    def _refuse_other_kind(self, request: ProbeRequest) -> None:
+        """Refuses a probe of a simulated campaign on real nodes, and the other way round."""
+        if (request.simulation_seed is not None) != self.is_simulated:
+            its, here = (
+                ("measures", "simulates") if self.is_simulated else ("simulates", "measures")
+            )
+            raise ValueError(f"its campaign {its}, and this worker {here}")
 
     def _refuse_too_large(self, request: ProbeRequest) -> None:
         layout = request.layout
@@ -158,14 +171,14 @@ class TrialBook:
         again = " again, elsewhere" if trial.runs else ""
         where = ", ".join(self.roster.name(share.node) for share in placement)
         _LOG.info("%s starts%s on %s", trial.key, again, where)
-        start_probe(self.launcher, trial, self.events)
+        self.start_probe(trial)
 
     # From the end of the probe to the outcome.
 
     def note_end(self, event: ProbeEnded, until: float | None) -> None:
         """Notes the end of a probe; after a delay where the end of the job may have killed it."""
         if _is_perhaps_end_of_job(event.outcome) and not event.trial.is_returned:
-            self._delayed_ends.append((time.monotonic() + _SIGNAL_WITHIN_S, event))
+            self._delayed_ends.append((self.clock() + self.signal_within_s, event))
         else:
             self._note_end(event, until)
 
@@ -182,15 +195,19 @@ class TrialBook:
         for node in event.unclean_nodes:
             self.roster.quarantine(node, event.unclean)
         if outcome.reason == "node_lost":
-            self.roster.look(time.monotonic())  # before other probes are placed there
+            self.roster.look(self.clock())  # before other probes are placed there
         suspects = self.second_opinions.suspects_after(trial, outcome)
         trial.finish(outcome)
         self._recent_s.append(trial.runs[-1].held_s)
-        if suspects and _may_run_again(trial, until):
+        if suspects and self._may_run_again(trial, until):
             _LOG.info("%s %s; it is run again on other nodes", trial.key, _summary(outcome))
             self._wait_for_devices(trial, avoid=suspects)
         else:
             self._finish(trial)
+
+    def _may_run_again(self, trial: HeldTrial, until: float | None) -> bool:
+        in_time = until is None or self.clock() + _at_most_s(trial.request) <= until
+        return in_time and not trial.is_returned and not trial.stop.is_set()
 
     def _finish(self, trial: HeldTrial) -> None:
         """Posts the outcome of the last run; without a lease, only one that is worth keeping."""
@@ -275,11 +292,6 @@ def _at_most_s(request: ProbeRequest) -> float:
     return request.deadline_s + END_WITHIN_S
 
 
-def _may_run_again(trial: HeldTrial, until: float | None) -> bool:
-    in_time = until is None or time.monotonic() + _at_most_s(trial.request) <= until
-    return in_time and not trial.is_returned and not trial.stop.is_set()
-
-
 def _is_perhaps_end_of_job(outcome: Outcome) -> bool:
     """Whether a probe may have failed because Slurm ends the job, which the worker learns soon."""
     return outcome.reason == "node_lost" or "(SIGTERM)" in outcome.message
@@ -294,7 +306,7 @@ def _summary(outcome: Outcome) -> str:
     return f"{outcome.state}{reason}"
 
 
-def start_probe(launcher: GroupLauncher, trial: HeldTrial, events: Events) -> None:
+def start_probe(launcher: GroupLauncher, events: Events, trial: HeldTrial) -> None:
     """Runs the probe of a trial that has devices; the end of the probe is the event `ProbeEnded`.
 
     A failure of the launcher is no fault of the layout, so its reason is a lost node.

@@ -23,14 +23,14 @@ from workers.launchers.group_launcher import GroupLauncher
 from workers.packing.packer import Packer
 from workers.service.http import patiently
 from workers.service.lease_client import LeaseClient
-from workers.worker.events import DrainAsked, EndMoved, Events
+from workers.worker.events import DrainAsked, EndMoved, Events, WorkerEvent
 from workers.worker.heartbeat import Heartbeat, News
 from workers.worker.leasing import Leasing
 from workers.worker.node_health import HealthReport
 from workers.worker.outcome_posting import Outbox, Posting
 from workers.worker.roster import NodeRoster
 from workers.worker.scheduler import Scheduler, SchedulerOptions
-from workers.worker.trial_book import TrialBook
+from workers.worker.trial_book import TrialBook, start_probe
 
 _LOG = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ class Worker:
     """Checks the health of a launcher's nodes; None: they are not checked."""
 
     def __post_init__(self) -> None:
-        self._events: Events = SimpleQueue()
+        self._events: SimpleQueue[WorkerEvent] = SimpleQueue()
 
     def run(self, *, patience_s: float) -> None:
         """Works until it must end; then it ends the probes and returns their leases.
@@ -204,7 +204,7 @@ class Worker:
         )
         end = None if self.ends_in_s is None else AllocationEnd(self.ends_in_s, self._events)
         try:
-            self._warn_of_too_much_power()
+            warn_of_too_much_power(self.client)
             self._work(registration, heartbeat, posting, leasing)
         except DrainRequested:
             _LOG.info("ending: asked to, before anything ran")
@@ -215,23 +215,9 @@ class Worker:
             posting.close(_POST_WITHIN_S)
             is_registering = heartbeat.news.worker_id is None
             leasing.close(_REGISTER_WITHIN_S if is_registering else 0)
-            self._unregister(leasing.worker_id)
+            unregister(self.client, leasing.worker_id)
             # The service ends its long poll with the session.
             leasing.close(_LEAVE_LEASING_WITHIN_S)
-
-    def _warn_of_too_much_power(self) -> None:
-        try:
-            role = self.client.role()
-        except WorkerError as error:
-            _LOG.info("the role of the token could not be read: %s", error)
-            return
-        if role != "worker":
-            _LOG.warning(
-                "the token has the role %s: anyone who can read its file on this machine has that role; "
-                "give the worker a token of its own, made with `layout-tuner token create NAME --role "
-                "worker --out FILE`",
-                role,
-            )
 
     def _work(
         self, registration: WorkerCreated, heartbeat: Heartbeat, posting: Posting, leasing: Leasing
@@ -249,11 +235,10 @@ class Worker:
         )
         try:
             trials = TrialBook(
-                launcher=launcher,
+                start_probe=partial(start_probe, launcher, self._events),
                 packer=packer,
                 roster=roster,
                 posting=posting,
-                events=self._events,
                 share_nodes=self.options.share_nodes,
             )
             scheduler = Scheduler(
@@ -289,10 +274,28 @@ class Worker:
         if scheduler.failure is not None:
             raise scheduler.failure
 
-    def _unregister(self, worker_id: str) -> None:
-        try:
-            self.client.unregister(worker_id)
-        except (WorkerUnknownError, WorkerReplacedError):
-            return
-        except WorkerError as error:
-            _LOG.warning("the leases could not be returned and will expire: %s", error)
+
+def warn_of_too_much_power(client: LeaseClient) -> None:
+    """Logs a warning where the token is not one of a worker."""
+    try:
+        role = client.role()
+    except WorkerError as error:
+        _LOG.info("the role of the token could not be read: %s", error)
+        return
+    if role != "worker":
+        _LOG.warning(
+            "the token has the role %s: anyone who can read its file on this machine has that role; "
+            "give the worker a token of its own, made with `layout-tuner token create NAME --role "
+            "worker --out FILE`",
+            role,
+        )
+
+
+def unregister(client: LeaseClient, worker_id: str) -> None:
+    """Ends a session; a failure is logged."""
+    try:
+        client.unregister(worker_id)
+    except (WorkerUnknownError, WorkerReplacedError):
+        return
+    except WorkerError as error:
+        _LOG.warning("the leases could not be returned and will expire: %s", error)

@@ -55,6 +55,11 @@ def test_logarithms_and_categories_have_their_own_places() -> None:
     assert {"a", "b", "c", "one", "two"} <= set(page.texts["text"])
 
 
+def test_an_axis_without_ticks_is_drawn() -> None:
+    narrow = {"type": "log", "range": [0.31, 0.4], "tickvals": [], "ticktext": []}
+    assert len(circles(drawn(*points("all", [Spot(2.2, 2.2, "", 1)]), x=narrow, y=narrow))) == 1
+
+
 def test_lines_end_at_the_axes_and_the_winner_and_the_baseline_have_shapes_of_their_own() -> None:
     traces = line("a", (0, 5, None, 5, 20), (0, 5, None, 5, 5), color="--good", width=1)
     page = drawn(traces)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from api.plot_data import estimates
 from api.plot_data.estimates import estimated_memory, estimated_time, memory_by_stage
 from results_db.records import PredictedTrial
 from search_spaces.estimates.prediction import Prediction
@@ -92,3 +93,8 @@ def test_memory_of_stages_stands_beside_the_estimate_and_many_stages_are_folded(
     assert len(named(figure.traces, "measured")["x"]) == 32
     assert figure.layout["yaxis"]["ticktext"][16].startswith("stage 84:")
     assert "Drawn are the first and the last 16 of 100 stages." in figure.says
+
+
+def test_a_narrow_logarithmic_axis_has_round_numbers_too() -> None:
+    axis = estimates._EqualAxes(low=20.5, high=24.7, num_beyond=0).axis("s")
+    assert axis["tickvals"] == [21.0, 22.0, 23.0, 24.0]

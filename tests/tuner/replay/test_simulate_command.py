@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from click.testing import CliRunner
@@ -35,3 +36,16 @@ def test_an_unknown_scenario_is_bad_usage_and_a_folder_no_file(tmp_path: Path) -
     unwritable = CliRunner().invoke(simulate, ["a100-1.3b", "--out", missing])
     assert unwritable.exit_code == 1
     assert "can't be written" in unwritable.stderr
+
+
+def test_a_step_is_written_as_a_trace_and_an_impossible_one_refused() -> None:
+    key = "n1-tp2-pp4-dp1-vpp1-mbs1-mb8-z0-rc_none-sp0-bf16"
+    ended = CliRunner().invoke(simulate, ["a100-1.3b", "--trace", key])
+    assert ended.exit_code == 0, ended.output
+    passes = [each for each in json.loads(ended.stdout)["traceEvents"] if each["ph"] == "X"]
+    # 8 micro-batches pass 4 stages twice, and 3 boundaries twice.
+    assert len(passes) == 8 * 4 * 2 + 8 * 3 * 2
+    for wrong in ("tp2", key.replace("tp2", "tp7")):
+        refused = CliRunner().invoke(simulate, ["a100-1.3b", "--trace", wrong])
+        assert refused.exit_code == 2
+        assert wrong in refused.stderr

@@ -14,7 +14,7 @@ from search_spaces.spec.presets.models import model_preset
 from workers.simulation.machine import Machine
 from workers.simulation.memory import RankMemory, rank_memory
 from workers.simulation.placement import Place
-from workers.simulation.steps import PARTS, Step, stage_layers, steps
+from workers.simulation.steps import PARTS, SimulatedStep, stage_layers, steps
 
 MODEL = model_preset("gpt-1.3b")
 MIXTURE = model_preset("mixtral-8x7b")
@@ -28,7 +28,7 @@ def make_layout(**knobs: Any) -> Layout:
 
 def step(
     layout: Layout, model: ModelShape = MODEL, machine: Machine = MACHINE, **more: Any
-) -> Step:
+) -> SimulatedStep:
     return steps([layout], model, machine, **more)[0]
 
 
@@ -96,7 +96,7 @@ def test_groups_that_share_network_cards_take_longer() -> None:
     )
     # Eight groups of a rank a node share the cards that one group of eight has to itself.
     size = 1e9
-    alone = Place(size=4, num_nodes=4, here=1, crossing=1, together=1)
+    alone = Place(size=4, num_nodes=4, here=1, crossing=1)
     crowded = replace(alone, crossing=8)
     collectives = Machine.of(CLUSTER_PRESETS["frontier"]).collectives
     assert collectives.reduce_s(crowded, size) > 1.9 * collectives.reduce_s(alone, size)

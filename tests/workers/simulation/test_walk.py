@@ -14,8 +14,8 @@ from workers.simulation.walk import (
     FORWARD,
     WEIGHTS,
     Schedule,
-    Span,
     Timeline,
+    TracedSpan,
     held_passes,
     walk,
 )
@@ -28,6 +28,12 @@ SCHEDULES = [
     Schedule(pp=4, vpp=1, num_microbatches=9, name="zero_bubble"),
     Schedule(pp=4, vpp=2, num_microbatches=8),
     Schedule(pp=3, vpp=4, num_microbatches=9),
+    # Long ones, whose tables repeat a block.
+    Schedule(pp=3, vpp=1, num_microbatches=40),
+    Schedule(pp=1, vpp=1, num_microbatches=11),
+    Schedule(pp=3, vpp=1, num_microbatches=40, name="zero_bubble"),
+    Schedule(pp=3, vpp=2, num_microbatches=45),
+    Schedule(pp=2, vpp=3, num_microbatches=60),
 ]
 
 
@@ -36,7 +42,7 @@ def walk_equal(
     seconds: tuple[float, float, float] = (1.0, 2.0, 0.0),
     *,
     hop_s: float = 0.0,
-    spans: list[Span] | None = None,
+    spans: list[TracedSpan] | None = None,
 ) -> Timeline:
     """Equal stages, whose passes together take these seconds a rank and micro-batch."""
     each = [[part / schedule.vpp] * schedule.num_stages for part in seconds]
@@ -68,9 +74,9 @@ def test_equal_stages_idle_for_the_bubble_of_the_schedule(schedule: Schedule) ->
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_rank_runs_the_trainers_actions_in_order_and_one_at_a_time(schedule: Schedule) -> None:
-    spans: list[Span] = []
+    spans: list[TracedSpan] = []
     walk_equal(schedule, (1.0, 1.5, 0.5), hop_s=0.3, spans=spans)
-    of_rank: dict[int, list[Span]] = defaultdict(list)
+    of_rank: dict[int, list[TracedSpan]] = defaultdict(list)
     for span in spans:
         if span.kind in (FORWARD, BACKWARD, WEIGHTS):
             of_rank[span.rank].append(span)
@@ -94,7 +100,7 @@ def test_a_rank_runs_the_trainers_actions_in_order_and_one_at_a_time(schedule: S
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_no_pass_begins_before_its_message_has_come(schedule: Schedule) -> None:
-    spans: list[Span] = []
+    spans: list[TracedSpan] = []
     walk_equal(schedule, (1.0, 1.5, 0.5), hop_s=0.3, spans=spans)
     found = {(s.kind, s.stage, s.microbatch): s for s in spans if s.kind != WEIGHTS}
     last = schedule.num_stages - 1

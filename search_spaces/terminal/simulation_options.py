@@ -1,0 +1,100 @@
+"""The options that make a worker simulate its nodes, for the commands `worker` and `up` alike."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+MOST_WORKERS: Final = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulationOptions:
+    """What is simulated, and how fast."""
+
+    cluster: str
+    """Name or file of the cluster."""
+    workers: int = 1
+    """Workers of the process, each with nodes of its own."""
+    time_scale: float = 0.0
+    """Real seconds that a simulated second takes; 0: as few as possible."""
+    seed: int = 0
+    """Seed of the nodes: which are slow, and which fail when."""
+
+    @property
+    def arguments(self) -> Iterator[str]:
+        """The same as arguments of `layout-tuner worker`."""
+        yield from ("--simulate", self.cluster, "--workers", str(self.workers))
+        yield from ("--time-scale", str(self.time_scale), "--seed", str(self.seed))
+
+
+_OPTIONS: Final = {
+    "workers": (
+        "integer",
+        1,
+        "With --simulate: workers of this process, each with --nodes nodes, on one simulated clock.",
+    ),
+    "time_scale": (
+        "number",
+        0.0,
+        "With --simulate: real seconds that a simulated second takes; 0 is as fast as possible.",
+    ),
+    "seed": (
+        "integer",
+        0,
+        "With --simulate: decides which nodes are slow, and which fail when.",
+    ),
+}
+"""By option its kind, its default and its help."""
+
+
+def with_simulation_options(
+    function: Function, *, option: Callable[..., Any], refuse: Callable[[str], NoReturn]
+) -> Function:
+    """Adds the options; passes on `simulation`, or None where nothing is to be simulated."""
+
+    @functools.wraps(function)
+    def command(*arguments: Any, simulate: str | None, **options: Any) -> Any:
+        given = {name: options.pop(name) for name in _OPTIONS}
+        if simulate is not None:
+            _refuse_wrong(given, refuse)
+            return function(
+                *arguments, simulation=SimulationOptions(cluster=simulate, **given), **options
+            )
+        for name, (_, default, _) in _OPTIONS.items():
+            if given[name] != default:
+                refuse(f"--{name.replace('_', '-')} is for simulated workers; add --simulate")
+        return function(*arguments, simulation=None, **options)
+
+    for name, (kind, default, text) in reversed(list(_OPTIONS.items())):
+        command = option(
+            f"--{name.replace('_', '-')}",
+            name,
+            type=int if kind == "integer" else float,
+            default=default,
+            show_default=True,
+            help=text,
+        )(command)
+    simulate: Callable[[Function], Function] = option(
+        "--simulate",
+        metavar="CLUSTER",
+        help="Simulate nodes of a cluster, such as frontier, in place of measuring: for trials of "
+        "simulated campaigns, and of no others.",
+    )
+    return simulate(command)  # type: ignore[arg-type]
+
+
+def _refuse_wrong(given: dict[str, Any], refuse: Callable[[str], NoReturn]) -> None:
+    if not 1 <= given["workers"] <= MOST_WORKERS:
+        refuse(f"--workers={given['workers']} is not a number of workers from 1 to {MOST_WORKERS}")
+    if not 0 <= given["time_scale"] <= 1e6:
+        refuse(
+            f"--time-scale={given['time_scale']:g} is not a number of real seconds from 0, for a "
+            "simulated one"
+        )
+    if given["seed"] < 0:
+        refuse(f"--seed={given['seed']} is under 0")

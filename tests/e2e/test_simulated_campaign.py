@@ -1,0 +1,150 @@
+"""Simulated campaigns through the whole product: two simulated workers, HTTP, driver and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from search_spaces.trainers.simulator import simulator_trainer
+from tests.e2e.conftest import Service, started
+from tests.kit.waiting import wait_until
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(240)]
+
+MARK = "simulated, not measured (simulator 1, seed 3)"
+CAMPAIGN: dict[str, Any] = {
+    "name": "rehearsal",
+    "model": "gpt-22b",
+    "cluster": "frontier",
+    "objective": "tokens_per_s_per_device",
+    "strategy": "guided",
+    "simulated": {"seed": 3},
+    "budget": {"trials": 14},
+    "probe": {},
+    "space": {
+        "global_batch_size": 128,
+        "num_nodes": 4,
+        "tp": [1, 2, 4, 8],
+        "pp": [1, 2, 4],
+        "micro_batch_size": [1, 2],
+        "zero_stage": 1,
+        "precision": "bf16",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service whose two workers simulate eight nodes of Frontier each, and an ended campaign."""
+    options = ("--simulate", "frontier", "--nodes", "8", "--workers", "2")
+    with started(Service(tmp_path_factory.mktemp("up") / "data", *options)) as service:
+        service.submit(**CAMPAIGN)
+        service.wait_for_end("rehearsal")
+        yield service
+
+
+def test_a_campaign_runs_to_its_end_in_simulated_time(simulated: Service) -> None:
+    campaign, trials = simulated.get("/campaigns/rehearsal"), simulated.trials("rehearsal")
+    assert (campaign["state"], campaign["reason"]) == ("COMPLETED", "budget")
+    assert len(trials) == 14
+    completed = [each for each in trials if each["state"] == "COMPLETED"]
+    assert len(completed) >= 7
+    shortest_s = 20.0  # a simulated probe is up after as many seconds
+    assert min(each["node_seconds"] for each in trials) >= 4 * shortest_s
+    assert campaign["node_seconds"] > 10 * campaign["wall_time_s"]
+    workers = {
+        name
+        for each in trials
+        for name in [simulated.get(f"/trials/{each['id']}")["attempts"][0]["worker_name"]]
+    }
+    assert len(workers) == 2
+
+
+def test_everything_says_that_it_is_simulated(simulated: Service) -> None:
+    campaign = simulated.get("/campaigns/rehearsal")
+    assert campaign["simulated"] == {"seed": 3, "version": 1}
+    assert campaign["trainer"] == simulator_trainer()
+    trials = simulated.trials("rehearsal")
+    assert all(each["simulated"] for each in trials)
+    page = simulated.get("/campaigns/rehearsal/leaderboard")
+    assert page["simulated"] == campaign["simulated"]
+    assert {each["measurement"]["trainer"] for each in page["trials"]} == {simulator_trainer()}
+    shown = simulated.run("campaign", "show", "rehearsal").stdout
+    assert MARK in shown
+    ranked = simulated.run("leaderboard", "rehearsal").stdout
+    assert f"simulated by {simulator_trainer()}, not measured" in ranked
+    assert "simulated" in simulated.run("campaign", "list").stdout
+    export = simulated.get("/campaigns/rehearsal/exports", format="megatron-lm")
+    assert all(MARK in file["content"] for file in export["files"])
+    report = simulated.http.get("/campaigns/rehearsal/report").text
+    assert MARK in report
+    assert "The best of" not in report or "measured layouts</b>" not in report
+
+
+def test_its_table_says_so_and_calibrates_nothing(simulated: Service) -> None:
+    table = simulated.run("campaign", "table", "rehearsal").stdout
+    rows = table.splitlines()[1:]
+    source = f'"simulated by {simulator_trainer()}, seed 3: layout-tuner campaign rehearsal"'
+    assert rows
+    assert all(row.startswith(source) for row in rows)
+    path = simulated.data_dir.parent / "table.csv"
+    path.write_text(table)
+    layout = ("--tp", "8", "--pp", "4", "--global-batch-size", "128")
+    estimate = ("estimate", "--model", "gpt-22b", "--cluster", "frontier", *layout)
+    refused = simulated.run(*estimate, "--calibrate-from", str(path))
+    assert refused.returncode == 2
+    assert "are simulated, and would stand for measurements" in refused.stderr
+    assert simulated.run("campaign", "import", str(path), "--name", "again").returncode == 0
+    changes = {"name": "fourth", "simulated": None, "start_from": ["again"]}
+    answer = simulated.http.post("/campaigns", json={**CAMPAIGN, **changes})
+    assert answer.status_code == 422
+    assert "the imported table of campaign 'again' is simulated" in answer.text
+
+
+def test_a_measured_campaign_gets_no_simulated_worker_and_knows_no_simulated_trial(
+    simulated: Service,
+) -> None:
+    changes = {"name": "measured", "simulated": None, "budget": {"trials": 2}}
+    simulated.submit(**{**CAMPAIGN, **changes})
+    try:
+        campaign = wait_until(
+            "a trial waits", lambda: _with_pending(simulated.get("/campaigns/measured")), 30
+        )
+        assert campaign["simulated"] is None
+        assert campaign["starts_from"] == 0
+        assert "no worker of cluster frontier is there" in campaign["progress"]["waiting_reason"]
+        refused = simulated.http.post(
+            "/campaigns",
+            json={**CAMPAIGN, **changes, "name": "third", "start_from": ["rehearsal"]},
+        )
+        assert refused.status_code == 422
+        assert "campaign 'rehearsal' is simulated" in refused.text
+    finally:
+        simulated.http.post("/campaigns/measured/cancel")
+
+
+def _with_pending(campaign: dict[str, Any]) -> dict[str, Any] | None:
+    return campaign if campaign["progress"]["trials"]["PENDING"] else None
+
+
+def test_a_budget_of_wall_time_is_refused_with_a_sentence(simulated: Service) -> None:
+    document = {**CAMPAIGN, "name": "timed", "budget": {"wall_time": "10m"}}
+    refused = simulated.http.post("/campaigns", json=document)
+    assert refused.status_code == 422
+    assert "a budget of wall time cannot bound" in refused.text
+
+
+@pytest.mark.slow
+def test_a_killed_worker_loses_nothing(simulated: Service) -> None:
+    number = 60
+    changes = {"name": "killed", "budget": {"trials": number}, "strategy": "random"}
+    simulated.submit(**{**CAMPAIGN, **changes})
+    simulated.wait_for_completed("killed", 6)
+    simulated.process("worker").kill()
+    assert simulated.wait_for_end("killed")["reason"] in ("budget", "exhausted")
+    trials = simulated.trials("killed")
+    assert {each["state"] for each in trials} <= {"COMPLETED", "INFEASIBLE", "FAILED"}
+    assert max(each["attempt"] for each in trials) <= 2
+    assert all(each["lost_attempts"] < each["attempt"] for each in trials)
