@@ -13,14 +13,15 @@ import numpy as np
 from benchmarks.frontier_study.study_page import (
     StudyPart,
     counted,
+    draw_published,
+    draw_simulated,
     figure,
-    published,
     rows_table,
     shown,
-    simulated,
 )
-from benchmarks.frontier_study.study_runs import MODELS, StudyEffort, simulate, tflops
+from benchmarks.frontier_study.study_runs import MODELS, StudyEffort, simulate
 from benchmarks.frontier_study.study_spaces import rate
+from benchmarks.simulator.simulator_frontier import SCALING, SCALING_BATCH, tflops
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
@@ -28,9 +29,6 @@ from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.rules import OTHER_TRAINER_SCOPES
 from search_spaces.spec.space import SearchSpace, enumerate_legal
 
-PUBLISHED_RUNS: Final = "axonn_scaling.csv"
-BATCH: Final = 8192
-"""Assumed sequences a step of AxoNN's runs, whatever the number of devices."""
 _SCHEME_BATCH: Final = 2048
 _MACHINES: Final = ("frontier", "perlmutter", "h100-sxm")
 _DEVICES: Final = (64, 256, 1024, 4096)
@@ -57,13 +55,13 @@ SCHEMES: Final[Mapping[str, Mapping[str, Any]]] = {
 def axonn(effort: StudyEffort, tables: Path | None) -> StudyPart:
     """Published runs where there are tables, and the winners."""
     blocks = []
-    if tables is None or not (tables / PUBLISHED_RUNS).exists():
+    if tables is None or not (tables / SCALING).exists():
         blocks.append(
             "AxoNN's published runs are left out: this run had no folder of tables "
             "(`make frontier-study TABLES=DIR`)."
         )
     else:
-        blocks += _published_runs(tables / PUBLISHED_RUNS, effort)
+        blocks += _published_runs(tables / SCALING, effort)
     return StudyPart(title="AxoNN and its rivals", blocks=(*blocks, *_winners(effort)))
 
 
@@ -106,7 +104,7 @@ def _published_runs(path: Path, effort: StudyEffort) -> list[str]:
         model, devices = _model(row), int(row["gpus"])
         cluster = CLUSTER_PRESETS[row["machine"]]
         # Devices that are no power of two do not divide the batch: they get a sequence each.
-        batch = devices if devices & (devices - 1) else BATCH
+        batch = devices if devices & (devices - 1) else SCALING_BATCH
         layouts = legal_layouts(model, cluster, devices, batch, scheme)
         best = _best(model, cluster.name, layouts, effort)
         name = f"{row['machine']}, {row['model']} on {devices:,}"
@@ -127,7 +125,7 @@ def _published_runs(path: Path, effort: StudyEffort) -> list[str]:
     header = ("run", "published, of peak", "simulated, of peak", "error", "best layout, simulated")
     about = (
         "AxoNN's runs: share of the advertised peak, recomputation included. Their batches and "
-        f"layouts are not published: {BATCH:,} sequences a step are assumed at every size (one a "
+        f"layouts are not published: {SCALING_BATCH:,} sequences a step are assumed at every size (one a "
         "device where the devices do not divide them), and ours is the best simulated layout of rows, columns and sharded replicas. Models and some of the "
         "published figures are second-hand or derived, as the table that was read says."
     )
@@ -154,8 +152,8 @@ def _weak(weak: Sequence[tuple[int, float, float]]) -> list[str]:
     ours = [100 * each[2] / weak[0][2] for each in weak]
     theirs = [100 * each[1] for each in weak]
     with figure("axonn", height=2.6) as axes:
-        simulated(axes, devices, ours, "simulated")
-        published(axes, devices, theirs)
+        draw_simulated(axes, devices, ours, "simulated")
+        draw_published(axes, devices, theirs)
         counted(axes, devices)
         axes.set(xlabel="GCDs of Frontier", ylabel="weak scaling, %", ylim=(0, 105))
         axes.legend()
@@ -221,6 +219,6 @@ def _winner_row(name: str, devices: int, speeds: Mapping[str, float]) -> tuple[s
 
 def _draw(axes: Any, counts: Sequence[int], speeds: Sequence[Mapping[str, float]]) -> None:
     for colour, scheme in enumerate(SCHEMES):
-        simulated(axes, counts, [each[scheme] for each in speeds], scheme, colour)
+        draw_simulated(axes, counts, [each[scheme] for each in speeds], scheme, colour)
     counted(axes, counts)
     axes.tick_params(axis="x", labelsize=7)

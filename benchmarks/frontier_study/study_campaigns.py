@@ -11,8 +11,8 @@ from benchmarks.frontier_study.study_page import (
     COLOURS,
     INK,
     StudyPart,
+    draw_published,
     figure,
-    published,
     rows_table,
     shown,
 )
@@ -121,7 +121,7 @@ def _draw(found: dict[tuple[str, str], StudyLandscape], effort: StudyEffort) -> 
                     label="recipe, simulated",
                 )  # fmt: skip
             flops = MODELS[size].hardware_flops_per_token("full")
-            published(axes, [0], [1e12 * PUBLISHED[size][1] / flops])
+            draw_published(axes, [0], [1e12 * PUBLISHED[size][1] / flops])
             axes.set(title=size, xlabel="% of the layouts that fit", ylim=(0, None))
             axes.legend(fontsize=7)
         every[0].set_ylabel("tokens/s a GCD")

@@ -11,14 +11,15 @@ import numpy as np
 
 from benchmarks.frontier_study.study_page import (
     StudyPart,
-    estimated,
+    draw_estimated,
+    draw_published,
+    draw_simulated,
     figure,
-    published,
     rows_table,
     shown,
-    simulated,
 )
-from benchmarks.frontier_study.study_runs import FRONTIER, MODELS, RECIPES, StudyEffort
+from benchmarks.frontier_study.study_runs import MODELS, RECIPES, StudyEffort
+from benchmarks.simulator.simulator_frontier import FRONTIER, MEMORY
 from search_spaces.arrays import Floats
 from search_spaces.estimates.memory import stage_memory
 from search_spaces.estimates.storage import storage_of
@@ -27,7 +28,6 @@ from search_spaces.units import GIB
 from workers.simulation.machine import Machine
 from workers.simulation.memory import rank_memory
 
-MEASURED: Final = "frontier_175b_memory.csv"
 _PUBLISHED_GB: Final = {"22B": 440, "175B": 3_500, "1T": 20_000}
 _PAPER_BYTES: Final = 20
 _OURS: Final = (("weights", 2), ("gradients", 4), ("states", 12))
@@ -44,13 +44,13 @@ def memory(_effort: StudyEffort, tables: Path | None) -> StudyPart:
     header = ("model", "parameters", "published", "at the paper's bytes")
     rows = [_model_row(size, model) for size, model in MODELS.items()]
     blocks = [about, rows_table([*header, *(name for name, _ in _OURS), "our sum"], rows)]
-    if tables is None or not (tables / MEASURED).exists():
+    if tables is None or not (tables / MEMORY).exists():
         blocks.append(
             "The published peaks of ranks are left out: this run had no folder of tables "
             "(`make frontier-study TABLES=DIR`)."
         )
     else:
-        blocks += _stages(tables / MEASURED)
+        blocks += _stages(tables / MEMORY)
     return StudyPart(title="Memory", blocks=tuple(blocks))
 
 
@@ -93,14 +93,14 @@ def _stages(path: Path) -> list[str]:
         )
     )
     with figure("memory") as axes:
-        published(axes, range(layout.pp), used, "published, in use")
+        draw_published(axes, range(layout.pp), used, "published, in use")
         axes.plot(
             range(layout.pp), reserved, linestyle="", marker="s", markersize=6,
             markerfacecolor="none", markeredgecolor="#010203", label="published, reserved", zorder=5,
         )  # fmt: skip
-        simulated(axes, range(layout.pp), walked, "simulated, in use")
-        simulated(axes, range(layout.pp), blocks, "simulated, reserved", 1)
-        estimated(axes, range(layout.pp), estimates, "estimated, in use", 2)
+        draw_simulated(axes, range(layout.pp), walked, "simulated, in use")
+        draw_simulated(axes, range(layout.pp), blocks, "simulated, reserved", 1)
+        draw_estimated(axes, range(layout.pp), estimates, "estimated, in use", 2)
         axes.set(xlabel="pipeline stage", ylabel="GiB of a rank", ylim=(0, None))
         axes.legend(ncols=2)
     header = ("175B, peak of a rank", "published, mean", "ours, mean", "mean error", "worst stage")

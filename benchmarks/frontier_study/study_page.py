@@ -111,7 +111,7 @@ def shown(name: str, sentence: str) -> str:
     return f"![{about}](plots/frontier_{name}.svg)\n\n{wrapped(sentence)}"
 
 
-def published(axes: Any, x: Any, y: Any, label: str | None = "published") -> None:
+def draw_published(axes: Any, x: Any, y: Any, label: str | None = "published") -> None:
     """Hollow diamonds in the colour of the text."""
     axes.plot(
         x, y, linestyle="", marker="D", markersize=7, markerfacecolor="none", markeredgecolor=INK,
@@ -119,12 +119,12 @@ def published(axes: Any, x: Any, y: Any, label: str | None = "published") -> Non
     )  # fmt: skip
 
 
-def simulated(axes: Any, x: Any, y: Any, label: str, colour: int = 0) -> None:
+def draw_simulated(axes: Any, x: Any, y: Any, label: str, colour: int = 0) -> None:
     """A coloured line with dots."""
     axes.plot(x, y, color=COLOURS[colour], marker="o", markersize=3.5, label=label)
 
 
-def estimated(axes: Any, x: Any, y: Any, label: str, colour: int = 0) -> None:
+def draw_estimated(axes: Any, x: Any, y: Any, label: str, colour: int = 0) -> None:
     """A dashed line of the same colour."""
     axes.plot(x, y, color=COLOURS[colour], linestyle="--", linewidth=1.2, label=label)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
@@ -18,13 +18,21 @@ from typing import Any, Final
 
 import numpy as np
 
+from benchmarks.simulator.simulator_frontier import (
+    FRONTIER,
+    LAYOUT_1T,
+    LAYOUT_175B,
+    MODEL_1T,
+    MODEL_22B,
+    MODEL_175B,
+    tflops,
+)
 from search_spaces.arrays import Floats
 from search_spaces.estimates.time import step_time_s
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.layout_columns import LayoutColumns
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from search_spaces.spec.presets.models import model_preset
 from workers.simulation.machine import Machine
 from workers.simulation.memory import device_bytes, rank_memory
 from workers.simulation.steps import steps
@@ -32,8 +40,7 @@ from workers.simulation.walk import Schedule
 
 ROOT: Final = Path(__file__).parents[2]
 BUILD: Final = ROOT / "build" / "frontier-study"
-FRONTIER: Final = CLUSTER_PRESETS["frontier"]
-MODELS: Final = {size: model_preset(f"gpt-{size.lower()}") for size in ("22B", "175B", "1T")}
+MODELS: Final = {"22B": MODEL_22B, "175B": MODEL_175B, "1T": MODEL_1T}
 PUBLISHED: Final = {"22B": (38.38, 73.5), "175B": (36.14, 69.2), "1T": (31.96, 61.2)}
 """Per cent of the peak and TFLOP/s of a GCD (arXiv:2312.12705)."""
 PEAK_TFLOPS: Final = FRONTIER.peak_flops_per_s["fp16"] / 1e12
@@ -65,46 +72,8 @@ class StudyEffort:
         return min(number, 2) if self.is_quick else number
 
 
-def published_layout(tp: int, pp: int, dp: int, num_microbatches: int, **others: Any) -> Layout:
-    """A layout as published: micro-batches of one sequence, ZeRO-1, everything recomputed."""
-    knobs: dict[str, Any] = {
-        "num_nodes": -(-tp * pp * dp // FRONTIER.devices_per_node),
-        "tp": tp,
-        "pp": pp,
-        "dp": dp,
-        "num_microbatches": num_microbatches,
-        "zero_stage": 1 if dp > 1 else 0,
-        "recompute": "full",
-        "precision": "fp16",
-    }
-    return Layout(**knobs | others)
-
-
-RECIPES: Final = {
-    "175B": published_layout(4, 16, 2, 640),
-    "1T": published_layout(8, 64, 6, 1600),
-}
+RECIPES: Final = {"175B": LAYOUT_175B, "1T": LAYOUT_1T}
 """The published recipes; the one of 22B is not published."""
-
-
-def tflops(model: ModelShape, layout: Layout, step_s: float) -> float:
-    """Hardware TFLOP/s of a device, recomputation included, as the papers count.
-
-    A layout that recomputes less has fewer of them at the same step time.
-    """
-    flops = model.hardware_flops_per_token(layout.recompute)
-    return tokens(model, layout) * flops / layout.num_devices / step_s / 1e12
-
-
-def model_tflops(model: ModelShape, layout: Layout, step_s: float) -> float:
-    """The same without recomputation: what compares layouts that recompute differently."""
-    flops = model.hardware_flops_per_token("none")
-    return tokens(model, layout) * flops / layout.num_devices / step_s / 1e12
-
-
-def tokens(model: ModelShape, layout: Layout) -> int:
-    """Tokens of a step."""
-    return layout.global_batch_size * model.seq_length
 
 
 def words(layout: Layout) -> str:
@@ -123,9 +92,15 @@ def words(layout: Layout) -> str:
     return ", ".join(parts)
 
 
-def estimated_s(model: ModelShape, layouts: Sequence[Layout], cluster: str = "frontier") -> Floats:
-    """Step times by the closed forms, before anything is measured."""
-    return step_time_s(LayoutColumns.of_each(layouts), model, CLUSTER_PRESETS[cluster])
+def tokens(model: ModelShape, layout: Layout) -> int:
+    """Tokens of a step."""
+    return layout.global_batch_size * model.seq_length
+
+
+def estimated(model: ModelShape, layouts: Sequence[Layout]) -> Floats:
+    """TFLOP/s of a GCD by the closed forms, before anything is measured."""
+    seconds = step_time_s(LayoutColumns.of_each(layouts), model, FRONTIER)
+    return np.array([tflops(model, at, float(s)) for at, s in zip(layouts, seconds, strict=True)])
 
 
 def sources_hash(*folders: str) -> str:
@@ -214,11 +189,7 @@ def _walk_group(model: ModelShape, cluster: str, layouts: Sequence[Layout]) -> d
     return runs
 
 
-def speeds(model: ModelShape, layouts: Sequence[Layout], runs: Iterable[StudyRun]) -> Floats:
-    """TFLOP/s of a device as published; NaN: it runs out of memory."""
-    return np.array(
-        [
-            np.nan if run.step_s is None else tflops(model, each, run.step_s)
-            for each, run in zip(layouts, runs, strict=True)
-        ]
-    )
+def simulated(model: ModelShape, layouts: Sequence[Layout], effort: StudyEffort) -> Floats:
+    """TFLOP/s of a GCD, recomputation included; NaN: it runs out of memory."""
+    runs = zip(layouts, simulate(model, layouts, effort), strict=True)
+    return np.array([np.nan if r.step_s is None else tflops(model, at, r.step_s) for at, r in runs])

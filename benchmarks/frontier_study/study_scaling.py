@@ -10,20 +10,16 @@ from benchmarks.frontier_study.study_page import (
     COLOURS,
     StudyPart,
     counted,
-    estimated,
+    draw_estimated,
+    draw_published,
+    draw_simulated,
     figure,
-    published,
     rows_table,
     shown,
-    simulated,
 )
-from benchmarks.frontier_study.study_runs import (
-    MODELS,
-    StudyEffort,
-    estimated_s,
-    published_layout,
-    simulate,
-)
+from benchmarks.frontier_study.study_runs import MODELS, StudyEffort, estimated, simulated
+from benchmarks.simulator.simulator_frontier import frontier_layout
+from search_spaces.arrays import Floats
 from search_spaces.spec.layout import Layout
 
 _DEGREES: Final = {"175B": (4, 16), "1T": (8, 64)}
@@ -47,10 +43,10 @@ def scaling(effort: StudyEffort, _tables: Path | None) -> StudyPart:
             walked, guessed = _rates(size, layouts, effort)
             devices = [each.num_devices for each in layouts]
             ours = [100 * rate / walked[0] for rate in walked]
-            simulated(left, devices, ours, f"{size}, simulated", colour)
+            draw_simulated(left, devices, ours, f"{size}, simulated", colour)
             guesses = [100 * rate / guessed[0] for rate in guessed]
-            estimated(left, devices, guesses, f"{size}, estimated", colour)
-            published(left, devices[-1:], [100], None if colour else "published")
+            draw_estimated(left, devices, guesses, f"{size}, estimated", colour)
+            draw_published(left, devices[-1:], [100], None if colour else "published")
             weak_rows.append(
                 (size, f"{devices[0]:,} to {devices[-1]:,}", "100 %", f"{ours[-1]:.2f} %",
                  f"{guesses[-1]:.2f} %")
@@ -65,7 +61,7 @@ def scaling(effort: StudyEffort, _tables: Path | None) -> StudyPart:
                 label=f"{size}, simulated",
             )  # fmt: skip
             level = _STRONG[size][1]
-            published(right, places, [level] * len(places), None if colour else "published")
+            draw_published(right, places, [level] * len(places), None if colour else "published")
         every = sorted({each.num_devices for some in weak.values() for each in some})
         counted(left, every)
         counted(right, every[:-2])
@@ -95,21 +91,12 @@ def scaling(effort: StudyEffort, _tables: Path | None) -> StudyPart:
 
 
 def _layout(size: str, dp: int, num_microbatches: int) -> Layout:
-    return published_layout(*_DEGREES[size], dp, num_microbatches)
+    return frontier_layout(*_DEGREES[size], dp, num_microbatches)
 
 
-def _rates(
-    size: str, layouts: Sequence[Layout], effort: StudyEffort
-) -> tuple[list[float], list[float]]:
-    """Sequences a second of a GCD, simulated and estimated."""
-    model = MODELS[size]
-    runs = simulate(model, layouts, effort)
-    walked = [run.step_s or float("nan") for run in runs]
-    guessed = estimated_s(model, layouts).tolist()
-    return (
-        [each.global_batch_size / each.num_devices / s for each, s in zip(layouts, walked, strict=True)],
-        [each.global_batch_size / each.num_devices / s for each, s in zip(layouts, guessed, strict=True)],
-    )  # fmt: skip
+def _rates(size: str, layouts: Sequence[Layout], effort: StudyEffort) -> tuple[Floats, Floats]:
+    """Speeds of a GCD, simulated and estimated."""
+    return simulated(MODELS[size], layouts, effort), estimated(MODELS[size], layouts)
 
 
 def _strong(

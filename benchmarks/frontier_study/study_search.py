@@ -19,7 +19,6 @@ from benchmarks.frontier_study.study_page import (
 )
 from benchmarks.frontier_study.study_runs import (
     BUILD,
-    FRONTIER,
     MODELS,
     StudyEffort,
     sources_hash,
@@ -36,6 +35,7 @@ from benchmarks.search.search_large import COSTS
 from benchmarks.search.search_plots import COLOURS as STRATEGY_COLOURS
 from benchmarks.search.search_plots import LEAST_SHOWN
 from benchmarks.search.search_runs import PROBES, tasks_of
+from benchmarks.simulator.simulator_frontier import FRONTIER
 from search_spaces.spec.layout import KNOBS
 from tuner.analysis.importance import METHOD, MOST_LAYOUTS, importances
 from tuner.replay.cell_layouts import CellLayouts

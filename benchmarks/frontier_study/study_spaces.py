@@ -10,13 +10,13 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.frontier_study.study_runs import (
-    FRONTIER,
     MODELS,
     StudyEffort,
     StudyRun,
     simulate,
     tokens,
 )
+from benchmarks.simulator.simulator_frontier import FRONTIER
 from search_spaces.arrays import Floats
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
