@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -33,7 +33,6 @@ from benchmarks.simulator.simulator_frontier import (
     BATCHES_22B,
     frontier_layout,
     legal_speeds,
-    tflops,
 )
 from search_spaces.arrays import Floats
 from search_spaces.spec.layout import Layout
@@ -110,11 +109,9 @@ def _rates(rates: Floats) -> list[str]:
 
 
 def _batches(effort: StudyEffort) -> list[str]:
-    counts = {"22B": (8, 16, 32, 64, 128, 256, 512), "1T": (64, 100, 200, 400, 800, 1600, 3200)}
-    if effort.is_quick:
-        counts["1T"] = counts["1T"][:-1]
+    counts = {"22B": (8, 16, 32, 64, 128, 256, 512), "1T": (64, 100, 200, 400, 800, 1600)}
     degrees = {"22B": (2, 8, 1), "1T": (8, 64, 6)}
-    rows = []
+    tables = []
     with figure("batches", 2) as every:
         for axes, (size, micro) in zip(every, counts.items(), strict=True):
             layouts = [frontier_layout(*degrees[size], m) for m in micro]
@@ -129,59 +126,53 @@ def _batches(effort: StudyEffort) -> list[str]:
             axes.set(xlabel="sequences a step", ylabel="TFLOP/s a GCD")
             counted(axes, batches)
             axes.legend()
-            half = next(b for b, rate in zip(batches, found, strict=True) if rate > found[-1] / 2)
-            rows.append((size, *(f"{b:,}: {r:.1f}" for b, r in zip(batches, found, strict=True))))
-            rows[-1] = (*rows[-1], f"{half:,}")
-    numbers = [f"batch {n}" for n in range(1, 8)][: len(rows[0]) - 2]
-    rows = [_padded(row, len(numbers) + 2) for row in rows]
+            rows = [("simulated", *_rates(found)), ("estimated", *_rates(expected))]
+            tables.append(rows_table((f"{size}, sequences", *(f"{b:,}" for b in batches)), rows))
     sentence = (
         "Speed by the sequences of a step: the more micro-batches, the smaller the share of the "
         "bubble and of the reduction of gradients."
     )
     return [
-        "Against the sequences of a step, by simulation (batch: TFLOP/s of a GCD). The layout of 1T "
-        "is the published one; that of 22B is an assumption (tp 2, pp 8, one replica).",
-        rows_table(("model", *numbers, "half of the last from"), rows),
+        "TFLOP/s of a GCD against the sequences of a step. The layout of 1T is the published one; "
+        "that of 22B is an assumption (tp 2, pp 8, one replica).",
+        *tables,
         shown("batches", sentence),
     ]
 
 
-def _padded(row: tuple[str, ...], length: int) -> tuple[str, ...]:
-    return (*row[:-1], *[""] * (length - len(row)), row[-1])
-
-
 def throughput(effort: StudyEffort, _tables: Path | None) -> StudyPart:
     """The three models beside their published speeds, and where their steps go."""
-    rows, parts = [], []
+    rows = [_legal_row(nodes, batch) for nodes, batch in BATCHES_22B]
+    costs: dict[str, dict[str, float]] = {}
+    first = 0.0
     for size, layout in RECIPES.items():
         model, (share, rate) = MODELS[size], PUBLISHED[size]
+        [found], [expected] = _both(model, [layout], effort)
         [run] = simulate(model, [layout], effort)
         assert run.step_s is not None, "the published layout runs out of memory"
-        found = tflops(model, layout, run.step_s)
-        expected = float(estimated(model, [layout])[0])
-        is_constant = " (a constant of the simulator)" if size == "175B" else ""
+        first = first or float(found)
+        costs[size] = {n: s / run.step_s * first / found for n, s in run.parts_s.items()}
+        is_constant = ", a constant of the simulator" if size == "175B" else ""
         rows.append(
             (
                 f"{size}, tp {layout.tp}, pp {layout.pp}, dp {layout.dp}",
                 f"{rate} ({share} %)",
-                f"{found:.1f} ({found / PEAK_TFLOPS:.2%}){is_constant}",
+                f"{found:.1f} ({100 * found / PEAK_TFLOPS:.2f} %{is_constant})",
                 f"{found / rate - 1:+.0%}",
                 f"{expected:.1f}",
                 f"{expected / rate - 1:+.0%}",
             )
         )
-        parts.append((size, layout, run.step_s, dict(run.parts_s)))
-    rows[:0] = [_legal_row(nodes, batch) for nodes, batch in BATCHES_22B]
     header = ("model", "published", "simulated", "error", "estimated", "error")
     return StudyPart(
         title="Throughput of the three models",
         blocks=(
             f"TFLOP/s of a GCD, recomputation included, and the share of {PEAK_TFLOPS} TFLOP/s. The "
             "layout and the batch of 22B are not published: shown are the median and the best of "
-            "its legal layouts (micro-batches to 16, no interleaving, everything recomputed) on "
-            "assumed nodes and batches.",
+            "its legal layouts that fit (micro-batches to 16, no interleaving, everything "
+            "recomputed) on assumed nodes and batches.",
             rows_table(header, rows),
-            *_why_slower(parts),
+            *_why_slower(costs),
         ),
     )
 
@@ -200,38 +191,35 @@ def _legal_row(nodes: int, batch: int) -> tuple[str, ...]:
     )
 
 
-def _why_slower(parts: Sequence[tuple[str, Layout, float, dict[str, Any]]]) -> list[str]:
-    names = [name for name in parts[0][3] if any(each[3][name] > 1e-3 * each[2] for each in parts)]
-    rows = [
-        (size, f"{step_s:,.1f} s", *(f"{found[name] / step_s:.1%}" for name in names))
-        for size, _, step_s, found in parts
-    ]
-    (_, small, small_s, first), (_, large, large_s, second) = parts
-    gains = {name: second[name] / large_s - first[name] / small_s for name in names}
-    most = max(gains, key=lambda name: gains[name])
-    idle = [(each.pp - 1) / (each.num_microbatches + each.pp - 1) for each in (small, large)]
+def _why_slower(costs: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """By the time that each part of a step takes for one FLOP, 175B's whole step being 1."""
+    small, large = costs["175B"], costs["1T"]
+    names = [name for name in small if max(small[name], large[name]) > 1e-3]
+    words = [name.removesuffix("_s") for name in names]
+    more = {word: large[name] - small[name] for word, name in zip(words, names, strict=True)}
     with figure("parts", height=1.8) as axes:
-        for at, (_, _, step_s, found) in enumerate(parts):
+        for at, each in enumerate(costs.values()):
             left = 0.0
-            for colour, name in enumerate(names):
-                share = 100 * found[name] / step_s
-                label = name.removesuffix("_s") if not at else None
+            for colour, (name, word) in enumerate(zip(names, words, strict=True)):
+                share, label = 100 * each[name], None if at else word
                 axes.barh(at, share, left=left, color=COLOURS[colour], label=label)
                 left += share
-        axes.set_yticks(range(len(parts)), [each[0] for each in parts])
-        axes.set(xlabel="% of a step, simulated")
+        axes.set_yticks(range(len(costs)), list(costs))
+        axes.set(xlabel="time for a FLOP, simulated; 175B's step: 100")
         axes.legend(ncols=len(names), loc="lower center", bbox_to_anchor=(0.5, 1.0))
-    word = most.removesuffix("_s")
-    sentence = (
-        f"Where the time of a simulated step goes: the share that grows most from 175B to 1T is "
-        f"`{word}`, by {100 * gains[most]:.1f} points."
-    )
+    rows = [(size, *(f"{100 * each[n]:.1f}" for n in names)) for size, each in costs.items()]
+    rows.append(("difference", *(f"{100 * more[word]:+.1f}" for word in words)))
+    most = max(more, key=lambda word: more[word])
+    recipes = RECIPES["175B"], RECIPES["1T"]
+    idle = [(each.pp - 1) / (each.num_microbatches + each.pp - 1) for each in recipes]
     return [
-        f"Why 1T is slower, by simulation: the share of the step that grows most is `{word}`, from "
-        f"{first[most] / small_s:.1%} of 175B's to {second[most] / large_s:.1%} of 1T's. Its "
-        f"tensor-parallel groups have {large.tp} GCDs instead of {small.tp}. `pp` is all waiting and "
-        f"transfers between {large.pp} stages instead of {small.pp}; of the pipelines' slots "
-        f"{idle[0]:.1%} and {idle[1]:.1%} are idle by the formula (pp - 1) / (m + pp - 1).",
-        rows_table(("model", "step", *(name.removesuffix("_s") for name in names)), rows),
-        shown("parts", sentence),
+        f"Why 1T is slower, by simulation: the time that a GCD takes for one FLOP differs by "
+        f"{sum(more.values()):+.1%} from 175B's, {100 * more[most]:+.1f} points of it in `{most}`. `pp` is waiting for and "
+        f"transfers between stages, {recipes[1].pp} instead of {recipes[0].pp}: of a pipeline's slots "
+        f"{idle[1]:.1%} instead of {idle[0]:.1%} are idle by (pp - 1) / (m + pp - 1). `tp` is the sums "
+        f"over {recipes[1].tp} GCDs instead of {recipes[0].tp}. The published difference is "
+        f"{PUBLISHED['175B'][1] / PUBLISHED['1T'][1] - 1:+.1%}: what is beyond the simulated one is "
+        "not explained here.",
+        rows_table(("time for a FLOP, simulated", *words), rows),
+        shown("parts", "Where the time for a FLOP goes in a simulated step of 175B and of 1T."),
     ]
