@@ -16,6 +16,7 @@ from benchmarks.frontier_study.study_page import (
     draw_published,
     draw_simulated,
     figure,
+    from_zero,
     rows_table,
     shown,
 )
@@ -155,7 +156,8 @@ def _weak(weak: Sequence[tuple[int, float, float]]) -> list[str]:
         draw_simulated(axes, devices, ours, "simulated")
         draw_published(axes, devices, theirs)
         counted(axes, devices)
-        axes.set(xlabel="GCDs of Frontier", ylabel="weak scaling, %", ylim=(0, 105))
+        axes.set(xlabel="GCDs of Frontier", ylabel="weak scaling, %")
+        from_zero(axes)
         axes.legend()
     header = ("AxoNN, weak scaling on Frontier", *(f"{each:,} GCDs" for each in devices))
     rows = [
@@ -183,7 +185,7 @@ def _winners(effort: StudyEffort) -> list[str]:
                 ]
                 if size == sizes[-1]:
                     _draw(axes, counts, speeds)
-                    axes.set(title=f"{size}, {name}", xlabel="devices", ylim=(0, None))
+                    axes.set(title=f"{size}, {name}", xlabel="devices")
         every[0].set_ylabel("tokens/s a device, simulated")
         every[0].legend(fontsize=7)
     about = (
@@ -221,4 +223,5 @@ def _draw(axes: Any, counts: Sequence[int], speeds: Sequence[Mapping[str, float]
     for colour, scheme in enumerate(SCHEMES):
         draw_simulated(axes, counts, [each[scheme] for each in speeds], scheme, colour)
     counted(axes, counts)
+    from_zero(axes)
     axes.tick_params(axis="x", labelsize=7)

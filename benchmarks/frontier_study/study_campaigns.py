@@ -13,6 +13,7 @@ from benchmarks.frontier_study.study_page import (
     StudyPart,
     draw_published,
     figure,
+    from_zero,
     rows_table,
     shown,
 )
@@ -122,7 +123,8 @@ def _draw(found: dict[tuple[str, str], StudyLandscape], effort: StudyEffort) -> 
                 )  # fmt: skip
             flops = MODELS[size].hardware_flops_per_token("full")
             draw_published(axes, [0], [1e12 * PUBLISHED[size][1] / flops])
-            axes.set(title=size, xlabel="% of the layouts that fit", ylim=(0, None))
+            axes.set(title=size, xlabel="% of the layouts that fit")
+            from_zero(axes)
             axes.legend(fontsize=7)
         every[0].set_ylabel("tokens/s a GCD")
 
@@ -203,6 +205,7 @@ def savings(effort: StudyEffort, _tables: Path | None) -> StudyPart:
         places = range(len(days))
         axes.barh(places, list(days.values()), color=COLOURS[0])
         axes.set_yticks(places, list(days))
+        axes.invert_yaxis()
         axes.set(xlabel=f"days on {NODES[size]} nodes, simulated")
     header = (size, "tokens/s a GCD", "days", "node-hours", "the tuned layout saves", "share")
     sentence = (

@@ -16,6 +16,7 @@ from benchmarks.frontier_study.study_page import (
     draw_published,
     draw_simulated,
     figure,
+    from_zero,
     rows_table,
     shown,
 )
@@ -71,8 +72,10 @@ def _degrees(effort: StudyEffort) -> list[str]:
         ):
             draw_simulated(right, by_pp, both[0], f"simulated, {name}", colour)
             draw_estimated(right, by_pp, both[1], f"estimated, {name}", colour)
-        left.set(xlabel="tp (pp 8)", ylabel="TFLOP/s a GCD", ylim=(0, None))
-        right.set(xlabel="pp (tp 8)", ylim=(0, None))
+        left.set(xlabel="tp (pp 8)", ylabel="TFLOP/s a GCD")
+        right.set(xlabel="pp (tp 8)")
+        from_zero(left)
+        from_zero(right)
         counted(left, by_tp)
         counted(right, by_pp)
         left.legend()
@@ -122,7 +125,8 @@ def _batches(effort: StudyEffort) -> list[str]:
             if size in RECIPES:
                 draw_published(axes, [RECIPES[size].global_batch_size], [PUBLISHED[size][1]])
             tp, pp, dp = degrees[size]
-            axes.set(title=f"{size}: tp {tp}, pp {pp}, dp {dp}", ylim=(0, None))
+            axes.set(title=f"{size}: tp {tp}, pp {pp}, dp {dp}")
+            from_zero(axes)
             axes.set(xlabel="sequences a step", ylabel="TFLOP/s a GCD")
             counted(axes, batches)
             axes.legend()

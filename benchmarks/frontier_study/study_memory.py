@@ -10,11 +10,13 @@ from typing import Final
 import numpy as np
 
 from benchmarks.frontier_study.study_page import (
+    INK,
     StudyPart,
     draw_estimated,
     draw_published,
     draw_simulated,
     figure,
+    from_zero,
     rows_table,
     shown,
 )
@@ -96,12 +98,13 @@ def _stages(path: Path) -> list[str]:
         draw_published(axes, range(layout.pp), used, "published, in use")
         axes.plot(
             range(layout.pp), reserved, linestyle="", marker="s", markersize=6,
-            markerfacecolor="none", markeredgecolor="#010203", label="published, reserved", zorder=5,
+            markerfacecolor="none", markeredgecolor=INK, label="published, reserved", zorder=5,
         )  # fmt: skip
         draw_simulated(axes, range(layout.pp), walked, "simulated, in use")
         draw_simulated(axes, range(layout.pp), blocks, "simulated, reserved", 1)
         draw_estimated(axes, range(layout.pp), estimates, "estimated, in use", 2)
-        axes.set(xlabel="pipeline stage", ylabel="GiB of a rank", ylim=(0, None))
+        axes.set(xlabel="pipeline stage", ylabel="GiB of a rank")
+        from_zero(axes)
         axes.legend(ncols=2)
     header = ("175B, peak of a rank", "published, mean", "ours, mean", "mean error", "worst stage")
     rows = [

@@ -29,12 +29,14 @@ PREAMBLE: Final = """\
 # The Frontier study
 
 What layout-tuner says of the runs that Dash et al. published of GPT models of 22, 175 and 1,000
-billion parameters on Frontier ([arXiv:2312.12705](https://arxiv.org/abs/2312.12705)), and of AxoNN's
-([arXiv:2502.08145](https://arxiv.org/abs/2502.08145)). `make frontier-study` writes every section.
+billion parameters on Frontier ([arXiv:2312.12705](https://arxiv.org/abs/2312.12705)), and of those
+of AxoNN ([arXiv:2502.08145](https://arxiv.org/abs/2502.08145)). `make frontier-study` writes every
+section.
 
 **Nothing here was measured by us.** *Published* numbers were measured by the papers' authors; in
 figures they are hollow diamonds. *Simulated* numbers come from a simulated machine, of which one
 published number, the speed of 175B, is a constant; in figures they are coloured lines and dots.
+[The simulator](simulator.md) says how right it is, and what it misses.
 *Estimated* numbers come from the closed forms that the search starts from; in figures they are
 dashed. A simulated number says what would be worth measuring, not what would be measured.
 """
@@ -107,7 +109,7 @@ def _take_scheme(path: Path) -> None:
 
 def shown(name: str, sentence: str) -> str:
     """A figure with the sentence that says what it shows."""
-    about = sentence.partition(":")[0].replace("`", "")
+    about = sentence[:60].rpartition(" ")[0].replace("`", "").rstrip(",:")
     return f"![{about}](plots/frontier_{name}.svg)\n\n{wrapped(sentence)}"
 
 
@@ -127,6 +129,11 @@ def draw_simulated(axes: Any, x: Any, y: Any, label: str, colour: int = 0) -> No
 def draw_estimated(axes: Any, x: Any, y: Any, label: str, colour: int = 0) -> None:
     """A dashed line of the same colour."""
     axes.plot(x, y, color=COLOURS[colour], linestyle="--", linewidth=1.2, label=label)
+
+
+def from_zero(axes: Any) -> None:
+    """Lets the vertical axis begin at 0, with room above what was drawn."""
+    axes.set_ylim(0, 1.08 * axes.dataLim.y1)
 
 
 def counted(axes: Any, values: Sequence[int]) -> None:

@@ -69,7 +69,7 @@ def scaling(effort: StudyEffort, _tables: Path | None) -> StudyPart:
                 label=f"{size}, simulated",
             )  # fmt: skip
             level = _STRONG[size][1]
-            draw_published(right, places, [level] * len(places), None if colour else "published")
+            draw_published(right, places, [level] * len(places), f"published, {size}: {level} %")
         every = sorted({each.num_devices for some in weak.values() for each in some})
         counted(left, every)
         counted(right, every[:-2])
