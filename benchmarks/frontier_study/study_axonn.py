@@ -10,16 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.frontier_study.study_page import (
-    StudyPart,
-    counted,
-    draw_published,
-    draw_simulated,
-    figure,
-    from_zero,
-    rows_table,
-    shown,
-)
+from benchmarks.frontier_study import study_page as page
 from benchmarks.frontier_study.study_runs import MODELS, StudyEffort, simulate
 from benchmarks.frontier_study.study_spaces import rate
 from benchmarks.simulator.simulator_frontier import SCALING, SCALING_BATCH, tflops
@@ -53,7 +44,7 @@ SCHEMES: Final[Mapping[str, Mapping[str, Any]]] = {
 """Knobs by scheme: Megatron's with ZeRO-1; ZeRO-3 alone (FSDP and HSDP); AxoNN's."""
 
 
-def axonn(effort: StudyEffort, tables: Path | None) -> StudyPart:
+def axonn(effort: StudyEffort, tables: Path | None) -> page.StudyPart:
     """Published runs where there are tables, and the winners."""
     blocks = []
     if tables is None or not (tables / SCALING).exists():
@@ -63,7 +54,7 @@ def axonn(effort: StudyEffort, tables: Path | None) -> StudyPart:
         )
     else:
         blocks += _published_runs(tables / SCALING, effort)
-    return StudyPart(title="AxoNN and its rivals", blocks=(*blocks, *_winners(effort)))
+    return page.StudyPart(title="AxoNN and its rivals", blocks=(*blocks, *_winners(effort)))
 
 
 def legal_layouts(
@@ -130,7 +121,7 @@ def _published_runs(path: Path, effort: StudyEffort) -> list[str]:
         "device where the devices do not divide them), and ours is the best simulated layout of rows, columns and sharded replicas. Models and some of the "
         "published figures are second-hand or derived, as the table that was read says."
     )
-    return [about, rows_table(header, found), *_weak(sorted(weak))]
+    return [about, page.rows_table(header, found), *_weak(sorted(weak))]
 
 
 def _model(row: Mapping[str, str]) -> ModelShape:
@@ -152,12 +143,12 @@ def _weak(weak: Sequence[tuple[int, float, float]]) -> list[str]:
     devices = [each[0] for each in weak]
     ours = [100 * each[2] / weak[0][2] for each in weak]
     theirs = [100 * each[1] for each in weak]
-    with figure("axonn", height=2.6) as axes:
-        draw_simulated(axes, devices, ours, "simulated")
-        draw_published(axes, devices, theirs)
-        counted(axes, devices)
+    with page.figure("axonn", height=2.6) as axes:
+        page.draw_simulated(axes, devices, ours, "simulated")
+        page.draw_published(axes, devices, theirs)
+        page.counted(axes, devices)
         axes.set(xlabel="GCDs of Frontier", ylabel="weak scaling, %")
-        from_zero(axes)
+        page.from_zero(axes)
         axes.legend()
     header = ("AxoNN, weak scaling on Frontier", *(f"{each:,} GCDs" for each in devices))
     rows = [
@@ -168,14 +159,14 @@ def _weak(weak: Sequence[tuple[int, float, float]]) -> list[str]:
         f"Weak scaling of AxoNN from {devices[0]:,} to {devices[-1]:,} GCDs, the model growing with "
         f"them: {theirs[-1]:.0f} % published and {ours[-1]:.0f} % simulated at the end."
     )
-    return [rows_table(header, rows), shown("axonn", sentence)]
+    return [page.rows_table(header, rows), page.shown("axonn", sentence)]
 
 
 def _winners(effort: StudyEffort) -> list[str]:
     sizes = ("22B",) if effort.is_quick else ("22B", "175B")
     counts = (64, 1024) if effort.is_quick else _DEVICES
     rows = []
-    with figure("schemes", len(_MACHINES)) as every:
+    with page.figure("schemes", len(_MACHINES)) as every:
         for size in sizes:
             for axes, name in zip(every, _MACHINES, strict=True):
                 speeds = [_speeds(size, name, devices, effort) for devices in counts]
@@ -197,7 +188,7 @@ def _winners(effort: StudyEffort) -> list[str]:
     )
     sentence = f"Speed of the best layout of each scheme by number of devices, {sizes[-1]}."
     header = ("model, machine", "devices", *SCHEMES, "lead over the second")
-    return [about, rows_table(header, rows), shown("schemes", sentence)]
+    return [about, page.rows_table(header, rows), page.shown("schemes", sentence)]
 
 
 def _speeds(size: str, name: str, devices: int, effort: StudyEffort) -> dict[str, float]:
@@ -221,7 +212,7 @@ def _winner_row(name: str, devices: int, speeds: Mapping[str, float]) -> tuple[s
 
 def _draw(axes: Any, counts: Sequence[int], speeds: Sequence[Mapping[str, float]]) -> None:
     for colour, scheme in enumerate(SCHEMES):
-        draw_simulated(axes, counts, [each[scheme] for each in speeds], scheme, colour)
-    counted(axes, counts)
-    from_zero(axes)
+        page.draw_simulated(axes, counts, [each[scheme] for each in speeds], scheme, colour)
+    page.counted(axes, counts)
+    page.from_zero(axes)
     axes.tick_params(axis="x", labelsize=7)

@@ -7,16 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.frontier_study.study_page import (
-    COLOURS,
-    INK,
-    StudyPart,
-    draw_published,
-    figure,
-    from_zero,
-    rows_table,
-    shown,
-)
+from benchmarks.frontier_study import study_page as page
 from benchmarks.frontier_study.study_runs import (
     MODELS,
     PUBLISHED,
@@ -43,7 +34,7 @@ _FLOORS: Final = (1, 2, 4, 8, 12, 16)
 """Stages of table V."""
 
 
-def campaigns(effort: StudyEffort, _tables: Path | None) -> StudyPart:
+def campaigns(effort: StudyEffort, _tables: Path | None) -> page.StudyPart:
     """Every layout of both spaces, and the best beside the published recipes."""
     found = {(size, name): landscape(size, name, effort) for size in MODELS for name in _NAMES}
     rows = [_space_row(each, effort) for each in found.values()]
@@ -53,12 +44,12 @@ def campaigns(effort: StudyEffort, _tables: Path | None) -> StudyPart:
         "Every legal layout that fits, fastest first: of table V and of the wider space, beside the "
         "published speed and the simulated one of the published recipe."
     )
-    return StudyPart(
+    return page.StudyPart(
         title="Campaigns over the paper's space and a wider one",
         blocks=(
             _about(),
-            rows_table(header, rows),
-            shown("campaigns", sentence),
+            page.rows_table(header, rows),
+            page.shown("campaigns", sentence),
             "The best layouts, by simulation; the published recipes among them, in the same units:",
             _best_table(found, effort),
             *_why_not_table_v(found, effort),
@@ -107,7 +98,7 @@ def _space_row(each: StudyLandscape, effort: StudyEffort) -> tuple[str, ...]:
 
 
 def _draw(found: dict[tuple[str, str], StudyLandscape], effort: StudyEffort) -> None:
-    with figure("campaigns", len(MODELS)) as every:
+    with page.figure("campaigns", len(MODELS)) as every:
         for axes, size in zip(every, MODELS, strict=True):
             for colour, name in enumerate(_NAMES):
                 rates = np.sort(found[size, name].rates)[::-1]
@@ -115,16 +106,16 @@ def _draw(found: dict[tuple[str, str], StudyLandscape], effort: StudyEffort) -> 
                 if len(own):
                     share = np.linspace(0, 100, len(own))
                     label = f"simulated, {name}"
-                    axes.plot(share, own, color=COLOURS[colour], label=label)
+                    axes.plot(share, own, color=page.COLOURS[colour], label=label)
             if size in RECIPES:
                 axes.axhline(
-                    recipe_rate(size, effort), color=INK, linewidth=0.9, linestyle=":",
+                    recipe_rate(size, effort), color=page.INK, linewidth=0.9, linestyle=":",
                     label="recipe, simulated",
                 )  # fmt: skip
             flops = MODELS[size].hardware_flops_per_token("full")
-            draw_published(axes, [0], [1e12 * PUBLISHED[size][1] / flops])
+            page.draw_published(axes, [0], [1e12 * PUBLISHED[size][1] / flops])
             axes.set(title=size, xlabel="% of the layouts that fit")
-            from_zero(axes)
+            page.from_zero(axes)
             axes.legend(fontsize=7)
         every[0].set_ylabel("tokens/s a GCD")
 
@@ -144,7 +135,7 @@ def _best_table(found: dict[tuple[str, str], StudyLandscape], effort: StudyEffor
             nodes = f", {layout.num_nodes} nodes" if name == TABLE_V else ""
             rows.append((f"{size}, {name}", words(layout) + nodes, f"{each.rates[at]:.1f}", peak))
     header = ("space", "layout", "tokens/s a GCD, simulated", "fullest GCD, simulated")
-    return rows_table(header, rows)
+    return page.rows_table(header, rows)
 
 
 def _why_not_table_v(
@@ -174,11 +165,11 @@ def _why_not_table_v(
         f"{recipe.pp} stages: {(recipe.pp - 1) / (recipe.num_microbatches + recipe.pp - 1):.1%} idle; "
         f"table V holds it: {'yes' if is_held else 'no'}. Few stages need a large tp or do not fit: "
         f"{best}.{none}",
-        rows_table(("idle slots", *(f"pp {pp}" for pp in _FLOORS)), rows),
+        page.rows_table(("idle slots", *(f"pp {pp}" for pp in _FLOORS)), rows),
     ]
 
 
-def savings(effort: StudyEffort, _tables: Path | None) -> StudyPart:
+def savings(effort: StudyEffort, _tables: Path | None) -> page.StudyPart:
     """Node-hours and days to train 1T: with the tuned layout, the published and the median one."""
     size = "1T"
     each = landscape(size, WIDE, effort)
@@ -201,9 +192,9 @@ def savings(effort: StudyEffort, _tables: Path | None) -> StudyPart:
         )
         for name, number in days.items()
     ]
-    with figure("savings", height=1.9) as axes:
+    with page.figure("savings", height=1.9) as axes:
         places = range(len(days))
-        axes.barh(places, list(days.values()), color=COLOURS[0])
+        axes.barh(places, list(days.values()), color=page.COLOURS[0])
         axes.set_yticks(places, list(days))
         axes.invert_yaxis()
         axes.set(xlabel=f"days on {NODES[size]} nodes, simulated")
@@ -212,14 +203,14 @@ def savings(effort: StudyEffort, _tables: Path | None) -> StudyPart:
         f"Days to train 1T on {_TOKENS / 1e12:.0f} trillion tokens with {NODES[size]} nodes, by "
         "simulation, with the median layout, the paper's recipe and the tuned layout."
     )
-    return StudyPart(
+    return page.StudyPart(
         title="What a tuned layout saves",
         blocks=(
             f"1T parameters on {_TOKENS / 1e12:.0f} trillion tokens with {devices:,} GCDs at "
             f"{BATCHES[size]:,} sequences a step, by simulation; without failures, checkpoints and "
             "queues, which cost every layout alike. The tuned layout is the best of the wider space "
             f"that fits: {words(each.layouts[each.best()[0]])}.",
-            rows_table(header, rows),
-            shown("savings", sentence),
+            page.rows_table(header, rows),
+            page.shown("savings", sentence),
         ),
     )

@@ -8,18 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.frontier_study.study_page import (
-    COLOURS,
-    StudyPart,
-    counted,
-    draw_estimated,
-    draw_published,
-    draw_simulated,
-    figure,
-    from_zero,
-    rows_table,
-    shown,
-)
+from benchmarks.frontier_study import study_page as page
 from benchmarks.frontier_study.study_runs import (
     MODELS,
     PEAK_TFLOPS,
@@ -44,9 +33,9 @@ _PER_STAGE: Final = 8
 """Micro-batches for each stage, which keep the bubble at up to a ninth of the step."""
 
 
-def curves(effort: StudyEffort, _tables: Path | None) -> StudyPart:
+def curves(effort: StudyEffort, _tables: Path | None) -> page.StudyPart:
     """The paper's curves."""
-    return StudyPart(
+    return page.StudyPart(
         title="Throughput against tp, pp and the batch",
         blocks=(*_degrees(effort), *_batches(effort)),
     )
@@ -64,20 +53,20 @@ def _degrees(effort: StudyEffort) -> list[str]:
     tp = _both(model, [frontier_layout(t, 8, 1, _FIXED_BATCH) for t in by_tp], effort)
     fixed = _both(model, [frontier_layout(8, p, 1, _FIXED_BATCH) for p in by_pp], effort)
     kept = _both(model, [frontier_layout(8, p, 1, _PER_STAGE * p) for p in by_pp], effort)
-    with figure("degrees", 2) as (left, right):
-        draw_simulated(left, by_tp, tp[0], "simulated")
-        draw_estimated(left, by_tp, tp[1], "estimated")
+    with page.figure("degrees", 2) as (left, right):
+        page.draw_simulated(left, by_tp, tp[0], "simulated")
+        page.draw_estimated(left, by_tp, tp[1], "estimated")
         for colour, (name, both) in enumerate(
             ((f"batch {_FIXED_BATCH}", fixed), (f"batch {_PER_STAGE} pp", kept))
         ):
-            draw_simulated(right, by_pp, both[0], f"simulated, {name}", colour)
-            draw_estimated(right, by_pp, both[1], f"estimated, {name}", colour)
+            page.draw_simulated(right, by_pp, both[0], f"simulated, {name}", colour)
+            page.draw_estimated(right, by_pp, both[1], f"estimated, {name}", colour)
         left.set(xlabel="tp (pp 8)", ylabel="TFLOP/s a GCD")
         right.set(xlabel="pp (tp 8)")
-        from_zero(left)
-        from_zero(right)
-        counted(left, by_tp)
-        counted(right, by_pp)
+        page.from_zero(left)
+        page.from_zero(right)
+        page.counted(left, by_tp)
+        page.counted(right, by_pp)
         left.legend()
         right.legend()
     tp_row = ("22B", *(f"{rate:.1f}" for rate in tp[0]))
@@ -101,9 +90,9 @@ def _degrees(effort: StudyEffort) -> list[str]:
     )
     return [
         about,
-        rows_table(("simulated", *(f"tp {t}" for t in by_tp)), [tp_row]),
-        rows_table(("simulated", *(f"pp {p}" for p in by_pp)), pp_rows),
-        shown("degrees", sentence),
+        page.rows_table(("simulated", *(f"tp {t}" for t in by_tp)), [tp_row]),
+        page.rows_table(("simulated", *(f"pp {p}" for p in by_pp)), pp_rows),
+        page.shown("degrees", sentence),
     ]
 
 
@@ -115,23 +104,25 @@ def _batches(effort: StudyEffort) -> list[str]:
     counts = {"22B": (8, 16, 32, 64, 128, 256, 512), "1T": (64, 100, 200, 400, 800, 1600)}
     degrees = {"22B": (2, 8, 1), "1T": (8, 64, 6)}
     tables = []
-    with figure("batches", 2) as every:
+    with page.figure("batches", 2) as every:
         for axes, (size, micro) in zip(every, counts.items(), strict=True):
             layouts = [frontier_layout(*degrees[size], m) for m in micro]
             batches = [each.global_batch_size for each in layouts]
             found, expected = _both(MODELS[size], layouts, effort)
-            draw_simulated(axes, batches, found, "simulated")
-            draw_estimated(axes, batches, expected, "estimated")
+            page.draw_simulated(axes, batches, found, "simulated")
+            page.draw_estimated(axes, batches, expected, "estimated")
             if size in RECIPES:
-                draw_published(axes, [RECIPES[size].global_batch_size], [PUBLISHED[size][1]])
+                page.draw_published(axes, [RECIPES[size].global_batch_size], [PUBLISHED[size][1]])
             tp, pp, dp = degrees[size]
             axes.set(title=f"{size}: tp {tp}, pp {pp}, dp {dp}")
-            from_zero(axes)
+            page.from_zero(axes)
             axes.set(xlabel="sequences a step", ylabel="TFLOP/s a GCD")
-            counted(axes, batches)
+            page.counted(axes, batches)
             axes.legend()
             rows = [("simulated", *_rates(found)), ("estimated", *_rates(expected))]
-            tables.append(rows_table((f"{size}, sequences", *(f"{b:,}" for b in batches)), rows))
+            tables.append(
+                page.rows_table((f"{size}, sequences", *(f"{b:,}" for b in batches)), rows)
+            )
     sentence = (
         "Speed by the sequences of a step: the more micro-batches, the smaller the share of the "
         "bubble and of the reduction of gradients."
@@ -140,11 +131,11 @@ def _batches(effort: StudyEffort) -> list[str]:
         "TFLOP/s of a GCD against the sequences of a step. The layout of 1T is the published one; "
         "that of 22B is an assumption (tp 2, pp 8, one replica).",
         *tables,
-        shown("batches", sentence),
+        page.shown("batches", sentence),
     ]
 
 
-def throughput(effort: StudyEffort, _tables: Path | None) -> StudyPart:
+def throughput(effort: StudyEffort, _tables: Path | None) -> page.StudyPart:
     """The three models beside their published speeds, and where their steps go."""
     rows = [_legal_row(nodes, batch) for nodes, batch in BATCHES_22B]
     costs: dict[str, dict[str, float]] = {}
@@ -168,14 +159,14 @@ def throughput(effort: StudyEffort, _tables: Path | None) -> StudyPart:
             )
         )
     header = ("model", "published", "simulated", "error", "estimated", "error")
-    return StudyPart(
+    return page.StudyPart(
         title="Throughput of the three models",
         blocks=(
             f"TFLOP/s of a GCD, recomputation included, and the share of {PEAK_TFLOPS} TFLOP/s. The "
             "layout and the batch of 22B are not published: shown are the median and the best of "
             "its legal layouts that fit (micro-batches to 16, no interleaving, everything "
             "recomputed) on assumed nodes and batches.",
-            rows_table(header, rows),
+            page.rows_table(header, rows),
             *_why_slower(costs),
         ),
     )
@@ -201,12 +192,12 @@ def _why_slower(costs: Mapping[str, Mapping[str, float]]) -> list[str]:
     names = [name for name in small if max(small[name], large[name]) > 1e-3]
     words = [name.removesuffix("_s") for name in names]
     more = {word: large[name] - small[name] for word, name in zip(words, names, strict=True)}
-    with figure("parts", height=1.8) as axes:
+    with page.figure("parts", height=1.8) as axes:
         for at, each in enumerate(costs.values()):
             left = 0.0
             for colour, (name, word) in enumerate(zip(names, words, strict=True)):
                 share, label = 100 * each[name], None if at else word
-                axes.barh(at, share, left=left, color=COLOURS[colour], label=label)
+                axes.barh(at, share, left=left, color=page.COLOURS[colour], label=label)
                 left += share
         axes.set_yticks(range(len(costs)), list(costs))
         axes.set(xlabel="time for a FLOP, simulated; 175B's step: 100")
@@ -224,6 +215,8 @@ def _why_slower(costs: Mapping[str, Mapping[str, float]]) -> list[str]:
         f"over {recipes[1].tp} GCDs instead of {recipes[0].tp}. The published difference is "
         f"{PUBLISHED['175B'][1] / PUBLISHED['1T'][1] - 1:+.1%}: what is beyond the simulated one is "
         "not explained here.",
-        rows_table(("time for a FLOP, simulated", *words), rows),
-        shown("parts", "Where the time for a FLOP goes in a simulated step of 175B and of 1T."),
+        page.rows_table(("time for a FLOP, simulated", *words), rows),
+        page.shown(
+            "parts", "Where the time for a FLOP goes in a simulated step of 175B and of 1T."
+        ),
     ]

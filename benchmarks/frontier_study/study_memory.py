@@ -9,17 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.frontier_study.study_page import (
-    INK,
-    StudyPart,
-    draw_estimated,
-    draw_published,
-    draw_simulated,
-    figure,
-    from_zero,
-    rows_table,
-    shown,
-)
+from benchmarks.frontier_study import study_page as page
 from benchmarks.frontier_study.study_runs import MODELS, RECIPES, StudyEffort
 from benchmarks.simulator.simulator_frontier import FRONTIER, MEMORY
 from search_spaces.arrays import Floats
@@ -36,7 +26,7 @@ _OURS: Final = (("weights", 2), ("gradients", 4), ("states", 12))
 """Bytes a parameter with 16-bit products: weights; fp32 gradients; fp32 masters and two moments."""
 
 
-def memory(_effort: StudyEffort, tables: Path | None) -> StudyPart:
+def memory(_effort: StudyEffort, tables: Path | None) -> page.StudyPart:
     """The table of memory by model; the peaks of a run where there are tables."""
     about = (
         f"Weights, gradients and optimizer states of a whole model. The paper counts {_PAPER_BYTES} "
@@ -45,7 +35,7 @@ def memory(_effort: StudyEffort, tables: Path | None) -> StudyPart:
     )
     header = ("model", "parameters", "published", "at the paper's bytes")
     rows = [_model_row(size, model) for size, model in MODELS.items()]
-    blocks = [about, rows_table([*header, *(name for name, _ in _OURS), "our sum"], rows)]
+    blocks = [about, page.rows_table([*header, *(name for name, _ in _OURS), "our sum"], rows)]
     if tables is None or not (tables / MEMORY).exists():
         blocks.append(
             "The published peaks of ranks are left out: this run had no folder of tables "
@@ -53,7 +43,7 @@ def memory(_effort: StudyEffort, tables: Path | None) -> StudyPart:
         )
     else:
         blocks += _stages(tables / MEMORY)
-    return StudyPart(title="Memory", blocks=tuple(blocks))
+    return page.StudyPart(title="Memory", blocks=tuple(blocks))
 
 
 def _model_row(size: str, model: ModelShape) -> tuple[str, ...]:
@@ -94,17 +84,17 @@ def _stages(path: Path) -> list[str]:
             [stage.total_bytes - storage.workspace_bytes for stage in stages],
         )
     )
-    with figure("memory") as axes:
-        draw_published(axes, range(layout.pp), used, "published, in use")
+    with page.figure("memory") as axes:
+        page.draw_published(axes, range(layout.pp), used, "published, in use")
         axes.plot(
             range(layout.pp), reserved, linestyle="", marker="s", markersize=6,
-            markerfacecolor="none", markeredgecolor=INK, label="published, reserved", zorder=5,
+            markerfacecolor="none", markeredgecolor=page.INK, label="published, reserved", zorder=5,
         )  # fmt: skip
-        draw_simulated(axes, range(layout.pp), walked, "simulated, in use")
-        draw_simulated(axes, range(layout.pp), blocks, "simulated, reserved", 1)
-        draw_estimated(axes, range(layout.pp), estimates, "estimated, in use", 2)
+        page.draw_simulated(axes, range(layout.pp), walked, "simulated, in use")
+        page.draw_simulated(axes, range(layout.pp), blocks, "simulated, reserved", 1)
+        page.draw_estimated(axes, range(layout.pp), estimates, "estimated, in use", 2)
         axes.set(xlabel="pipeline stage", ylabel="GiB of a rank")
-        from_zero(axes)
+        page.from_zero(axes)
         axes.legend(ncols=2)
     header = ("175B, peak of a rank", "published, mean", "ours, mean", "mean error", "worst stage")
     rows = [
@@ -122,7 +112,7 @@ def _stages(path: Path) -> list[str]:
         "Peak memory by pipeline stage of the published run of 175B: published, simulated and "
         "estimated."
     )
-    return [about, rows_table(header, rows), shown("memory", sentence)]
+    return [about, page.rows_table(header, rows), page.shown("memory", sentence)]
 
 
 def _error_row(name: str, measured: Floats, ours: Floats) -> tuple[str, ...]:

@@ -83,7 +83,7 @@ def figure(name: str, columns: int = 1, *, height: float = 3.0) -> Iterator[Any]
 
     mpl.use("svg")
     colours = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-    style: dict[str, Any] = dict.fromkeys(colours, INK)
+    style: Any = dict.fromkeys(colours, INK)
     # Equal numbers give equal files: no dates, no random names.
     style |= {"svg.hashsalt": name, "svg.fonttype": "none", "font.size": 9, "legend.frameon": False}
     with mpl.rc_context(style):

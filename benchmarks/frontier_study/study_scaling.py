@@ -6,17 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.frontier_study.study_page import (
-    COLOURS,
-    StudyPart,
-    counted,
-    draw_estimated,
-    draw_published,
-    draw_simulated,
-    figure,
-    rows_table,
-    shown,
-)
+from benchmarks.frontier_study import study_page as page
 from benchmarks.frontier_study.study_runs import MODELS, StudyEffort, estimated, simulated
 from benchmarks.simulator.simulator_frontier import frontier_layout
 from search_spaces.arrays import Floats
@@ -31,22 +21,22 @@ _STRONG: Final = {"175B": (8000, 89.93), "1T": (8016, 87.05)}
 """Published batch, and efficiency in per cent."""
 
 
-def scaling(effort: StudyEffort, _tables: Path | None) -> StudyPart:
+def scaling(effort: StudyEffort, _tables: Path | None) -> page.StudyPart:
     """Efficiencies by number of GCDs."""
     weak = {s: [_layout(s, dp, _WEAK[s]) for dp in dps] for s, dps in _REPLICAS.items()}
     strong = {
         s: [_layout(s, dp, _STRONG[s][0] // dp) for dp in dps] for s, dps in _REPLICAS.items()
     }
-    with figure("scaling", 2) as (left, right):
+    with page.figure("scaling", 2) as (left, right):
         weak_rows = []
         for colour, (size, layouts) in enumerate(weak.items()):
             walked, guessed = _rates(size, layouts, effort)
             devices = [each.num_devices for each in layouts]
             ours = [100 * rate / walked[0] for rate in walked]
-            draw_simulated(left, devices, ours, f"{size}, simulated", colour)
+            page.draw_simulated(left, devices, ours, f"{size}, simulated", colour)
             guesses = [100 * rate / guessed[0] for rate in guessed]
-            draw_estimated(left, devices, guesses, f"{size}, estimated", colour)
-            draw_published(left, devices[-1:], [100], None if colour else "published")
+            page.draw_estimated(left, devices, guesses, f"{size}, estimated", colour)
+            page.draw_published(left, devices[-1:], [100], None if colour else "published")
             weak_rows.append(
                 (size, f"{devices[0]:,} to {devices[-1]:,}", "100 %", f"{ours[-1]:.2f} %",
                  f"{guesses[-1]:.2f} %")
@@ -65,14 +55,16 @@ def scaling(effort: StudyEffort, _tables: Path | None) -> StudyPart:
             )
             places = [base.num_devices for base in layouts[: len(bases)]]
             right.plot(
-                places, bases, color=COLOURS[colour], marker="o", linestyle=":",
+                places, bases, color=page.COLOURS[colour], marker="o", linestyle=":",
                 label=f"{size}, simulated",
             )  # fmt: skip
             level = _STRONG[size][1]
-            draw_published(right, places, [level] * len(places), f"published, {size}: {level} %")
+            page.draw_published(
+                right, places, [level] * len(places), f"published, {size}: {level} %"
+            )
         every = sorted({each.num_devices for some in weak.values() for each in some})
-        counted(left, every)
-        counted(right, every[:-2])
+        page.counted(left, every)
+        page.counted(right, every[:-2])
         for axes, words in ((left, "GCDs"), (right, "GCDs of the base (assumed)")):
             axes.set(xlabel=words, ylabel="efficiency, %", ylim=(60, 105))
             axes.tick_params(axis="x", labelsize=7)
@@ -81,20 +73,20 @@ def scaling(effort: StudyEffort, _tables: Path | None) -> StudyPart:
         "Efficiency of more GCDs: on the left weak scaling at a fixed batch a replica, on the right "
         "strong scaling to 1,024 (175B) and 3,072 (1T) GCDs from each assumed base."
     )
-    return StudyPart(
+    return page.StudyPart(
         title="Scaling",
         blocks=(
             "Weak scaling: speed of a GCD over that of the smallest run, at the published layout "
             f"and {_WEAK['175B']} (175B) and {_WEAK['1T']:,} (1T) sequences a replica.",
-            rows_table(("model", "GCDs", "published", "simulated", "estimated"), weak_rows),
+            page.rows_table(("model", "GCDs", "published", "simulated", "estimated"), weak_rows),
             "Strong scaling: the speed of a GCD at the largest number over that at the base, at the "
             "same batch. The base is not published, and the efficiency depends on it: every base of "
             "whole replicas from an eighth (175B) or a sixth (1T) to a half is shown.",
-            rows_table(
+            page.rows_table(
                 ("model, batch", "GCDs", "base", "published", "simulated", "estimated"), strong_rows
             ),
             *misses,
-            shown("scaling", sentence),
+            page.shown("scaling", sentence),
         ),
     )
 
@@ -114,7 +106,8 @@ def _strong(
     """Rows by base, and simulated efficiencies in per cent."""
     walked, guessed = _rates(size, layouts, effort)
     batch, level = _STRONG[size]
-    rows, found = [], []
+    rows: list[tuple[str, ...]] = []
+    found: list[float] = []
     for at, base in enumerate(layouts[:-1]):
         found.append(100 * walked[-1] / walked[at])
         rows.append(

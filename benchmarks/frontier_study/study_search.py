@@ -10,13 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.frontier_study.study_page import (
-    COLOURS,
-    StudyPart,
-    figure,
-    rows_table,
-    shown,
-)
+from benchmarks.frontier_study import study_page as page
 from benchmarks.frontier_study.study_runs import (
     BUILD,
     MODELS,
@@ -50,7 +44,7 @@ NOISE: Final = Machine.of(FRONTIER).noise
 _Runs = Mapping[str, Sequence[ReplayRun]]
 
 
-def search(effort: StudyEffort, _tables: Path | None) -> StudyPart:
+def search(effort: StudyEffort, _tables: Path | None) -> page.StudyPart:
     """Searches of every space in which something fits."""
     rows, blocks, empty = [], [], []
     for size in MODELS:
@@ -72,7 +66,7 @@ def search(effort: StudyEffort, _tables: Path | None) -> StudyPart:
         f"failed to {WITHIN[0]:.0%}, of {PROBES}",
     )
     none = f" Nothing fits in {' and '.join(empty)}, so that it is not searched." if empty else ""
-    return StudyPart(
+    return page.StudyPart(
         title="What the search needs",
         blocks=(
             f"Simulated campaigns of {PROBES} probes, cold, one at a time: medians over seeds, with "
@@ -83,7 +77,7 @@ def search(effort: StudyEffort, _tables: Path | None) -> StudyPart:
             "start and a step of median length. Every run goes on to its last probe, where a campaign "
             "would end once little improvement is expected. Nodes are alike and none is lost: all layouts of a "
             f"job of all nodes would meet the same slow ones.{none}",
-            rows_table(header, rows),
+            page.rows_table(header, rows),
             *blocks,
         ),
     )
@@ -147,7 +141,7 @@ def _draw(each: StudyLandscape, runs: _Runs) -> str:
     name = f"search_{each.size}_{each.name}".replace(" ", "_").lower()
     most = max(_node_hours(run, None) for some in runs.values() for run in some)
     grid = np.geomspace(1.0, most, 120)
-    with figure(name, 3) as (left, middle, right):
+    with page.figure(name, 3) as (left, middle, right):
         for strategy, some in runs.items():
             colour = STRATEGY_COLOURS[strategy]
             _line(left, strategy, colour, regret_by_probes(some, PROBES))
@@ -164,7 +158,7 @@ def _draw(each: StudyLandscape, runs: _Runs) -> str:
         right.set(ylabel="failed so far (mean)", ylim=(0, PROBES))
         left.legend(fontsize=7)
     count = len(runs["guided"])
-    return shown(
+    return page.shown(
         name,
         f"175B over the {each.name} space ({count} seeds): regret of the layout that leads against "
         "probes and against node-hours, and the probes that had failed.",
@@ -179,7 +173,7 @@ def _line(axes: Any, name: str, colour: str, curve: AnytimeCurve) -> None:
     axes.fill_between(curve.spent, low, high, step="post", color=colour, alpha=0.15, linewidth=0)
 
 
-def importance(effort: StudyEffort, _tables: Path | None) -> StudyPart:
+def importance(effort: StudyEffort, _tables: Path | None) -> page.StudyPart:
     """How much of the spread of speeds each knob explains, by model."""
     shares = {}
     for size in MODELS:
@@ -193,11 +187,11 @@ def importance(effort: StudyEffort, _tables: Path | None) -> StudyPart:
         (KNOBS[name].word, *(f"{each[name]:.0%}" if name in each else "-" for each in shares.values()))
         for name in names
     ]  # fmt: skip
-    with figure("importance", height=3.2) as axes:
-        for at, (size, each) in enumerate(shares.items()):
+    with page.figure("importance", height=3.2) as axes:
+        for at, (size, own) in enumerate(shares.items()):
             places = np.arange(len(names)) + 0.27 * (at - 1)
             axes.barh(
-                places, [100 * each.get(n, 0.0) for n in names], height=0.25, color=COLOURS[at],
+                places, [100 * own.get(n, 0.0) for n in names], height=0.25, color=page.COLOURS[at],
                 label=size,
             )  # fmt: skip
         axes.set_yticks(range(len(names)), [KNOBS[name].word for name in names])
@@ -207,13 +201,13 @@ def importance(effort: StudyEffort, _tables: Path | None) -> StudyPart:
     most = {size: max(each, key=lambda name: each[name]) for size, each in shares.items()}
     words = ", ".join(f"{KNOBS[name].word} for {size}" for size, name in most.items())
     sentence = f"Importance of each knob in the wider space: the most important is {words}."
-    return StudyPart(
+    return page.StudyPart(
         title="Importance of each knob",
         blocks=(
             f"Share of the spread of simulated speeds that a knob explains by itself: {METHOD}, over "
             f"the {MOST_LAYOUTS:,} fastest layouts of the wider space that fit. Knobs that follow "
             "from the others at the fixed batch (dp, micro-batches a step) are left out.",
-            rows_table(("knob", *shares), rows),
-            shown("importance", sentence),
+            page.rows_table(("knob", *shares), rows),
+            page.shown("importance", sentence),
         ),
     )

@@ -23,7 +23,7 @@ from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.rules import OTHER_TRAINER_SCOPES
 from search_spaces.spec.space import SearchSpace, enumerate_legal
 from search_spaces.tables import CellKey, TableCell, TableRow
-from workers.simulation.scenarios import SIMULATED
+from search_spaces.trainers.simulator import SIMULATED
 
 TABLE_V: Final = "table V"
 WIDE: Final = "wider"
