@@ -184,7 +184,8 @@ def _winners(effort: StudyEffort) -> list[str]:
         f"{_SCHEME_BATCH:,} sequences a step: tensor and pipeline parallelism with ZeRO-1 (Megatron), "
         "sharded weights alone (ZeRO-3, FSDP), and AxoNN's tensor parallelism over rows and columns "
         "with sharded weights. Each is its best layout with micro-batches of 1, 2 or 4 sequences and "
-        "none or full recomputation; the winner is bold."
+        "none or full recomputation; the winner is bold. A lead that is smaller than the simulator's "
+        "errors decides nothing."
     )
     sentence = f"Speed of the best layout of each scheme by number of devices, {sizes[-1]}."
     header = ("model, machine", "devices", *SCHEMES, "lead over the second")

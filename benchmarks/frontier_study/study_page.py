@@ -109,7 +109,7 @@ def _take_scheme(path: Path) -> None:
 
 def shown(name: str, sentence: str) -> str:
     """A figure with the sentence that says what it shows."""
-    about = sentence[:60].rpartition(" ")[0].replace("`", "").rstrip(",:")
+    about = sentence[:48].rpartition(" ")[0].replace("`", "").rstrip(",:")
     return f"![{about}](plots/frontier_{name}.svg)\n\n{wrapped(sentence)}"
 
 
