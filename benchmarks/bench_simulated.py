@@ -4,8 +4,8 @@ Run as `python -m benchmarks.bench_simulated`. The first campaign searches 60 pr
 nodes of Frontier. The second has a thousand probes at once, on 9,408 nodes of 64 workers: processor
 time of service and driver a probe, and the share of the devices' simulated time that is used while
 trials wait. Its strategy is random, since the time of a strategy is another question.
-`--database URL` runs them on PostgreSQL; `--record` writes the section "Simulated campaigns" of
-RESULTS.md.
+`--postgres` runs them on a PostgreSQL that is started for them; `--record` writes the section
+"Simulated campaigns" of RESULTS.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ from api.client import Client
 from benchmarks.arguments import count
 from benchmarks.bench_idle import processor_times, running_up
 from benchmarks.results_file import describe_machine, record, table
+from benchmarks.service.postgres_server import PostgresServer, running_server
 from search_spaces.connection.running_service import find_service
 
 SMALL_PROBES: Final = 60
@@ -163,26 +164,38 @@ def _rows(small: EndedCampaign | None, large: EndedCampaign) -> Iterator[tuple[s
     yield "devices' time used in all", f"{large.used:.1%}", ""
 
 
+def _where(server: PostgresServer | None, name: str) -> tuple[str, ...]:
+    """The options for a database of its own."""
+    if server is None:
+        return ()
+    server.execute(f"CREATE DATABASE {name}")
+    return "--database", server.url(name)
+
+
 def main() -> None:
     """Measures, prints, and records if asked to."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--probes", type=count, default=PROBES, help="of the second campaign")
     parser.add_argument("--workers", type=count, default=WORKERS)
     parser.add_argument("--nodes", type=count, default=NODES, help="of each worker")
-    parser.add_argument("--database", help="of PostgreSQL; SQLite by default")
+    parser.add_argument("--postgres", action="store_true", help="on PostgreSQL and not on SQLite")
     parser.add_argument("--without-small", action="store_true", help="only the second campaign")
     parser.add_argument("--record", action="store_true", help="write to RESULTS.md")
     asked = parser.parse_args()
-    where = () if asked.database is None else ("--database", asked.database)
-    small = None if asked.without_small else measure(SMALL, "--nodes", "64", *where)
-    large = measure(
-        {**LARGE, "budget": {"trials": asked.probes}},
-        *("--workers", str(asked.workers), "--nodes", str(asked.nodes), *where),
-    )
+    with ExitStack() as started:
+        server = started.enter_context(running_server()) if asked.postgres else None
+        small = None
+        if not asked.without_small:
+            small = measure(SMALL, "--nodes", "64", *_where(server, "small"))
+        large = measure(
+            {**LARGE, "budget": {"trials": asked.probes}},
+            *("--workers", str(asked.workers), "--nodes", str(asked.nodes)),
+            *_where(server, "large"),
+        )
     text = (
         f"`layout-tuner up --simulate frontier --time-scale 0`; the second campaign on "
         f"{asked.workers} workers of {asked.nodes} nodes, on "
-        f"{'SQLite' if asked.database is None else 'PostgreSQL'}.\n\n"
+        f"{'PostgreSQL' if asked.postgres else 'SQLite'}.\n\n"
         + table(("", "measured", "asked"), [*_rows(small, large)])
         + f"\n\n{describe_machine('sqlalchemy')}"
     )

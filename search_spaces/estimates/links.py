@@ -156,10 +156,22 @@ class Links:
 
     @cached_property
     def pipeline_bytes_per_s(self) -> Floats:
-        """Bandwidth from a stage to the next, at the slowest boundary."""
-        cluster = self.cluster
-        near = inside_bandwidths(cluster)[min(2, cluster.devices_per_node)]
-        return np.where(self.pipeline_inside, near, cluster.inter_node_bandwidth_bytes_per_s)
+        """Bandwidth from a stage to its neighbours: of the slowest boundary, which every stage has.
+
+        Where stages are neighbours and a node holds several, a stage has one boundary to another
+        node at most, and the one to the node's other stage beside it. The cards are then shared by
+        the ranks of a stage and not by all of the node.
+        """
+        columns, cluster = self.columns, self.cluster
+        node, far = cluster.devices_per_node, cluster.inter_node_bandwidth_bytes_per_s
+        near = inside_bandwidths(cluster)[min(2, node)]
+        usual = np.where(self.pipeline_inside, near, far)
+        stage = columns.tp_ranks * columns.cp
+        beside = (columns.rank_order != 0) & ~self.pipeline_inside & (2 * stage <= node)
+        if not beside.any():
+            return usual
+        out = np.minimum(far * (node / stage) ** CARDS_EXPONENT, near)
+        return np.where(beside, 2.0 / (1.0 / near + 1.0 / out), usual)
 
     @cached_property
     def pipeline_latency_s(self) -> Floats:

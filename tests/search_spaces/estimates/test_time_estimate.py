@@ -221,6 +221,17 @@ PIPED = {"pp": 4, "num_microbatches": 8}
         ("pipeline_inside", PIPED, 2 * 11 * RESIDUAL_BYTES / 50e9),
         ("pipeline_inside", {**PIPED, "vpp": 2}, 2 * 2 * 9.5 * RESIDUAL_BYTES / 50e9),
         ("pipeline_across", {**PIPED, "dp": 2}, 2 * 11 * RESIDUAL_BYTES / 10e9),
+        # Of neighbouring stages on nodes of four, one boundary leaves the node: a card per rank.
+        (
+            "pipeline_across",
+            {**PIPED, "pp": 8, "dp": 2, "rank_order": "tp_cp_pp_dp"},
+            15 * RESIDUAL_BYTES * (1 / 50e9 + 1 / (10e9 * 4**0.85)),
+        ),
+        (
+            "pipeline_across",
+            {**PIPED, "pp": 8, "dp": 2, "tp": 4, "rank_order": "tp_cp_pp_dp"},
+            2 * 15 * RESIDUAL_BYTES / 10e9,
+        ),
         ("weights_gather", {"dp": 8}, 0),
     ],
 )
