@@ -20,6 +20,7 @@ from benchmarks.simulator.simulator_frontier import FRONTIER
 from search_spaces.arrays import Floats
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.presets.spaces import SPACE_PRESETS
 from search_spaces.spec.rules import OTHER_TRAINER_SCOPES
 from search_spaces.spec.space import SearchSpace, enumerate_legal
 from search_spaces.tables import CellKey, TableCell, TableRow
@@ -34,18 +35,13 @@ _STAGES: Final = {"22B": [1, 2, 4, 8, 16], "175B": [2, 4, 8, 16, 32], "1T": [16,
 
 
 def table_v(size: str) -> SearchSpace:
-    """The published space of 175B; of 1T with the nodes of its recipe, since 16 cannot hold it."""
-    return SearchSpace(
-        global_batch_size={"min": 1, "max": 1_000_000},
-        num_nodes=[12, 16] if size != "1T" else [384],
-        tp=[1, 2, 4, 8],
-        pp=[1, 2, 4, 8, 12, 16],
-        micro_batch_size=list(range(4, 21)),
-        num_microbatches=[5, 10],
-        zero_stage=[0, 1],
-        recompute="full",
-        precision="fp16",
-    )
+    """The published space of 175B; for 1T on the nodes of its recipe, since 16 cannot hold it."""
+    published = SPACE_PRESETS["paper-table-v"]
+    if size != "1T":
+        return published
+    most = NODES[size] * FRONTIER.devices_per_node * 20 * 10
+    bounds = {"min": 1, "max": most}
+    return replace(published, num_nodes=NODES[size], global_batch_size=bounds)
 
 
 def wider(size: str, effort: StudyEffort) -> SearchSpace:
