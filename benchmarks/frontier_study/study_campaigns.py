@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -192,12 +193,7 @@ def savings(effort: StudyEffort, _tables: Path | None) -> page.StudyPart:
         )
         for name, number in days.items()
     ]
-    with page.figure("savings", height=1.9) as axes:
-        places = range(len(days))
-        axes.barh(places, list(days.values()), color=page.COLOURS[0])
-        axes.set_yticks(places, list(days))
-        axes.invert_yaxis()
-        axes.set(xlabel=f"days on {NODES[size]} nodes, simulated")
+    _draw_days(days)
     header = (size, "tokens/s a GCD", "days", "node-hours", "the tuned layout saves", "share")
     sentence = (
         f"Days to train 1T on {_TOKENS / 1e12:.0f} trillion tokens with {NODES[size]} nodes, by "
@@ -214,3 +210,12 @@ def savings(effort: StudyEffort, _tables: Path | None) -> page.StudyPart:
             page.shown("savings", sentence),
         ),
     )
+
+
+def _draw_days(days: Mapping[str, float]) -> None:
+    places = range(len(days))
+    with page.figure("savings", height=1.9) as axes:
+        axes.barh(places, list(days.values()), color=page.COLOURS[0])
+        axes.set_yticks(places, list(days))
+        axes.invert_yaxis()
+        axes.set(xlabel=f"days on {NODES['1T']} nodes, simulated")

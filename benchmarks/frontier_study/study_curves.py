@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -53,34 +53,24 @@ def _degrees(effort: StudyEffort) -> list[str]:
     tp = _both(model, [frontier_layout(t, 8, 1, _FIXED_BATCH) for t in by_tp], effort)
     fixed = _both(model, [frontier_layout(8, p, 1, _FIXED_BATCH) for p in by_pp], effort)
     kept = _both(model, [frontier_layout(8, p, 1, _PER_STAGE * p) for p in by_pp], effort)
+    words = f"batch {_FIXED_BATCH}", f"batch {_PER_STAGE} pp"
     with page.figure("degrees", 2) as (left, right):
-        page.draw_simulated(left, by_tp, tp[0], "simulated")
-        page.draw_estimated(left, by_tp, tp[1], "estimated")
-        for colour, (name, both) in enumerate(
-            ((f"batch {_FIXED_BATCH}", fixed), (f"batch {_PER_STAGE} pp", kept))
-        ):
-            page.draw_simulated(right, by_pp, both[0], f"simulated, {name}", colour)
-            page.draw_estimated(right, by_pp, both[1], f"estimated, {name}", colour)
+        _draw(left, by_tp, tp, "", 0)
+        for colour, (name, both) in enumerate(zip(words, (fixed, kept), strict=True)):
+            _draw(right, by_pp, both, f", {name}", colour)
         left.set(xlabel="tp (pp 8)", ylabel="TFLOP/s a GCD")
         right.set(xlabel="pp (tp 8)")
-        page.from_zero(left)
-        page.from_zero(right)
-        page.counted(left, by_tp)
-        page.counted(right, by_pp)
-        left.legend()
-        right.legend()
-    tp_row = ("22B", *(f"{rate:.1f}" for rate in tp[0]))
     lost = [(p - 1) / (_FIXED_BATCH + p - 1) for p in by_pp]
     pp_rows = [
-        (f"batch {_FIXED_BATCH}", *_rates(fixed[0])),
+        (words[0], *_rates(fixed[0])),
         ("bubble at that batch", *(f"{each:.0%}" for each in lost)),
-        (f"batch {_PER_STAGE} pp", *_rates(kept[0])),
+        (words[1], *_rates(kept[0])),
     ]
+    ends = [f"{each[0][0]:.0f} to {each[0][-1]:.0f}" for each in (tp, fixed, kept)]
     sentence = (
-        f"22B, by simulation: from tp {by_tp[0]} to {by_tp[-1]} a GCD's speed goes from {tp[0][0]:.0f} "
-        f"to {tp[0][-1]:.0f} TFLOP/s; from pp {by_pp[0]} to {by_pp[-1]} it goes from {fixed[0][0]:.0f} to "
-        f"{fixed[0][-1]:.0f} at a fixed batch, and from {kept[0][0]:.0f} to {kept[0][-1]:.0f} where the "
-        "batch grows with the stages."
+        f"22B, by simulation: from tp {by_tp[0]} to {by_tp[-1]} a GCD's speed goes from {ends[0]} "
+        f"TFLOP/s; from pp {by_pp[0]} to {by_pp[-1]} it goes from {ends[1]} at a fixed batch, and "
+        f"from {ends[2]} where the batch grows with the stages."
     )
     about = (
         "One replica of 22B, micro-batches of one sequence, everything recomputed: so neither the "
@@ -90,10 +80,20 @@ def _degrees(effort: StudyEffort) -> list[str]:
     )
     return [
         about,
-        page.rows_table(("simulated", *(f"tp {t}" for t in by_tp)), [tp_row]),
+        page.rows_table(("simulated", *(f"tp {t}" for t in by_tp)), [("22B", *_rates(tp[0]))]),
         page.rows_table(("simulated", *(f"pp {p}" for p in by_pp)), pp_rows),
         page.shown("degrees", sentence),
     ]
+
+
+def _draw(
+    axes: Any, at: Sequence[int], both: tuple[Floats, Floats], what: str, colour: int
+) -> None:
+    page.draw_simulated(axes, at, both[0], f"simulated{what}", colour)
+    page.draw_estimated(axes, at, both[1], f"estimated{what}", colour)
+    page.counted(axes, at)
+    page.from_zero(axes)
+    axes.legend()
 
 
 def _rates(rates: Floats) -> list[str]:
@@ -109,16 +109,12 @@ def _batches(effort: StudyEffort) -> list[str]:
             layouts = [frontier_layout(*degrees[size], m) for m in micro]
             batches = [each.global_batch_size for each in layouts]
             found, expected = _both(MODELS[size], layouts, effort)
-            page.draw_simulated(axes, batches, found, "simulated")
-            page.draw_estimated(axes, batches, expected, "estimated")
             if size in RECIPES:
                 page.draw_published(axes, [RECIPES[size].global_batch_size], [PUBLISHED[size][1]])
             tp, pp, dp = degrees[size]
             axes.set(title=f"{size}: tp {tp}, pp {pp}, dp {dp}")
-            page.from_zero(axes)
             axes.set(xlabel="sequences a step", ylabel="TFLOP/s a GCD")
-            page.counted(axes, batches)
-            axes.legend()
+            _draw(axes, batches, (found, expected), "", 0)
             rows = [("simulated", *_rates(found)), ("estimated", *_rates(expected))]
             tables.append(
                 page.rows_table((f"{size}, sequences", *(f"{b:,}" for b in batches)), rows)

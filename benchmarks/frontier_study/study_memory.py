@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -60,39 +60,18 @@ def _model_row(size: str, model: ModelShape) -> tuple[str, ...]:
 
 
 def _stages(path: Path) -> list[str]:
-    model, layout = MODELS["175B"], RECIPES["175B"]
-    held: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    layout = RECIPES["175B"]
     with path.open() as lines:
-        for row in csv.DictReader(lines):
-            for kind in ("allocated", "reserved"):
-                gib = float(row[f"max_{kind}_mib"]) / 1024
-                held[kind][int(row["stage"])].append(gib)
-    used, reserved = (
-        np.array([np.mean(held[kind][stage]) for stage in range(layout.pp)])
-        for kind in ("allocated", "reserved")
-    )
-    # The run kept gradients in 16 bits, the embedded trainer keeps them in 32.
-    less = 2.0 * model.num_layers / layout.pp * model.num_layer_parameters / layout.tp
-    ranks = rank_memory(layout, model, Machine.of(FRONTIER), seed=0)
-    storage = storage_of("", FRONTIER)
-    stages = stage_memory(layout, model, storage)
-    walked, blocks, estimates = (
-        (np.array(bytes_) - less) / GIB
-        for bytes_ in (
-            [rank.allocated_bytes for rank in ranks],
-            [rank.reserved_bytes for rank in ranks],
-            [stage.total_bytes - storage.workspace_bytes for stage in stages],
-        )
-    )
+        ranks = list(csv.DictReader(lines))
+    used, reserved = (_measured(ranks, f"max_{kind}_mib") for kind in ("allocated", "reserved"))
+    walked, blocks, estimates = _ours()
+    stages = range(layout.pp)
     with page.figure("memory") as axes:
-        page.draw_published(axes, range(layout.pp), used, "published, in use")
-        axes.plot(
-            range(layout.pp), reserved, linestyle="", marker="s", markersize=6,
-            markerfacecolor="none", markeredgecolor=page.INK, label="published, reserved", zorder=5,
-        )  # fmt: skip
-        page.draw_simulated(axes, range(layout.pp), walked, "simulated, in use")
-        page.draw_simulated(axes, range(layout.pp), blocks, "simulated, reserved", 1)
-        page.draw_estimated(axes, range(layout.pp), estimates, "estimated, in use", 2)
+        page.draw_published(axes, stages, used, "published, in use")
+        page.draw_published(axes, stages, reserved, "published, reserved", marker="s")
+        page.draw_simulated(axes, stages, walked, "simulated, in use")
+        page.draw_simulated(axes, stages, blocks, "simulated, reserved", 1)
+        page.draw_estimated(axes, stages, estimates, "estimated, in use", 2)
         axes.set(xlabel="pipeline stage", ylabel="GiB of a rank")
         page.from_zero(axes)
         axes.legend(ncols=2)
@@ -103,16 +82,41 @@ def _stages(path: Path) -> list[str]:
         _error_row("reserved, simulated", reserved, blocks),
     ]
     about = (
-        f"Peaks of the {sum(map(len, held['allocated'].values()))} ranks whose log was published "
-        f"({layout.num_devices} GCDs; tp {layout.tp}, pp {layout.pp}, dp {layout.dp}), mean of each "
-        "stage. That run kept gradients in 16 bits, so that 2 bytes a parameter of a stage's layers "
-        "are taken off ours; the estimate's allowance for workspaces is left out."
+        f"Peaks of the {len(ranks)} ranks whose log was published ({layout.num_devices} GCDs; tp "
+        f"{layout.tp}, pp {layout.pp}, dp {layout.dp}), mean of each stage. That run kept gradients "
+        "in 16 bits, so that 2 bytes a parameter of a stage's layers are taken off ours; the "
+        "estimate's allowance for workspaces is left out."
     )
     sentence = (
         "Peak memory by pipeline stage of the published run of 175B: published, simulated and "
         "estimated."
     )
     return [about, page.rows_table(header, rows), page.shown("memory", sentence)]
+
+
+def _measured(ranks: Sequence[Mapping[str, str]], column: str) -> Floats:
+    """Mean of each stage, in GiB."""
+    return np.array(
+        [
+            np.mean([float(row[column]) / 1024 for row in ranks if int(row["stage"]) == stage])
+            for stage in range(RECIPES["175B"].pp)
+        ]
+    )
+
+
+def _ours() -> tuple[Floats, ...]:
+    """GiB by stage, with gradients in 16 bits: simulated in use and reserved, and estimated."""
+    model, layout = MODELS["175B"], RECIPES["175B"]
+    less = 2.0 * model.num_layers / layout.pp * model.num_layer_parameters / layout.tp
+    ranks = rank_memory(layout, model, Machine.of(FRONTIER), seed=0)
+    storage = storage_of("", FRONTIER)
+    stages = stage_memory(layout, model, storage)
+    found = (
+        [rank.allocated_bytes for rank in ranks],
+        [rank.reserved_bytes for rank in ranks],
+        [stage.total_bytes - storage.workspace_bytes for stage in stages],
+    )
+    return tuple((np.array(each) - less) / GIB for each in found)
 
 
 def _error_row(name: str, measured: Floats, ours: Floats) -> tuple[str, ...]:

@@ -113,12 +113,12 @@ def shown(name: str, sentence: str) -> str:
     return f"![{about}](plots/frontier_{name}.svg)\n\n{wrapped(sentence)}"
 
 
-def draw_published(axes: Any, x: Any, y: Any, label: str | None = "published") -> None:
+def draw_published(
+    axes: Any, x: Any, y: Any, label: str | None = "published", marker: str = "D"
+) -> None:
     """Hollow diamonds in the colour of the text."""
-    axes.plot(
-        x, y, linestyle="", marker="D", markersize=7, markerfacecolor="none", markeredgecolor=INK,
-        markeredgewidth=1.4, label=label, zorder=5,
-    )  # fmt: skip
+    style = {"markerfacecolor": "none", "markeredgecolor": INK, "markeredgewidth": 1.4}
+    axes.plot(x, y, linestyle="", marker=marker, markersize=7, label=label, zorder=5, **style)
 
 
 def draw_simulated(axes: Any, x: Any, y: Any, label: str, colour: int = 0) -> None:
