@@ -31,6 +31,8 @@ WIDE: Final = "wider"
 NODES: Final = {"22B": 16, "175B": 16, "1T": 384}
 BATCHES: Final = {"22B": 640, "175B": 1280, "1T": 9600}
 """Sequences a step of the wider spaces: the published ones; that of 22B is an assumption."""
+ROOMY: Final = 0.8
+"""Share of a device that a layout with room in memory takes at most."""
 _STAGES: Final = {"22B": [1, 2, 4, 8, 16], "175B": [2, 4, 8, 16, 32], "1T": [16, 32, 64, 128]}
 
 
@@ -103,6 +105,12 @@ class StudyLandscape:
         """Positions of the fastest layouts."""
         found = np.argsort(-np.nan_to_num(self.rates, nan=-1.0), kind="stable")
         return [int(at) for at in found[: min(number, self.num_fitting)]]
+
+    def roomy_best(self) -> int | None:
+        """Position of the fastest layout with room in memory; None: there is none."""
+        most = ROOMY * FRONTIER.device_memory_bytes
+        roomy = (at for at in self.best(len(self.runs)) if self.runs[at].peak_bytes <= most)
+        return next(roomy, None)
 
     def cell(self) -> TableCell:
         """As a measurement table's cell, whose source says that it is simulated."""
