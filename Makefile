@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 PIP_FLAGS ?=
 
 INSTALLED := $(VENV)/.installed
-.PHONY: install demo pictures check lint types layers structure test test-slow test-nightly test-faults test-slurm test-exports slurm-packages browser-packages openapi reference test-gpu bench-enumerate bench-plan bench-estimates bench-memory bench-trainer bench-search bench-intervals bench-stopping bench-packing bench-busy bench-commands bench-workers bench-service bench-programs bench-revisions bench-dashboard bench-simulated bench-gpu bench-simulator clean
+.PHONY: install demo pictures check lint types layers structure test test-slow test-nightly test-faults test-slurm test-exports slurm-packages browser-packages openapi reference test-gpu bench-enumerate bench-plan bench-estimates bench-memory bench-trainer bench-search bench-intervals bench-stopping bench-packing bench-busy bench-commands bench-workers bench-service bench-programs bench-revisions bench-dashboard bench-simulated bench-gpu bench-simulator frontier-study clean
 
 install: $(INSTALLED)
 
@@ -201,6 +201,11 @@ bench-revisions: $(INSTALLED)
 # Where a GPU is; PYTHON's torch must see it, and torch and numpy are all that it needs.
 bench-gpu:
 	$(PYTHON) -m benchmarks.bench_gpu --record
+
+# docs/frontier-study.md and its figures: an hour, ten minutes with QUICK=1, and what was interrupted
+# goes on. TABLES: a folder of published measurements; ONLY: some parts of it.
+frontier-study: $(INSTALLED)
+	$(BIN)/python -m benchmarks.frontier_study.study $(if $(TABLES),--tables $(TABLES)) $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
 
 clean:
 	rm -rf $(VENV) demo-data .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

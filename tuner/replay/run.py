@@ -62,7 +62,7 @@ class ReplayedProbe:
 
     layout: Layout
     regret: float | None
-    """Share of the cell's best throughput that is lost with this layout; None: it did not
+    """Share of the cell's best throughput a device that is lost with this layout; None: it did not
     complete. This is the true throughput, also where a disturbance changed the measured one."""
     leader_regret: float | None
     """True regret of the layout that is ranked first after this probe; None: none completed yet."""
@@ -240,12 +240,12 @@ class _Search:
         self._layouts = layouts
         self._strategy = strategy
         self._num_asked = 0
-        self._best = max(row.tokens_per_s or 0.0 for row in completed)
+        self._best = max(_rate(row) for row in completed)
         self._failed_s = statistics.median(row.step_time_s or 0.0 for row in completed)
         self._running: list[tuple[float, int, _Probe]] = []
         self._now_s = 0.0
         self._measured: dict[Layout, list[float]] = {}
-        """Tokens/s of every completed probe, by layout."""
+        """Tokens/s a device of every completed probe, by layout."""
 
     def run(self) -> None:
         """Asks and tells until the search reached its goal, or no probe or no layout is left."""
@@ -317,7 +317,7 @@ class _Search:
         measured, layout = probe.measured, probe.layout
         is_full = probe.fidelity is None
         if is_full and measured.tokens_per_s is not None:
-            self._measured.setdefault(layout, []).append(measured.tokens_per_s)
+            self._measured.setdefault(layout, []).append(_rate(measured))
         told = replace(observation_of(measured), nodes=probe.conditions.nodes)
         started = time.perf_counter()
         if probe.fidelity and not probe.fidelity.keeps_memory(self._task.cell.model):
@@ -345,13 +345,18 @@ class _Search:
         return max(medians, key=lambda layout: medians[layout], default=None)
 
     def _regret(self, layout: Layout) -> float | None:
-        rate = self._row(layout).tokens_per_s
-        return None if rate is None else (self._best - rate) / self._best
+        row = self._row(layout)
+        return None if row.tokens_per_s is None else (self._best - _rate(row)) / self._best
 
     def _row(self, layout: Layout) -> TableRow:
         index = self._layouts.index_of(layout)
         assert index is not None, f"the strategy asked for {layout.key}, outside of the cell"
         return self._layouts.truth[index]
+
+
+def _rate(row: TableRow) -> float:
+    """Tokens/s a device: layouts of one cell may be on different numbers of nodes."""
+    return (row.tokens_per_s or 0.0) / row.layout.num_devices
 
 
 def observation_of(row: TableRow) -> Observation:
