@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
@@ -44,3 +45,17 @@ class Throughput:
     def hfu(self) -> float:
         """Share of the peak that all FLOPs use, including recomputation."""
         return self.hardware_tflops_per_device / self.peak_tflops_per_device
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The rates and the peak, by the names of a measurement's fields."""
+        names = (
+            "tokens_per_s",
+            "tokens_per_s_per_device",
+            "model_tflops_per_device",
+            "hardware_tflops_per_device",
+            "peak_tflops_per_device",
+            "mfu",
+            "hfu",
+        )
+        return {name: getattr(self, name) for name in names}
