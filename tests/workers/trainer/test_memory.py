@@ -41,6 +41,7 @@ from workers.trainer.comm.collectives import gather_rows
 from workers.trainer.comm.mesh import Copies, Mesh, build_mesh
 from workers.trainer.errors import MemoryLimitExceededError
 from workers.trainer.memory import LogicalPeak, enforce_limit
+from workers.trainer.model import matrix_products
 from workers.trainer.parallel.optimizer import OptimizerSettings
 from workers.trainer.probe.failure import classify
 from workers.trainer.probe.measurement import rehearse
@@ -49,6 +50,12 @@ from workers.trainer.training import Training, persistent_bytes
 pytestmark = pytest.mark.ranks
 
 WIDE = make_shape(hidden_size=128, ffn_hidden_size=256, seq_length=64, vocab_size=512)
+
+
+@pytest.fixture(autouse=True)
+def _fast_16_bit_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a processor that has them: elsewhere fp32 copies of a product's factors are added."""
+    monkeypatch.setattr(matrix_products, "has_fast_16_bit_products", lambda: True)
 
 
 def test_live_storages_are_counted_once_and_given_back() -> None:
@@ -445,6 +452,21 @@ def test_ranks_of_tensor_columns_hold_what_is_estimated(family: str, axes: dict[
     for rank, found in enumerate(measured):
         expected = estimated[rank * layout.pp // layout.num_devices]
         assert 0.98 * found < expected < found
+
+
+@pytest.mark.parametrize("axes", [{}, {"recompute": "full"}, {"tp": 2}])
+def test_products_in_fp32_hold_the_copies_of_one_product_more(
+    axes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole factor of 512 features and the 512 features of the other, of 512 tokens."""
+    shape = make_shape("gpt", ffn_hidden_size=512, **SIZES)
+    layout = Layout(micro_batch_size=8, num_microbatches=2, precision="bf16", **axes)
+    work = functools.partial(rehearse, limit_bytes=None)
+    fast = on_layout(layout, work, shape)
+    monkeypatch.setattr(matrix_products, "has_fast_16_bit_products", lambda: False)
+    copies = 2 * torch.float32.itemsize * 512 * 512
+    for found, without in zip(on_layout(layout, work, shape), fast, strict=True):
+        assert without < found <= without + copies
 
 
 @pytest.mark.sampled(3)
