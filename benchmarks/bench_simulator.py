@@ -158,8 +158,12 @@ def _frontier() -> list[Promise]:
         ("175B, 128 to 1,024", big, 0.8993, layout(4, 16, 2, 4000), layout(4, 16, 16, 500)),
         ("1T, 1,024 to 3,072", huge, 0.8705, layout(8, 64, 2, 4008), layout(8, 64, 6, 1336)),
     ):
-        value = frontier.strong_scaling(model, few, many)
-        found.append(_near(f"strong scaling, {name}", published, value, 0.05))
+        for of, what in ((1, "the stated batch"), (frontier.CONSUMED, "a quarter of it")):
+            smaller = (
+                replace(at, num_microbatches=at.num_microbatches // of) for at in (few, many)
+            )
+            value = frontier.strong_scaling(model, *smaller)
+            found.append(_near(f"strong scaling, {name}, {what}", published, value, 0.05))
     return found
 
 

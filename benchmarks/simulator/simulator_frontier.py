@@ -51,6 +51,10 @@ def frontier_layout(tp: int, pp: int, dp: int, num_microbatches: int, **others: 
     )
 
 
+CONSUMED: Final = 4
+"""A log of these authors (175B on 128 GCDs, whose peaks of memory are published) claims 150 TFLOP/s
+of a GCD, four times what its step times allow: the engine consumed one of so many samples that the
+flags stated. Whether their tables come from such runs is not known."""
 LAYOUT_175B: Final = frontier_layout(4, 16, 2, 640)
 LAYOUT_1T: Final = frontier_layout(8, 64, 6, 1600)
 
@@ -66,16 +70,24 @@ def simulated_tflops(model: ModelShape, layout: Layout, machine: Machine) -> flo
     return tflops(model, layout, steps([layout], model, machine)[0].step_s)
 
 
-def fitted_share() -> float:
+def fitted_share(layout: Layout = LAYOUT_175B) -> float:
     """The share of the peak with which 175B has its published speed; by bisection."""
     low, high = 0.2, 0.9
     for _ in range(20):
         share = (low + high) / 2
-        reached = simulated_tflops(
-            MODEL_175B, LAYOUT_175B, Machine.of(FRONTIER, matmul_share=share)
-        )
+        reached = simulated_tflops(MODEL_175B, layout, Machine.of(FRONTIER, matmul_share=share))
         low, high = (share, high) if reached < CALIBRATED_TFLOPS else (low, share)
     return share
+
+
+def rate_of_1t_where_less_was_consumed() -> float:
+    """TFLOP/s of 1T, fitted to 175B, if both runs consumed one of `CONSUMED` samples."""
+    small, large = (
+        replace(each, num_microbatches=each.num_microbatches // CONSUMED)
+        for each in (LAYOUT_175B, LAYOUT_1T)
+    )
+    machine = Machine.of(FRONTIER, matmul_share=fitted_share(small))
+    return simulated_tflops(MODEL_1T, large, machine)
 
 
 def strong_scaling(model: ModelShape, few: Layout, many: Layout) -> float:
