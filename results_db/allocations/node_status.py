@@ -9,12 +9,12 @@ status agrees. Quarantines outlive allocations: a worker gets them when it regis
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, delete, exists, insert, select
+from sqlalchemy import ColumnElement, delete, exists, insert, select, update
 from sqlalchemy.orm import Session
 
 from results_db.models.service_tables import AllocationNode, NodeQuarantine, WorkerRow
@@ -152,8 +152,14 @@ def _shown_by_a_worker(row: NodeQuarantine) -> ColumnElement[bool]:
     )
 
 
-_SAID: Final = ("position", "state", "doing", "reason", "free_devices", "health")
-"""The columns of a node that a status sets."""
+_SAID: Final = (
+    AllocationNode.position,
+    AllocationNode.state,
+    AllocationNode.doing,
+    AllocationNode.reason,
+    AllocationNode.free_devices,
+)
+"""The columns of a node that every status sets."""
 
 
 def later(now: datetime, seconds: float | None) -> datetime | None:
@@ -202,36 +208,31 @@ def keep_status(session: Session, worker: WorkerRow, status: StatusBody, now: da
 
 
 def _keep_nodes(session: Session, worker: WorkerRow, nodes: Sequence[NodeStatusBody]) -> None:
-    """Updates only nodes that changed: an allocation may have a thousand."""
-    query = select(AllocationNode).where(AllocationNode.worker_id == worker.id)
-    known = {row.name: row for row in session.scalars(query)}
+    """Writes only nodes that changed, and reads no reports: an allocation may have a thousand."""
+    query = select(AllocationNode.name, *_SAID).where(AllocationNode.worker_id == worker.id)
+    known = {name: said for name, *said in session.execute(query)}
+    new: list[dict[str, Any]] = []
+    changed: list[dict[str, Any]] = []
     for position, node in enumerate(nodes):
-        said = _columns(node, position)
-        row = known.pop(node.name, None)
-        if row is None:
-            session.add(
-                AllocationNode(
-                    worker_id=worker.id,
-                    name=node.name,
-                    num_devices=worker.devices_per_node,
-                    **said,
-                )
-            )
-        elif any(getattr(row, name) != value for name, value in said.items()):
-            for name, value in said.items():
-                setattr(row, name, value)
+        said = [position, node.state, node.doing, node.reason, node.free_devices]
+        before = known.pop(node.name, None)
+        # A worker sends the report of a check once; without one, the last report still holds.
+        if said != before or node.health is not None:
+            row: dict[str, Any] = {"worker_id": worker.id, "name": node.name}
+            row |= {column.key: value for column, value in zip(_SAID, said, strict=True)}
+            if node.health is not None:
+                row["health"] = dict(node.health)
+            if before is None:
+                new.append(row | {"num_devices": worker.devices_per_node})
+            else:
+                changed.append(row)
+    if new:
+        session.execute(insert(AllocationNode), new)
+    if changed:
+        session.execute(update(AllocationNode), changed)
     if known:
         session.execute(
             delete(AllocationNode).where(
                 AllocationNode.worker_id == worker.id, AllocationNode.name.in_(known)
             )
         )
-    session.flush()
-
-
-def _columns(node: NodeStatusBody, position: int) -> Mapping[str, Any]:
-    values = {name: getattr(node, name) for name in _SAID if name not in ("position", "health")}
-    # A worker sends the report of a check once; without one, the last report still holds.
-    if node.health is not None:
-        values["health"] = dict(node.health)
-    return {**values, "position": position}

@@ -453,25 +453,28 @@ class Driver:
         left_node_s = node_seconds_left(search.spec.budget, spent)
         left = trials_left(search.spec.budget, spent)
         is_bounded = left is not None and left <= MAX_A_ROUND
+        may_be_doubted = self._may_be_doubted(campaign, search)
         added = 0
         while added < most and target.is_short:
             limits = AskLimits(
                 left_node_s=left_node_s,
                 is_last=is_bounded and added == most - 1,
-                may_doubt=self._may_doubt(campaign, search),
+                may_doubt=may_be_doubted > 0,
             )
             layout = search.ask(limits)
             if layout is None:
                 break
-            target.add(_size(self._add_trial(campaign, search, layout)))
+            trial = self._add_trial(campaign, search, layout)
+            may_be_doubted -= trial.repeat_reason == "doubted"
+            target.add(_size(trial))
             added += 1
         return added > 0
 
-    def _may_doubt(self, campaign: CampaignRecord, search: CampaignSearch) -> bool:
-        """Whether one more repeat may go to a measurement that the strategy doubts."""
+    def _may_be_doubted(self, campaign: CampaignRecord, search: CampaignSearch) -> int:
+        """How many more repeats may go to measurements that the strategy doubts."""
         repeats = self._store.trials.count_repeats(campaign.id).values()
         most = most_doubted(search.spec.budget, search.spec.stop.remeasure)
-        return sum(each.doubted for each in repeats) < most
+        return most - sum(each.doubted for each in repeats)
 
     def _add_trial(
         self, campaign: CampaignRecord, search: CampaignSearch, layout: Layout

@@ -8,9 +8,6 @@ from typing import Final
 
 from results_db.records import TrialSize, WorkerRecord
 
-NUM_AHEAD: Final = 1
-"""Trials that wait beyond those that the live workers can run. One is enough to keep the workers
-busy; more would be chosen without the outcomes of the running ones."""
 MAX_TOO_LARGE: Final = 10
 """Waiting trials that are too large for every live worker and do not count; smaller ones run
 meanwhile."""
@@ -31,7 +28,9 @@ class OpenTrialTarget:
         self._capacity = sum(worker.num_nodes for worker in self._workers)
         self._num_waiting = 0
         self._num_too_large = 0
-        self._nodes: list[Fraction] = []
+        self._num_open = 0
+        self._nodes = self._largest = Fraction(0)
+        """Nodes that the open trials need, and that the largest of them needs."""
         for trial in open_trials:
             self.add(trial)
 
@@ -40,23 +39,27 @@ class OpenTrialTarget:
         """Whether the campaign needs another trial.
 
         The largest open trial does not count: while it waits for room, the others must fill the
-        devices.
+        devices. So one trial waits beyond those that the workers can run. One is enough to keep
+        them busy; more would be chosen without the outcomes of the running ones.
         """
         if self._num_waiting >= MAX_WAITING:
             return False
-        if len(self._nodes) < NUM_AHEAD:
-            return True
-        return sum(sorted(self._nodes)[:-NUM_AHEAD], start=Fraction(0)) < self._capacity
+        return not self._num_open or self._nodes - self._largest < self._capacity
 
     def add(self, trial: TrialSize) -> None:
         if trial.is_waiting and self._is_too_large(trial):
             self._num_too_large += 1
             if self._num_too_large > MAX_TOO_LARGE:
-                self._nodes.append(Fraction(1))
+                self._open(Fraction(1))
             # No live worker can run it, so it keeps no worker busy.
             return
         self._num_waiting += trial.is_waiting
-        self._nodes.append(self._nodes_of(trial))
+        self._open(self._nodes_of(trial))
+
+    def _open(self, nodes: Fraction) -> None:
+        self._num_open += 1
+        self._nodes += nodes
+        self._largest = max(self._largest, nodes)
 
     def _nodes_of(self, trial: TrialSize) -> Fraction:
         if trial.num_nodes > 1 or not self._shared:

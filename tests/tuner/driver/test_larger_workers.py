@@ -6,7 +6,7 @@ from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec
 from tests.tuner.factories import DrivenCampaign, make_spec, submit
 from tuner.driver.driver import Driver
-from tuner.driver.open_trial_target import MAX_TOO_LARGE, NUM_AHEAD
+from tuner.driver.open_trial_target import MAX_TOO_LARGE
 
 
 def wide_spec(**changes: object) -> CampaignSpec:
@@ -33,10 +33,10 @@ def test_trials_too_large_for_every_worker_do_not_keep_the_smaller_ones_from_bei
     store: Store,
 ) -> None:
     campaign = DrivenCampaign(store, wide_spec(budget={"trials": 60}))
-    campaign.until(lambda: store.workers.count_too_large(campaign.id) > NUM_AHEAD + 1)
+    campaign.until(lambda: store.workers.count_too_large(campaign.id) > 2)
     campaign.until_completed(campaign.count() + 2)
     assert campaign.record.state == "RUNNING"
-    assert store.workers.count_too_large(campaign.id) <= MAX_TOO_LARGE + NUM_AHEAD + 1
+    assert store.workers.count_too_large(campaign.id) <= MAX_TOO_LARGE + 2
 
 
 def test_without_any_worker_no_trial_counts_as_too_large(store: Store) -> None:
@@ -44,4 +44,4 @@ def test_without_any_worker_no_trial_counts_as_too_large(store: Store) -> None:
     driver = Driver(store)
     for _ in range(5):
         driver.step()
-    assert store.campaigns.count_trials(campaign.id)["PENDING"] == NUM_AHEAD
+    assert store.campaigns.count_trials(campaign.id)["PENDING"] == 1
