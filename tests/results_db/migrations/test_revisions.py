@@ -1,0 +1,212 @@
+"""What each revision adds, what earlier rows get, and which values the database refuses."""
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
+
+from results_db.admin.integrity import check_database
+from results_db.database.database import Database
+from results_db.migrations import migrate
+from results_db.store import Store
+from search_spaces.campaigns.fidelity import Fidelity
+from search_spaces.documents.reading import MAX_COUNT
+from search_spaces.spec.layout import COUNT_KNOBS, KNOBS, Layout
+from search_spaces.spec.model_shape import MODEL_RANGES
+from search_spaces.spec.presets.models import model_preset
+from tests.kit.store import make_campaign, make_worker, run_trial
+from tests.results_db.first_weeks import write_first_weeks
+
+ADDED: dict[str, dict[str, dict[str, object]]] = {
+    "r002": {
+        "trials": {"repeat_reason": None},
+        "measurements": {"others_share": None, "throttled": None},
+    },
+    "r004": {
+        "trials": {"pipeline_split": "layers", "cp": 1, "cp_comm_type": "all_gather"},
+        "measurements": {"balanced_routing": None, "expert_load": None},
+        "breakdowns": {"cp_s": 0.0},
+    },
+    "r005": {
+        "trials": {"ep": 1, "etp": 1},
+        "breakdowns": {"ep_s": 0.0},
+    },
+    "r006": {"trials": {"tp_columns": 1}},
+    "r007": {"trials": {"schedule": "1f1b", "rank_order": "tp_cp_dp_pp"}},
+}
+"""Columns that a revision adds to a table, with the values of earlier rows."""
+TABLES = ("trials", "measurements", "breakdowns")
+
+
+@pytest.fixture
+def upgraded(url: str) -> str:
+    """URL of such a database that was at r001 and was upgraded."""
+    migrate.downgrade(url, "r001")
+    migrate.upgrade(url)
+    return url
+
+
+def rows(url: str, table: str) -> dict[int, dict[str, Any]]:
+    """The rows of a table by the id of their trial."""
+    with closing(Database(url)) as database, database.read() as session:
+        found = map(dict, session.execute(text(f"SELECT * FROM {table}")).mappings())
+        return {row["id" if table == "trials" else "trial_id"]: row for row in found}
+
+
+def assign(url: str, table: str, assignment: str, **values: object) -> None:
+    key = {"trials": "id", "measurements": "trial_id"}.get(table)
+    only = f" WHERE {key} = (SELECT min({key}) FROM {table})" if key else ""
+    with closing(Database(url)) as database, database.write() as session:
+        assert session.execute(text(f"UPDATE {table} SET {assignment}{only}"), values).rowcount
+
+
+def test_earlier_rows_keep_their_values_and_get_those_of_no_use(url: str) -> None:
+    for revision in reversed(ADDED):
+        before = {table: rows(url, table) for table in TABLES}
+        migrate.downgrade(url, f"r{int(revision[1:]) - 1:03}")
+        for table in TABLES:
+            after = rows(url, table)
+            assert {key: before[table][key] | row for key, row in after.items()} == before[table]
+            added = before[table][1].keys() - after[1].keys()
+            assert added == ADDED[revision].get(table, {}).keys()
+    assert migrate.revision(url) == "r001"
+    earlier = {table: rows(url, table) for table in TABLES}
+    migrate.upgrade(url)
+    assert check_database(url).findings == ()
+    for table in TABLES:
+        new = {
+            name: value for each in ADDED.values() for name, value in each.get(table, {}).items()
+        }
+        assert rows(url, table) == {key: row | new for key, row in earlier[table].items()}
+    with closing(Store.connect(url)) as store:
+        found = [store.trials.find(campaign.id) for campaign in store.campaigns.find()]
+    trials = [trial for of_campaign in found for trial in of_campaign]
+    assert all(trial.layout_key.startswith(trial.layout.key) for trial in trials)
+    assert any(trial.repeat_of for trial in trials)
+    assert not any(trial.measurement.is_disturbed for trial in trials if trial.measurement)
+
+
+REFUSED = [
+    ("trials", "repeat_reason = 'boredom'", "repeat_reason"),
+    ("measurements", "others_share = 1.5", "others_share"),
+    ("measurements", "others_share = -0.1", "others_share"),
+    ("trials", "precision = 'int4'", "precision"),
+    ("trials", "pipeline_split = 'halves'", "pipeline_split"),
+    ("trials", "cp = 2", "num_devices"),
+    ("trials", "cp = 0", "(layout_counts|num_devices)"),
+    ("trials", "cp_comm_type = 'pigeons'", "cp_comm_type"),
+    ("trials", "ep = 0", "ep"),
+    ("trials", "etp = 0", "etp"),
+    ("trials", "tp_columns = 2", "num_devices"),
+    ("trials", "tp_columns = 0, num_devices = 0", "tp_columns"),
+    ("trials", "schedule = 'dualpipe'", "schedule"),
+    ("trials", "rank_order = 'dualpipe'", "rank_order"),
+]
+
+
+def test_values_that_cannot_be_are_refused(upgraded: str) -> None:
+    for table, assignment, check in REFUSED:
+        with pytest.raises(IntegrityError, match=f"ck_{table}_{check}"):
+            assign(upgraded, table, assignment)
+
+
+CHANGED = ("num_devices", "tp_columns", "cp", "precision", "zero_stage")
+"""Columns that the next test changes."""
+
+
+def test_new_values_are_stored_and_refused_by_earlier_revisions(upgraded: str) -> None:
+    for assignment, revision, check in (
+        ("tp_columns = 3, num_devices = num_devices * 3", "r005", None),
+        ("cp = 2, num_devices = num_devices * 2", "r003", None),
+        ("precision = 'fp8'", "r003", "precision"),
+        ("zero_stage = 3", "r003", "zero_stage"),
+    ):
+        migrate.downgrade(upgraded, revision)
+        with pytest.raises(IntegrityError, match=f"ck_trials_{check or 'num_devices'}"):
+            assign(upgraded, "trials", assignment if check else "num_devices = num_devices + 1")
+        migrate.upgrade(upgraded)
+        before = rows(upgraded, "trials")[1]
+        assign(upgraded, "trials", assignment)
+        assert rows(upgraded, "trials")[1] != before
+        assert check_database(upgraded).findings == ()
+        earlier = ", ".join(f"{name} = :{name}" for name in CHANGED)
+        assign(upgraded, "trials", earlier, **{name: before[name] for name in CHANGED})
+
+
+@pytest.mark.parametrize(
+    ("knob", "word"),
+    [
+        ("pipeline_split", "embedding_and_head"),
+        ("schedule", "zero_bubble"),
+        ("rank_order", "tp_cp_pp_dp"),
+    ],
+)
+def test_a_trial_of_another_word_is_stored_and_has_a_key_of_its_own(
+    url: str, knob: str, word: str
+) -> None:
+    other = Layout(**{"pp": 2, "dp": 1, "num_microbatches": 4, knob: word})
+    with closing(Store.connect(url)) as store:
+        campaign = make_campaign(store, "other words")
+        make_worker(store, "w", num_nodes=1, devices_per_node=2)
+        for layout in (other, replace(other, **{knob: KNOBS[knob].default})):
+            run_trial(store, campaign, layout)
+        first, second = store.trials.find(campaign)
+    assert (first.layout, first.layout_key) == (other, other.key)
+    assert second.layout_key != other.key
+    assert second.layout_key in (
+        other.key.replace(f"-{word}", ""),
+        other.key.replace(f"-ps_{word}", ""),
+    )
+
+
+def longest_key() -> str:
+    """The key of a cheap probe whose every number has the most digits."""
+    longest = Layout(**dict.fromkeys(COUNT_KNOBS, MAX_COUNT))
+    for name, knob in KNOBS.items():
+        others = [replace(longest, **{name: choice}) for choice in knob.choices]
+        longest = max(longest, *others, key=lambda layout: len(layout.key)) if others else longest
+    model = replace(model_preset("tiny"), num_layers=MODEL_RANGES["num_layers"].high)
+    probe = Fidelity(num_microbatches=MAX_COUNT, dp=MAX_COUNT, num_layers=model.num_layers - 1)
+    return probe.key(longest, model)
+
+
+def test_the_longest_key_fits(upgraded: str) -> None:
+    key = longest_key()
+    assert 200 < len(key) == 218 <= 240
+    for table in ("trials", "knob_steps"):
+        assign(upgraded, table, "layout_key = :key", key=key)
+        with closing(Database(upgraded)) as database, database.read() as session:
+            assert key in session.scalars(text(f"SELECT layout_key FROM {table}")).all()
+
+
+def test_trainers_of_r002_have_no_known_parameters(url: str) -> None:
+    with closing(Store.connect(url)) as store:
+        make_worker(store, "earlier", cluster="c", trainers={"theirs": "1"})
+        before = store.workers.find(live=False)
+    migrate.downgrade(url, "r002")
+    migrate.upgrade(url)
+    assert check_database(url).findings == ()
+    with closing(Store.connect(url)) as store:
+        assert store.workers.find(live=False) == before
+        assert store.workers.declared_parameters("c", "theirs") == [None]
+        assert store.workers.declared_parameters("c", "ours") == []
+
+
+def triggers(url: str) -> set[str]:
+    with closing(Database(url)) as database, database.read() as session:
+        query = "SELECT sql FROM sqlite_master WHERE type = 'trigger'"
+        return set(session.scalars(text(query)))
+
+
+def test_triggers_outlive_the_new_table(tmp_path: Path) -> None:
+    url = write_first_weeks(tmp_path / "results.sqlite3")
+    before = triggers(url)
+    assert before
+    migrate.downgrade(url, "r003")
+    assert triggers(url) == before
+    migrate.upgrade(url)
+    assert triggers(url) == before
