@@ -128,11 +128,11 @@ class _SimulatedWorker:
     scheduler: Scheduler = field(init=False)
     ends: dict[HeldTrial, int] = field(default_factory=dict)
     """By running trial, the number of its end in the order of simulated time."""
-    asks_ahead: bool = False
-    """Whether its last request was for any trial."""
     num_waiting: int = 0
     open_nodes: float = 0.0
     largest_open: float = 0.0
+    smallest_open: int = 0
+    """Devices of the smallest of its trials."""
     devices: int = 0
     devices_used: int = 0
 
@@ -152,17 +152,13 @@ class _SimulatedWorker:
         running = [each.request.layout.num_devices for each in trials if each.is_running]
         self.num_waiting = len(trials) - len(running)
         self.open_nodes, self.largest_open = sum(nodes), max(nodes, default=0.0)
+        self.smallest_open = min((each.request.layout.num_devices for each in trials), default=0)
         self.devices_used = sum(running)
         self.devices = sum(self.roster.sizes(self.roster.usable()))
 
     @property
     def devices_free(self) -> int:
         return self.devices - self.devices_used
-
-    def ask(self, *, wait_s: float, ahead: bool = False) -> bool:
-        """Requests a trial; returns whether it did."""
-        self.asks_ahead = ahead
-        return self.scheduler.ask(wait_s=wait_s, ahead=ahead)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -389,11 +385,9 @@ class SimulatedWorkers:
             self._moved.update(self._members)
             return
         member.scheduler.take(event)
-        if isinstance(event, LeaseAnswered) and event.lease is None:
-            if not member.asks_ahead:
-                self._pass_on(member)
-            return
         if isinstance(event, LeaseAnswered):
+            if event.lease is None:
+                return
             self._patience.answered()
             self._asking.add(member)
         if isinstance(event, HeartbeatAnswered) and not any(
@@ -404,12 +398,24 @@ class SimulatedWorkers:
         if member.scheduler.failure is not None:
             self._queue.put((None, DrainAsked()))
 
-    def _pass_on(self, member: _SimulatedWorker) -> None:
-        """A worker has no trial for its free devices: the freest asks, and then for one ahead."""
-        freest = max(self._members, key=lambda each: each.devices_free)
-        is_freer = freest.devices_free > member.devices_free
-        if not (is_freer and freest.ask(wait_s=0.0)) and self._may_lease_ahead(freest):
-            freest.ask(wait_s=0.0, ahead=True)
+    def _ask_after(self, member: _SimulatedWorker) -> None:
+        """Requests a trial for a worker or, where it has no room, for the freest one.
+
+        Room is for the smallest trial that is open anywhere.
+        """
+        sizes = [each.smallest_open for each in self._members if each.open_nodes]
+        least = min(sizes, default=0)
+        asker = member if member.devices_free >= least else self._freest
+        if asker.devices_free >= least or self._may_lease_ahead(asker):
+            self._ask(asker, 0.0)
+
+    def _ask(self, member: _SimulatedWorker, wait_s: float) -> bool:
+        """Requests a trial that fits, or any where one may be leased ahead; whether it did."""
+        return member.scheduler.ask(wait_s=wait_s, ahead=self._may_lease_ahead(member))
+
+    @property
+    def _freest(self) -> _SimulatedWorker:
+        return max(self._members, key=lambda each: each.devices_free)
 
     def _advance(self) -> None:
         """Takes the steps of all workers for which something has happened."""
@@ -427,7 +433,7 @@ class SimulatedWorkers:
                 self._busy_at = now
         for member in self._asking:
             if member.num_waiting < MOST_WAITING:
-                member.ask(wait_s=0.0)
+                self._ask_after(member)
         self._asking.clear()
         idle_s = self.end_when_idle_s
         if idle_s is not None and now >= self._busy_at + idle_s:
@@ -470,7 +476,7 @@ class SimulatedWorkers:
         self._num_ended += 1
         member.scheduler.take(ProbeEnded(trial=trial, outcome=outcome))
         self._moved.add(member)
-        self._asking |= {member, max(self._members, key=lambda each: each.devices_free)}
+        self._asking.add(member)
         self._patience.began()
 
     def _blocked_s(self, posting: Posting) -> float | None:
@@ -489,7 +495,8 @@ class SimulatedWorkers:
         if self._is_in_motion() or any(each.scheduler.is_requesting for each in self._members):
             return _BLOCKED_WAIT_S
         left_s = self._patience.left_s if self._is_driver_late() else 0.0
-        is_asked = left_s > 0 and self._ask_freest(min(left_s, _LONGEST_ASK_S))
+        freest, wait_s = self._freest, min(left_s, _LONGEST_ASK_S)
+        is_asked = wait_s > 0 and freest.devices_free > 0 and self._ask(freest, wait_s)
         return _BLOCKED_WAIT_S if is_asked else None
 
     def _is_in_motion(self) -> bool:
@@ -539,14 +546,8 @@ class SimulatedWorkers:
         if self.time_left_s is not None:
             self._move_to(self.clock() + min(passed_s, _TICK_S) / (self.time_scale or 1.0))
         if not any(each.scheduler.is_requesting for each in self._members):
-            self._ask_freest(_LONGEST_ASK_S)
+            self._ask(self._freest, _LONGEST_ASK_S)
         return _TICK_S
-
-    def _ask_freest(self, wait_s: float) -> bool:
-        """Requests a trial where the most devices are free; returns whether it did."""
-        freest = max(self._members, key=lambda each: each.devices_free)
-        ahead = self._may_lease_ahead(freest)
-        return freest.devices_free > 0 and freest.ask(wait_s=wait_s, ahead=ahead)
 
     def _move_to(self, at_s: float) -> None:
         self._use.add(self._members, at_s - self.clock())
