@@ -15,9 +15,8 @@ from workers.simulation.scenarios import simulated_table
 PROBES: Final = 60
 STRESS: Final = "stress-22b"
 SIMULATED: Final = {"stress": STRESS, "events": "h100-8b"}
-"""Scenarios by name of the landscape. The truth of `stress` is the closed form with every term
-wrong; that of `events` shares no term with the estimates: it is a walk through the events of a
-step."""
+"""Scenarios by name of the landscape. Both are walks through the events of a step, which share no
+formula with the estimates; of `stress` every constant is far off, with a distortion on top."""
 STRESS_PENDING: Final = 8
 MANY_CELLS: Final = 12
 """A table of more cells than this is searched with fewer seeds: as many runs in all."""
