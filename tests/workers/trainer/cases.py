@@ -30,6 +30,8 @@ from workers.trainer.training import Training
 
 CPU = torch.device("cpu")
 STEPS = 10
+FEW_STEPS = 4
+"""Enough for runs that must be equal to the bit: what differs once differs from then on."""
 ADAMW = OptimizerSettings()
 
 TP, PP, DP = {"tp": 2}, {"pp": 2}, {"dp": 2}

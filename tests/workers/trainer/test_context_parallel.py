@@ -59,7 +59,7 @@ def test_sgd_moves_the_weights_as_the_reference_does(comm_type: str) -> None:
         assert relative_l2({name: moved[name]}, {name: should[name]}) < parameter_error(shape), name
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(7)
 @COMM_TYPES
 @FAMILIES
 @over_axes(
@@ -92,6 +92,7 @@ LONG = make_shape(
 )
 
 
+@functools.cache
 def peaks(**changes: Any) -> list[int]:
     layout = Layout(**{"micro_batch_size": 16, "num_microbatches": 2, **changes})
     return on_layout(layout, functools.partial(rehearse, limit_bytes=None), LONG)

@@ -216,6 +216,7 @@ def test_a_sharded_rank_holds_what_was_said_before(
         assert told == held
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("zero_stage", [1, 2, 3])
 @pytest.mark.parametrize(("pp", "vpp"), [(1, 1), (2, 1), (2, 2)])
 @pytest.mark.parametrize("family", ["gpt", "llama"])
@@ -399,7 +400,7 @@ def test_a_stage_holds_what_is_estimated(family: str, pp: int, vpp: int, recompu
         assert 0.975 * found < expected < found
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize(("pp", "num_microbatches"), [(2, 8), (4, 8), (4, 2)])
 @pytest.mark.parametrize(
@@ -469,7 +470,7 @@ def test_products_in_fp32_hold_the_copies_of_one_product_more(
         assert without < found <= without + copies
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "axes",
     [

@@ -77,12 +77,15 @@ OF_EXPERTS = replace(
 
 
 @functools.cache
-def legal_layouts(model: ModelShape, *, num_devices: int) -> list[Layout]:
-    """Every layout of the space on so many ranks, which need not be cores of this machine."""
+def legal_layouts(model: ModelShape) -> dict[int, list[Layout]]:
+    """Every layout of the space by its number of ranks, which need not be cores of this machine."""
     space = OF_EXPERTS if model.num_experts else SPACE
     legal = enumerate_legal(space, model, detect_local_cpu(), scopes=ALL_SCOPES - {"machine"})
-    layouts = [legal.layout(index) for index in range(len(legal))]
-    return [layout for layout in layouts if layout.num_devices == num_devices]
+    layouts: dict[int, list[Layout]] = {}
+    for index in range(len(legal)):
+        layout = legal.layout(index)
+        layouts.setdefault(layout.num_devices, []).append(layout)
+    return layouts
 
 
 def legal_variants(model: ModelShape, layout: Layout) -> list[Layout]:
@@ -113,7 +116,7 @@ def _degrees(layout: Layout) -> tuple[Any, ...]:
 @st.composite
 def cases(draw: st.DrawFn, *, sizes: tuple[int, ...]) -> tuple[ModelShape, Layout, float | None]:
     model = draw(st.sampled_from(MODELS))
-    legal = legal_layouts(model, num_devices=draw(st.sampled_from(sizes)))
+    legal = legal_layouts(model)[draw(st.sampled_from(sizes))]
     # By its degrees first: else those with the most variants would be nearly all that is drawn.
     degrees = draw(st.sampled_from(sorted({_degrees(layout) for layout in legal})))
     layout = draw(st.sampled_from([layout for layout in legal if _degrees(layout) == degrees]))
@@ -130,8 +133,8 @@ def assert_trains_as_one_process(model: ModelShape, layout: Layout, clip: float 
 
 def test_the_rules_open_every_knob_to_the_drawn_layouts() -> None:
     """Else the tests below would not try what they are there for."""
-    four = [layout for model in MODELS for layout in legal_layouts(model, num_devices=4)]
-    eight = [layout for model in MODELS for layout in legal_layouts(model, num_devices=8)]
+    four = [layout for model in MODELS for layout in legal_layouts(model)[4]]
+    eight = [layout for model in MODELS for layout in legal_layouts(model)[8]]
     for layouts in (four, eight):
         degrees = ("tp", "tp_columns", "cp", "pp", "dp", "ep", "etp")
         for knob in (*degrees, "cp_comm_type", "micro_batch_size", "zero_stage"):
@@ -145,7 +148,7 @@ def test_the_rules_open_every_knob_to_the_drawn_layouts() -> None:
 
 def test_every_schedule_and_order_of_ranks_is_drawn() -> None:
     for model in MODELS:
-        layouts = legal_layouts(model, num_devices=4)
+        layouts = legal_layouts(model)[4]
         found = {
             (each.schedule, each.rank_order)
             for layout in layouts

@@ -12,6 +12,7 @@ from torch import Tensor
 from tests.workers.trainer.cases import (
     CUT,
     DP,
+    FEW_STEPS,
     TP,
     VPP,
     ZERO,
@@ -50,8 +51,8 @@ def test_interleaving_is_bitwise_equal_to_the_same_layout_without_a_pipeline(
     family: str, stages: dict[str, Any], beside: dict[str, Any]
 ) -> None:
     shape = make_shape(family, num_layers=4 if beside else 8)
-    found = train(shape, make_layout(**stages, **beside))
-    assert_bitwise_equal(found, train(shape, make_layout(**beside)))
+    found = train(shape, make_layout(**stages, **beside), steps=FEW_STEPS)
+    assert_bitwise_equal(found, train(shape, make_layout(**beside), steps=FEW_STEPS))
 
 
 @pytest.mark.sampled(3)
@@ -60,9 +61,10 @@ def test_interleaving_is_bitwise_equal_to_the_same_layout_without_a_pipeline(
 def test_a_tied_embedding_lies_on_first_and_last_chunk(family: str, axes: dict[str, Any]) -> None:
     """Gradients of both ends are summed as in a plain pipeline; `train` refuses unequal copies."""
     shape = make_shape(family, num_layers=4, tied_embeddings=True)
-    interleaved = train(shape, make_layout(pp=2, vpp=2, **axes))
-    assert_bitwise_equal(interleaved, train(shape, make_layout(pp=2, **axes)))
-    assert_same_training(interleaved, train(shape, make_layout()))
+    interleaved = train(shape, make_layout(pp=2, vpp=2, **axes), steps=FEW_STEPS)
+    plain = train(shape, make_layout(pp=2, **axes), steps=FEW_STEPS)
+    assert_bitwise_equal(interleaved, plain)
+    assert_same_training(interleaved, train(shape, make_layout(), steps=FEW_STEPS))
 
 
 def on_two_ranks(work: Any) -> list[Any]:
