@@ -35,8 +35,8 @@ def simulated_request(*, nodes: int = 1, **changes: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def simulated(service: WorkedService, *options: str, nodes: int = 4) -> Iterator[None]:
-    """A simulated worker, with everything that waits for it."""
+def simulated(service: WorkedService, *options: str, nodes: int = 1) -> Iterator[None]:
+    """A simulated worker; while some nodes are free it would wait seconds for a late driver."""
     with running_worker(service, *FRONTIER, "--nodes", str(nodes), *options) as worker:
         yield
         worker.terminate()
@@ -57,19 +57,17 @@ def test_campaigns_and_workers_have_one_version_of_the_simulator() -> None:
 
 
 def test_outcomes_are_posted_in_the_order_of_their_simulated_ends(service: WorkedService) -> None:
-    lengths = {1: 60, 2: 10, 3: 40, 4: 25}
+    lengths = {1: 600, 2: 10, 3: 40, 4: 25}
     for trial_id, iterations in lengths.items():
         service.add_trial(trial_id, simulated_request(iterations=iterations))
-    with simulated(service):
+    with simulated(service, nodes=2):
         posted = outcomes_of(service, 4)
-    assert [each["trial_id"] for each in posted] == [2, 4, 3, 1]
-    took = [each["outcome"]["duration_s"] for each in posted]
-    assert took == sorted(took)
+    assert [each["trial_id"] for each in posted] == [2, 3, 4, 1]
 
 
 def test_it_says_that_it_simulates_and_each_figure_says_so_too(service: WorkedService) -> None:
-    service.add_trial(1, simulated_request())
-    with simulated(service):
+    service.add_trial(1, simulated_request(nodes=4))
+    with simulated(service, nodes=4):
         (posted,) = outcomes_of(service, 1)
     (said,) = service.registrations
     assert said["allocation"]["launcher"] == "simulated"
@@ -117,7 +115,7 @@ def test_a_slow_probe_is_stopped_early_and_holds_its_nodes_for_less(service: Wor
 
 def test_a_probe_that_is_too_slow_for_its_deadline_fails_at_it(service: WorkedService) -> None:
     service.add_trial(1, simulated_request(iterations=9000, deadline_s=90.0))
-    with simulated(service, nodes=1):
+    with simulated(service):
         (posted,) = outcomes_of(service, 1)
     assert posted["outcome"]["reason"] == "timeout"
     assert posted["outcome"]["duration_s"] == pytest.approx(90.0)
@@ -138,7 +136,7 @@ def test_a_simulated_second_takes_as_long_as_was_asked_and_a_probe_can_be_stoppe
 ) -> None:
     service.add_trial(1, simulated_request(iterations=1000))
     service.stop = [1]
-    with simulated(service, "--time-scale", "1", nodes=1):
+    with simulated(service, "--time-scale", "1"):
         (posted,) = outcomes_of(service, 1)
     assert posted["outcome"]["state"] == "cancelled"
     assert 0 < posted["outcome"]["duration_s"] < 60
