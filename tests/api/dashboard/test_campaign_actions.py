@@ -91,6 +91,7 @@ def test_buttons_work_again_after_the_reader_has_gone_back_and_forms_outlive_a_r
         const form = document.querySelector("form[action$='/pause']");
         await new Promise((done) => {
             document.addEventListener("page-swapped", done, { once: true });
+            leaving = false;  // as it is five seconds after the click
             refresh();
         });
         return form.isConnected;

@@ -417,18 +417,18 @@ def test_more_connections_than_files_may_be_open_are_one_clear_error(tmp_path: P
 
 
 def test_an_address_that_is_none_is_answered_400(
-    live: Live, caplog: pytest.LogCaptureFixture
+    hasty: Live, caplog: pytest.LogCaptureFixture
 ) -> None:
     for address in (b"CONNECT x:1", b"GET http://[", b"GET http://a:99999999/"):
         for is_first in (True, False):
-            with connected(live) as connection:
+            with connected(hasty) as connection:
                 if not is_first:
                     connection.sendall(HEALTH + b"\r\n")
                     assert read_answer(connection).startswith(b"HTTP/1.1 200 ")
                 connection.sendall(address + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 assert read_to_end(connection).startswith(b"HTTP/1.1 400 ")
     assert not [record for record in caplog.records if record.exc_info]
-    with connected(live) as connection:  # what came before it is still answered
+    with connected(hasty) as connection:  # what came before it is still answered
         connection.sendall(HEALTH + b"\r\nGET http://[ HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert read_to_end(connection).startswith(b"HTTP/1.1 200 ")
 
