@@ -51,25 +51,6 @@ def test_a_campaign_is_submitted_as_yaml(http: TestClient) -> None:
     assert answer.json()["spec"]["budget"]["trials"] == 5
 
 
-@pytest.mark.parametrize(
-    ("changes", "kind", "says"),
-    [
-        ({"space": {**CAMPAIGN["space"], "tp": [3, 6]}}, "no-legal-layout", "heads_over_tp"),
-        ({"model": "gpt-22b"}, "model-too-large", "GiB"),
-        ({"name": "taken"}, "campaign-duplicate", "'taken' exists already"),
-    ],
-)
-def test_a_campaign_that_cannot_run_is_refused_as_a_problem_of_its_kind(
-    api: Api, changes: dict[str, Any], kind: str, says: str
-) -> None:
-    api.submit(name="taken")
-    answer = api.http.post("/v1/campaigns", json={**CAMPAIGN, **changes})
-    assert answer.status_code == (409 if kind == "campaign-duplicate" else 422)
-    assert answer.json()["type"].endswith(f":{kind}")
-    assert says in answer.json()["detail"]
-    assert len(api.get("/campaigns")["campaigns"]) == 1
-
-
 def test_a_document_that_is_no_yaml_or_of_another_type_is_refused(http: TestClient) -> None:
     body = b"name: x\nmodel: [tiny\nspace: 1\n"
     answer = http.post("/v1/campaigns", content=body, headers=YAML)

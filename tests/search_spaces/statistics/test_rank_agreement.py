@@ -6,7 +6,7 @@ import math
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kendalltau
 
@@ -29,6 +29,7 @@ def about(value: float, share: float) -> MeasuredValue:
 figures = st.integers(min_value=1, max_value=6).map(float)
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(figures, figures), min_size=2, max_size=9))
 def test_tau_is_scipy_s_where_figures_are_exact(pairs: list[tuple[float, float]]) -> None:
     first, second = ([exact(pair[side]) for pair in pairs] for side in (0, 1))

@@ -47,13 +47,6 @@ def test_it_is_measured_first_and_counts_in_the_budget(
     assert len(set(layouts_of(first))) == len(first)
 
 
-def test_a_budget_of_one_trial_measures_it_alone(store: Store) -> None:
-    spec = with_baseline(budget={"trials": 1})
-    campaign = run_campaign(store, spec)
-    assert layouts_of(store.trials.find(campaign.id)) == [spec.baseline]
-    assert campaign.reason == "budget"
-
-
 @pytest.mark.parametrize(("baseline", "more"), [(INSIDE, 0), (OUTSIDE, 1)])
 def test_an_exhaustive_campaign_measures_no_layout_twice(
     store: Store, baseline: dict[str, Any], more: int

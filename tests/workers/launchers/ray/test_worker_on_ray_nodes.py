@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -12,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.kit.fake_service import serve
-from tests.kit.waiting import wait_until
 from tests.kit.worker_loop import WorkedService, running_worker
 from tests.workers.ray_nodes import PATIENCE_S, RayNodeProcess, make_nodes
 
@@ -63,30 +60,3 @@ def test_probes_of_one_and_of_two_nodes_run_and_the_worker_ends_when_idle(
         seen = {name: told["num_devices_seen"] for name, told in service.told_health().items()}
         assert seen == {node["name"]: 2 for node in status["nodes"]}
         assert 0 < status["ends_in_s"] < 3600
-
-
-def test_a_probe_whose_node_dies_is_run_again_on_another(
-    nodes: Sequence[RayNodeProcess], mark: str, tmp_path: Path
-) -> None:
-    with serve(WorkedService(tmp_path / "spool")) as service:
-        service.add(1, 2, iterations=100_000)
-
-        def doing() -> dict[str, str]:
-            bodies = service.heartbeats[-1:]
-            return {n["name"]: n["doing"] for body in bodies for n in body["status"]["nodes"]}
-
-        def are_iterating() -> bool:
-            return [beat["phase"] for beat in service.beats().values()] == ["iterating"] * 2
-
-        with working(service, nodes) as worker:
-            wait_until("both are at their iterations", are_iterating, 2 * PATIENCE_S)
-            of_lost, of_other = doing()["n1"], doing()["n0"]
-            os.kill(nodes[1].pid_of("raylet"), signal.SIGKILL)
-            wait_until("it is lost", lambda: doing()["n1"] == "", PATIENCE_S)
-            service.stop = [int(of_other.split()[1])]
-            wait_until("it runs on the other", lambda: doing()["n0"] == of_lost, PATIENCE_S)
-            wait_until("n1 is back", lambda: service.states()["n1"] == "idle", 2 * PATIENCE_S)
-            worker.terminate()
-            assert worker.wait(60) == 0
-        assert [body["outcome"]["state"] for body in service.outcomes] == ["cancelled"]
-        assert service.unregistered == ["session-1"]
