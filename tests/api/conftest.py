@@ -28,6 +28,12 @@ from tests.kit.services import ServeProcess
 from tests.kit.store import TimelyStore
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Spares the fast suite the seconds in which the cases of every route are made."""
+    is_slow = collection_path.name == "test_any_request.py"
+    return True if is_slow and "not slow" in config.option.markexpr else None
+
+
 @pytest.fixture
 def settings() -> Settings:
     return Settings(token=TOKEN, lease_poll_s=0.02)
