@@ -108,9 +108,10 @@ def test_the_peak_is_what_is_estimated(comm_type: Any, cp: int, recompute: Any) 
     assert max(peaks(**knobs)) == pytest.approx(float(peak_memory_bytes(layout, LONG)), rel=0.06)
 
 
+@pytest.mark.sampled(3)
 @COMM_TYPES
 def test_sharing_sequences_lowers_the_peak_of_every_rank(comm_type: str) -> None:
     (alone,) = peaks()
-    two, four = (peaks(cp=cp, cp_comm_type=comm_type) for cp in (2, 4))
+    two, four = (peaks(cp=cp, cp_comm_type=comm_type, recompute="none") for cp in (2, 4))
     assert max(four) < min(two)
     assert max(two) < alone

@@ -86,7 +86,7 @@ OF_EIGHT = [
 ]
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(9)
 @FAMILIES
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @over_axes(*LAYOUTS, slow=OF_EIGHT)
@@ -117,7 +117,7 @@ def test_sgd_and_clipping_move_every_weight_as_the_reference_does(
         assert relative_l2({name: moved[name]}, {name: should[name]}) < allowed, name
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @FAMILIES
 @over_axes({}, TP, ZERO_3, {"recompute": "full"})
