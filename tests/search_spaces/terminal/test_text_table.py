@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from search_spaces.terminal.console import text_width
+from search_spaces.terminal.plurals import counted
 from search_spaces.terminal.text_table import print_table, table_lines
 
 COLUMNS = (">rank", ">trial", ">nodes", ">tp", ">pp", ">mbs", ">zero", "also", ">tokens/s", ">step")
@@ -115,3 +116,8 @@ def test_brackets_are_no_markup(capsys: pytest.CaptureFixture[str], text: str) -
     print_table(["name", ">number"], [[text, "1"]], title=f"of {text}")
     said = capsys.readouterr().out
     assert said.count(text) == 2
+
+
+@pytest.mark.parametrize(("number", "words"), [(0, "0 trials"), (1, "1 trial"), (21, "21 trials")])
+def test_a_count_of_one_is_singular(number: int, words: str) -> None:
+    assert counted(number, "trial") == words

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from search_spaces.spec.layout import CP_COMM_TYPES, Layout, PipelineSplit
 from search_spaces.spec.model_shape import ModelShape
@@ -19,6 +20,7 @@ from search_spaces.trainers.base import TrainerAdapter, TrainerJob
 from search_spaces.trainers.megatron_bridge import MEGATRON_BRIDGE
 from search_spaces.trainers.megatron_deepspeed import MEGATRON_DEEPSPEED
 from search_spaces.trainers.megatron_lm import MEGATRON_LM
+from search_spaces.trainers.program import read_trainers
 from search_spaces.trainers.registry import ADAPTERS
 from tests.kit.layouts import EVERY_KNOB
 
@@ -304,3 +306,15 @@ def test_the_order_of_ranks_is_a_flag_without_megatron_fsdp() -> None:
     for adapter in (MEGATRON_LM, MEGATRON_BRIDGE):
         assert "rank_order=tp_cp_pp_dp with zero_stage=3" in "; ".join(adapter.refusals(sharded))
     assert "rank_order" in MEGATRON_DEEPSPEED.all_lacking(TrainerJob(model=LLAMA, layout=layout))
+
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "trainers"
+
+
+def test_the_entry_of_megatron_lm_is_read_and_states_what_the_arguments_leave_out() -> None:
+    document = yaml.safe_load((EXAMPLES / "trainers.yaml").read_text())
+    entry = read_trainers(document, str(EXAMPLES))["megatron-lm"]
+    assert ADAPTERS[entry.adapter].name == "megatron-lm"
+    assert "{arguments}" in entry.command
+    for flag in ("--train-iters={steps}", "--lr={learning_rate}", "--mock-data"):
+        assert flag in entry.command

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from search_spaces.protocol.outcome import Outcome
 from tests.kit.side_by_side import make_task
+from workers.rank_jobs.rank import _one_line
 from workers.ranks.json_lines import Document, JsonLines
 from workers.ranks.rank_reports import RankReports
 
@@ -60,3 +62,9 @@ def test_a_report_during_the_exits_is_told_before_its_own(result: Document) -> N
     group.late = [result]
     assert group.end() == [("exit", 1), ("report", 0), ("exit", 0)]
     assert group.events[1]["document"] == result
+
+
+def test_an_error_that_quotes_a_name_of_no_encoding_still_makes_an_outcome() -> None:
+    said = _one_line(OSError("cannot open weights-\udcff.bin\nand more"))
+    assert said == "OSError: cannot open weights-\\udcff.bin"
+    assert Outcome(state="failed", reason="crashed", message=said).message == said

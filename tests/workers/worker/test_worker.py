@@ -95,37 +95,11 @@ def test_an_outcome_of_a_killed_worker_is_posted_by_the_next(service: WorkedServ
     assert not service.kept()
 
 
-def test_an_outcome_is_kept_when_the_service_stays_away(service: WorkedService) -> None:
-    def leave(_on_event: OnEvent, _cancelled: Cancelled) -> Outcome:
-        service.away = True
-        return FAILED
-
-    service.add(7)
-    service.work(leave, until=service.kept)
-    assert service.kept() == ["trial-7-attempt-1.json"]
-
-
 def test_a_refused_outcome_is_set_aside_and_work_goes_on(service: WorkedService) -> None:
     service.refuse_outcomes = True
     service.add(7)
     service.work(until=(service.spool_dir / "rejected" / "trial-7-attempt-1.json").exists)
     assert service.unregistered == ["session-1"]
-
-
-def test_an_outcome_that_breaks_the_service_is_posted_again_later(service: WorkedService) -> None:
-    service.breaks_over = {1}
-    service.add(1, 2)
-
-    def repair_once() -> bool:
-        if service.breaks_over and service.outcomes:
-            kept.extend(service.kept())
-            service.breaks_over = set()
-        return len(service.outcomes) == 2
-
-    kept: list[str] = []
-    service.work(until=repair_once)
-    assert "trial-1-attempt-1.json" in kept
-    assert list(service.posted()) == [2, 1]
 
 
 def test_a_worker_whose_name_is_taken_ends_its_probe_and_says_so(service: WorkedService) -> None:
