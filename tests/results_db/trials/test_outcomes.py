@@ -187,14 +187,6 @@ def test_stopping_an_attempt_that_was_superseded_does_not_touch_the_trial(
     assert (trial.worker_id, trial.attempt, trial.lost_attempts) == (other.id, 2, 1)
 
 
-def test_a_cancelled_campaign_ends_its_running_trial_when_the_worker_has_stopped(
-    store: Store, campaign: int, running: int
-) -> None:
-    store.campaigns.cancel(campaign)
-    assert post_outcome(store, running, 1, failed("cancelled")).state == "CANCELLED"
-    assert store.trials.count_open(campaign) == 0
-
-
 def test_a_measurement_that_came_before_the_stop_is_kept(
     store: Store, campaign: int, running: int
 ) -> None:

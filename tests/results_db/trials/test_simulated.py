@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from results_db.campaigns.plans import PlanOptions
-from results_db.errors import MeasurementInvalidError
 from results_db.leaderboard.measured_runs import earlier_repeats
 from results_db.store import Store
 from search_spaces.campaigns.campaign import CampaignSpec
@@ -90,15 +89,6 @@ def test_workers_get_only_trials_of_their_kind_and_version(store: Store) -> None
     pretender = make_worker(store, "pretender", trainers=both).id
     assert [each.trial_id for each in take_leases(store, pretender, 9)] == [measured]
     assert lease_one(store, simulated_worker(store)).trial_id == rehearsed
-
-
-@pytest.mark.sqlite_is_enough
-def test_a_measurement_of_the_other_kind_is_refused(store: Store) -> None:
-    worker, campaign = simulated_worker(store), simulated_campaign(store)
-    trial = store.trials.add(campaign, Layout()).id
-    lease_one(store, worker)
-    with pytest.raises(MeasurementInvalidError, match=f"measures with '{SIMULATOR}'"):
-        post_outcome(store, trial, 1, completed())
 
 
 def test_simulated_seconds_count_and_no_real_ones(store: Store, clock: TurnableClock) -> None:
