@@ -99,14 +99,22 @@ def assert_fits(page: Page) -> None:
     assert not hidden, f"tables of a small screen scroll sideways: {hidden}"
 
 
-def look_at(page: Page) -> None:
-    """Fails if a page is not accessible in light and dark, or wider than one of three windows."""
+def assert_accessible_in_both_schemes(page: Page) -> None:
     for scheme in _SCHEMES:
         page.emulate_media(color_scheme=scheme)
         assert_accessible(page)
+
+
+def assert_fits_three_windows(page: Page) -> None:
     for width in (380, 800, 1600):
         page.set_viewport_size({"width": width, "height": 900})
         assert_fits(page)
+
+
+def look_at(page: Page) -> None:
+    """Fails if a page is not accessible in light and dark, or wider than one of three windows."""
+    assert_accessible_in_both_schemes(page)
+    assert_fits_three_windows(page)
 
 
 @contextmanager

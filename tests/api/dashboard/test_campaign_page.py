@@ -7,7 +7,11 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from api.html import leaderboard_table
-from tests.api.dashboard.browser import Visitor, assert_accessible, look_at
+from tests.api.dashboard.browser import (
+    Visitor,
+    assert_accessible_in_both_schemes,
+    assert_fits_three_windows,
+)
 from tests.api.dashboard.explored import LAYOUTS, Explored
 from tests.kit.api import HEADERS
 from tests.kit.store import make_spec
@@ -210,11 +214,9 @@ def test_names_with_markup_are_shown_as_text(visitor: Visitor, explored: Explore
 def test_pages_of_a_campaign_are_accessible_and_fit(visitor: Visitor, path: str) -> None:
     page = visitor.open(path)
     page.locator("main details").evaluate_all("(all) => all.forEach((e) => (e.open = true))")
-    assert_accessible(page)
-    page.emulate_media(color_scheme="dark")
-    assert_accessible(page)
+    assert_accessible_in_both_schemes(page)
     page.locator("main details").evaluate_all("(all) => all.forEach((e) => (e.open = false))")
-    look_at(page)
+    assert_fits_three_windows(page)
 
 
 def test_a_campaign_says_what_its_model_lacks(visitor: Visitor, explored: Explored) -> None:
