@@ -66,7 +66,10 @@ depends on constraints, locks or types.
 """
 
 SAMPLED = "sampled"
-"""Marker of tests with many alike cases: `sampled(n)` leaves every n-th case in the fast suite."""
+"""Marker of tests with many alike cases: `sampled(n)` leaves every n-th case in the fast suite.
+
+A number that no parameter's number of values is a multiple of leaves the most different ones.
+"""
 
 RANKS = "ranks"
 """Marker of tests that start ranks, Ray or whole systems: one of them runs at a time."""

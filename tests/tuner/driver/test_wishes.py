@@ -11,7 +11,7 @@ from tests.tuner.factories import DrivenCampaign, make_spec, measured
 STRATEGIES = ["random", "deephyper", "guided", "exhaustive"]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("reason", ["crashed", "out_of_memory"])
 def test_a_layout_that_failed_and_works_when_it_is_queued_again_is_learnt_and_ranked(

@@ -66,7 +66,7 @@ def test_good_steps_in_a_row_double_the_scale() -> None:
     assert scales == [8.0, 8.0, 4.0, 4.0, 4.0, 8.0, 8.0, 8.0, 16.0]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @FAMILIES
 @AXES
 def test_fp16_follows_fp32_within_its_precision(family: str, axes: dict[str, Any]) -> None:
