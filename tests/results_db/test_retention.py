@@ -39,7 +39,7 @@ def campaigns(store: Store, clock: TurnableClock) -> tuple[int, int]:
     return old, going
 
 
-def test_nothing_goes_that_is_kept_for_ever(store: Store, campaigns: tuple[int, int]) -> None:
+def test_nothing_is_pruned_without_a_limit(store: Store, campaigns: tuple[int, int]) -> None:
     assert store.retention.prune(KEEP_ALL) == Pruned()
     assert count(store, "trial_logs") == 4
 
@@ -95,7 +95,9 @@ def test_the_audit_goes_only_when_that_is_said_and_says_so_itself(
 
 
 @pytest.mark.sqlite_is_enough(False)
-def test_keys_of_requests_go_and_their_campaigns_stay(store: Store, clock: TurnableClock) -> None:
+def test_old_idempotency_keys_are_pruned_and_their_campaigns_stay(
+    store: Store, clock: TurnableClock
+) -> None:
     def keep(key: str, name: str) -> None:
         campaign = make_campaign(store, name)
         with store._db.write() as session:

@@ -101,7 +101,7 @@ def run(store: Store, body: Callable[[DatabaseChanges], Awaitable[None]], *, sto
     asyncio.run(within())
 
 
-def test_everybody_who_waits_is_woken_by_a_change_even_by_one_before_the_wait(store: Store) -> None:
+def test_a_change_wakes_all_waiters_also_one_just_before_the_wait(store: Store) -> None:
     async def body(changes: DatabaseChanges) -> None:
         await changes.after(changes.number, within_s=30, pause_s=30)  # the first look
         seen = changes.number

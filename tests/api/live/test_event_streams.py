@@ -72,7 +72,7 @@ def test_a_watcher_that_lost_the_stream_hears_what_it_missed_once(url: str, stor
         assert again.kinds(1) == ["campaign.ended"]
 
 
-def test_a_long_past_is_heard_page_by_page_and_runs_into_the_present(
+def test_many_missed_events_are_sent_page_by_page_before_new_ones(
     url: str, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("api.live.event_stream.PAGE", 3)
@@ -164,7 +164,7 @@ def test_more_watchers_than_are_served_are_refused_until_one_leaves(store: Store
         wait_until("the place is free again", served_again)
 
 
-def test_who_catches_up_and_does_not_read_holds_a_place_too(store: Store) -> None:
+def test_a_watcher_that_catches_up_without_reading_counts_for_the_limit(store: Store) -> None:
     settings = Settings(token=TOKEN, event_poll_s=0.02, max_watchers=1)
     campaign = make_campaign(store)
     for _ in range(60):

@@ -91,7 +91,7 @@ def test_a_database_that_is_away_says_so_and_is_asked_again(
     assert run(book.find(hashed(token))) is not None
 
 
-def test_uses_are_told_once(book: TokenBook, store: Store) -> None:
+def test_each_use_of_a_token_is_reported_once(book: TokenBook, store: Store) -> None:
     record, token = store.access.create_token("ci", "viewer")
     run(book.find(hashed(token)))
     run(book.find(hashed(token)))

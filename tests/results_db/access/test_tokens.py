@@ -107,7 +107,7 @@ def test_the_audit_says_who_changed_what_from_where_and_when(
     assert store.access.audit(before_id=revoked.id) == [created]
 
 
-def test_whose_things_are_is_known_and_none_where_there_are_none(store: Store) -> None:
+def test_unknown_things_have_no_owner(store: Store) -> None:
     assert store.access.owner_of_campaign(1) is None
     assert store.access.owner_of_campaign("x") is None
     assert store.access.owner_of_trial(1) is None

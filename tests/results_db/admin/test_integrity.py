@@ -94,7 +94,7 @@ def test_a_database_in_order_passes_every_check(database: Database, database_url
     assert report.checks == ("storage", "schema", "references", *RULES)
 
 
-def test_there_is_a_way_to_break_every_rule() -> None:
+def test_every_integrity_rule_has_a_way_to_break_it() -> None:
     assert set(BROKEN) == set(RULES)
 
 

@@ -44,7 +44,7 @@ def test_one_driver_at_a_time_has_it_for_as_long_as_it_says_so(
         store.driver.renew(first.fence)
 
 
-def test_one_that_ends_in_order_is_succeeded_at_once(store: Store) -> None:
+def test_a_driver_that_ends_normally_frees_its_lease_at_once(store: Store) -> None:
     first = acquired(store)
     store.driver.release(first.fence)
     assert acquired(store).fence == 2
@@ -53,7 +53,7 @@ def test_one_that_ends_in_order_is_succeeded_at_once(store: Store) -> None:
     assert store.driver.lease().released_at is None
 
 
-def test_one_that_was_silent_for_long_goes_on_if_nobody_took_over(
+def test_a_silent_driver_keeps_its_lease_if_nobody_took_over(
     store: Store, clock: TurnableClock
 ) -> None:
     lease = acquired(store)
@@ -63,7 +63,7 @@ def test_one_that_was_silent_for_long_goes_on_if_nobody_took_over(
     assert store.driver.acquire() is None
 
 
-def test_after_the_clock_was_set_back_whoever_watched_it_stand_still_takes_over(
+def test_a_lease_that_stands_still_is_taken_over_after_the_clock_was_set_back(
     store: Store, clock: TurnableClock
 ) -> None:
     acquired(store)

@@ -23,7 +23,7 @@ KINDS: list[DescriptionKind] = ["model", "cluster"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_is_kept_replaced_and_deleted(
+def test_a_model_or_cluster_is_stored_replaced_and_deleted(
     store: Store, clock: TurnableClock, kind: DescriptionKind
 ) -> None:
     physics = store.by(Actor(name="physics", role="submitter"))
@@ -56,7 +56,7 @@ def test_a_submitter_changes_nobody_elses_whatever_the_gate_saw_before(
 
 @pytest.mark.sqlite_is_enough(False)
 @pytest.mark.parametrize("kind", KINDS)
-def test_of_submitters_who_put_one_name_at_once_one_has_it(
+def test_of_many_submitters_that_put_one_name_at_once_one_owns_it(
     store: Store, kind: DescriptionKind
 ) -> None:
     def put(name: str) -> str | None:
@@ -72,7 +72,7 @@ def test_of_submitters_who_put_one_name_at_once_one_has_it(
     assert (kept.created_by, kept.description) == (owner, {"by": owner})
 
 
-def test_names_are_each_kinds_own_and_one_that_is_not_there_is_said(store: Store) -> None:
+def test_a_model_and_a_cluster_may_share_a_name_and_unknown_names_are_errors(store: Store) -> None:
     store.catalogue.put("model", "b", {})
     store.catalogue.put("model", "a", {})
     assert [each.name for each in store.catalogue.find("model")] == ["a", "b"]
@@ -83,7 +83,9 @@ def test_names_are_each_kinds_own_and_one_that_is_not_there_is_said(store: Store
         store.catalogue.delete("model", "mine")
 
 
-def test_there_are_no_more_than_there_may_be(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_models_and_clusters_is_limited(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(models_and_clusters, "MAX_DESCRIPTIONS", 1)
     store.catalogue.put("model", "a", {})
     with pytest.raises(DescriptionLimitError, match="1 models already"):
@@ -93,7 +95,7 @@ def test_there_are_no_more_than_there_may_be(store: Store, monkeypatch: pytest.M
 
 @pytest.mark.sqlite_is_enough(False)
 @pytest.mark.parametrize("kind", KINDS)
-def test_of_those_who_put_one_name_at_once_one_is_the_first(
+def test_of_many_that_put_one_name_at_once_one_creates_it(
     store: Store, kind: DescriptionKind
 ) -> None:
     def put(number: int) -> bool:

@@ -49,7 +49,7 @@ def test_a_batch_of_which_nothing_is_refused_is_done_once() -> None:
     assert work.batches == [[1, 2, 3]]
 
 
-def test_who_is_refused_is_told_so_and_the_others_are_done_each_by_itself() -> None:
+def test_a_refused_call_of_a_batch_gets_its_error_and_the_others_run_alone() -> None:
     refusal = ValueUnstorableError("too long")
     work = Work(n2=refusal)
     assert one_by_one_if_refused(work, [1, 2, 3]) == [2, refusal, 6]
@@ -68,7 +68,7 @@ def test_what_a_constraint_refuses_is_an_answer_too_with_its_cause() -> None:
 
 
 @pytest.mark.parametrize("error", [DatabaseUnavailableError("away"), DatabaseConflictError("both")])
-def test_a_database_that_is_away_is_nobodys_fault_and_nothing_is_tried_apart(
+def test_an_unreachable_database_fails_the_batch_without_single_tries(
     error: DatabaseUnavailableError,
 ) -> None:
     work = Work(n2=error)

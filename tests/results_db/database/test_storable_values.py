@@ -49,7 +49,7 @@ def test_a_text_that_is_too_long_to_be_kept_can_be_looked_for(store: Store) -> N
         store.campaigns.by_name("a\0b")
 
 
-def test_of_many_rows_each_is_looked_at(store: Store) -> None:
+def test_every_row_of_many_is_checked(store: Store) -> None:
     nodes = [NodeBody(name=f"n{number}", num_devices=1) for number in range(40)]
     long = NodeBody(name="n" * 256, num_devices=1)
     with pytest.raises(ValueUnstorableError, match="256 characters, and at most 255"):
@@ -62,7 +62,7 @@ def test_the_longest_text_is_kept(store: Store) -> None:
     assert store.workers.find()[0].name == "ü" * 200
 
 
-def test_what_is_asked_of_core_is_looked_at_too(store: Store, campaign: int) -> None:
+def test_values_of_core_statements_are_checked_too(store: Store, campaign: int) -> None:
     somebody = store.by(Actor(name="a" * 65, role="admin"))
     with pytest.raises(ValueUnstorableError, match="65 characters, and at most 64"):
         somebody.campaigns.pause(campaign)

@@ -89,7 +89,7 @@ def test_a_driver_that_dies_at_any_turn_proposes_it_once(
     assert [trial.number for trial in first if trial.is_baseline] == [1]
 
 
-def test_one_that_was_cancelled_is_not_proposed_again(store: Store) -> None:
+def test_a_cancelled_baseline_is_not_proposed_again(store: Store) -> None:
     campaign = DrivenCampaign(store, with_baseline(), mortality=1.0)
     campaign.step()
     store.trials.cancel(store.trials.by_number(campaign.id, 1).id)

@@ -95,9 +95,7 @@ def half_done(database_url: str, store: Store, tmp_path: Path) -> Iterator[HalfD
 
 @pytest.mark.slow
 @pytest.mark.sqlite_is_enough
-def test_the_one_that_stands_by_takes_over_from_one_that_is_killed(
-    store: Store, half_done: HalfDone
-) -> None:
+def test_a_standby_driver_takes_over_from_a_killed_one(store: Store, half_done: HalfDone) -> None:
     assert store.driver.lease().pid == half_done.first.process.pid
     half_done.first.send(signal.SIGKILL)
     wait_for(lambda: ended(store, half_done.campaign), half_done.worker.run_one)
@@ -133,7 +131,7 @@ def is_lock_free(database_url: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.sqlite_is_enough
-def test_one_that_is_stopped_and_goes_on_finds_its_lease_lost_and_stands_by(
+def test_a_stopped_driver_that_continues_finds_its_lease_lost_and_stands_by(
     database_url: str, store: Store, half_done: HalfDone
 ) -> None:
     first, second, work = half_done.first, half_done.second, half_done.worker.run_one
@@ -150,7 +148,7 @@ def test_one_that_is_stopped_and_goes_on_finds_its_lease_lost_and_stands_by(
 
 
 @pytest.mark.sampled(2)
-def test_one_that_is_told_to_end_is_succeeded_at_once(
+def test_a_driver_that_is_told_to_end_is_succeeded_at_once(
     database_url: str, store: Store, tmp_path: Path
 ) -> None:
     with drivers(database_url, tmp_path, 2) as (first, second):
@@ -181,7 +179,7 @@ def test_a_lease_that_stands_still_is_taken_over_whatever_the_clock_says(
     assert (lease.fence, lease.pid) == (2, os.getpid())
 
 
-def test_a_tenure_goes_on_while_the_database_is_away(
+def test_a_driver_keeps_its_lease_while_the_database_is_away(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("tuner.driver.process.RENEWAL_INTERVAL_S", 0.01)

@@ -31,7 +31,9 @@ def test_each_proposal_of_the_guided_search_has_one(store: Store) -> None:
         assert 0 < each.prediction.fit_probability <= 1
 
 
-def test_it_is_that_of_the_proposal_and_not_of_a_later_search(store: Store) -> None:
+def test_a_stored_prediction_is_that_of_the_proposal_and_not_of_a_later_search(
+    store: Store,
+) -> None:
     """The measured value is far off the estimate, and a rebuilt search would predict it."""
     campaign = DrivenCampaign(store, make_spec(strategy="guided", budget={"trials": 6}))
     campaign.step()
@@ -84,7 +86,7 @@ def test_the_baseline_has_one_where_the_search_knows_it(store: Store) -> None:
         assert (store.trials.detail(trial.id).prediction is not None) == is_known
 
 
-def test_repeats_have_none(store: Store) -> None:
+def test_repeats_have_no_prediction(store: Store) -> None:
     campaign = DrivenCampaign(store, make_spec(strategy="guided"))
     campaign.turn()
     repeat = store.trials.repeat(1)

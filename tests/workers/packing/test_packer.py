@@ -116,7 +116,7 @@ def test_nodes_that_are_not_shared_hold_one_probe() -> None:
     assert placed[0][0].devices == (0, 1)
 
 
-def test_what_has_ended_makes_room_and_what_is_withdrawn_never_starts() -> None:
+def test_ended_probes_free_devices_and_withdrawn_ones_never_start() -> None:
     packer = make_packer(1)
     start(packer, *(make_request(key) for key in (1, 2, 3)))
     packer.withdraw(2)

@@ -112,7 +112,7 @@ def test_memory_that_comes_back_late_is_waited_for(machine: Machine) -> None:
     assert not waiting.is_alive()
 
 
-def test_a_device_of_another_group_is_none_of_this_ones_business(machine: Machine) -> None:
+def test_devices_of_other_groups_are_ignored(machine: Machine) -> None:
     watch = watch_group(machine)
     watch.group_starts([make_task("b", device="cuda", device_index=1)])
     machine.use(1, 40 * GIB)
@@ -121,7 +121,7 @@ def test_a_device_of_another_group_is_none_of_this_ones_business(machine: Machin
         watch.wait_until_back("b")
 
 
-def test_what_is_lost_little_by_little_shows_in_the_end(machine: Machine) -> None:
+def test_memory_lost_in_small_steps_is_reported_in_the_end(machine: Machine) -> None:
     watch = machine.watch()
     for used in (300, 500):
         watch.group_starts([make_task("a", device="cuda")])

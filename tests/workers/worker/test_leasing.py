@@ -27,13 +27,15 @@ def ask(**changes: object) -> LeaseRequest | None:
         pytest.param({"usable": [4], "all_usable": False}, RoomBody(nodes=1, devices=4), id="lost"),
     ],
 )
-def test_any_is_asked_for_while_none_waits(changes: dict[str, Any], room: RoomBody | None) -> None:
+def test_any_trial_is_requested_while_none_waits(
+    changes: dict[str, Any], room: RoomBody | None
+) -> None:
     asked = ask(**changes)
     assert asked is not None
     assert (asked.room, asked.longest_s) == (room, None)
 
 
-def test_while_one_waits_only_what_starts_at_once_is_asked_for() -> None:
+def test_while_a_trial_waits_only_trials_that_start_at_once_are_requested() -> None:
     room = Room(nodes=1, devices=3, longest_s=60.0)
     asked = ask(num_waiting=1, room=room)
     assert asked is not None
@@ -50,7 +52,7 @@ def test_while_one_waits_only_what_starts_at_once_is_asked_for() -> None:
     ],
     ids=["nothing-free", "enough-waiting", "all-nodes-lost"],
 )
-def test_nothing_is_asked_for_that_could_not_start_soon(changes: dict[str, Any]) -> None:
+def test_no_trial_is_requested_that_could_not_start_soon(changes: dict[str, Any]) -> None:
     assert ask(**changes) is None
 
 

@@ -83,7 +83,7 @@ def test_a_node_is_fit_if_nothing_is_against_it(changes: dict[str, Any], num_oth
     assert beside_others(make_report(**changes), num_others) == {}
 
 
-def test_nodes_whose_check_failed_are_nobodys_measure() -> None:
+def test_nodes_whose_check_failed_are_no_reference_for_others() -> None:
     slow = make_report(gemm_tflops=(15.0, 15.0))
     assert problems({0: slow, 1: make_report(), 2: FAILED}).keys() == {2}
 

@@ -246,7 +246,9 @@ def test_an_outcome_that_can_not_be_removed_is_posted_once(
     assert "read-only file system" in caplog.text
 
 
-def test_what_an_absent_service_missed_is_owed(posting: Posting, service: WorkedService) -> None:
+def test_outcomes_that_an_absent_service_missed_are_posted_later(
+    posting: Posting, service: WorkedService
+) -> None:
     posting.catch_up(PATIENCE_S)
     service.away = True
     posting.take(make_report(1))
@@ -257,7 +259,7 @@ def test_what_an_absent_service_missed_is_owed(posting: Posting, service: Worked
     assert list(service.posted()) == [1]
 
 
-def test_whoever_waits_for_the_outcomes_ends_the_pause_between_two_tries(
+def test_waiting_for_outcomes_ends_the_pause_between_two_tries(
     posting: Posting, service: WorkedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S"):
