@@ -48,8 +48,8 @@ def replayed() -> ReplayRun:
     return make_task().run()
 
 
-def make_search(cell: TableCell | None = None) -> LayoutSearch:
-    found = cell or simulated_table(SCENARIO, 0).cells[0]
+def make_search(other: TableCell | None = None) -> LayoutSearch:
+    found = other or cell()
     problem = problem_of(found, CellLayouts(found), Knowledge(), costs=COSTS)
     return make_strategy("guided", problem, seed=0)
 
