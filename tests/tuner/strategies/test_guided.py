@@ -126,11 +126,12 @@ def test_it_finds_a_good_layout_in_a_handful_where_the_closed_form_is_wrong(pend
     values = objective_of(problem)
     near = int((values >= 0.95 * values.max()).sum())
     assert near <= 0.04 * len(values), "the target is too easy to tell anything"
+    # One that takes more probes than it may counts as one too many.
     guided, random = (
         statistics.median(
-            probes_to(values, run(problem, name, s, 40, pending), 0.05) for s in range(3)
+            probes_to(values, run(problem, name, s, most, pending), 0.05) for s in range(3)
         )
-        for name in ("guided", "random")
+        for name, most in (("guided", 11), ("random", 40))
     )
     assert guided <= 10
     assert guided <= 0.5 * random
