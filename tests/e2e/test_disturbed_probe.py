@@ -1,4 +1,8 @@
-"""A real probe beside other busy processes, from its ranks to the page of the leaderboard."""
+"""A real probe beside other busy processes, from its ranks to the page of the leaderboard.
+
+The fast suite has both halves of the way: the ranks in tests/workers/trainer/test_disturbance.py,
+the pages in tests/api/routes/test_disturbed_trials.py.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from search_spaces.statistics.disturbance import DISTURBED_SHARE
 from tests.e2e.conftest import Service
 from tests.workers.busy_cores import busy
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(200)]
 
 
 def test_a_probe_beside_busy_processes_is_marked_on_the_leaderboard(service: Service) -> None:
