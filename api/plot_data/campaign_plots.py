@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from pydantic import BaseModel
 
 from api.plot_data import estimates, knobs, objectives
-from api.plot_data.layout_points import LayoutPoint, PlotFacts
+from api.plot_data.layout_points import PlotFacts
 from api.plot_data.plot_data import PlottedData, mark_disturbed
 from api.plot_data.step_times import time_parts
 from api.plot_data.timeline import timeline
@@ -21,7 +21,7 @@ from results_db.leaderboard.plot_points import PlotPoint
 from results_db.records import Analysis, CampaignRecord, PredictedTrial
 from results_db.rows import baseline_of
 from results_db.store import Store
-from results_db.trials.filter import KNOB_FIELDS, TrialFilter
+from results_db.trials.filter import TrialFilter
 from search_spaces.errors import SearchSpaceError
 from search_spaces.spec.layout import KNOBS
 from search_spaces.spec.model_shape import ModelShape
@@ -124,15 +124,14 @@ class CampaignPlots:
         """The layouts, with the winner and the baseline."""
         spec = self.campaign.spec
         found = self.store.plot_data.points(self.campaign.id)
-        points = [_layout_point(point) for point in found.points]
-        baseline = self._baseline(points)
+        baseline = self._baseline(found.points)
         marks = {} if baseline is None else {"baseline": baseline}
         # Ranked layouts come first, the best of them at the front.
         if found.points and found.points[0].rank == 1 and not found.points[0].shortened:
-            marks["winner"] = points[0]
+            marks["winner"] = found.points[0]
         return PlotFacts(
             objective=self.campaign.objective,
-            points=points,
+            points=found.points,
             num_layouts=found.num_ranked + found.num_unranked,
             marks=marks,
             model=_model_of(spec),
@@ -140,7 +139,7 @@ class CampaignPlots:
             num_cheap=self.store.trials.ended_probes(self.campaign.id, cheap=True).number,
         )
 
-    def _baseline(self, points: Sequence[LayoutPoint]) -> LayoutPoint | None:
+    def _baseline(self, points: Sequence[PlotPoint]) -> PlotPoint | None:
         layout = baseline_of(self.campaign.spec)
         if layout is None:
             return None
@@ -152,7 +151,7 @@ class CampaignPlots:
         ranked = self.ranked_baseline
         if ranked is None or ranked.trial.measurement is None:
             return None
-        return LayoutPoint(
+        return PlotPoint(
             trial_id=ranked.trial.id,
             number=ranked.trial.number,
             state=ranked.trial.state,
@@ -215,21 +214,6 @@ class CampaignPlots:
             marks=self.facts.mark_of,
             estimated_s={each.trial_id: each.prediction.step_time_s for each in self.estimated},
         )
-
-
-def _layout_point(point: PlotPoint) -> LayoutPoint:
-    named = dict(zip(KNOB_FIELDS, point.knobs, strict=True))
-    return LayoutPoint(
-        trial_id=point.trial_id,
-        number=point.number,
-        state=point.state,
-        reason=point.reason,
-        # SQLite returns switches as numbers.
-        knobs={n: bool(named[n]) if knob.is_switch else named[n] for n, knob in KNOBS.items()},
-        value=point.value,
-        peak_memory_bytes=point.peak_memory_bytes,
-        shortened=point.shortened,
-    )
 
 
 def _model_of(spec: Mapping[str, Any]) -> ModelShape | None:
