@@ -18,11 +18,11 @@ from sqlalchemy.orm import Session
 
 from results_db.database.compiled_statement import DriverStatement
 from results_db.database.store_base import StoreSection
-from results_db.models.plans import PlanRow
 from results_db.models.service_tables import (
     WORKER_ALIVE_S,
     AllocationNode,
     NodeQuarantine,
+    PlanRow,
     WorkerRow,
 )
 from results_db.models.tables import Attempt, Campaign, Trial
