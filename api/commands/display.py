@@ -24,6 +24,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _LABEL_WIDTH: Final = 14
 
+EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
+
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 

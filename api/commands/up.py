@@ -49,7 +49,7 @@ simulation_options = partial(with_simulation_options, option=click.option, refus
 @click.option("--cluster", default="local-cpu", show_default=True, help="What the worker runs on.")
 @click.option(
     "--trainers",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=EXISTING_FILE,
     help="JSON or YAML file of the programs that probes may run besides the embedded trainer.",
 )
 @click.option(

@@ -61,11 +61,7 @@ class TrialFacts:
 
     @classmethod
     def of(cls, store: Store, trial_id: int) -> Self:
-        """Reads a trial.
-
-        Raises:
-            TrialNotFoundError: there is no such trial.
-        """
+        """Reads a trial. Raises TrialNotFoundError if there is no such trial."""
         detail = store.trials.detail(trial_id)
         campaign = store.campaigns.get(detail.trial.campaign_id)
         trial = detail.trial

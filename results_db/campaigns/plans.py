@@ -108,11 +108,7 @@ class Plans(EarlierTrials):
             return record_of(PlanRecord, row)
 
     def get(self, plan_id: int) -> PlanRecord:
-        """One plan.
-
-        Raises:
-            PlanNotFoundError: there is none of this id.
-        """
+        """One plan. Raises PlanNotFoundError if there is none of this id."""
         with self._db.read() as session:
             row = session.get(PlanRow, plan_id)
             if row is None:

@@ -288,11 +288,7 @@ class Layout:
 
     @classmethod
     def of_key(cls, key: str) -> Self:
-        """The layout of a key.
-
-        Raises:
-            LayoutInvalidError: it is not the key of a layout.
-        """
+        """The layout of a key. Raises LayoutInvalidError if it is not the key of a layout."""
         found = _KEY.fullmatch(key)
         if found is None:
             raise LayoutInvalidError(

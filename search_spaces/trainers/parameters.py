@@ -101,11 +101,7 @@ class Parameter:
 
     @classmethod
     def from_mapping(cls, mapping: object) -> Self:
-        """Reads a declaration.
-
-        Raises:
-            ParameterInvalidError: a field is unknown or wrong.
-        """
+        """Reads a declaration. Raises ParameterInvalidError if a field is unknown or wrong."""
         values = read_mapping(mapping, ParameterInvalidError, "a parameter")
         known = [f.name for f in fields(cls)]
         if "type" not in values:

@@ -106,11 +106,7 @@ class SimulatedLauncher:
         }
 
     def recover(self, node: int, /) -> None:
-        """A lost node stays lost.
-
-        Raises:
-            RanksLeftError: in every case.
-        """
+        """A lost node stays lost. Raises RanksLeftError in every case."""
         raise RanksLeftError("it has failed for good", node)
 
     def close(self) -> None:

@@ -38,11 +38,7 @@ class JsonLines:
         return len(self._pending)
 
     def send(self, *documents: Document) -> None:
-        """Writes documents, all at once.
-
-        Raises:
-            OSError: the other end has closed.
-        """
+        """Writes documents, all at once. Raises OSError if the other end has closed."""
         with self._sending:
             self.socket.sendall(_encoded(*documents))
 

@@ -125,11 +125,7 @@ class NodeRanks:
             raise NodeLostError(f"the zygote on {socket.gethostname()} did not get ready{why}")
 
     def start(self, tasks: Sequence[RankTask]) -> None:
-        """Forks the ranks of one group.
-
-        Raises:
-            NodeLostError: the zygote has ended.
-        """
+        """Forks the ranks of one group. Raises NodeLostError if the zygote has ended."""
         self._memory.group_starts(tasks)
         group = tasks[0].group
         try:
