@@ -16,12 +16,7 @@ from api.schemas.access import (
     TokenRead,
     WhoAmI,
 )
-from api.schemas.allocations import (
-    AllocationPage,
-    AllocationRead,
-    NodePage,
-    WorkerPage,
-)
+from api.schemas.allocations import AllocationPage, AllocationRead, NodePage, WorkerPage
 from api.schemas.campaigns_and_trials import Health, Readiness
 from api.schemas.catalogue import ClusterPage, ClusterRead, ModelPage, ModelRead
 from results_db.service_records import AuditChoice, AuditEntryRead, ClusterNodeRead

@@ -17,6 +17,7 @@ import httpx
 from click.core import ParameterSource
 
 from api.client import Client
+from api.commands.display import EXISTING_FILE
 from api.commands.login import sign_in_url
 from api.errors import ApiError, ServiceError
 from api.http.bind_address import Endpoint, endpoint_options
@@ -90,10 +91,7 @@ def up(
 
 
 def _run(
-    data: DataDir,
-    endpoint: Endpoint,
-    worker_options: Sequence[str],
-    database: str | None,
+    data: DataDir, endpoint: Endpoint, worker_options: Sequence[str], database: str | None
 ) -> None:
     serve = _serve(data, endpoint, database)
     with until_signalled() as stopping:

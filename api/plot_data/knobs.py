@@ -286,7 +286,7 @@ def two_knobs(facts: PlotFacts, across: str, up: str, cells: Sequence[KnobCell])
         says=[
             f"Each cell has the best {unit(facts.objective)} of the layouts with these two values, "
             "whatever their other knobs. Empty cells were not tried. A cross marks cells where "
-            "layouts were tried and none is ranked.",
+            "layouts were tried and none is ranked."
         ],
         headings=(KNOBS[up].label, *(f">{KNOBS[across].word} {knob_text(v)}" for v in columns)),
         rows=[(knob_text(row), *(text((column, row)) for column in columns)) for row in rows],

@@ -51,10 +51,7 @@ class _Step(NamedTuple):
 
 
 def time_parts(
-    found: Sequence[RankedLayout],
-    *,
-    marks: Mapping[int, str],
-    estimated_s: Mapping[int, float],
+    found: Sequence[RankedLayout], *, marks: Mapping[int, str], estimated_s: Mapping[int, float]
 ) -> PlottedData:
     """The parts of a step of layouts, as stacked bars on one scale in milliseconds.
 

@@ -127,10 +127,7 @@ def _note(scope: Scope, credential: Credential) -> None:
     state = scope.setdefault("state", {})
     state["credential"], state["holder"] = credential, holder
     state["actor"] = Actor(
-        name=holder.name,
-        role=holder.role,
-        token_id=holder.token_id,
-        address=address_of(scope)[:64],
+        name=holder.name, role=holder.role, token_id=holder.token_id, address=address_of(scope)[:64]
     )
     if credential.session_secret is not None and not is_api(scope):
         state["csrf_token"] = form_token(credential.session_secret)

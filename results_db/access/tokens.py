@@ -23,11 +23,7 @@ from results_db.actor import TokenRole
 from results_db.database.database import breaks_unique
 from results_db.database.store_base import StoreSection
 from results_db.errors import TokenDuplicateError, TokenInvalidError, TokenNotFoundError
-from results_db.models.service_tables import (
-    AuditRow,
-    BrowserSignIn,
-    TokenRow,
-)
+from results_db.models.service_tables import AuditRow, BrowserSignIn, TokenRow
 from results_db.models.tables import Campaign, Trial
 from results_db.rows import record_of
 from results_db.service_records import AuditChoice, AuditEntryRead

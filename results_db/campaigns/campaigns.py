@@ -352,11 +352,7 @@ class Campaigns(StoreSection):
 
     @retried
     def update(
-        self,
-        campaign_id: int,
-        *,
-        budget: Mapping[str, Any] | None = None,
-        notes: str | None = None,
+        self, campaign_id: int, *, budget: Mapping[str, Any] | None = None, notes: str | None = None
     ) -> CampaignRecord:
         """Changes a campaign's notes, and its budget while it is open; both or neither.
 

@@ -133,9 +133,7 @@ def _import(session: Session, new: NewImport, now: datetime, created_by: str) ->
     emit(session, campaign.id, "campaign.created", now=now, state=campaign.state)
     session.add(
         Import(
-            campaign_id=campaign.id,
-            source=cell.key.source,
-            aside_columns=list(new.aside_columns),
+            campaign_id=campaign.id, source=cell.key.source, aside_columns=list(new.aside_columns)
         )
     )
     _add_trials(session, campaign.id, cell, now)

@@ -148,8 +148,7 @@ class Trial(WithCosts, Base):
         CheckConstraint("(repeat_index = 0) = (repeat_of IS NULL)", name="repeat_is_explicit"),
         CheckConstraint(f"num_devices = {' * '.join(DEGREES)}", name="num_devices"),
         CheckConstraint(
-            "global_batch_size = dp * micro_batch_size * num_microbatches",
-            name="global_batch_size",
+            "global_batch_size = dp * micro_batch_size * num_microbatches", name="global_batch_size"
         ),
         CheckConstraint(
             is_at_least(1, *(name for name in COUNT_KNOBS if name not in _LATER_COUNTS)),

@@ -42,10 +42,7 @@ class Observation:
                 f"state={self.state!r} does not go with objective={self.objective!r}; a completed "
                 "observation has an objective, any other has none"
             )
-        measured = {
-            "step_time_s": self.step_time_s,
-            "peak_memory_bytes": self.peak_memory_bytes,
-        }
+        measured = {"step_time_s": self.step_time_s, "peak_memory_bytes": self.peak_memory_bytes}
         for name, value in measured.items():
             if value is not None and self.state != "completed":
                 raise ObservationInvalidError(

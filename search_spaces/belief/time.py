@@ -13,13 +13,7 @@ from numpy.typing import NDArray
 from search_spaces.arrays import Floats
 from search_spaces.belief.factor_regression import StepFactors, log_sd, log_step_s
 from search_spaces.belief.known_measurements import ELSEWHERE, Sample
-from search_spaces.belief.time_evidence import (
-    Origin,
-    TimeEvidence,
-    evidence_of,
-    joined,
-    nothing,
-)
+from search_spaces.belief.time_evidence import Origin, TimeEvidence, evidence_of, joined, nothing
 from search_spaces.belief.time_fit import TIME_PRIOR, TimePosterior, fit
 from search_spaces.estimates.storage import score_traffic_of
 from search_spaces.estimates.time import TimeTerms, time_terms

@@ -35,13 +35,7 @@ MAX_REMEASURE: Final = 20
 MAX_SEED: Final = (1 << 31) - 1
 
 StrategyName = Literal[
-    "guided",
-    "deephyper",
-    "deephyper+memory",
-    "model-only",
-    "communication",
-    "random",
-    "exhaustive",
+    "guided", "deephyper", "deephyper+memory", "model-only", "communication", "random", "exhaustive"
 ]
 """How layouts are proposed."""
 

@@ -101,11 +101,7 @@ class StepShape:
 
     @classmethod
     def of(
-        cls,
-        columns: LayoutColumns,
-        model: ModelShape,
-        cluster: Cluster,
-        score_traffic: float = 1.0,
+        cls, columns: LayoutColumns, model: ModelShape, cluster: Cluster, score_traffic: float = 1.0
     ) -> StepShape:
         tp, pp, cp, vpp = map(_floats, (columns.tp, columns.pp, columns.cp, columns.vpp))
         tp_columns = _floats(columns.tp_columns)

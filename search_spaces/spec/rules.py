@@ -384,12 +384,7 @@ RULES: Final[tuple[Rule, ...]] = (
         illegal=_tp_leaves_node,
         sentence=_tp_leaves_node_sentence,
     ),
-    Rule(
-        name="world_size",
-        scope="machine",
-        illegal=_world_is_wrong,
-        sentence=_world_sentence,
-    ),
+    Rule(name="world_size", scope="machine", illegal=_world_is_wrong, sentence=_world_sentence),
     Rule(
         name="precision_of_device",
         scope="machine",
@@ -399,12 +394,7 @@ RULES: Final[tuple[Rule, ...]] = (
             f"({', '.join(x.cluster.peak_flops_per_s)})"
         ),
     ),
-    Rule(
-        name="global_batch",
-        scope="batch",
-        illegal=_batch_is_wrong,
-        sentence=_batch_sentence,
-    ),
+    Rule(name="global_batch", scope="batch", illegal=_batch_is_wrong, sentence=_batch_sentence),
     Rule(
         name="zero_groups_over_dp",
         illegal=lambda c, _: c.dp_cp % c.zero_replicas != 0,

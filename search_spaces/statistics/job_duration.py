@@ -47,10 +47,7 @@ JOB_OPTIONS: Final[Mapping[str, tuple[type[str | int | float], str]]] = {
         float,
         f"Seconds in which it writes a checkpoint.  [default: {CHECKPOINT_S:g}]",
     ),
-    "restart_s": (
-        float,
-        f"Seconds from a failure to the next step.  [default: {RESTART_S:g}]",
-    ),
+    "restart_s": (float, f"Seconds from a failure to the next step.  [default: {RESTART_S:g}]"),
 }
 """The options about a training job of every command and route that has them: types and texts."""
 

@@ -189,11 +189,7 @@ class ReplayTask:
 
 
 def problem_of(
-    cell: TableCell,
-    layouts: CellLayouts,
-    knowledge: Knowledge,
-    *,
-    costs: ProbeCosts | None = None,
+    cell: TableCell, layouts: CellLayouts, knowledge: Knowledge, *, costs: ProbeCosts | None = None
 ) -> SearchProblem:
     return SearchProblem(
         layouts=layouts,

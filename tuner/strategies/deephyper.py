@@ -122,12 +122,7 @@ class DeepHyperProposer(Proposer):
         return rng.permutation(np.unique(np.concatenate(groups)))
 
     def _ask_cbo(
-        self,
-        told: Ints,
-        values: Floats,
-        candidates: Ints,
-        num_asked: int,
-        rng: np.random.Generator,
+        self, told: Ints, values: Floats, candidates: Ints, num_asked: int, rng: np.random.Generator
     ) -> int:
         """Fits one surrogate to all observations and picks among the candidates."""
         names = self._ranks.names

@@ -19,12 +19,7 @@ from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.throughput import Throughput
 from search_spaces.statistics.early_stop import LEAST_TIMED, shows_enough
-from search_spaces.statistics.step_times import (
-    MAX_EXTRA_WARMUP,
-    has_settled,
-    is_warm,
-    quartiles,
-)
+from search_spaces.statistics.step_times import MAX_EXTRA_WARMUP, has_settled, is_warm, quartiles
 from search_spaces.trainers.simulator import simulator_trainer
 from search_spaces.units import memory
 from workers.errors import RanksLeftError, WorkerError

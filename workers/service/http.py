@@ -12,11 +12,7 @@ from typing import Any, Final, Self, TypeVar
 
 import httpx
 
-from search_spaces.connection.http_connection import (
-    TEMPORARY,
-    TOO_MANY_REQUESTS,
-    ServiceConnection,
-)
+from search_spaces.connection.http_connection import TEMPORARY, TOO_MANY_REQUESTS, ServiceConnection
 from search_spaces.connection.outage_log import OutageLog
 from search_spaces.connection.tls import trusting
 from search_spaces.errors import ServiceUnansweredError

@@ -227,12 +227,7 @@ def remove(name: str, place: ServicePlace, as_json: bool) -> None:
 @_CLUSTER
 @service_options(is_worker=False)
 @json_option
-def release(
-    node: str,
-    cluster: str | None,
-    place: ServicePlace,
-    as_json: bool,
-) -> None:
+def release(node: str, cluster: str | None, place: ServicePlace, as_json: bool) -> None:
     """Take a node out of quarantine; it is checked before its next probe."""
     with refusals():
         found = _change_node(place, node, cluster, "release", None)
@@ -246,11 +241,7 @@ def release(
 @service_options(is_worker=False)
 @json_option
 def quarantine(
-    node: str,
-    reason: str,
-    cluster: str | None,
-    place: ServicePlace,
-    as_json: bool,
+    node: str, reason: str, cluster: str | None, place: ServicePlace, as_json: bool
 ) -> None:
     """Quarantine a node: no probe starts there until it is released."""
     with refusals():

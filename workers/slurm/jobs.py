@@ -114,9 +114,7 @@ def current_allocation(environ: Mapping[str, str]) -> SlurmAllocation | None:
         "scontrol", "show", "hostnames", environ.get("SLURM_JOB_NODELIST", ""), environ=environ
     )
     return SlurmAllocation(
-        job_id=job_id,
-        node_names=tuple(nodes.split()),
-        ends_in_s=ends_in_s(job_id, environ),
+        job_id=job_id, node_names=tuple(nodes.split()), ends_in_s=ends_in_s(job_id, environ)
     )
 
 
