@@ -87,10 +87,8 @@ class AllocationCalls(Calls):
     ) -> AllocationPage:
         """Allocations, the newest first.
 
-        Args:
-            ended: whether to list also those that have ended.
-            name: selects by the name of the worker, the job id or the id of the worker's session.
-            limit: most allocations of the answer.
+        With `ended` also those that have ended; `name` is that of the worker, the job id or the id
+        of the worker's session.
         """
         return self._get("/allocations", AllocationPage, all=ended or None, name=name, limit=limit)
 

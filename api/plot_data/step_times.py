@@ -55,10 +55,8 @@ def time_parts(
 ) -> PlottedData:
     """The parts of a step of layouts, as stacked bars on one scale in milliseconds.
 
-    Args:
-        found: layouts from top to bottom; those without a breakdown are left out.
-        marks: winner or baseline, by the ids of trials.
-        estimated_s: estimated step times by the ids of trials.
+    Layouts come from top to bottom; those without a breakdown are left out. `marks` has winner or
+    baseline, and `estimated_s` estimated step times, by the ids of trials.
     """
     steps = list(_steps(found, marks, estimated_s))
     if not steps:

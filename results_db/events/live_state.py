@@ -153,9 +153,8 @@ class LiveStates(StoreSection):
     def state(self, before: LiveState | None = None) -> LiveState:
         """The state now, in one view of the database.
 
-        Args:
-            before: the state that the result is compared with. A campaign that has ended since is
-                included once more, so that its last change is seen.
+        A campaign that has ended since `before` is included once more, so that its last change is
+        seen.
         """
         now = self._clock()
         campaigns = {} if before is None else before.campaigns

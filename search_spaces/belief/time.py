@@ -66,12 +66,8 @@ class TimeCalibration:
     ) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the logarithm of each layout's step time, in seconds.
 
-        Args:
-            layouts: the layouts.
-            model: the model that they train.
-            cluster: the cluster that runs them.
-            software: the training software: a table's source; empty for this project's own trainer.
-            campaign: the campaign that asks, if its own samples were told.
+        `software` is a table's source, empty for this project's own trainer; `campaign` is the
+        campaign that asks, if its own samples were told.
         """
         columns = LayoutColumns.of(layouts).flattened()
         devices = columns.num_devices

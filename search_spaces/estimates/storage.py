@@ -250,10 +250,8 @@ _KNOWN: Final = {
 def storage_hypotheses(software: str, cluster: Cluster) -> tuple[StorageHypothesis, ...]:
     """What a software may keep on a cluster: one hypothesis of a known trainer, else several.
 
-    Args:
-        software: a table's source, or the software of a campaign's workers. An empty text, a
-            release of torch and the name of this project mean the embedded trainer.
-        cluster: the cluster on which it runs.
+    `software` is a table's source, or the software of a campaign's workers. An empty text, a
+    release of torch and the name of this project mean the embedded trainer.
     """
     words = software.lower()
     if not words or words.startswith("torch ") or "layout-tuner" in words:

@@ -126,8 +126,7 @@ def pareto_front(values: Floats) -> NDArray[np.bool_]:
 
     Equal rows are both on the front or both off it. A NaN is worse than any number.
 
-    Args:
-        values: one row per layout, one column per objective, more is better.
+    There is one row per layout and one column per objective; more is better.
     """
     import numpy as np
 

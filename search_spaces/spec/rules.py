@@ -76,15 +76,9 @@ def violations(
 ) -> list[str]:
     """Why `layout` is illegal: one sentence for each broken rule; empty: it is legal.
 
-    Args:
-        layout: the layout to check.
-        model: the model to train.
-        cluster: the cluster to train on.
-        global_batch: the required sequences per step; None: any number.
-        allow_tp_across_nodes: whether a tensor-parallel group may span nodes.
-        fill_nodes: whether a job on one node must use every device, too.
-        scopes: which rules to apply; `PROBE_SCOPES` lets ranks outnumber the devices,
-            `OTHER_TRAINER_SCOPES` checks layouts that another trainer runs.
+    Without a global batch any is legal; with `fill_nodes` a job on one node must use every device,
+    too. `PROBE_SCOPES` lets ranks outnumber the devices, `OTHER_TRAINER_SCOPES` checks layouts that
+    another trainer runs.
     """
     context = RuleContext(
         model=model,

@@ -108,10 +108,7 @@ class ProgramRun:
 
     Only the thread that runs the probe uses it.
 
-    Args:
-        request: the probe.
-        trainer: the entry of the trainer.
-        on_event: called with {"event": "listening"} and with each step of the whole job.
+    `on_event` is called with {"event": "listening"} and with each step of the whole job.
     """
 
     def __init__(

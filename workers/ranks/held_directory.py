@@ -70,10 +70,7 @@ class HeldDirectory:
 def remove_abandoned(parent: Path, prefix: str, variable: str) -> None:
     """Removes this user's directories that no process holds, and ends processes that use them.
 
-    Args:
-        parent: where they are.
-        prefix: of their names.
-        variable: has the path of a directory in the environment of the processes that use it.
+    `variable` has the path of a directory in the environment of the processes that use it.
     """
     for path in parent.glob(f"{prefix}*"):
         try:

@@ -65,8 +65,7 @@ class JsonLines:
     def read(self, *, block: bool) -> list[Document] | None:
         """The documents that have arrived; None when the other end has closed.
 
-        Args:
-            block: whether to wait until at least some bytes have come.
+        With `block` it waits until at least some bytes have come.
 
         Raises:
             ValueError: the bytes are not JSON, or it is nested too deeply.

@@ -199,9 +199,7 @@ def cancel(job_id: str, *, now: bool = False) -> Job:
     The worker then ends its probes, posts its outcomes and gives its trials back; the job ends
     within a minute.
 
-    Args:
-        job_id: Slurm's number of the job.
-        now: kill the job; its leases expire later.
+    With `now` the job is killed; its leases expire later.
 
     Raises:
         JobNotOursError: it is not an allocation of this user, or has ended.

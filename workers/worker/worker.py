@@ -169,9 +169,8 @@ class Worker:
     def run(self, *, patience_s: float) -> None:
         """Works until it must end; then it ends the probes and returns their leases.
 
-        Args:
-            patience_s: how long to wait for a service that does not answer at the start. Later the
-                worker waits without a limit.
+        It waits `patience_s` for a service that does not answer at the start, and later without a
+        limit.
 
         Raises:
             WorkerError: the worker can't go on; the leases have been returned where possible.

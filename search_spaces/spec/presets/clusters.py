@@ -276,10 +276,8 @@ def unknown_cluster(
 ) -> ClusterInvalidError:
     """The error about an unknown name of a cluster.
 
-    Args:
-        name: the name.
-        own: clusters that are stored in the service.
-        searched: other places that were searched, as the end of a sentence.
+    `own` are clusters that are stored in the service; `searched` are other places that were
+    searched, as the end of a sentence.
     """
     known = [LOCAL_CPU, *CLUSTER_PRESETS, *own]
     return ClusterInvalidError(
