@@ -162,11 +162,7 @@ class Store:
         return self._clock()
 
     def agree_on_time(self) -> None:
-        """Sets the clock by the database server, if there is one.
-
-        Raises:
-            DatabaseUnavailableError: the server does not answer.
-        """
+        """Sets the clock by the server, if any; DatabaseUnavailableError if it does not answer."""
         if self._database_clock is not None:
             self._database_clock.ask()
 

@@ -125,11 +125,7 @@ class Access(StoreSection):
             return {row.secret_hash: record_of(TokenRecord, row) for row in session.scalars(query)}
 
     def revoke_token(self, token_id: int) -> TokenRecord:
-        """Revokes a token, and ends its sessions; revoking it again changes nothing.
-
-        Raises:
-            TokenNotFoundError: there is none with this id.
-        """
+        """Revokes a token for good, and ends its sessions; TokenNotFoundError without one."""
         now = self._clock()
         with self._db.write() as session:
             row = session.get(TokenRow, token_id, with_for_update={"key_share": True})

@@ -83,11 +83,7 @@ class Imports(StoreSection):
             return None if row is None else row.source
 
     def table(self, campaign_id: int) -> MeasurementTable:
-        """The table of an imported campaign: one cell.
-
-        Raises:
-            CampaignNotFoundError: there is no imported campaign with this id.
-        """
+        """An imported campaign's table, one cell; CampaignNotFoundError if there is none."""
         with self._db.read() as session:
             row = session.get(Import, campaign_id)
             campaign = session.get(Campaign, campaign_id)

@@ -68,11 +68,7 @@ class Observation:
 
 
 def refuse_unless_positive(**values: float | None) -> None:
-    """Refuses given values that are not finite numbers over 0; the message has the name.
-
-    Raises:
-        ObservationInvalidError: for the first such value.
-    """
+    """Raises ObservationInvalidError with the name of the first value not finite and over 0."""
     for name, value in values.items():
         if value is not None and not 0 < value < math.inf:
             raise ObservationInvalidError(f"{name}={value!r} is not a finite number over 0")

@@ -131,11 +131,7 @@ def changed_budget(
 
 
 def refuse_unbounded(budget: Budget, strategy: str) -> None:
-    """Refuses a budget without bounds, unless the strategy ends the campaign.
-
-    Raises:
-        CampaignInvalidError: nothing would end the campaign.
-    """
+    """Raises CampaignInvalidError where neither a bound nor the strategy ends the campaign."""
     if budget.is_unbounded and strategy != "exhaustive":
         raise CampaignInvalidError(
             f"strategy {strategy!r} needs at least one bound of "
@@ -145,11 +141,7 @@ def refuse_unbounded(budget: Budget, strategy: str) -> None:
 
 
 def refuse_wall_time(budget: Budget) -> None:
-    """Refuses a budget of wall time for a simulated campaign.
-
-    Raises:
-        CampaignInvalidError: there is one.
-    """
+    """Raises CampaignInvalidError for a budget of wall time, of a simulated campaign."""
     if budget.wall_time_s is not None:
         raise CampaignInvalidError(
             "the probes of a simulated campaign take simulated time, which a budget of wall time "

@@ -100,11 +100,7 @@ def objective_factors(name: str, columns: LayoutColumns, model: ModelShape) -> F
 def measured_objective(
     name: str, measured: Measured, *, num_nodes: int, device_memory_bytes: int | None = None
 ) -> float | None:
-    """The measured objective; None where the measurement does not have it.
-
-    Raises:
-        ObjectiveInvalidError: there is no such objective.
-    """
+    """The measured objective, None if not measured; ObjectiveInvalidError if there is none such."""
     if name == MEMORY_HEADROOM:
         return memory_headroom(measured.peak_memory_bytes, device_memory_bytes)
     if name == "tokens_per_node_hour":

@@ -211,11 +211,7 @@ DERIVABLE: Final = ("dp", "num_microbatches")
 
 
 def read_auto(value: object) -> tuple[str, ...]:
-    """The knobs whose choices the service made, as the document of a stored space lists them.
-
-    Raises:
-        SpaceInvalidError: it is not a list of knobs.
-    """
+    """The knobs whose choices the service made; SpaceInvalidError if it is no list of knobs."""
     if not isinstance(value, (list, tuple)) or not all(
         isinstance(name, str) and name in KNOBS for name in value
     ):
@@ -282,11 +278,7 @@ class LegalSet:
         return position
 
     def only(self, layouts: Collection[Layout]) -> LegalSet:
-        """The set of these layouts alone.
-
-        Raises:
-            SpaceInvalidError: one of them is not in the set.
-        """
+        """The set of these layouts alone; SpaceInvalidError if one of them is not in the set."""
         positions = []
         for layout in layouts:
             position = self.index_of(layout)
@@ -316,11 +308,7 @@ class LegalSet:
         return LayoutColumns(**{knob: self.column(knob, rows) for knob in LAYOUT_FIELDS})
 
     def refuse_if_empty(self) -> None:
-        """Raises where nothing is legal.
-
-        Raises:
-            NoLegalLayoutError: names each rule with how many combinations it excludes.
-        """
+        """Raises NoLegalLayoutError, with what each rule excludes, where nothing is legal."""
         if len(self):
             return
         first = self.exclusions[0]

@@ -162,11 +162,7 @@ class _Cells:
         self._rows.setdefault(read.key, []).append(read)
 
     def built(self) -> tuple[TableCell, ...]:
-        """The cells, after checks across their rows.
-
-        Raises:
-            TableInvalidError: rows contradict each other, or none completed.
-        """
+        """The cells, checked across their rows; TableInvalidError if rows contradict each other."""
         cells = tuple(self._built())
         if not any(cell.num_completed for cell in cells):
             raise TableInvalidError(

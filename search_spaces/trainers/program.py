@@ -222,11 +222,7 @@ class ProgramTrainer:
 
 
 def read_trainers(document: object, directory: str = "") -> dict[str, ProgramTrainer]:
-    """The trainers of a file in a directory (an absolute path), by name.
-
-    Raises:
-        TrainersFileInvalidError: the message names the trainer and the field.
-    """
+    """A file's trainers by name; TrainersFileInvalidError names trainer and field."""
     values = read_mapping(document, TrainersFileInvalidError, "the file")
     refuse_unknown(values, ("trainers",), TrainersFileInvalidError, "field")
     entries = values.get("trainers")

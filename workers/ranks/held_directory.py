@@ -46,11 +46,7 @@ class HeldDirectory:
 
     @classmethod
     def create_below(cls, parent: Path, prefix: str) -> Self:
-        """Creates a directory whose name begins with the prefix.
-
-        Raises:
-            OSError: it can't be created or locked.
-        """
+        """Creates a directory whose name begins with the prefix; OSError if it can't."""
         while True:
             path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
             try:

@@ -230,11 +230,7 @@ class MemoryWatch:
             self._names_by_group.pop(group, None)
 
     def wait_until_back(self, group: str) -> None:
-        """Waits until the memory of a group is free again; to be called when its processes ended.
-
-        Raises:
-            MemoryNotBackError: it is not, after `wait_s`.
-        """
+        """Waits for the memory of an ended group; MemoryNotBackError after `wait_s`."""
         with self._lock:
             names = self._names_by_group.pop(group, None)
         if names is None:

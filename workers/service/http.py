@@ -104,11 +104,7 @@ class ServiceHttp:
         raise self._refusal(answer)
 
     def read(self, answer: Any, reading: Callable[[], T]) -> T:
-        """Calls a function that reads values from an answer.
-
-        Raises:
-            AnswerUnreadableError: the answer has another form.
-        """
+        """Calls a reader of an answer's values; AnswerUnreadableError for another form."""
         try:
             return reading()
         except (KeyError, TypeError, ValueError) as error:

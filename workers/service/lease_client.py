@@ -138,11 +138,7 @@ class LeaseClient(ServiceHttp):
         return is_used
 
     def unregister(self, worker_id: str) -> None:
-        """Ends the session; its leases return at once.
-
-        Raises:
-            WorkerUnknownError: it has ended already.
-        """
+        """Ends the session, which returns its leases; WorkerUnknownError if it has ended."""
         self._request_of_worker(worker_id, "DELETE", "", None)
 
     def _request_of_worker(

@@ -335,11 +335,7 @@ def _allocations(ask: Callable[..., Any]) -> list[dict[str, Any]]:
 
 
 def _allocation(ask: Callable[..., Any], name: str) -> dict[str, Any]:
-    """The youngest allocation, ended or not, with this job, worker or session.
-
-    Raises:
-        RequestRefusedError: there is none.
-    """
+    """The youngest allocation of a job, worker or session; RequestRefusedError if there is none."""
     path = f"/allocations?all=true&limit=1&name={quote(name, safe='')}"
     found: list[dict[str, Any]] = ask("GET", path)["allocations"]
     if found:

@@ -164,11 +164,7 @@ class Job:
 
 
 def list_jobs() -> list[Job]:
-    """The allocations of this user that wait or run.
-
-    Raises:
-        SlurmUnavailableError: Slurm is not installed here, or does not answer.
-    """
+    """This user's waiting and running allocations; SlurmUnavailableError without Slurm."""
     lines = call(*_SQUEUE, "-u", str(os.getuid()), "-o", _FORMAT).splitlines()
     return [job for line in lines if (job := _read(line)) is not None]
 

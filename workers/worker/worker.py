@@ -75,11 +75,7 @@ class Drain:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Surrounds code that a signal may leave at any point.
-
-        Raises:
-            DrainRequested: a signal has come, before or meanwhile.
-        """
+        """Surrounds code that a signal may leave at any point, by DrainRequested."""
         self._waiting = True
         try:
             if self.requested:
@@ -89,11 +85,7 @@ class Drain:
             self._waiting = False
 
     def sleep(self, seconds: float) -> None:
-        """Waits until the time is over or a signal comes.
-
-        Raises:
-            DrainRequested: a signal has come.
-        """
+        """Waits until the time is over; DrainRequested if a signal comes."""
         with self.waiting():
             time.sleep(seconds)
 

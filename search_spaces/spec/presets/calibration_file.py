@@ -126,11 +126,7 @@ def constants_file(data_dir: Path, cluster: str) -> Path:
 
 
 def refuse_unwritable(data_dir: Path) -> None:
-    """Checks before a measurement that its result can be written.
-
-    Raises:
-        MeasuredConstantsInvalidError: the folder of the constants can't be made or written to.
-    """
+    """Raises MeasuredConstantsInvalidError where the result of a measurement can't be written."""
     folder = data_dir / "measured"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -62,11 +62,7 @@ class Host:
             _advance(queue)
 
     def wait(self, operation: Operation) -> None:
-        """Returns once the operation is done.
-
-        Raises:
-            PeerLostError: a rank that it needs has ended, or did nothing within the timeout.
-        """
+        """Returns once it is done; PeerLostError if a rank has ended, or did nothing in time."""
         if not operation.is_done:
             with _uncounted():
                 self._wait(operation)
