@@ -63,10 +63,10 @@ def best_words(campaign: CampaignRead) -> str:
 
 def job_options(function: Function) -> Function:
     """See `with_job_options`."""
-    return with_job_options(function, option=click.option, refuse=_refuse)
+    return with_job_options(function, option=click.option, refuse=refuse)
 
 
-def _refuse(sentence: str) -> NoReturn:
+def refuse(sentence: str) -> NoReturn:
     raise click.UsageError(sentence)
 
 

@@ -10,14 +10,14 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 import httpx
 from click.core import ParameterSource
 
 from api.client import Client
-from api.commands.display import EXISTING_FILE
+from api.commands.display import EXISTING_FILE, refuse
 from api.commands.login import sign_in_url
 from api.errors import ApiError, ServiceError
 from api.http.bind_address import Endpoint, endpoint_options
@@ -37,11 +37,7 @@ SERVE_PATIENCE_S = START_PATIENCE_S + 30.0
 """The service waits for a database that does not answer, then takes some time to start."""
 
 
-def _refuse(sentence: str) -> NoReturn:
-    raise click.UsageError(sentence)
-
-
-simulation_options = partial(with_simulation_options, option=click.option, refuse=_refuse)
+simulation_options = partial(with_simulation_options, option=click.option, refuse=refuse)
 
 
 @click.command()
@@ -79,7 +75,7 @@ def up(
     for option in ("cluster", "trainers") if simulation is not None else ("nodes",):
         if given(option) is ParameterSource.COMMANDLINE:
             how = "exclude each other" if simulation is not None else "go together"
-            _refuse(f"--{option} and --simulate {how}")
+            refuse(f"--{option} and --simulate {how}")
     os.umask(PRIVATE_UMASK)  # children inherit it
     data = DataDir(data_dir) if data_dir else DataDir.default()
     try:
