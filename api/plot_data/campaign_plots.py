@@ -15,13 +15,11 @@ from api.plot_data.plot_data import PlottedData, mark_disturbed
 from api.plot_data.step_times import time_parts
 from api.plot_data.timeline import timeline
 from results_db.campaigns.charts import MAX_TIMELINE
-from results_db.leaderboard.leaderboard_listing import WHOLE, LeaderboardListing
 from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.leaderboard.plot_points import PlotPoint
 from results_db.records import Analysis, CampaignRecord, PredictedTrial
 from results_db.rows import baseline_of
 from results_db.store import Store
-from results_db.trials.filter import TrialFilter
 from search_spaces.errors import SearchSpaceError
 from search_spaces.spec.layout import KNOBS
 from search_spaces.spec.model_shape import ModelShape
@@ -168,14 +166,7 @@ class CampaignPlots:
         layout = baseline_of(self.campaign.spec)
         if layout is None:
             return None
-        wanted = TrialFilter(**{name: (getattr(layout, name),) for name in KNOBS})
-        found = self._ranked(1, LeaderboardListing(wanted=wanted))
-        return found[0] if found else None
-
-    def _ranked(self, limit: int, listing: LeaderboardListing = WHOLE) -> Sequence[RankedLayout]:
-        return self.store.leaderboard.ranked_layouts(
-            self.campaign.id, self.campaign.objective, listing=listing, limit=limit
-        )
+        return self.store.leaderboard.ranked_layout(self.campaign, layout)
 
     @cached_property
     def analysis(self) -> Analysis | None:
@@ -205,7 +196,10 @@ class CampaignPlots:
         return self.store.trials.predictions(self.campaign.id)
 
     def _time_parts(self) -> PlottedData:
-        best = list(self._ranked(MOST_BARS))
+        campaign = self.campaign
+        best = self.store.leaderboard.ranked_layouts(
+            campaign.id, campaign.objective, limit=MOST_BARS
+        )
         baseline = self.ranked_baseline
         if baseline is not None and baseline.trial.id not in {each.trial.id for each in best}:
             best.append(baseline)
