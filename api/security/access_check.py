@@ -170,11 +170,7 @@ async def check_again(request: Request) -> None:
 
 
 def refuse_unchecked(routes: Sequence[BaseRoute]) -> None:
-    """Checks that every route that changes something has the dependency `check_again`.
-
-    Raises:
-        AccessUndeclaredError: a route lacks it.
-    """
+    """Raises AccessUndeclaredError for a changing route that lacks the dependency `check_again`."""
     for route in iter_route_contexts(routes):
         if not set(route.methods or ()) - {"GET", "HEAD"}:
             continue

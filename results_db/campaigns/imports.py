@@ -64,11 +64,7 @@ class Imports(StoreSection):
     """The store's methods for imports."""
 
     def add(self, imports: Sequence[NewImport]) -> list[CampaignRecord]:
-        """Stores each cell as a campaign that has ended; all of them or none.
-
-        Raises:
-            CampaignDuplicateError: a name is taken.
-        """
+        """Stores all cells as ended campaigns, or none; CampaignDuplicateError for a taken name."""
         now = self._clock()
         with self._db.write() as session:
             campaigns = [_import(session, new, now, self._actor.name) for new in imports]

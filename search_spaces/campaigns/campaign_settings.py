@@ -69,11 +69,7 @@ MAX_START_FROM: Final = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """When a campaign ends: as soon as one of the bounds is reached.
-
-    Raises:
-        CampaignInvalidError: at construction, when a bound is out of range.
-    """
+    """The bounds, of which the first ends a campaign; CampaignInvalidError if out of range."""
 
     trials: int | None = None
     """Trials that ended, whatever their outcome."""
@@ -192,11 +188,7 @@ class SimulationSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeSettings:
-    """How long each probe trains.
-
-    Raises:
-        CampaignInvalidError: at construction, when a number is out of range.
-    """
+    """How long each probe trains; CampaignInvalidError for a number out of range."""
 
     warmup: int = DEFAULT_WARMUP
     """Warm-up iterations, untimed, before the timed ones."""
@@ -340,11 +332,7 @@ def no_effect_warning(stop: StopSettings, strategy: str) -> str | None:
 
 
 def read_start_from(value: object) -> tuple[str, ...]:
-    """The names of the campaigns that a campaign starts from.
-
-    Raises:
-        CampaignInvalidError: it is not a list of distinct names.
-    """
+    """The campaigns that one starts from; CampaignInvalidError unless a list of distinct names."""
     if not isinstance(value, (list, tuple)) or not all(is_line(name) for name in value):
         raise CampaignInvalidError(
             f"{shown(value)} is not a list of campaigns' names, such as [first, second]"

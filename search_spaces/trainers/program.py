@@ -69,11 +69,7 @@ class TrainersFileInvalidError(SearchSpaceError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProgramTrainer:
-    """A trainer that is a program of its own.
-
-    Raises:
-        TrainersFileInvalidError: at construction, when a field is wrong.
-    """
+    """A trainer that is a program of its own; TrainersFileInvalidError for a wrong field."""
 
     name: str
     """What campaigns call it."""
@@ -190,11 +186,7 @@ class ProgramTrainer:
 
     @classmethod
     def from_mapping(cls, mapping: object) -> Self:
-        """Reads an entry of the file.
-
-        Raises:
-            TrainersFileInvalidError: a field is missing, unknown or wrong.
-        """
+        """Reads an entry; TrainersFileInvalidError if a field is missing, unknown or wrong."""
         values = read_mapping(mapping, TrainersFileInvalidError, "a trainer")
         problems = Problems(TrainersFileInvalidError)
         with problems.collecting():

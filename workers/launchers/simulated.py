@@ -56,11 +56,7 @@ class TimedOutcome:
 
 
 class SimulatedLauncher:
-    """Simulates probes on a part of a simulated machine.
-
-    Raises:
-        PeakUnknownError: at construction, when the cluster's description has no peak.
-    """
+    """Simulates probes on a part of a machine; PeakUnknownError if its description has no peak."""
 
     def __init__(
         self,

@@ -71,11 +71,7 @@ class ServiceHttp:
         self._connection.close()
 
     def role(self, *, within_s: float = ANSWER_WITHIN_S) -> str:
-        """The role of the token.
-
-        Raises:
-            WorkerError: the errors of `request`.
-        """
+        """The role of the token; raises the errors of `request`."""
         answer = self.request("GET", "/v1/whoami", None, within_s=within_s)
         return self.read(answer, lambda: str(answer["role"]))
 

@@ -137,11 +137,7 @@ def refuse_unwritable(data_dir: Path) -> None:
 
 
 def write_constants(data_dir: Path, measured: MeasuredConstants) -> Path:
-    """Writes the constants atomically: a process that is killed leaves the former file.
-
-    Raises:
-        MeasuredConstantsInvalidError: the file can't be written.
-    """
+    """Writes the constants as a whole or not at all; MeasuredConstantsInvalidError if it can't."""
     path = constants_file(data_dir, measured.cluster)
     new = path.with_suffix(f".{os.getpid()}.new")
     try:
@@ -157,11 +153,7 @@ def write_constants(data_dir: Path, measured: MeasuredConstants) -> Path:
 
 
 def read_constants(data_dir: Path, cluster: str) -> MeasuredConstants | None:
-    """The stored constants of a cluster; None where it was never measured.
-
-    Raises:
-        MeasuredConstantsInvalidError: the file is invalid.
-    """
+    """A cluster's stored constants, None if unmeasured; MeasuredConstantsInvalidError if wrong."""
     path = constants_file(data_dir, cluster)
     advice = "run `layout-tuner calibrate` again, or remove the file"
     try:
