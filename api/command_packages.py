@@ -74,10 +74,7 @@ def missing_packages_of(command: str) -> str | None:
 def missing_packages(subject: str, packages: Iterable[str], *, extra: str) -> str | None:
     """A line about packages that a command or an option lacks; None: nothing is missing.
 
-    Args:
-        subject: the command or option, as the user typed it.
-        packages: import names; none is imported.
-        extra: the extra of layout-tuner that installs them.
+    None of the packages is imported; `extra` is the extra of layout-tuner that installs them.
     """
     missing = [package for package in packages if find_spec(package) is None]
     if not missing:

@@ -16,8 +16,7 @@ import click
 class LazyGroup(click.Group):
     """A group whose subcommands are imported when they are called.
 
-    Args:
-        sources: module and function of each subcommand, as "package.module:function".
+    `sources`: module and function of each subcommand, as "package.module:function".
     """
 
     def __init__(
@@ -73,8 +72,7 @@ def short_help(source: str) -> str:
 
     Importing all subcommands would take seconds (torch, ray), and a broken one would end the help.
 
-    Args:
-        source: where the command is defined, as "package.module:function".
+    `source` is where the command is defined, as "package.module:function".
     """
     module, _, function = source.partition(":")
     try:

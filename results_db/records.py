@@ -18,11 +18,7 @@ from search_spaces.protocol.states import AllocationState, AttemptPhase, Schedul
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.objectives import measured_objective
 from search_spaces.statistics.disturbance import is_disturbed
-from search_spaces.trainers.simulator import (
-    SIMULATED_LAUNCHER,
-    is_simulator,
-    trainers_run,
-)
+from search_spaces.trainers.simulator import SIMULATED_LAUNCHER, is_simulator, trainers_run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

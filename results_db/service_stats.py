@@ -66,11 +66,7 @@ class Statistics(StoreSection):
             )
 
     def why_not_usable(self) -> list[str]:
-        """Reasons why the database cannot be used; empty: it can.
-
-        Raises:
-            DatabaseUnavailableError: it does not answer.
-        """
+        """Why the database cannot be used; empty: it can. DatabaseUnavailableError: no answer."""
         with self._db.read() as session:
             reasons = []
             found, wanted = session.scalar(_REVISION), migrate.head()

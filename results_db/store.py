@@ -50,9 +50,7 @@ class Store:
     def __init__(self, url: str, *, clock: Clock | None = None) -> None:
         """Connects to a database that has been upgraded to this version's schema.
 
-        Args:
-            url: the URL of the database.
-            clock: None: the clock of the machine for SQLite, of the server for PostgreSQL.
+        Without a clock, it has that of the machine for SQLite, and of the server for PostgreSQL.
 
         Raises:
             DatabaseUrlInvalidError: the URL is invalid, or of an unsupported kind.
@@ -164,11 +162,7 @@ class Store:
         return self._clock()
 
     def agree_on_time(self) -> None:
-        """Sets the clock by the database server, if there is one.
-
-        Raises:
-            DatabaseUnavailableError: the server does not answer.
-        """
+        """Sets the clock by the server, if any; DatabaseUnavailableError if it does not answer."""
         if self._database_clock is not None:
             self._database_clock.ask()
 

@@ -37,11 +37,7 @@ def available_memory_bytes(root: Path = ROOT) -> int:
 
 
 def usable_memory_bytes(root: Path = ROOT) -> int:
-    """The installed memory, or the container's limit if that is smaller.
-
-    Raises:
-        ClusterInvalidError: /proc/meminfo does not state the installed memory.
-    """
+    """The installed memory, or a container's smaller limit; ClusterInvalidError if not stated."""
     limits = [limit for group in _groups(root, "memory") for limit in _memory_limits(group)]
     return min([_installed_bytes(root), *limits])
 

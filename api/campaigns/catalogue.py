@@ -119,11 +119,7 @@ def resolved_cluster(
 
 
 def refuse_preset(kind: DescriptionKind, name: str) -> None:
-    """Refuses to change a preset.
-
-    Raises:
-        PresetFixedError: the name is a preset's.
-    """
+    """Refuses to change a preset. Raises PresetFixedError if the name is a preset's."""
     if name in PRESET_NAMES[kind]:
         raise PresetFixedError(
             f"{name!r} is a preset, which cannot be replaced or deleted; start another {kind} from "

@@ -53,9 +53,7 @@ class CampaignCalls(Calls):
 
         It is sent again if no answer comes: by its key the service recognizes the same submission.
 
-        Args:
-            document: its description.
-            idempotency_key: for sending the same submission again later; None: a new key.
+        `idempotency_key` is for sending the same submission again later; None: a new key.
         """
         key = idempotency_key or str(uuid.uuid4())
         return self._post("/campaigns", CampaignDetail, document, key=key)
@@ -137,10 +135,8 @@ class CampaignCalls(Calls):
     ) -> CampaignDetail:
         """Submits a campaign like another one. It is sent again as `create_campaign` is.
 
-        Args:
-            campaign: the other one.
-            changes: fields that replace those of the other; without a name the clone is given one.
-            idempotency_key: for sending the same clone again later; None: a new key.
+        `changes` are fields that replace those of the other; without a name the clone is given one.
+        `idempotency_key` is for sending the same clone again later; None: a new key.
         """
         key = idempotency_key or str(uuid.uuid4())
         return self._post(_path(campaign, "clone"), CampaignDetail, dict(changes), key=key)
@@ -150,10 +146,7 @@ class CampaignCalls(Calls):
     ) -> CampaignDetail:
         """Changes the budget of a campaign that has not ended, and its notes.
 
-        Args:
-            campaign: its name or id.
-            budget: bounds by name: one that is missing stays, None removes one.
-            notes: the new notes; None: the old ones stay.
+        Bounds of the budget that are missing stay, None removes one; notes that are None stay.
         """
         given = {"budget": budget, "notes": notes}
         changes = {name: value for name, value in given.items() if value is not None}
@@ -166,9 +159,7 @@ class CampaignCalls(Calls):
     def report(self, campaign: str, *, job: TrainingJob | None = None) -> str:
         """The campaign as one HTML document without scripts or external resources.
 
-        Args:
-            campaign: its name or id.
-            job: a training job, whose days with each of the best layouts are in the report.
+        With a training job it has the job's days with each of the best layouts.
         """
         return self._get_file(_path(campaign, "report"), **_job(job)).text
 

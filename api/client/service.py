@@ -16,12 +16,7 @@ from api.schemas.access import (
     TokenRead,
     WhoAmI,
 )
-from api.schemas.allocations import (
-    AllocationPage,
-    AllocationRead,
-    NodePage,
-    WorkerPage,
-)
+from api.schemas.allocations import AllocationPage, AllocationRead, NodePage, WorkerPage
 from api.schemas.campaigns_and_trials import Health, Readiness
 from api.schemas.catalogue import ClusterPage, ClusterRead, ModelPage, ModelRead
 from results_db.service_records import AuditChoice, AuditEntryRead, ClusterNodeRead
@@ -92,10 +87,8 @@ class AllocationCalls(Calls):
     ) -> AllocationPage:
         """Allocations, the newest first.
 
-        Args:
-            ended: whether to list also those that have ended.
-            name: selects by the name of the worker, the job id or the id of the worker's session.
-            limit: most allocations of the answer.
+        With `ended` also those that have ended; `name` is that of the worker, the job id or the id
+        of the worker's session.
         """
         return self._get("/allocations", AllocationPage, all=ended or None, name=name, limit=limit)
 

@@ -15,7 +15,7 @@ import click
 
 from api.commands.campaign import precision_words
 from api.commands.connection import Function, service_options
-from api.commands.display import answers, json_option, print_json
+from api.commands.display import EXISTING_FILE, answers, json_option, print_json
 from api.errors import DocumentMalformedError, ServiceError
 from api.formatting import budget_words
 from api.http.documents import read_json, read_yaml
@@ -52,7 +52,7 @@ def budget_options(function: Function) -> Function:
 
 
 @click.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=EXISTING_FILE)
 @click.option("--dry-run", is_flag=True, help="Print the service's plan of it, and submit nothing.")
 @json_option
 @service_options
@@ -95,7 +95,7 @@ def _planned(client: Client, document: dict[str, Any]) -> Plan:
 
 
 @click.command("import")
-@click.argument("table", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("table", type=EXISTING_FILE)
 @click.option("--name", help="Name of the campaign; several are numbered after it.")
 @click.option(
     "--cell",
@@ -137,11 +137,7 @@ def _print_imported(imported: ImportRead) -> None:
 @click.option("--no-node-hours", is_flag=True, help="Remove this bound.")
 @click.option("--no-wall-time", is_flag=True, help="Remove this bound.")
 @click.option("--notes", help="New notes, instead of the old ones.")
-@click.option(
-    "--notes-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File with the new notes.",
-)
+@click.option("--notes-file", type=EXISTING_FILE, help="File with the new notes.")
 @answers(lambda changed: click.echo(f"campaign {changed.name}: {_budget_words(changed)}"))
 @service_options
 def update(

@@ -10,7 +10,7 @@ import click
 
 from api.commands.campaign_changes import read_document_file
 from api.commands.connection import service_options, service_when_called, without_service
-from api.commands.display import answers, json_option, print_json
+from api.commands.display import EXISTING_FILE, answers, json_option, print_json
 from api.formatting import memory
 from api.http.documents import write_yaml
 from api.schemas.catalogue import CatalogueEntry, ClusterPage, ClusterRead, ModelPage, ModelRead
@@ -23,7 +23,6 @@ from search_spaces.terminal.text_table import print_table
 if TYPE_CHECKING:
     from api.client import Client
 
-_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 _MODEL_COLUMNS: Final = {
     "family": "family",
@@ -110,7 +109,7 @@ def show_cluster(name: str, service: Callable[[], Client]) -> ClusterRead:
 
 @click.command("put")
 @click.argument("name")
-@click.argument("file", type=_FILE)
+@click.argument("file", type=EXISTING_FILE)
 @answers(lambda made: click.echo(f"model {made.name} is stored; campaign files can name it"))
 @service_options
 def put_model(name: str, file: Path, client: Client) -> ModelRead:
@@ -120,7 +119,7 @@ def put_model(name: str, file: Path, client: Client) -> ModelRead:
 
 @click.command("put")
 @click.argument("name")
-@click.argument("file", type=_FILE)
+@click.argument("file", type=EXISTING_FILE)
 @json_option
 @service_options
 def put_cluster(name: str, file: Path, as_json: bool, client: Client) -> None:

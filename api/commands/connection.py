@@ -64,10 +64,7 @@ def service_when_called(function: Function) -> Function:
 
 
 def connect(
-    url: str | None,
-    token_file: Path | None,
-    data_dir: Path | None,
-    certificate: Path | None = None,
+    url: str | None, token_file: Path | None, data_dir: Path | None, certificate: Path | None = None
 ) -> Client:
     """A client of the service that the options name."""
     place = locate_service(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _LABEL_WIDTH: Final = 14
+
+EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -60,10 +63,10 @@ def best_words(campaign: CampaignRead) -> str:
 
 def job_options(function: Function) -> Function:
     """See `with_job_options`."""
-    return with_job_options(function, option=click.option, refuse=_refuse)
+    return with_job_options(function, option=click.option, refuse=refuse)
 
 
-def _refuse(sentence: str) -> NoReturn:
+def refuse(sentence: str) -> NoReturn:
     raise click.UsageError(sentence)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from api.commands.connection import service_when_called
-from api.commands.display import json_option, print_json
+from api.commands.display import EXISTING_FILE, json_option, print_json
 from api.exporters import ALIASES, FORMATS
 from api.exporters.base import PREDICTED
 from api.schemas.campaigns_and_trials import (
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @click.option(
     "--plan",
     "plan_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=EXISTING_FILE,
     help="Campaign file: export a layout of its plan instead, predicted and not measured.",
 )
 @click.option(

@@ -134,11 +134,7 @@ def _serve(
     with (
         _ended_in_order(stopping),
         announced(
-            data,
-            url,
-            endpoint.tls_certificate,
-            shared=store.is_shared,
-            supervisor=supervisor,
+            data, url, endpoint.tls_certificate, shared=store.is_shared, supervisor=supervisor
         ),
     ):
         click.echo(f"layout-tuner serves {url}; its token is in {data.token_file}")

@@ -36,11 +36,7 @@ from search_spaces.terminal.text_table import print_table
 
 if TYPE_CHECKING:
     from api.client import Client
-    from api.schemas.campaigns_and_trials import (
-        TrialDetailRead,
-        TrialRead,
-        TrialsAdded,
-    )
+    from api.schemas.campaigns_and_trials import TrialDetailRead, TrialRead, TrialsAdded
     from results_db.records import AttemptRecord
     from search_spaces.belief.extrapolation import CheapProbe
     from search_spaces.estimates.prediction import Prediction

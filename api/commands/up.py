@@ -10,13 +10,14 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 import httpx
 from click.core import ParameterSource
 
 from api.client import Client
+from api.commands.display import EXISTING_FILE, refuse
 from api.commands.login import sign_in_url
 from api.errors import ApiError, ServiceError
 from api.http.bind_address import Endpoint, endpoint_options
@@ -36,11 +37,7 @@ SERVE_PATIENCE_S = START_PATIENCE_S + 30.0
 """The service waits for a database that does not answer, then takes some time to start."""
 
 
-def _refuse(sentence: str) -> NoReturn:
-    raise click.UsageError(sentence)
-
-
-simulation_options = partial(with_simulation_options, option=click.option, refuse=_refuse)
+simulation_options = partial(with_simulation_options, option=click.option, refuse=refuse)
 
 
 @click.command()
@@ -49,7 +46,7 @@ simulation_options = partial(with_simulation_options, option=click.option, refus
 @click.option("--cluster", default="local-cpu", show_default=True, help="What the worker runs on.")
 @click.option(
     "--trainers",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=EXISTING_FILE,
     help="JSON or YAML file of the programs that probes may run besides the embedded trainer.",
 )
 @click.option(
@@ -78,7 +75,7 @@ def up(
     for option in ("cluster", "trainers") if simulation is not None else ("nodes",):
         if given(option) is ParameterSource.COMMANDLINE:
             how = "exclude each other" if simulation is not None else "go together"
-            _refuse(f"--{option} and --simulate {how}")
+            refuse(f"--{option} and --simulate {how}")
     os.umask(PRIVATE_UMASK)  # children inherit it
     data = DataDir(data_dir) if data_dir else DataDir.default()
     try:
@@ -90,10 +87,7 @@ def up(
 
 
 def _run(
-    data: DataDir,
-    endpoint: Endpoint,
-    worker_options: Sequence[str],
-    database: str | None,
+    data: DataDir, endpoint: Endpoint, worker_options: Sequence[str], database: str | None
 ) -> None:
     serve = _serve(data, endpoint, database)
     with until_signalled() as stopping:

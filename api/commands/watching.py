@@ -148,12 +148,7 @@ def progress_line(campaign: CampaignDetail, *, with_best: bool = True) -> str:
 
 
 class CampaignView:
-    """What is shown of a campaign in a terminal; it reads only what has changed.
-
-    Args:
-        client: of the service.
-        name: of the campaign.
-    """
+    """What is shown of a campaign in a terminal; it reads only what has changed."""
 
     def __init__(self, client: Client, name: str) -> None:
         self._client = client

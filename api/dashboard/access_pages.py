@@ -112,11 +112,7 @@ _MOMENT: Final = TypeAdapter[datetime](Moment)
 
 
 def _filters(written: dict[str, str]) -> dict[str, Any]:
-    """The filters that are filled in; times are UTC.
-
-    Raises:
-        SearchSpaceError: a text is no time, or contains control characters.
-    """
+    """The filters that are filled in, times in UTC; SearchSpaceError if one cannot be read."""
     found: dict[str, Any] = {}
     for name, text in written.items():
         read, what = _word, "a word of printable characters"

@@ -43,11 +43,7 @@ FORM_FIELDS: Final = (
 
 
 def document_of(form: Mapping[str, str]) -> dict[str, Any]:
-    """The document of a form.
-
-    Raises:
-        SearchSpaceError: fields are no YAML, or are both in the form and in the rest.
-    """
+    """A form's document; SearchSpaceError if fields are no YAML, or are in form and rest."""
     problems = Problems()
     document: dict[str, Any] = {name: form[name] for name in _NAMES if form.get(name)}
     for name in _LINES:
@@ -178,11 +174,7 @@ def _rest(text: str) -> dict[str, Any]:
 
 
 def _merged(document: Mapping[str, Any], rest: Mapping[str, Any]) -> dict[str, Any]:
-    """Both together; sections may be divided between them.
-
-    Raises:
-        CampaignInvalidError: a field is in both.
-    """
+    """Both together, with divided sections; CampaignInvalidError if a field is in both."""
     merged = dict(document)
     for name, value in rest.items():
         if name not in merged:

@@ -223,10 +223,7 @@ def show_submit(
         original = campaign_named(campaign_reference(campaign), store)
         document = like_campaign(store, original, submission.free_name(original.name))
     page = SubmitPage(
-        request=request,
-        store=store,
-        submission=submission,
-        form=_fields(document, view),
+        request=request, store=store, submission=submission, form=_fields(document, view)
     )
     return page.show(is_checked=bool(campaign) or any(given.values()))
 

@@ -68,10 +68,7 @@ Launches = tuple[tuple[str, str], ...]
 
 PYTHON_RANKS: Final[Launches] = (("torchrun", _TORCHRUN), ("srun", _SRUN))
 """PROGRAM is for Python; it is started once a rank."""
-PROGRAM_RANKS: Final[Launches] = (
-    *PYTHON_RANKS,
-    ("once", '    exec "${{PROGRAM[@]}}" "$@"\n'),
-)
+PROGRAM_RANKS: Final[Launches] = (*PYTHON_RANKS, ("once", '    exec "${{PROGRAM[@]}}" "$@"\n'))
 """PROGRAM is any; it is started once a rank, or once, if it starts its ranks by itself."""
 ACCELERATE_NODES: Final[Launches] = (("accelerate", _ACCELERATE), ("srun", _SRUN_ACCELERATE))
 """PROGRAM is for `accelerate launch`, which is started once a node."""

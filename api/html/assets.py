@@ -81,11 +81,7 @@ def _compressed(name: str, encoding: str) -> bytes:
 
 @router.get("/assets/{digest}/{name}")
 def read_asset(digest: str, name: str, request: Request) -> Response:
-    """A script, style or picture of the dashboard.
-
-    Raises:
-        AssetNotFoundError: this version of the service has no such file.
-    """
+    """A script, style or picture of the pages; AssetNotFoundError if there is no such file."""
     asset = assets().get(name)
     if asset is None or asset.digest != digest:
         raise AssetNotFoundError(

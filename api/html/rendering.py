@@ -57,12 +57,7 @@ _NAME_IN_PATHS: Final = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def render(
-    request: Request,
-    template: str,
-    /,
-    *,
-    status: HTTPStatus = HTTPStatus.OK,
-    **context: Any,
+    request: Request, template: str, /, *, status: HTTPStatus = HTTPStatus.OK, **context: Any
 ) -> HTMLResponse:
     """A page.
 

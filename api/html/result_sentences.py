@@ -10,14 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from api.formatting import (
-    made_by,
-    memory_of,
-    objective_figure,
-    other_knobs,
-    unit,
-    zero,
-)
+from api.formatting import made_by, memory_of, objective_figure, other_knobs, unit, zero
 from results_db.leaderboard.leaderboard_records import RankedLayout, RankedSummary
 from results_db.records import CampaignRecord
 from results_db.store import Store

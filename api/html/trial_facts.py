@@ -22,11 +22,9 @@ from api.plot_data.estimates import memory_by_stage
 from api.plots.bars import PlotPart, step_parts
 from api.plots.static_plot import static_plot
 from api.plots.svg import Plot
-from results_db.leaderboard.leaderboard_listing import LeaderboardListing
 from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.records import CampaignRecord, TrialDetail, TrialRecord
 from results_db.store import Store
-from results_db.trials.filter import TrialFilter
 from search_spaces.belief.extrapolation import CheapProbe
 from search_spaces.campaigns.fidelity import with_layers
 from search_spaces.estimates.memory import stage_memory
@@ -61,16 +59,12 @@ class TrialFacts:
 
     @classmethod
     def of(cls, store: Store, trial_id: int) -> Self:
-        """Reads a trial.
-
-        Raises:
-            TrialNotFoundError: there is no such trial.
-        """
+        """Reads a trial. Raises TrialNotFoundError if there is no such trial."""
         detail = store.trials.detail(trial_id)
         campaign = store.campaigns.get(detail.trial.campaign_id)
         trial = detail.trial
         cheap = cheap_probes(store, [trial]).get(trial.id)
-        found = _ranked(store, campaign, trial.stands_for)
+        found = store.leaderboard.ranked_layout(campaign, trial.stands_for)
         ranked = None if cheap else found
         around = {}
         if ranked is not None:
@@ -156,15 +150,6 @@ def _estimated_bytes(campaign: CampaignRecord, trial: TrialRecord) -> list[float
     if trial.num_layers is not None:
         model = with_layers(model, trial.num_layers)
     return [stage.total_bytes for stage in stage_memory(layout, model)]
-
-
-def _ranked(store: Store, campaign: CampaignRecord, layout: Layout) -> RankedLayout | None:
-    same = TrialFilter(**{name: (getattr(layout, name),) for name in KNOBS})
-    listing = LeaderboardListing(wanted=same)
-    found = store.leaderboard.ranked_layouts(
-        campaign.id, campaign.objective, listing=listing, limit=1
-    )
-    return found[0] if found else None
 
 
 def knob_pairs(layout: Layout) -> Iterator[tuple[str, str]]:

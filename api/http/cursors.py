@@ -29,11 +29,7 @@ def write_cursor(position: int) -> str:
 
 
 def read_cursor(cursor: str | None) -> int | None:
-    """The position in a cursor of `write_cursor`.
-
-    Raises:
-        PageInvalidError: this service did not write it.
-    """
+    """The position in a cursor; PageInvalidError if `write_cursor` did not make it."""
     if cursor is None:
         return None
     try:
@@ -52,11 +48,7 @@ def write_trial_cursor(end: PageEnd, campaign_id: int, order: TrialOrder) -> str
 
 
 def read_trial_cursor(cursor: str, campaign_id: int, order: TrialOrder) -> PageEnd:
-    """The end of a page in a cursor of `write_trial_cursor`.
-
-    Raises:
-        PageInvalidError: this service did not write it, or wrote it for another list.
-    """
+    """The end of a page in a cursor; PageInvalidError if it is not a cursor of this list."""
     parts = _parts(cursor)
     if parts is None:
         raise PageInvalidError(

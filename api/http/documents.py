@@ -27,12 +27,7 @@ except ImportError:  # without libyaml: slower, same results
     from yaml import SafeLoader as _SafeLoader  # type: ignore[assignment]
 
 JSON_TYPE: Final = "application/json"
-YAML_TYPES: Final = (
-    "application/yaml",
-    "application/x-yaml",
-    "text/yaml",
-    "text/x-yaml",
-)
+YAML_TYPES: Final = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
 
 MAX_NUMBER_LENGTH: Final = 400
 """Most characters of a number in YAML; the largest finite one has 309 digits."""

@@ -74,11 +74,7 @@ def _type_of(name: str) -> Any:
 
 
 def read_trial_filter(**query: Any) -> TrialFilter:
-    """The filter of a request's query.
-
-    Raises:
-        TrialFilterInvalidError: a lower bound is above its upper bound.
-    """
+    """The filter of a query; TrialFilterInvalidError if a lower bound is above its upper one."""
     stated: dict[str, Any] = {
         _FIELD_OF[name]: tuple(value) if isinstance(value, list) else value
         for name, value in query.items()

@@ -16,13 +16,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api.errors import DocumentTypeUnsupportedError
 from api.http.body_limits import holder_of, limits_of
-from api.http.documents import (
-    JSON_TYPE,
-    YAML_TYPES,
-    media_type_of,
-    read_json_request,
-    reader_of,
-)
+from api.http.documents import JSON_TYPE, YAML_TYPES, media_type_of, read_json_request, reader_of
 
 READ_IN_LOOP_BYTES: Final = 16 << 10
 """Longer bodies are parsed and validated in a thread, in turn by token. Of shorter ones the event

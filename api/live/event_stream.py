@@ -68,11 +68,7 @@ class EventStream(Response):
     async def _stream(self, receive: Receive, send: Send, ended: asyncio.Future[str]) -> None:
         missed = await self._resume()
         await send(
-            {
-                "type": "http.response.start",
-                "status": self.status_code,
-                "headers": self.raw_headers,
-            }
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
         sending = asyncio.ensure_future(self._send_all(send, missed=missed))
         hanging_up = asyncio.ensure_future(_hung_up(receive))
@@ -164,10 +160,7 @@ def _control(
 ) -> bytes:
     """An event about the stream itself."""
     return format_sse_event(
-        data_str=json.dumps(data),
-        event=event,
-        id=None if seq is None else str(seq),
-        retry=retry,
+        data_str=json.dumps(data), event=event, id=None if seq is None else str(seq), retry=retry
     )
 
 

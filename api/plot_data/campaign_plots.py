@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from pydantic import BaseModel
 
 from api.plot_data import estimates, knobs, objectives
-from api.plot_data.layout_points import LayoutPoint, PlotFacts
+from api.plot_data.layout_points import PlotFacts
 from api.plot_data.plot_data import PlottedData, mark_disturbed
 from api.plot_data.step_times import time_parts
 from api.plot_data.timeline import timeline
 from results_db.campaigns.charts import MAX_TIMELINE
-from results_db.leaderboard.leaderboard_listing import WHOLE, LeaderboardListing
 from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.leaderboard.plot_points import PlotPoint
 from results_db.records import Analysis, CampaignRecord, PredictedTrial
 from results_db.rows import baseline_of
 from results_db.store import Store
-from results_db.trials.filter import KNOB_FIELDS, TrialFilter
 from search_spaces.errors import SearchSpaceError
 from search_spaces.spec.layout import KNOBS
 from search_spaces.spec.model_shape import ModelShape
@@ -124,15 +122,14 @@ class CampaignPlots:
         """The layouts, with the winner and the baseline."""
         spec = self.campaign.spec
         found = self.store.plot_data.points(self.campaign.id)
-        points = [_layout_point(point) for point in found.points]
-        baseline = self._baseline(points)
+        baseline = self._baseline(found.points)
         marks = {} if baseline is None else {"baseline": baseline}
         # Ranked layouts come first, the best of them at the front.
         if found.points and found.points[0].rank == 1 and not found.points[0].shortened:
-            marks["winner"] = points[0]
+            marks["winner"] = found.points[0]
         return PlotFacts(
             objective=self.campaign.objective,
-            points=points,
+            points=found.points,
             num_layouts=found.num_ranked + found.num_unranked,
             marks=marks,
             model=_model_of(spec),
@@ -140,7 +137,7 @@ class CampaignPlots:
             num_cheap=self.store.trials.ended_probes(self.campaign.id, cheap=True).number,
         )
 
-    def _baseline(self, points: Sequence[LayoutPoint]) -> LayoutPoint | None:
+    def _baseline(self, points: Sequence[PlotPoint]) -> PlotPoint | None:
         layout = baseline_of(self.campaign.spec)
         if layout is None:
             return None
@@ -152,7 +149,7 @@ class CampaignPlots:
         ranked = self.ranked_baseline
         if ranked is None or ranked.trial.measurement is None:
             return None
-        return LayoutPoint(
+        return PlotPoint(
             trial_id=ranked.trial.id,
             number=ranked.trial.number,
             state=ranked.trial.state,
@@ -169,14 +166,7 @@ class CampaignPlots:
         layout = baseline_of(self.campaign.spec)
         if layout is None:
             return None
-        wanted = TrialFilter(**{name: (getattr(layout, name),) for name in KNOBS})
-        found = self._ranked(1, LeaderboardListing(wanted=wanted))
-        return found[0] if found else None
-
-    def _ranked(self, limit: int, listing: LeaderboardListing = WHOLE) -> Sequence[RankedLayout]:
-        return self.store.leaderboard.ranked_layouts(
-            self.campaign.id, self.campaign.objective, listing=listing, limit=limit
-        )
+        return self.store.leaderboard.ranked_layout(self.campaign, layout)
 
     @cached_property
     def analysis(self) -> Analysis | None:
@@ -206,7 +196,10 @@ class CampaignPlots:
         return self.store.trials.predictions(self.campaign.id)
 
     def _time_parts(self) -> PlottedData:
-        best = list(self._ranked(MOST_BARS))
+        campaign = self.campaign
+        best = self.store.leaderboard.ranked_layouts(
+            campaign.id, campaign.objective, limit=MOST_BARS
+        )
         baseline = self.ranked_baseline
         if baseline is not None and baseline.trial.id not in {each.trial.id for each in best}:
             best.append(baseline)
@@ -215,21 +208,6 @@ class CampaignPlots:
             marks=self.facts.mark_of,
             estimated_s={each.trial_id: each.prediction.step_time_s for each in self.estimated},
         )
-
-
-def _layout_point(point: PlotPoint) -> LayoutPoint:
-    named = dict(zip(KNOB_FIELDS, point.knobs, strict=True))
-    return LayoutPoint(
-        trial_id=point.trial_id,
-        number=point.number,
-        state=point.state,
-        reason=point.reason,
-        # SQLite returns switches as numbers.
-        knobs={n: bool(named[n]) if knob.is_switch else named[n] for n, knob in KNOBS.items()},
-        value=point.value,
-        peak_memory_bytes=point.peak_memory_bytes,
-        shortened=point.shortened,
-    )
 
 
 def _model_of(spec: Mapping[str, Any]) -> ModelShape | None:

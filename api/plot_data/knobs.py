@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any, Final
 
 from api.formatting import objective_figure, unit
-from api.plot_data.layout_points import LayoutPoint, PlotFacts, in_order, knob_text, mark_traces
+from api.plot_data.layout_points import PlotFacts, in_order, knob_text, mark_traces
 from api.plot_data.plot_data import (
     MARKERS,
     MARKS,
@@ -27,6 +27,7 @@ from api.plot_data.plot_data import (
     rounded,
 )
 from results_db.leaderboard.knob_counts import KnobCell
+from results_db.leaderboard.plot_points import PlotPoint
 from search_spaces.spec.layout import KNOBS
 
 NUM_COLOURS: Final = 8
@@ -91,7 +92,7 @@ def _parallel_traces(facts: PlotFacts, ends: AxisRange) -> list[Trace]:
         style = {"color": f"--scale{colour + 1}", "width": 1.4}
         traces += _lines(facts, ends, "measured", found, opacity, style)
 
-    def spot(point: LayoutPoint) -> Spot:
+    def spot(point: PlotPoint) -> Spot:
         return facts.spot(point, len(facts.varying), _part(ends, point))
 
     colours = [f"--scale{_colour(ends, point) + 1}" for point in facts.ranked]
@@ -104,12 +105,12 @@ def _parallel_traces(facts: PlotFacts, ends: AxisRange) -> list[Trace]:
     return traces
 
 
-def _part(ends: AxisRange, point: LayoutPoint) -> float:
+def _part(ends: AxisRange, point: PlotPoint) -> float:
     """Where a layout is on the axis of the objective."""
     return _NOT_RANKED if point.value is None else ends.part(point.value)
 
 
-def _colour(ends: AxisRange, point: LayoutPoint) -> int:
+def _colour(ends: AxisRange, point: PlotPoint) -> int:
     return min(int(_part(ends, point) * NUM_COLOURS), NUM_COLOURS - 1)
 
 
@@ -117,7 +118,7 @@ def _lines(
     facts: PlotFacts,
     ends: AxisRange,
     name: str,
-    found: Sequence[LayoutPoint],
+    found: Sequence[PlotPoint],
     opacity: float,
     style: Mapping[str, Any],
 ) -> list[Trace]:
@@ -193,7 +194,7 @@ def slice_of(
         return PlottedData(says=[_why_no_knobs(facts)])
     ends = axis_range(facts.values, always=facts.marked_values, show_all=show_all)
 
-    def spot(point: LayoutPoint) -> Spot:
+    def spot(point: PlotPoint) -> Spot:
         return facts.spot(point, knob_text(point.knobs[knob]), point.value)
 
     traces: list[Trace] = []
@@ -285,7 +286,7 @@ def two_knobs(facts: PlotFacts, across: str, up: str, cells: Sequence[KnobCell])
         says=[
             f"Each cell has the best {unit(facts.objective)} of the layouts with these two values, "
             "whatever their other knobs. Empty cells were not tried. A cross marks cells where "
-            "layouts were tried and none is ranked.",
+            "layouts were tried and none is ranked."
         ],
         headings=(KNOBS[up].label, *(f">{KNOBS[across].word} {knob_text(v)}" for v in columns)),
         rows=[(knob_text(row), *(text((column, row)) for column in columns)) for row in rows],

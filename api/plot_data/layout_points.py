@@ -6,44 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
 from api.formatting import state_words
 from api.plot_data.plot_data import Spot, Trace, marked, objective_words
-from search_spaces.spec.layout import DEGREES, KNOBS, Layout
+from results_db.leaderboard.plot_points import PlotPoint
+from search_spaces.spec.layout import DEGREES, KNOBS
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.objectives import MEMORY_HEADROOM, memory_headroom
 from search_spaces.terminal.plurals import counted
 from search_spaces.units import SECONDS_PER_HOUR
-
-PointKind = Literal["measured", "stopped early", "not ranked"]
-"""not ranked: it has no result, it shared devices, or it breaks the campaign's constraints."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayoutPoint:
-    """A layout that was tried; its first trial stands for it."""
-
-    trial_id: int
-    number: int
-    """The trial's number in its campaign."""
-    state: str
-    reason: str | None
-    knobs: Mapping[str, Any]
-    value: float | None
-    """The objective that ranks, pooled over its runs; None: it is not ranked."""
-    peak_memory_bytes: int | None = None
-    shortened: bool = False
-
-    @property
-    def kind(self) -> PointKind:
-        if self.value is None:
-            return "not ranked"
-        return "stopped early" if self.shortened else "measured"
-
-    @cached_property
-    def layout_key(self) -> str:
-        return Layout(**self.knobs).key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +24,11 @@ class PlotFacts:
 
     objective: str
     """The objective that ranks."""
-    points: Sequence[LayoutPoint]
+    points: Sequence[PlotPoint]
     """All layouts that were tried, or a sample."""
     num_layouts: int
     """Number of layouts that were tried in all."""
-    marks: Mapping[str, LayoutPoint]
+    marks: Mapping[str, PlotPoint]
     """The baseline and the winner, as far as there are any, by their names in `MARKS`."""
     model: ModelShape | None = None
     """None: its description is not complete."""
@@ -76,7 +48,7 @@ class PlotFacts:
         return self.num_layouts - len(self.points)
 
     @cached_property
-    def ranked(self) -> list[LayoutPoint]:
+    def ranked(self) -> list[PlotPoint]:
         return [point for point in self.points if point.value is not None]
 
     @cached_property
@@ -101,7 +73,7 @@ class PlotFacts:
         """The values of the winner and the baseline."""
         return [point.value for point in self.marks.values() if point.value is not None]
 
-    def spot(self, point: LayoutPoint, x: Any, y: Any, *more: str) -> Spot:
+    def spot(self, point: PlotPoint, x: Any, y: Any, *more: str) -> Spot:
         """A layout at its place in a plot, with lines that its text has besides."""
         if point.value is None:
             found = f"{state_words(point.state, point.reason)}, not ranked"
@@ -111,7 +83,7 @@ class PlotFacts:
         text = "\n".join((f"trial {point.number}: {found}", point.layout_key, *more))
         return Spot(x, y, text, point.trial_id)
 
-    def value(self, point: LayoutPoint, objective: str) -> float | None:
+    def value(self, point: PlotPoint, objective: str) -> float | None:
         """Any objective of a ranked layout; None where it is not known.
 
         All objectives but the free memory are proportional to 1 / step time, so that they follow
@@ -124,7 +96,7 @@ class PlotFacts:
         of_other, of_own = self._factor(point, objective), self._factor(point, self.objective)
         return None if not of_other or not of_own else point.value * of_other / of_own
 
-    def _factor(self, point: LayoutPoint, objective: str) -> float | None:
+    def _factor(self, point: PlotPoint, objective: str) -> float | None:
         """An objective over tokens a second (`search_spaces.spec.objectives`)."""
         knobs = point.knobs
         num_devices = prod(knobs[name] for name in DEGREES)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from api.formatting import objective_figure, state_words, unit
-from api.plot_data.layout_points import LayoutPoint, PlotFacts, mark_traces
+from api.plot_data.layout_points import PlotFacts, mark_traces
 from api.plot_data.plot_data import (
     MARKERS,
     MOST_ROWS,
@@ -26,6 +26,7 @@ from api.plot_data.plot_data import (
     points,
 )
 from results_db.campaigns.charts import BestSoFar, HistoryPoint
+from results_db.leaderboard.plot_points import PlotPoint
 from search_spaces.spec.objectives import pareto_front
 
 
@@ -93,7 +94,7 @@ def _counted_value(each: HistoryPoint) -> float | None:
     return each.value if each.state == "COMPLETED" else None
 
 
-def _kind(each: HistoryPoint, point: LayoutPoint | None) -> str:
+def _kind(each: HistoryPoint, point: PlotPoint | None) -> str:
     if _counted_value(each) is None:
         return each.state.lower() if each.state.lower() in MARKERS else "failed"
     if point is None:
@@ -110,7 +111,7 @@ def _history_spot(each: HistoryPoint, key: str, objective: str, bottom: float) -
     return Spot(each.ended_seq, value, f"trial {each.number}: {words}\n{key}", each.trial_id)
 
 
-def _key(point: LayoutPoint | None) -> str:
+def _key(point: PlotPoint | None) -> str:
     return "" if point is None else point.layout_key
 
 
@@ -152,7 +153,7 @@ def _have_ended(number: int) -> str:
 class _Placed(NamedTuple):
     """A layout in the plane of two objectives."""
 
-    point: LayoutPoint
+    point: PlotPoint
     x: float
     y: float
 
@@ -210,9 +211,7 @@ def pareto(facts: PlotFacts, across: str, up: str, *, show_all: bool = False) ->
     )
 
 
-def _in_plane(
-    facts: PlotFacts, found: Sequence[LayoutPoint], across: str, up: str
-) -> list[_Placed]:
+def _in_plane(facts: PlotFacts, found: Sequence[PlotPoint], across: str, up: str) -> list[_Placed]:
     return [
         _Placed(point, x, y)
         for point in found

@@ -51,17 +51,12 @@ class _Step(NamedTuple):
 
 
 def time_parts(
-    found: Sequence[RankedLayout],
-    *,
-    marks: Mapping[int, str],
-    estimated_s: Mapping[int, float],
+    found: Sequence[RankedLayout], *, marks: Mapping[int, str], estimated_s: Mapping[int, float]
 ) -> PlottedData:
     """The parts of a step of layouts, as stacked bars on one scale in milliseconds.
 
-    Args:
-        found: layouts from top to bottom; those without a breakdown are left out.
-        marks: winner or baseline, by the ids of trials.
-        estimated_s: estimated step times by the ids of trials.
+    Layouts come from top to bottom; those without a breakdown are left out. `marks` has winner or
+    baseline, and `estimated_s` estimated step times, by the ids of trials.
     """
     steps = list(_steps(found, marks, estimated_s))
     if not steps:

@@ -30,10 +30,7 @@ _UNITS: Final = ((5 * 3600.0, "hours", 3600.0), (300.0, "minutes", 60.0), (0.0, 
 def timeline(found: CampaignTimeline, now: datetime, marks: Mapping[int, str]) -> PlottedData:
     """Attempts in rows of their workers; a worker that runs several at once has several rows.
 
-    Args:
-        found: the newest attempts.
-        now: where bars of running attempts end.
-        marks: "winner" or "baseline" by the ids of trials.
+    Bars of running attempts end at `now`; `marks` has "winner" or "baseline" by the ids of trials.
     """
     if not found.attempts:
         return PlottedData(says=["No worker has leased a trial of this campaign."])

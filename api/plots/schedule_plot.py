@@ -61,12 +61,7 @@ class TimedSchedule(NamedTuple):
 
 @lru_cache(maxsize=8)
 def timed_schedule(
-    *,
-    pp: int,
-    vpp: int,
-    num_microbatches: int,
-    backward_units: float,
-    schedule: Schedule = "1f1b",
+    *, pp: int, vpp: int, num_microbatches: int, backward_units: float, schedule: Schedule = "1f1b"
 ) -> TimedSchedule:
     """Starts each pass when its rank is free and its input is there.
 
@@ -179,11 +174,7 @@ def _window(layout: Layout, backward: float) -> _Window:
     pp, vpp, num_microbatches = layout.pp, layout.vpp, layout.num_microbatches
     drawn = min(num_microbatches, enough_microbatches(pp, vpp, backward))
     schedule = timed_schedule(
-        pp=pp,
-        vpp=vpp,
-        num_microbatches=drawn,
-        backward_units=backward,
-        schedule=layout.schedule,
+        pp=pp, vpp=vpp, num_microbatches=drawn, backward_units=backward, schedule=layout.schedule
     )
     left_out = num_microbatches - drawn
     if schedule.length <= MAX_UNITS and not left_out:

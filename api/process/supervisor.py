@@ -138,11 +138,7 @@ def watch(
     say: Callable[[str], None],
     each_round: Callable[[], None],
 ) -> None:
-    """Restarts children that end, with a message, until `stopping`.
-
-    Raises:
-        ServiceUnstableError: a child ended more than `MAX_RESTARTS` times in a minute.
-    """
+    """Restarts children until `stopping`; ServiceUnstableError after `MAX_RESTARTS` in a minute."""
     while not stopping():
         for child in children:
             code = child.returncode()

@@ -65,8 +65,7 @@ def create_token(body: TokenCreate, store: StoreDep) -> TokenCreated:
 
 @router.get("/tokens")
 def list_tokens(
-    store: StoreDep,
-    revoked: Annotated[bool, Query(description="Also revoked tokens.")] = False,
+    store: StoreDep, revoked: Annotated[bool, Query(description="Also revoked tokens.")] = False
 ) -> TokenPage:
     """List tokens, the newest first, without those of the data directory."""
     return TokenPage(
@@ -115,8 +114,7 @@ def list_audit(
     )
     page = found[:limit]
     return AuditPage(
-        entries=page,
-        next_cursor=write_cursor(page[-1].id) if len(found) > limit else None,
+        entries=page, next_cursor=write_cursor(page[-1].id) if len(found) > limit else None
     )
 
 

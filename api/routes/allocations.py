@@ -11,12 +11,7 @@ from api.dependencies import StoreDep
 from api.http.request_bodies import BodyRoute
 from api.routes.etags import UNCHANGED, TagDep
 from api.routes.from_records import allocation_reads
-from api.schemas.allocations import (
-    AllocationPage,
-    AllocationRead,
-    NodePage,
-    NodeQuarantineCreate,
-)
+from api.schemas.allocations import AllocationPage, AllocationRead, NodePage, NodeQuarantineCreate
 from results_db.service_records import ClusterNodeRead
 
 router = APIRouter(route_class=BodyRoute, prefix="/v1", tags=["allocations"])
@@ -82,10 +77,7 @@ def list_nodes(
 
 @router.post("/nodes/{cluster}/{node}/quarantine")
 def quarantine_node(
-    cluster: ClusterName,
-    node: NodeName,
-    store: StoreDep,
-    body: NodeQuarantineCreate | None = None,
+    cluster: ClusterName, node: NodeName, store: StoreDep, body: NodeQuarantineCreate | None = None
 ) -> ClusterNodeRead:
     """Put a node into quarantine: no probe starts there until it is released.
 

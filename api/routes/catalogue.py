@@ -7,22 +7,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Response
 
-from api.campaigns.catalogue import (
-    PRESET_NAMES,
-    refuse_preset,
-    resolved_cluster,
-    resolved_model,
-)
+from api.campaigns.catalogue import PRESET_NAMES, refuse_preset, resolved_cluster, resolved_model
 from api.dependencies import SettingsDep, StoreDep
 from api.http.problems import names_fields_of_body
 from api.http.request_bodies import DESCRIPTION_SCHEMA, DocumentDep, body_of
 from api.schemas.campaigns_and_trials import Document
-from api.schemas.catalogue import (
-    ClusterPage,
-    ClusterRead,
-    ModelPage,
-    ModelRead,
-)
+from api.schemas.catalogue import ClusterPage, ClusterRead, ModelPage, ModelRead
 from results_db.campaigns.models_and_clusters import DescriptionRecord
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.model_shape import ModelShape
@@ -108,11 +98,7 @@ def read_cluster(name: Name, store: StoreDep) -> ClusterRead:
     dependencies=[Depends(names_fields_of_body)],
 )
 def put_cluster(
-    name: Name,
-    description: DocumentDep,
-    store: StoreDep,
-    settings: SettingsDep,
-    response: Response,
+    name: Name, description: DocumentDep, store: StoreDep, settings: SettingsDep, response: Response
 ) -> ClusterRead:
     """Store a cluster under a name, as JSON or YAML: its fields, or `{preset: ..., field: ...}`.
 

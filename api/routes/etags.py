@@ -62,11 +62,7 @@ TagDep = Annotated[TagPage, Depends(page_tag)]
 
 
 def tag_of(request: Request, mark: str, if_none_match: str | None) -> str:
-    """The tag of a page whose version is `mark`.
-
-    Raises:
-        PageUnchanged: the client has this page.
-    """
+    """The tag of a page whose version is `mark`; PageUnchanged if the client has it."""
     page = f"{request.url.path}?{request.url.query} {request.headers.get('accept', '')}"
     opaque = hashlib.sha256(f"{version()} {page} {mark}".encode()).hexdigest()[:32]
     tag = f'W/"{opaque}"'

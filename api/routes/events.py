@@ -68,10 +68,7 @@ StreamDep = Annotated[Callable[[int | None], Response], Depends(open_stream)]
 
 
 @router.get(
-    "/campaigns/{campaign}/events",
-    response_class=Response,
-    response_model=None,
-    responses=_STREAM,
+    "/campaigns/{campaign}/events", response_class=Response, response_model=None, responses=_STREAM
 )
 def stream_campaign_events(campaign: CampaignDep, stream: StreamDep) -> Response:
     """Stream the events of a campaign and its trials.

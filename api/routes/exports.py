@@ -45,8 +45,7 @@ def export_trial(
     campaign: CampaignDep,
     store: StoreDep,
     format: Annotated[  # noqa: A002 - the parameter's name in the URL
-        str,
-        Query(description=f"One of {', '.join(FORMATS)}.", max_length=64),
+        str, Query(description=f"One of {', '.join(FORMATS)}.", max_length=64)
     ],
     trial: Annotated[
         int | None,

@@ -63,9 +63,7 @@ def import_campaigns(
 
 
 @router.get(
-    "/{campaign}/table",
-    response_class=Response,
-    responses={200: {"content": _CSV_CONTENT}},
+    "/{campaign}/table", response_class=Response, responses={200: {"content": _CSV_CONTENT}}
 )
 def read_table_of_campaign(campaign: CampaignDep, store: StoreDep) -> Response:
     """Read all measurements of a campaign as a measurement table, in order, with failures.

@@ -28,7 +28,7 @@ _FORMATS: Final[dict[int | str, dict[str, Any]]] = {
             "text/csv": {"schema": {"type": "string"}},
             PARQUET_TYPE: {"schema": {"type": "string", "format": "binary"}},
         }
-    },
+    }
 }
 
 
@@ -58,12 +58,10 @@ Order = Annotated[
     Query(description="Direction of `sort`. Layouts without a value come last."),
 ]
 Format = Annotated[
-    Literal["json", "csv", "parquet"],
-    Query(description="csv and parquet are measurement tables."),
+    Literal["json", "csv", "parquet"], Query(description="csv and parquet are measurement tables.")
 ]
 Intervals = Annotated[
-    bool,
-    Query(description="In csv and parquet: also the number of measurements and the interval."),
+    bool, Query(description="In csv and parquet: also the number of measurements and the interval.")
 ]
 
 

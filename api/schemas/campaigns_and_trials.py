@@ -38,9 +38,7 @@ class Document(BaseModel):
     def of(cls, record: object, **others: Any) -> Self:
         """Copies the fields of a record that have the same names, nested records included.
 
-        Args:
-            record: has an attribute for every field that is not in `others`.
-            others: fields that the record lacks or names differently.
+        The record has an attribute for every field that is not in `others`.
         """
         copied = {name: getattr(record, name) for name in cls.model_fields if name not in others}
         return cls.model_validate(copied | others, from_attributes=True)

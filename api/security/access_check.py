@@ -127,10 +127,7 @@ def _note(scope: Scope, credential: Credential) -> None:
     state = scope.setdefault("state", {})
     state["credential"], state["holder"] = credential, holder
     state["actor"] = Actor(
-        name=holder.name,
-        role=holder.role,
-        token_id=holder.token_id,
-        address=address_of(scope)[:64],
+        name=holder.name, role=holder.role, token_id=holder.token_id, address=address_of(scope)[:64]
     )
     if credential.session_secret is not None and not is_api(scope):
         state["csrf_token"] = form_token(credential.session_secret)
@@ -173,11 +170,7 @@ async def check_again(request: Request) -> None:
 
 
 def refuse_unchecked(routes: Sequence[BaseRoute]) -> None:
-    """Checks that every route that changes something has the dependency `check_again`.
-
-    Raises:
-        AccessUndeclaredError: a route lacks it.
-    """
+    """Raises AccessUndeclaredError for a changing route that lacks the dependency `check_again`."""
     for route in iter_route_contexts(routes):
         if not set(route.methods or ()) - {"GET", "HEAD"}:
             continue

@@ -71,11 +71,7 @@ class Authentication:
     """Counts wrong sign-in codes."""
 
     async def credential(self, scope: Scope) -> Credential | Response:
-        """The credential of a request, or its refusal.
-
-        Raises:
-            DatabaseUnavailableError: the database cannot be asked.
-        """
+        """A request's credential, or its refusal; DatabaseUnavailableError without a database."""
         headers = Headers(scope=scope)
         if "authorization" in headers:
             return await self._of_token(_token_in(headers["authorization"]))

@@ -54,11 +54,7 @@ def _load_token(path: Path) -> str:
 
 
 def read_token(path: Path) -> str:
-    """The token in a file.
-
-    Raises:
-        TokenFileInvalidError: it cannot be read, or what is in it is no token.
-    """
+    """The token in a file; TokenFileInvalidError if the file is unreadable or holds none."""
     try:
         return token_in(path)
     except TokenFileUnusableError as error:

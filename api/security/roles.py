@@ -105,11 +105,7 @@ ACCESS: Final[Mapping[str, AccessRule]] = {
 
 
 def refuse_undeclared(operations: Iterable[str]) -> None:
-    """Checks that every route has a rule.
-
-    Raises:
-        AccessUndeclaredError: a route has none.
-    """
+    """Checks that every route has a rule. Raises AccessUndeclaredError if a route has none."""
     if undeclared := sorted(set(operations) - set(ACCESS)):
         raise AccessUndeclaredError(
             f"no rule of access for {', '.join(undeclared)}: add a line to ACCESS in api/security/roles.py"

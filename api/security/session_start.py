@@ -74,12 +74,7 @@ async def begin_session(
 
 
 async def _exchanged(
-    store: Store,
-    authentication: Authentication,
-    hashed: str,
-    address: str,
-    *,
-    codes_only: bool,
+    store: Store, authentication: Authentication, hashed: str, address: str, *, codes_only: bool
 ) -> str | None:
     """The secret of a new session; None: this is neither a code nor a token that is valid."""
     of_code = await run_in_threadpool(store.sign_ins.token_of_code, hashed)

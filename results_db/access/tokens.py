@@ -23,11 +23,7 @@ from results_db.actor import TokenRole
 from results_db.database.database import breaks_unique
 from results_db.database.store_base import StoreSection
 from results_db.errors import TokenDuplicateError, TokenInvalidError, TokenNotFoundError
-from results_db.models.service_tables import (
-    AuditRow,
-    BrowserSignIn,
-    TokenRow,
-)
+from results_db.models.service_tables import AuditRow, BrowserSignIn, TokenRow
 from results_db.models.tables import Campaign, Trial
 from results_db.rows import record_of
 from results_db.service_records import AuditChoice, AuditEntryRead
@@ -129,11 +125,7 @@ class Access(StoreSection):
             return {row.secret_hash: record_of(TokenRecord, row) for row in session.scalars(query)}
 
     def revoke_token(self, token_id: int) -> TokenRecord:
-        """Revokes a token, and ends its sessions; revoking it again changes nothing.
-
-        Raises:
-            TokenNotFoundError: there is none with this id.
-        """
+        """Revokes a token for good, and ends its sessions; TokenNotFoundError without one."""
         now = self._clock()
         with self._db.write() as session:
             row = session.get(TokenRow, token_id, with_for_update={"key_share": True})

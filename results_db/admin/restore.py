@@ -124,10 +124,7 @@ def _prepare(path: Path, part: Path) -> RestoreReport:
     make_one_file(part)
     campaigns, trials = count_rows(part)
     return RestoreReport(
-        revision=revision,
-        num_campaigns=campaigns,
-        num_trials=trials,
-        findings=findings,
+        revision=revision, num_campaigns=campaigns, num_trials=trials, findings=findings
     )
 
 

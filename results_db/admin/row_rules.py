@@ -70,8 +70,7 @@ def _running_without_attempt() -> Select[Any]:
 def _attempts_left_open() -> Select[int, int]:
     keys = select(Attempt.trial_id, Attempt.attempt)
     return keys.join(Trial, Trial.id == Attempt.trial_id).where(
-        Attempt.ending.is_(None),
-        or_(Trial.state != "RUNNING", Trial.attempt != Attempt.attempt),
+        Attempt.ending.is_(None), or_(Trial.state != "RUNNING", Trial.attempt != Attempt.attempt)
     )
 
 

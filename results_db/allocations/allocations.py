@@ -95,11 +95,7 @@ class Allocations(StoreSection):
             return self._records(session, query)
 
     def get(self, worker_id: str) -> AllocationRecord:
-        """One allocation, ended or not.
-
-        Raises:
-            WorkerNotFoundError: no session has this id.
-        """
+        """One allocation, ended or not. Raises WorkerNotFoundError if no session has this id."""
         with self._db.read() as session:
             found = self._records(session, select(WorkerRow).where(WorkerRow.id == worker_id))
             if not found:

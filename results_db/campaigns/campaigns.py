@@ -75,11 +75,7 @@ one request succeeds, so that this many campaigns can be created at once."""
 
 
 def add_campaign(session: Session, row: Campaign) -> None:
-    """Writes a campaign; afterwards the row has an id.
-
-    Raises:
-        CampaignDuplicateError: the name is taken.
-    """
+    """Writes a campaign, whose row gets an id; CampaignDuplicateError if the name is taken."""
     session.add(row)
     try:
         session.flush()
@@ -249,11 +245,7 @@ class Campaigns(StoreSection):
 
     @retried
     def pause(self, campaign_id: int) -> CampaignRecord:
-        """Stops leasing the campaign's trials; running ones finish. Repeating it changes nothing.
-
-        Raises:
-            CampaignStateError: it has ended.
-        """
+        """Stops leasing trials; running ones finish. CampaignStateError if it has ended."""
         now = self._clock()
         with self._db.write() as session:
             campaign = _open_campaign(session, campaign_id, "paused")
@@ -266,11 +258,7 @@ class Campaigns(StoreSection):
 
     @retried
     def resume(self, campaign_id: int) -> CampaignRecord:
-        """Resumes a paused campaign. Repeating it changes nothing.
-
-        Raises:
-            CampaignStateError: it has ended.
-        """
+        """Resumes a paused campaign; can be repeated. CampaignStateError if it has ended."""
         now = self._clock()
         with self._db.write() as session:
             campaign = _open_campaign(session, campaign_id, "resumed")
@@ -352,11 +340,7 @@ class Campaigns(StoreSection):
 
     @retried
     def update(
-        self,
-        campaign_id: int,
-        *,
-        budget: Mapping[str, Any] | None = None,
-        notes: str | None = None,
+        self, campaign_id: int, *, budget: Mapping[str, Any] | None = None, notes: str | None = None
     ) -> CampaignRecord:
         """Changes a campaign's notes, and its budget while it is open; both or neither.
 

@@ -181,9 +181,7 @@ _TIMELINE: Final = (
 
 def _best_so_far(session: Session, campaign: Campaign, limit: int) -> BestSoFar:
     has_ended = and_(
-        Trial.campaign_id == campaign.id,
-        Trial.ended_seq.is_not(None),
-        Trial.num_layers.is_(None),
+        Trial.campaign_id == campaign.id, Trial.ended_seq.is_not(None), Trial.num_layers.is_(None)
     )
     value = metric_column(campaign.objective)
     counted = case((_counts(campaign), value))

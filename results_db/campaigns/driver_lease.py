@@ -91,19 +91,11 @@ class DriverLeases(StoreSection):
             return record_of(DriverLease, row)
 
     def renew(self, fence: int) -> None:
-        """Renews the lease of the active driver.
-
-        Raises:
-            DriverLeaseLostError: another has taken over.
-        """
+        """Renews the active driver's lease; DriverLeaseLostError if another has taken over."""
         self._change_lease(fence, seen_at=self._clock())
 
     def release(self, fence: int) -> None:
-        """Releases the lease: another driver can take over at once.
-
-        Raises:
-            DriverLeaseLostError: another has taken over already.
-        """
+        """Releases the lease to other drivers; DriverLeaseLostError if one has it already."""
         self._change_lease(fence, released_at=self._clock())
 
     @retried

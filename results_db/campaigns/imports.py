@@ -64,11 +64,7 @@ class Imports(StoreSection):
     """The store's methods for imports."""
 
     def add(self, imports: Sequence[NewImport]) -> list[CampaignRecord]:
-        """Stores each cell as a campaign that has ended; all of them or none.
-
-        Raises:
-            CampaignDuplicateError: a name is taken.
-        """
+        """Stores all cells as ended campaigns, or none; CampaignDuplicateError for a taken name."""
         now = self._clock()
         with self._db.write() as session:
             campaigns = [_import(session, new, now, self._actor.name) for new in imports]
@@ -83,11 +79,7 @@ class Imports(StoreSection):
             return None if row is None else row.source
 
     def table(self, campaign_id: int) -> MeasurementTable:
-        """The table of an imported campaign: one cell.
-
-        Raises:
-            CampaignNotFoundError: there is no imported campaign with this id.
-        """
+        """An imported campaign's table, one cell; CampaignNotFoundError if there is none."""
         with self._db.read() as session:
             row = session.get(Import, campaign_id)
             campaign = session.get(Campaign, campaign_id)
@@ -133,9 +125,7 @@ def _import(session: Session, new: NewImport, now: datetime, created_by: str) ->
     emit(session, campaign.id, "campaign.created", now=now, state=campaign.state)
     session.add(
         Import(
-            campaign_id=campaign.id,
-            source=cell.key.source,
-            aside_columns=list(new.aside_columns),
+            campaign_id=campaign.id, source=cell.key.source, aside_columns=list(new.aside_columns)
         )
     )
     _add_trials(session, campaign.id, cell, now)

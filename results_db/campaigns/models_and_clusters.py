@@ -61,11 +61,7 @@ class Descriptions(StoreSection):
             ]
 
     def get(self, kind: DescriptionKind, name: str) -> DescriptionRecord:
-        """One model or cluster.
-
-        Raises:
-            DescriptionNotFoundError: there is none of this name.
-        """
+        """One model or cluster. Raises DescriptionNotFoundError if there is none of this name."""
         with self._db.read() as session:
             return record_of(DescriptionRecord, _row(session, kind, name))
 

@@ -37,12 +37,7 @@ class Overviews(StoreSection):
 
         The columns are state, model_name, cluster_name and created_by; values are sorted.
         """
-        columns = (
-            Campaign.state,
-            Campaign.model_name,
-            Campaign.cluster_name,
-            Campaign.created_by,
-        )
+        columns = (Campaign.state, Campaign.model_name, Campaign.cluster_name, Campaign.created_by)
         with self._db.read() as session:
             return {
                 column.key: {
@@ -70,9 +65,7 @@ class Overviews(StoreSection):
             select(Attempt.trial_id, Attempt.phase, Attempt.waiting_because)
             .join(Trial, Trial.id == Attempt.trial_id)
             .where(
-                Trial.campaign_id == campaign_id,
-                Trial.state == "RUNNING",
-                Attempt.ending.is_(None),
+                Trial.campaign_id == campaign_id, Trial.state == "RUNNING", Attempt.ending.is_(None)
             )
         )
         with self._db.read() as session:

@@ -12,7 +12,7 @@ from sqlalchemy import delete, func, select
 from results_db.campaigns.start_from import EarlierTrials, PlannedCampaign, knowledge_of
 from results_db.database.retry import retried
 from results_db.errors import PlanLimitError, PlanNotFoundError
-from results_db.models.plans import PlanRow
+from results_db.models.service_tables import PlanRow
 from results_db.records import PlanRecord
 from results_db.rows import record_of
 from search_spaces.belief.plan import DEFAULT_TOP, Plan, make_plan
@@ -108,11 +108,7 @@ class Plans(EarlierTrials):
             return record_of(PlanRecord, row)
 
     def get(self, plan_id: int) -> PlanRecord:
-        """One plan.
-
-        Raises:
-            PlanNotFoundError: there is none of this id.
-        """
+        """One plan. Raises PlanNotFoundError if there is none of this id."""
         with self._db.read() as session:
             row = session.get(PlanRow, plan_id)
             if row is None:

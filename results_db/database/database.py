@@ -46,11 +46,7 @@ class Database:
     """Opens transactions, each with its own session."""
 
     def __init__(self, url: str) -> None:
-        """Prepares an engine for the database at a URL, and connects to nothing yet.
-
-        Raises:
-            DatabaseUrlInvalidError: the URL is invalid, or of an unsupported kind.
-        """
+        """Prepares an engine without connecting; DatabaseUrlInvalidError for a URL of no use."""
         kind = sqlite if url.startswith("sqlite") else postgresql
         self.engine: Engine = kind.make_engine(url)
         refuse_unstorable(self.engine)

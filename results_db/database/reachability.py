@@ -38,10 +38,8 @@ def once_it_answers(
 ) -> R:
     """Calls `start` again while the database server is unreachable; returns its result.
 
-    Args:
-        start: opens the database; it can be called again after a partial failure.
-        patience_s: how long to try.
-        sleep: pauses for so many seconds; it may raise an exception to end the tries.
+    `start` can be called again after a partial failure. `sleep` may raise an exception to end the
+    tries.
 
     Raises:
         DatabaseUnavailableError: the server did not answer in time, or it answered with a refusal.

@@ -7,12 +7,7 @@ from functools import wraps
 from typing import Concatenate, Final, ParamSpec, TypeVar, cast
 
 from sqlalchemy.exc import IntegrityError
-from tenacity import (
-    Retrying,
-    retry_if_exception_type,
-    stop_after_attempt,
-    wait_random_exponential,
-)
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from results_db.errors import (
     DatabaseConflictError,

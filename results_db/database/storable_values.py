@@ -95,11 +95,7 @@ def _refuse_long_texts(
 
 
 def refuse_long_text(value: Any, most: int) -> None:
-    """Refuses a text of more than `most` characters.
-
-    Raises:
-        ValueUnstorableError: the text is longer.
-    """
+    """Raises ValueUnstorableError for a text of more than `most` characters."""
     if isinstance(value, str) and len(value) > most:
         raise ValueUnstorableError(
             f"a text has {len(value)} characters, and at most {most} are kept: {value[:40]!r}..."
@@ -107,12 +103,7 @@ def refuse_long_text(value: Any, most: int) -> None:
 
 
 def write_document(document: Any) -> str:
-    """A document as JSON columns store it.
-
-    Raises:
-        ValueUnstorableError: it is nested too deeply, or contains a value that JSON cannot
-            represent.
-    """
+    """A document as JSON columns store it; ValueUnstorableError if it is too deep, or no JSON."""
     if problem := document_problem(document):
         raise ValueUnstorableError(f"a document cannot be kept: {': '.join(filter(None, problem))}")
     return json.dumps(document)

@@ -36,11 +36,7 @@ def postgresql_url(text: str) -> str:
 
 
 def shown(text: str) -> str:
-    """The URL without passwords, for messages and logs.
-
-    Raises:
-        DatabaseUrlInvalidError: it is invalid.
-    """
+    """The URL without passwords, for messages; DatabaseUrlInvalidError if it is malformed."""
     return shown_url(_parsed(text))
 
 

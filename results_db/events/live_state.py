@@ -18,11 +18,11 @@ from sqlalchemy.orm import Session
 
 from results_db.database.compiled_statement import DriverStatement
 from results_db.database.store_base import StoreSection
-from results_db.models.plans import PlanRow
 from results_db.models.service_tables import (
     WORKER_ALIVE_S,
     AllocationNode,
     NodeQuarantine,
+    PlanRow,
     WorkerRow,
 )
 from results_db.models.tables import Attempt, Campaign, Trial
@@ -153,9 +153,8 @@ class LiveStates(StoreSection):
     def state(self, before: LiveState | None = None) -> LiveState:
         """The state now, in one view of the database.
 
-        Args:
-            before: the state that the result is compared with. A campaign that has ended since is
-                included once more, so that its last change is seen.
+        A campaign that has ended since `before` is included once more, so that its last change is
+        seen.
         """
         now = self._clock()
         campaigns = {} if before is None else before.campaigns

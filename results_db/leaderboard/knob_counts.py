@@ -40,11 +40,7 @@ class KnobCounts(LeaderboardSection):
         return {name: _counted(name, runs) for name in knobs}
 
     def constant(
-        self,
-        campaign_id: int,
-        objective: str | None = None,
-        *,
-        listing: LeaderboardListing = WHOLE,
+        self, campaign_id: int, objective: str | None = None, *, listing: LeaderboardListing = WHOLE
     ) -> Mapping[str, Any]:
         """The knobs that have one value in all listed layouts, with that value.
 

@@ -27,6 +27,9 @@ from results_db.leaderboard.leaderboard_records import (
 from results_db.leaderboard.measured_runs import trials_by_id
 from results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout
 from results_db.models.tables import Import, Trial
+from results_db.records import CampaignRecord
+from results_db.trials.filter import TrialFilter
+from search_spaces.spec.layout import KNOBS, Layout
 from search_spaces.statistics.disturbance import is_disturbed
 
 
@@ -81,6 +84,13 @@ class Leaderboards(LeaderboardSection):
                     select(Import.source).where(Import.campaign_id == campaign_id)
                 ),
             )
+
+    def ranked_layout(self, campaign: CampaignRecord, layout: Layout) -> RankedLayout | None:
+        """A layout by the campaign's own objective; None: it is not ranked."""
+        same = TrialFilter(**{name: (getattr(layout, name),) for name in KNOBS})
+        listing = LeaderboardListing(wanted=same)
+        found = self.ranked_layouts(campaign.id, campaign.objective, listing=listing, limit=1)
+        return found[0] if found else None
 
     def rank_of(self, campaign_id: int, trial_id: int, objective: str | None = None) -> int | None:
         """The rank of a trial's layout on the whole leaderboard, from 1.

@@ -86,10 +86,7 @@ class LeaderboardSection(StoreSection):
         if not campaign_ids:
             return {}
         query = select(
-            Campaign.id,
-            Campaign.objective,
-            Campaign.max_peak_memory_bytes,
-            Campaign.last_ended_seq,
+            Campaign.id, Campaign.objective, Campaign.max_peak_memory_bytes, Campaign.last_ended_seq
         )
         found = {}
         for campaign in session.execute(query.where(Campaign.id.in_(campaign_ids))):

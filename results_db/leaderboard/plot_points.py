@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from functools import cached_property
+from typing import Any, Final, Literal
 
 import numpy as np
 from sqlalchemy import select
@@ -15,8 +15,8 @@ from results_db.leaderboard.leaderboard_memo import LeaderboardSection
 from results_db.leaderboard.measured_runs import in_parts
 from results_db.leaderboard.rank_layouts import Leaderboard, MeasuredLayout
 from results_db.models.tables import MeasurementRow, Trial
-from results_db.trials.filter import KNOB_FIELDS
 from results_db.trials.filter_sql import IS_DISTURBED
+from search_spaces.spec.layout import KNOBS, Layout
 
 MAX_POINTS: Final = 2000
 """Most points of one plot: a browser draws so many in a tenth of a second."""
@@ -24,26 +24,39 @@ MAX_POINTS: Final = 2000
 _WITH_RESULT: Final = ("COMPLETED", "INFEASIBLE", "FAILED")
 
 
-class PlotPoint(NamedTuple):
-    """A layout as plots show it."""
+PointKind = Literal["measured", "stopped early", "not ranked"]
+"""not ranked: it has no result, it shared devices, or it breaks the campaign's constraints."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlotPoint:
+    """A layout that was tried, as plots show it; the first of its runs that count stands for it."""
 
     trial_id: int
-    """The first of its runs that count; of a layout that is not ranked, the trial."""
     number: int
     """The trial's number in its campaign."""
     state: str
     reason: str | None
     """Why the trial does not count; None unless INFEASIBLE or FAILED."""
-    rank: int | None
-    """From 1; None: the layout is not ranked."""
+    rank: int | None = None
+    """From 1; None: the layout is not ranked, or its rank is not asked for."""
     value: float | None
     """The objective at the median step time of the runs; None: the layout is not ranked."""
-    peak_memory_bytes: int | None
+    peak_memory_bytes: int | None = None
     """The largest peak of the first run; None: not measured."""
-    shortened: bool
+    shortened: bool = False
     """Whether every run was stopped early."""
-    knobs: tuple[Any, ...]
-    """The values of `KNOB_FIELDS`, in their order."""
+    knobs: Mapping[str, Any]
+
+    @property
+    def kind(self) -> PointKind:
+        if self.value is None:
+            return "not ranked"
+        return "stopped early" if self.shortened else "measured"
+
+    @cached_property
+    def layout_key(self) -> str:
+        return Layout(**self.knobs).key
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,9 +130,6 @@ def _evenly(number: int, most: int) -> list[int]:
     return spaced
 
 
-_knobs_of = attrgetter(*KNOB_FIELDS)
-
-
 def _ranked_point(layout: MeasuredLayout) -> PlotPoint:
     first = layout.first
     return PlotPoint(
@@ -131,7 +141,7 @@ def _ranked_point(layout: MeasuredLayout) -> PlotPoint:
         value=layout.value,
         peak_memory_bytes=first.peak_memory_bytes,
         shortened=first.shortened,
-        knobs=_knobs_of(first),
+        knobs=_knobs_of(getattr(first, name) for name in KNOBS),
     )
 
 
@@ -158,11 +168,29 @@ def _unranked_points(session: Session, trial_ids: Sequence[int]) -> list[PlotPoi
         Trial.reason,
         MeasurementRow.peak_memory_bytes,
         MeasurementRow.shortened,
-        *(getattr(Trial, name) for name in KNOB_FIELDS),
+        *(getattr(Trial, name) for name in KNOBS),
     ).outerjoin(MeasurementRow, MeasurementRow.trial_id == Trial.id)
-    points = []
-    for some in in_parts(trial_ids):
-        for row in session.execute(query.where(Trial.id.in_(some)).order_by(Trial.id)):
-            measured = row[4], bool(row[5])
-            points.append(PlotPoint._make((*row[:4], None, None, *measured, tuple(row[6:]))))
-    return points
+    return [
+        PlotPoint(
+            trial_id=id_,
+            number=number,
+            state=state,
+            reason=reason,
+            value=None,
+            peak_memory_bytes=peak_memory_bytes,
+            shortened=bool(shortened),
+            knobs=_knobs_of(knobs),
+        )
+        for some in in_parts(trial_ids)
+        for id_, number, state, reason, peak_memory_bytes, shortened, *knobs in session.execute(
+            query.where(Trial.id.in_(some)).order_by(Trial.id)
+        )
+    ]
+
+
+def _knobs_of(values: Iterable[Any]) -> dict[str, Any]:
+    """The values of all knobs by name; SQLite returns switches as numbers."""
+    return {
+        name: bool(value) if knob.is_switch else value
+        for (name, knob), value in zip(KNOBS.items(), values, strict=True)
+    }

@@ -130,9 +130,7 @@ def rank_layouts(runs: Sequence[Run], rules: RankingRules) -> Leaderboard:
     layouts = [_pooled(each, rules.objective) for each in by_layout.values()]
     _put_in_order(layouts)
     return Leaderboard(
-        layouts=layouts,
-        front=_front(layouts, rules),
-        num_constrained=num_constrained,
+        layouts=layouts, front=_front(layouts, rules), num_constrained=num_constrained
     )
 
 

@@ -4,9 +4,9 @@ from typing import Final
 
 from sqlalchemy import MetaData
 
-from results_db.models import plans, predictions, service_tables, tables
+from results_db.models import service_tables, tables
 from results_db.models.base import Base
 
-__all__ = ["METADATA", "plans", "predictions", "service_tables", "tables"]
+__all__ = ["METADATA", "service_tables", "tables"]
 
 METADATA: Final[MetaData] = Base.metadata

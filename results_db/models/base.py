@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from sqlalchemy import JSON, DateTime, Dialect, MetaData, TypeDecorator
+from sqlalchemy import JSON, DateTime, Dialect, ForeignKey, MetaData, TypeDecorator
 from sqlalchemy.orm import DeclarativeBase, MappedColumn, mapped_column
 
 FINITE: Final = "1e300"
@@ -67,6 +67,11 @@ def is_over_zero(*columns: str) -> str:
 def sum_column() -> MappedColumn[float]:
     """The column of a sum, which begins with 0."""
     return mapped_column(default=0.0, server_default="0")
+
+
+def part_of(key: str) -> MappedColumn[Any]:
+    """The key of a row that belongs to another row, and is deleted with it."""
+    return mapped_column(ForeignKey(key, ondelete="CASCADE"), primary_key=True)
 
 
 class Base(DeclarativeBase):

@@ -1,4 +1,4 @@
-"""Tables of the service: tokens, audit, users' models and clusters, drivers, workers, events.
+"""Tables of the service: tokens, audit, models, clusters, plans, drivers, workers, events.
 
 A column without a description is the field of its name in a record (see `tables`).
 """
@@ -24,7 +24,8 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, mapped_column
 
 from results_db.actor import TOKEN_ROLES
-from results_db.models.base import Base, one_of, sum_column
+from results_db.models.base import Base, one_of, part_of, sum_column
+from results_db.records import PLAN_STATES
 from search_spaces.protocol.states import ALLOCATION_STATES, NODE_STATES, SCHEDULERS
 
 
@@ -138,6 +139,31 @@ class UserCluster(OwnDescription):
     __tablename__ = "user_clusters"
 
 
+class PlanRow(Base):
+    """A campaign whose plan was requested; it is deleted a day later."""
+
+    __tablename__ = "plans"
+    __table_args__ = (
+        CheckConstraint(one_of("state", PLAN_STATES), name="state"),
+        CheckConstraint("(state = 'WAITING') = (ended_at IS NULL)", name="end"),
+        Index(None, "state", "id"),
+        # The id of a deleted plan never names another one.
+        {"sqlite_autoincrement": True},
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    state: Mapped[str] = mapped_column(String(8), default="WAITING")
+    created_by: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[datetime]
+    ended_at: Mapped[datetime | None]
+    spec: Mapped[dict[str, Any]]
+    """The campaign, as `CampaignSpec.to_mapping` gives it."""
+    options: Mapped[dict[str, Any]]
+    """`PlanOptions` as a mapping."""
+    answer: Mapped[dict[str, Any]]
+    problem: Mapped[str] = mapped_column(Text)
+
+
 class DriverLeaseRow(Base):
     """The lease of the active driver; one row, which the migration adds."""
 
@@ -240,9 +266,7 @@ class AllocationNode(Base):
         Index(None, "name"),
     )
 
-    worker_id: Mapped[str] = mapped_column(
-        ForeignKey("workers.id", ondelete="CASCADE"), primary_key=True
-    )
+    worker_id: Mapped[str] = part_of("workers.id")
     name: Mapped[str] = mapped_column(String(255), primary_key=True)
     position: Mapped[int]
     """Position in the worker's list."""

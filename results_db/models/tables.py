@@ -26,7 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
-from results_db.models.base import Base, is_at_least, is_over_zero, one_of, sum_column
+from results_db.models.base import Base, is_at_least, is_over_zero, one_of, part_of, sum_column
 from results_db.records import (
     ATTEMPT_ENDINGS,
     CAMPAIGN_STATES,
@@ -36,6 +36,7 @@ from results_db.records import (
     STEP_STATES,
     Cost,
 )
+from search_spaces.estimates.prediction import PREDICTION_SOURCES
 from search_spaces.protocol.states import ATTEMPT_PHASES, TRIAL_STATES
 from search_spaces.spec.layout import COUNT_KNOBS, DEGREES, KNOBS, ZERO_STAGES
 from search_spaces.trainers.embedded import EMBEDDED_TRAINER
@@ -147,8 +148,7 @@ class Trial(WithCosts, Base):
         CheckConstraint("(repeat_index = 0) = (repeat_of IS NULL)", name="repeat_is_explicit"),
         CheckConstraint(f"num_devices = {' * '.join(DEGREES)}", name="num_devices"),
         CheckConstraint(
-            "global_batch_size = dp * micro_batch_size * num_microbatches",
-            name="global_batch_size",
+            "global_batch_size = dp * micro_batch_size * num_microbatches", name="global_batch_size"
         ),
         CheckConstraint(
             is_at_least(1, *(name for name in COUNT_KNOBS if name not in _LATER_COUNTS)),
@@ -263,9 +263,7 @@ class Attempt(WithCosts, Base):
         ),
     )
 
-    trial_id: Mapped[int] = mapped_column(
-        ForeignKey("trials.id", ondelete="CASCADE"), primary_key=True
-    )
+    trial_id: Mapped[int] = part_of("trials.id")
     attempt: Mapped[int] = mapped_column(primary_key=True)
     worker_id: Mapped[str] = mapped_column(ForeignKey("workers.id"), index=True)
     started_at: Mapped[datetime]
@@ -342,9 +340,7 @@ class BreakdownRow(Base):
 
     __tablename__ = "breakdowns"
 
-    trial_id: Mapped[int] = mapped_column(
-        ForeignKey("measurements.trial_id", ondelete="CASCADE"), primary_key=True
-    )
+    trial_id: Mapped[int] = part_of("measurements.trial_id")
     compute_s: Mapped[float]
     tp_s: Mapped[float]
     cp_s: Mapped[float] = mapped_column(server_default="0")
@@ -360,9 +356,7 @@ class StageMemoryRow(Base):
 
     __tablename__ = "stage_memories"
 
-    trial_id: Mapped[int] = mapped_column(
-        ForeignKey("measurements.trial_id", ondelete="CASCADE"), primary_key=True
-    )
+    trial_id: Mapped[int] = part_of("measurements.trial_id")
     stage: Mapped[int] = mapped_column(primary_key=True)
     peak_memory_bytes: Mapped[int] = mapped_column(BigInteger)
     peak_reserved_bytes: Mapped[int | None] = mapped_column(BigInteger)
@@ -373,9 +367,7 @@ class IterationRow(Base):
     __tablename__ = "iterations"
     __table_args__ = (CheckConstraint(one_of("kind", ("warmup", "timed")), name="kind"),)
 
-    trial_id: Mapped[int] = mapped_column(
-        ForeignKey("measurements.trial_id", ondelete="CASCADE"), primary_key=True
-    )
+    trial_id: Mapped[int] = part_of("measurements.trial_id")
     index: Mapped[int] = mapped_column(primary_key=True)
     kind: Mapped[str] = mapped_column(String(8))
     step_time_s: Mapped[float]
@@ -389,9 +381,7 @@ class EnvironmentRow(Base):
 
     __tablename__ = "environments"
 
-    trial_id: Mapped[int] = mapped_column(
-        ForeignKey("trials.id", ondelete="CASCADE"), primary_key=True
-    )
+    trial_id: Mapped[int] = part_of("trials.id")
     host: Mapped[str] = mapped_column(String(255))
     device: Mapped[str] = mapped_column(String(255))
     backend: Mapped[str] = mapped_column(String(40))
@@ -401,14 +391,31 @@ class EnvironmentRow(Base):
     git_revision: Mapped[str] = mapped_column(String(80))
 
 
+class PredictionRow(Base):
+    """What a search predicted of a trial when it proposed its layout; never changed afterwards."""
+
+    __tablename__ = "predictions"
+    __table_args__ = (
+        CheckConstraint(is_over_zero("step_time_s"), name="step_time"),
+        CheckConstraint(is_at_least(0, "log_step_time_sd", "peak_memory_bytes"), name="figures"),
+        CheckConstraint("fit_probability >= 0 AND fit_probability <= 1", name="is_a_probability"),
+        CheckConstraint(one_of("source", PREDICTION_SOURCES), name="source"),
+    )
+
+    trial_id: Mapped[int] = part_of("trials.id")
+    step_time_s: Mapped[float]
+    log_step_time_sd: Mapped[float]
+    peak_memory_bytes: Mapped[int] = mapped_column(BigInteger)
+    fit_probability: Mapped[float]
+    source: Mapped[str] = mapped_column(String(16))
+
+
 class TrialLog(Base):
     """The last lines that a trial's ranks printed; lists of trials do not read them."""
 
     __tablename__ = "trial_logs"
 
-    trial_id: Mapped[int] = mapped_column(
-        ForeignKey("trials.id", ondelete="CASCADE"), primary_key=True
-    )
+    trial_id: Mapped[int] = part_of("trials.id")
     tail: Mapped[str] = mapped_column(Text)
 
 
@@ -417,9 +424,7 @@ class AnalysisRow(Base):
 
     __tablename__ = "analyses"
 
-    campaign_id: Mapped[int] = mapped_column(
-        ForeignKey("campaigns.id", ondelete="CASCADE"), primary_key=True
-    )
+    campaign_id: Mapped[int] = part_of("campaigns.id")
     winner_id: Mapped[int] = mapped_column(ForeignKey("trials.id", ondelete="CASCADE"), index=True)
     objective: Mapped[str] = mapped_column(String(40))
     num_trials: Mapped[int]
@@ -441,9 +446,7 @@ class ImportanceRow(Base):
     __tablename__ = "knob_importances"
     __table_args__ = (CheckConstraint("importance >= 0 AND importance <= 1", name="is_a_share"),)
 
-    campaign_id: Mapped[int] = mapped_column(
-        ForeignKey("analyses.campaign_id", ondelete="CASCADE"), primary_key=True
-    )
+    campaign_id: Mapped[int] = part_of("analyses.campaign_id")
     knob: Mapped[str] = mapped_column(String(40), primary_key=True)
     importance: Mapped[float]
 
@@ -462,9 +465,7 @@ class StepRow(Base):
         ),
     )
 
-    campaign_id: Mapped[int] = mapped_column(
-        ForeignKey("analyses.campaign_id", ondelete="CASCADE"), primary_key=True
-    )
+    campaign_id: Mapped[int] = part_of("analyses.campaign_id")
     knob: Mapped[str] = mapped_column(String(40), primary_key=True)
     direction: Mapped[str] = mapped_column(String(4), primary_key=True)
     value: Mapped[str] = mapped_column(String(40))
@@ -486,9 +487,7 @@ class Import(Base):
 
     __tablename__ = "imports"
 
-    campaign_id: Mapped[int] = mapped_column(
-        ForeignKey("campaigns.id", ondelete="CASCADE"), primary_key=True
-    )
+    campaign_id: Mapped[int] = part_of("campaigns.id")
     source: Mapped[str] = mapped_column(String(1000))
     """The source in the rows of its cell; empty: none."""
     aside_columns: Mapped[list[str]] = mapped_column(JSON)
@@ -500,9 +499,7 @@ class ImportedRow(Base):
 
     __tablename__ = "imported_rows"
 
-    trial_id: Mapped[int] = mapped_column(
-        ForeignKey("trials.id", ondelete="CASCADE"), primary_key=True
-    )
+    trial_id: Mapped[int] = part_of("trials.id")
     number: Mapped[int]
     """Its position in the table, from 1."""
     line: Mapped[int]

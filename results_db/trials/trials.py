@@ -24,7 +24,6 @@ from results_db.errors import (
     TrialNotFoundError,
     TrialStateError,
 )
-from results_db.models.predictions import PredictionRow
 from results_db.models.service_tables import WorkerRow
 from results_db.models.tables import (
     Attempt,
@@ -32,6 +31,7 @@ from results_db.models.tables import (
     EnvironmentRow,
     IterationRow,
     MeasurementRow,
+    PredictionRow,
     Trial,
     TrialLog,
 )

@@ -55,9 +55,8 @@ class BestChances:
     def of(cls, objectives_SN: Floats, runs_SN: Bools) -> BestChances:
         """The chances by joint draws.
 
-        Args:
-            objectives_SN: logarithms of the objective; more is better.
-            runs_SN: whether each layout runs. Draws in which none does say nothing.
+        Of the logarithms of the objective, more is better. Draws in which no layout runs say
+        nothing.
         """
         found_SN = np.where(runs_SN, objectives_SN, -np.inf)[runs_SN.any(axis=1)]
         if not len(found_SN):
@@ -84,11 +83,8 @@ class LayoutDraws:
     ) -> BestChances:
         """The chances of some layouts.
 
-        Args:
-            columns: the layouts, in the order of the plan.
-            log_factors: logarithm of what each divides by its step time for its objective.
-            capacity_bytes: memory of a device, beside the headroom.
-            seed: of the draws.
+        `log_factors` are logarithms of what each layout divides by its step time for its objective;
+        `capacity_bytes` is the memory of a device, beside the headroom.
         """
         log_s_SN, runs_SN = self.joint(columns, capacity_bytes, seed=seed)
         return BestChances.of(log_factors - log_s_SN, runs_SN)

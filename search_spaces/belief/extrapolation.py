@@ -59,13 +59,8 @@ class CheapProbe:
     ) -> CheapProbe:
         """A probe of a part of a layout.
 
-        Args:
-            layout: the layout that it stands for.
-            probed: the layout that it runs.
-            num_layers: layers of the model that it runs.
-            model: the whole model.
-            cluster: the cluster.
-            measured_s: seconds of a step of the part; None: not measured.
+        The layout is the one that it stands for, and the model the whole one; `measured_s` is of a
+        step of the part, None where it was not measured.
         """
         from search_spaces.campaigns.fidelity import fidelity_of
 
@@ -88,10 +83,7 @@ def extrapolation_log_sd(fidelity: Fidelity, layout: Layout, model: ModelShape) 
     Beside it there is the error that all cheap probes share (`COMMON_LOG_SD`). The errors of the
     parts that are reduced are taken as independent.
 
-    Args:
-        fidelity: the part of the layout that ran.
-        layout: the whole layout.
-        model: the whole model.
+    The layout and the model are the whole ones.
     """
     return math.hypot(
         MICROBATCHES_LOG_SD * (fidelity.num_microbatches < layout.num_microbatches),
@@ -105,12 +97,7 @@ def extrapolated_step(
 ) -> StepInterval:
     """The step time of a layout with its 95 % interval, from what a cheap probe of it measured.
 
-    Args:
-        measured_s: seconds of a step of the part that ran.
-        fidelity: that part.
-        layout: the whole layout.
-        model: the whole model.
-        cluster: the cluster, on which both run.
+    `measured_s` is of a step of the part; layout and model are the whole ones.
     """
     from search_spaces.belief.job import predicted_step
     from search_spaces.estimates.time import step_time_s

@@ -48,14 +48,9 @@ def estimate_job(
 ) -> JobEstimate:
     """The training job with one layout.
 
-    Args:
-        job: tokens, nodes and failures.
-        layout: the layout, on its own nodes.
-        model: the model to train.
-        cluster: the cluster; it may have fewer nodes than the job.
-        step_of: the step time of the layout on the job's nodes.
-        is_measured: whether the step time was measured on the layout's own nodes.
-        allow_tp_across_nodes: whether a tensor-parallel group may span nodes.
+    The layout is on its own nodes, and the cluster may have fewer nodes than the job. `step_of`
+    gives the step time of a layout on the job's nodes; `is_measured` says whether it was measured
+    on the layout's own.
     """
     source: StepSource = "measured" if is_measured else "predicted"
     try:

@@ -40,10 +40,8 @@ _CHUNK: Final = 1 << 9
 def known_residual(calibration: TimeCalibration, origin: Origin, layouts: LayoutColumns) -> Floats:
     """The expected residual of each layout, in logarithms of the step time; shape [layouts].
 
-    Args:
-        calibration: on measurements from elsewhere.
-        origin: what will measure the layouts.
-        layouts: of one axis.
+    The calibration is on measurements from elsewhere; the origin is what will measure the layouts,
+    which are of one axis.
     """
     expected_N = np.zeros(layouts.num_devices.size)
     evidence, posterior = calibration.evidence, calibration.posterior

@@ -42,10 +42,7 @@ class Observation:
                 f"state={self.state!r} does not go with objective={self.objective!r}; a completed "
                 "observation has an objective, any other has none"
             )
-        measured = {
-            "step_time_s": self.step_time_s,
-            "peak_memory_bytes": self.peak_memory_bytes,
-        }
+        measured = {"step_time_s": self.step_time_s, "peak_memory_bytes": self.peak_memory_bytes}
         for name, value in measured.items():
             if value is not None and self.state != "completed":
                 raise ObservationInvalidError(
@@ -71,11 +68,7 @@ class Observation:
 
 
 def refuse_unless_positive(**values: float | None) -> None:
-    """Refuses given values that are not finite numbers over 0; the message has the name.
-
-    Raises:
-        ObservationInvalidError: for the first such value.
-    """
+    """Raises ObservationInvalidError with the name of the first value not finite and over 0."""
     for name, value in values.items():
         if value is not None and not 0 < value < math.inf:
             raise ObservationInvalidError(f"{name}={value!r} is not a finite number over 0")

@@ -47,10 +47,8 @@ class PipelineStalls:
     def probability(self, rows: Ints, measured: Ints, slowed: Floats) -> Floats:
         """Probability that some layouts stall.
 
-        Args:
-            rows: the layouts.
-            measured: the measured layouts; one that ran twice is there twice.
-            slowed: how likely each of those runs was slowed down.
+        Of the measured layouts, one that ran twice is there twice; `slowed` says how likely each of
+        those runs was slowed down.
         """
         exposed = self._is_exposed[measured]
         guess = _GUESS_WEIGHT * self.prior[rows]

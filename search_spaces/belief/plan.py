@@ -228,14 +228,10 @@ def make_plan(
 ) -> Plan:
     """Ranks the layouts of a campaign by the predicted objective times the probability of fitting.
 
-    Args:
-        spec: the campaign.
-        legal: its legal set, if the caller has it already.
-        knowledge: measurements from elsewhere.
-        software: what will run it, as a table's source says it; empty: this project's trainer.
-        top: how many layouts are listed.
-        probe_start_s: assumed seconds of a probe outside of its iterations.
-        job: the training job to be predicted with each listed layout.
+    `legal` is its legal set, if the caller has it already; `software` what will run it, as a
+    table's source says it, empty for this project's trainer; `probe_start_s` the assumed seconds of
+    a probe outside of its iterations; `job` the training job to be predicted with each listed
+    layout.
 
     Raises:
         NoLegalLayoutError: there is no legal layout.

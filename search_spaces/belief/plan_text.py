@@ -87,10 +87,8 @@ def job_lines(
 ) -> Iterator[str]:
     """The days of a training job with some layouts, and what was assumed.
 
-    Args:
-        job: its description.
-        jobs: the name of each layout, and the estimate.
-        width: of the terminal; None: for a file, with a whole table.
+    `jobs` has the name of each layout, and the estimate. Without a width it is for a file, with a
+    whole table.
     """
     where = "the layout's nodes" if job.num_nodes is None else counted(job.num_nodes, "node")
     # A line of its own above the table: a title would be folded into it.

@@ -69,9 +69,8 @@ class ResidualKernel:
     def of_measured(self, points: Floats, weights: Floats) -> Floats:
         """Covariance of measurements of the points, noise included.
 
-        Args:
-            points: one row a measurement; a layout that ran twice has two.
-            weights: how much each measurement counts (`search_spaces.belief.slow_runs`).
+        A layout that ran twice has two points; `weights` says how much each measurement counts
+        (`search_spaces.belief.slow_runs`).
         """
         return self.between(points, points) + np.diag(self.noise**2 / weights)
 

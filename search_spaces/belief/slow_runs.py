@@ -28,9 +28,8 @@ _LEAST: Final = 1e-4
 def run_weights(residual: Floats, deviation: Floats | float) -> Floats:
     """How much each run counts, from 0 to about 1: its precision over that of a sound one.
 
-    Args:
-        residual: logarithm of measured over predicted seconds.
-        deviation: standard deviation of that, of sound runs.
+    `residual` is the logarithm of measured over predicted seconds, and `deviation` the standard
+    deviation of that, of sound runs.
     """
     tails = (_TAIL + 1.0) / (_TAIL + np.square(residual / deviation))
     return np.asarray(np.maximum(sound_probability(residual, deviation) * tails, _LEAST))

@@ -101,12 +101,9 @@ class StepBelief:
     ) -> None:
         """Fits factors and residual.
 
-        Args:
-            model: every layout that may be asked about.
-            prior: of the factors.
-            rows: the measured layouts.
-            log_s: logarithms of their step times.
-            parts: what ran of the measured layouts; None: all of them ran in full.
+        `model` has every layout that may be asked about, `prior` is that of the factors, `rows` are
+        the measured layouts, and `log_s` the logarithms of their step times. Without `parts` all of
+        them ran in full.
         """
         self._model = model
         self._prior = prior

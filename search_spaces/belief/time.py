@@ -13,13 +13,7 @@ from numpy.typing import NDArray
 from search_spaces.arrays import Floats
 from search_spaces.belief.factor_regression import StepFactors, log_sd, log_step_s
 from search_spaces.belief.known_measurements import ELSEWHERE, Sample
-from search_spaces.belief.time_evidence import (
-    Origin,
-    TimeEvidence,
-    evidence_of,
-    joined,
-    nothing,
-)
+from search_spaces.belief.time_evidence import Origin, TimeEvidence, evidence_of, joined, nothing
 from search_spaces.belief.time_fit import TIME_PRIOR, TimePosterior, fit
 from search_spaces.estimates.storage import score_traffic_of
 from search_spaces.estimates.time import TimeTerms, time_terms
@@ -72,12 +66,8 @@ class TimeCalibration:
     ) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the logarithm of each layout's step time, in seconds.
 
-        Args:
-            layouts: the layouts.
-            model: the model that they train.
-            cluster: the cluster that runs them.
-            software: the training software: a table's source; empty for this project's own trainer.
-            campaign: the campaign that asks, if its own samples were told.
+        `software` is a table's source, empty for this project's own trainer; `campaign` is the
+        campaign that asks, if its own samples were told.
         """
         columns = LayoutColumns.of(layouts).flattened()
         devices = columns.num_devices

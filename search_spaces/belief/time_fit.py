@@ -107,9 +107,7 @@ class TimePosterior:
 def fit(evidence: TimeEvidence, start: TimePosterior | None = None) -> TimePosterior:
     """The posterior of the factors.
 
-    Args:
-        evidence: at least one measurement.
-        start: an earlier posterior, from which fewer steps are needed.
+    There is at least one measurement; from an earlier posterior, `start`, fewer steps are needed.
     """
     prior = TIME_PRIOR
     origin_of, factors = evidence.origin_of, prior.factors

@@ -15,11 +15,7 @@ from search_spaces.spec.space import DERIVABLE, SearchSpace
 
 
 def read_stated_knobs(described: object) -> dict[str, Any]:
-    """The knobs that a campaign's file states of its baseline, by name.
-
-    Raises:
-        CampaignInvalidError: a knob is unknown, or a value is none of its values.
-    """
+    """A baseline's knobs by name; CampaignInvalidError if a knob or value is unknown."""
     stated = read_mapping(described, CampaignInvalidError, "the baseline")
     problems = Problems(CampaignInvalidError)
     problems.add(*unknown_names(stated, LAYOUT_FIELDS, CampaignInvalidError, "layout field"))

@@ -177,9 +177,7 @@ class CampaignSpec:
         preset). Knobs that the space leaves out get every sensible choice
         (`search_spaces.campaigns.default_space`).
 
-        Args:
-            document: the campaign's.
-            largest_allocation: the most nodes that a worker on the cluster of a name ever had.
+        `largest_allocation`: the most nodes that a worker on the cluster of a name ever had.
 
         Raises:
             SearchSpaceError: a field is unknown, missing or impossible; the message begins with its
@@ -356,10 +354,9 @@ class CampaignSpec:
     ) -> None:
         """Refuses a campaign in which every layout would certainly run out of memory.
 
-        Args:
-            legal: the legal set, if the caller has it already.
-            before_each_part: called before some thousand layouts are estimated; an error that it
-                raises ends the check, for example after a time limit.
+        `legal` is the legal set, if the caller has it already. `before_each_part` is called before
+        some thousand layouts are estimated; an error that it raises ends the check, for example
+        after a time limit.
 
         Raises:
             ModelTooLargeError: the smallest estimate, less a margin, exceeds the memory of a

@@ -35,13 +35,7 @@ MAX_REMEASURE: Final = 20
 MAX_SEED: Final = (1 << 31) - 1
 
 StrategyName = Literal[
-    "guided",
-    "deephyper",
-    "deephyper+memory",
-    "model-only",
-    "communication",
-    "random",
-    "exhaustive",
+    "guided", "deephyper", "deephyper+memory", "model-only", "communication", "random", "exhaustive"
 ]
 """How layouts are proposed."""
 
@@ -75,11 +69,7 @@ MAX_START_FROM: Final = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """When a campaign ends: as soon as one of the bounds is reached.
-
-    Raises:
-        CampaignInvalidError: at construction, when a bound is out of range.
-    """
+    """The bounds, of which the first ends a campaign; CampaignInvalidError if out of range."""
 
     trials: int | None = None
     """Trials that ended, whatever their outcome."""
@@ -137,11 +127,7 @@ def changed_budget(
 
 
 def refuse_unbounded(budget: Budget, strategy: str) -> None:
-    """Refuses a budget without bounds, unless the strategy ends the campaign.
-
-    Raises:
-        CampaignInvalidError: nothing would end the campaign.
-    """
+    """Raises CampaignInvalidError where neither a bound nor the strategy ends the campaign."""
     if budget.is_unbounded and strategy != "exhaustive":
         raise CampaignInvalidError(
             f"strategy {strategy!r} needs at least one bound of "
@@ -151,11 +137,7 @@ def refuse_unbounded(budget: Budget, strategy: str) -> None:
 
 
 def refuse_wall_time(budget: Budget) -> None:
-    """Refuses a budget of wall time for a simulated campaign.
-
-    Raises:
-        CampaignInvalidError: there is one.
-    """
+    """Raises CampaignInvalidError for a budget of wall time, of a simulated campaign."""
     if budget.wall_time_s is not None:
         raise CampaignInvalidError(
             "the probes of a simulated campaign take simulated time, which a budget of wall time "
@@ -206,11 +188,7 @@ class SimulationSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeSettings:
-    """How long each probe trains.
-
-    Raises:
-        CampaignInvalidError: at construction, when a number is out of range.
-    """
+    """How long each probe trains; CampaignInvalidError for a number out of range."""
 
     warmup: int = DEFAULT_WARMUP
     """Warm-up iterations, untimed, before the timed ones."""
@@ -354,11 +332,7 @@ def no_effect_warning(stop: StopSettings, strategy: str) -> str | None:
 
 
 def read_start_from(value: object) -> tuple[str, ...]:
-    """The names of the campaigns that a campaign starts from.
-
-    Raises:
-        CampaignInvalidError: it is not a list of distinct names.
-    """
+    """The campaigns that one starts from; CampaignInvalidError unless a list of distinct names."""
     if not isinstance(value, (list, tuple)) or not all(is_line(name) for name in value):
         raise CampaignInvalidError(
             f"{shown(value)} is not a list of campaigns' names, such as [first, second]"

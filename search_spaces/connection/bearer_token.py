@@ -9,11 +9,7 @@ from search_spaces.errors import TokenFileUnusableError
 
 
 def token_in(path: Path) -> str:
-    """The token in a file.
-
-    Raises:
-        TokenFileUnusableError: the file cannot be read, or holds no token.
-    """
+    """The token in a file; TokenFileUnusableError if it cannot be read, or holds none."""
     try:
         token = path.read_bytes().decode("ascii").strip()
     except OSError as error:

@@ -176,11 +176,7 @@ class ServiceConnection:
 
     @contextmanager
     def stream(self, path: str, **content: Any) -> Iterator[httpx.Response]:
-        """Opens a stream; yields the answer, of which a refusal has been read.
-
-        Raises:
-            ServiceUnansweredError: no answer came.
-        """
+        """Opens a stream; a refusal has been read. ServiceUnansweredError: no answer came."""
         answer = self._send("GET", path, True, None, is_stream=True, **content)
         try:
             yield answer
@@ -220,11 +216,7 @@ class ServiceConnection:
 
 
 def refuse_unless_http(url: str) -> None:
-    """Refuses a text that can't be the address of a service.
-
-    Raises:
-        UrlInvalidError: it is no HTTP address.
-    """
+    """Raises UrlInvalidError for a text that can't be the HTTP address of a service."""
     try:
         parsed = httpx.URL(url)
         parsed.host.encode("idna")  # as a name lookup does

@@ -97,11 +97,7 @@ def locate_service(
 
 
 def service_of(data_dir: Path) -> LocalService:
-    """The service that runs on a data directory.
-
-    Raises:
-        ServiceNotFoundError: there is none.
-    """
+    """The service that runs on a data directory. Raises ServiceNotFoundError if there is none."""
     try:
         service = find_service(data_dir)
     except OSError as error:

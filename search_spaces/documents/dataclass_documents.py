@@ -14,12 +14,7 @@ from types import NoneType
 from typing import Any, Final, TypeVar
 
 from search_spaces.documents.limits import text_problem, visible_text_problem
-from search_spaces.documents.reading import (
-    is_positive_number,
-    read_mapping,
-    refuse_unknown,
-    shown,
-)
+from search_spaces.documents.reading import is_positive_number, read_mapping, refuse_unknown, shown
 from search_spaces.errors import OutcomeInvalidError, SearchSpaceError
 
 _T = TypeVar("_T")

@@ -75,8 +75,7 @@ def read_walltime_s(value: object, *, field: str) -> float:
         except SearchSpaceError as error:
             raise SiteInvalidError(error.problem, field=field) from error
     raise SiteInvalidError(
-        f"{shown(value)} is not a time: write it as 2:00:00, 1-12:00:00, 2h or 90m",
-        field=field,
+        f"{shown(value)} is not a time: write it as 2:00:00, 1-12:00:00, 2h or 90m", field=field
     )
 
 

@@ -127,10 +127,8 @@ def is_plainly_acceptable(body: bytes, document: Any) -> bool:
     It takes about as long as parsing, and accepts nearly all requests. False means that
     `document_problem` has to decide.
 
-    Args:
-        body: UTF-8 that was parsed without an error, and has neither NaN, Infinity nor lone
-            surrogates.
-        document: what was parsed of it.
+    The body is UTF-8 that was parsed without an error, and has neither NaN, Infinity nor lone
+    surrogates.
     """
     return b"\\u0000" not in body and _strings_of(document) == _strings_in(body)
 

@@ -35,11 +35,7 @@ class Refuses:
     """Returns what is wrong with the value, or None."""
 
     def check(self, value: Any) -> Any:
-        """The value itself.
-
-        Raises:
-            ValueError: the rule refuses it.
-        """
+        """The value itself. Raises ValueError if the rule refuses it."""
         if problem := self.problem(value):
             raise ValueError(problem)
         return value

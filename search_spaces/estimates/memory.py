@@ -113,9 +113,7 @@ class MemoryTerms:
 
 
 def peak_memory_bytes(
-    layouts: Layout | LayoutColumns,
-    model: ModelShape,
-    storage: TrainerStorage = EMBEDDED_TRAINER,
+    layouts: Layout | LayoutColumns, model: ModelShape, storage: TrainerStorage = EMBEDDED_TRAINER
 ) -> Floats:
     """Estimated peak memory of the fullest rank of each layout, in bytes."""
     columns = LayoutColumns.of(layouts)

@@ -35,6 +35,10 @@ A100 280 of 312 and H100 813 of 989 TFLOP/s (arXiv:2502.08145). There MI250X rea
 best of all transpose modes; 0.58 is for trainers that do not choose them."""
 _USUAL_SHARE: Final = 0.8
 
+_PARALLEL: Final = ("tp", "tp_columns", "pp", "dp_cp", "cp", "ep", "etp", "edp", "vpp")
+_AS_FLOATS: Final = (*_PARALLEL, "num_microbatches")
+"""Columns that terms take as they are."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SummedParameters:
@@ -101,39 +105,25 @@ class StepShape:
 
     @classmethod
     def of(
-        cls,
-        columns: LayoutColumns,
-        model: ModelShape,
-        cluster: Cluster,
-        score_traffic: float = 1.0,
+        cls, columns: LayoutColumns, model: ModelShape, cluster: Cluster, score_traffic: float = 1.0
     ) -> StepShape:
-        tp, pp, cp, vpp = map(_floats, (columns.tp, columns.pp, columns.cp, columns.vpp))
-        tp_columns = _floats(columns.tp_columns)
+        floats = {name: _floats(getattr(columns, name)) for name in _AS_FLOATS}
         peaks = _peaks(cluster)
-        microbatches = _floats(columns.num_microbatches)
         embedding, head = map(_floats, columns.counted_ends)
         return cls(
             model=model,
             cluster=cluster,
             links=Links(columns, cluster),
-            tp=tp,
-            tp_columns=tp_columns,
-            pp=pp,
-            dp_cp=_floats(columns.dp_cp),
-            cp=cp,
-            ep=_floats(columns.ep),
-            etp=_floats(columns.etp),
-            edp=_floats(columns.edp),
+            **floats,
             cp_comm_type=columns.cp_comm_type,
-            vpp=vpp,
-            num_microbatches=microbatches,
-            tokens=columns.micro_batch_size * float(model.seq_length) / cp,
+            tokens=columns.micro_batch_size * float(model.seq_length) / floats["cp"],
             element_bytes=np.where(columns.precision == _FP32, 4.0, 2.0),
             peak_flops_per_s=np.take(peaks, columns.precision),
             wide_flops_per_s=np.take(
                 peaks, np.where(columns.precision == _FP8, _BF16, columns.precision)
             ),
-            residual_share=np.where(columns.sequence_parallel == 1, 1.0 / tp, 1.0) / tp_columns,
+            residual_share=np.where(columns.sequence_parallel == 1, 1.0 / floats["tp"], 1.0)
+            / floats["tp_columns"],
             forward_passes=_forward_passes(columns),
             recomputes_attention=np.where(columns.recompute == _SELECTIVE, 1.0, 0.0),
             zero_shards=_floats(columns.zero_group_size),
@@ -142,7 +132,7 @@ class StepShape:
             score_traffic=score_traffic,
             counted_ends=(embedding, head),
             puts_off_gradients=columns.schedule == _ZERO_BUBBLE,
-            slots=microbatches + idle_slots(columns),
+            slots=floats["num_microbatches"] + idle_slots(columns),
         )
 
     @property

@@ -152,11 +152,7 @@ MEGATRON_LIKE: Final = TrainerStorage(
 16 with fp16. ZeRO-1 shards the 12 bytes of the optimizer."""
 
 MEGATRON_BRIDGE: Final = replace(
-    MEGATRON_LIKE,
-    fuses_on_request=False,
-    fused_swiglu=True,
-    keeps_fp8_inputs=True,
-    fp32_logits=1,
+    MEGATRON_LIKE, fuses_on_request=False, fused_swiglu=True, keeps_fp8_inputs=True, fp32_logits=1
 )
 """Megatron-Bridge (067f987d) with Megatron-LM's core (d98e8a6): layers of Transformer Engine, which
 chooses a fused attention and keeps quantised inputs; recipes fuse the activation of experts, and
@@ -254,10 +250,8 @@ _KNOWN: Final = {
 def storage_hypotheses(software: str, cluster: Cluster) -> tuple[StorageHypothesis, ...]:
     """What a software may keep on a cluster: one hypothesis of a known trainer, else several.
 
-    Args:
-        software: a table's source, or the software of a campaign's workers. An empty text, a
-            release of torch and the name of this project mean the embedded trainer.
-        cluster: the cluster on which it runs.
+    `software` is a table's source, or the software of a campaign's workers. An empty text, a
+    release of torch and the name of this project mean the embedded trainer.
     """
     words = software.lower()
     if not words or words.startswith("torch ") or "layout-tuner" in words:

@@ -327,12 +327,8 @@ def step_time_s(
 ) -> Floats:
     """Expected seconds of a step of each layout.
 
-    Args:
-        layouts: the layouts; columns are broadcast against each other and flattened.
-        model: the model to train.
-        cluster: the cluster to train on.
-        factors: each term's factor, in the order of `TERM_NAMES`.
-        score_traffic: see `time_terms`.
+    Columns are broadcast against each other and flattened; factors are in the order of
+    `TERM_NAMES`.
     """
     columns = LayoutColumns.of(layouts).flattened()
     total = np.empty(columns.tp.size)

@@ -217,9 +217,7 @@ def context_terms(step: StepShape, attention_s: Floats) -> Iterator[tuple[str, F
     heads sends (n - 1) / n of the own queries, keys, values and outputs once a pass
     (arXiv:2309.14509).
 
-    Args:
-        step: the step.
-        attention_s: seconds of attention in the step, beside which a ring runs.
+    A ring runs beside `attention_s`, the seconds of attention in the step.
     """
     model, n = step.model, step.cp
     if (n == 1.0).all():
@@ -262,9 +260,7 @@ def data_terms(step: StepShape, backward_s: Floats) -> Iterator[tuple[str, Float
     the weights for every pass forward and backward, instead of after the step; prefetching hides
     it.
 
-    Args:
-        step: the step.
-        backward_s: the passes (`backward_share`) behind which a reduction can hide.
+    `backward_s` are the passes (`backward_share`) behind which a reduction can hide.
     """
     terms: dict[str, Floats] = {}
     for group in step.summed_parameters:
@@ -307,10 +303,8 @@ def stage_terms(step: StepShape, layer_s: Floats, head_s: Floats) -> Iterator[tu
     every stage L / p layers and the last stage the output too; the best split gives the last stage
     fewer layers. Where embedding or output count as a layer, their stages have one layer fewer.
 
-    Args:
-        step: the step.
-        layer_s: expected seconds of a block for a micro-batch, by the prior.
-        head_s: expected seconds of the output, by the prior.
+    `layer_s` and `head_s` are the expected seconds of a block and of the output for a micro-batch,
+    by the prior.
     """
     layers, later = float(step.model.num_layers), step.num_microbatches - 1.0
     even = (layers * layer_s + head_s) / step.pp
@@ -357,10 +351,8 @@ def optimizer_terms(step: StepShape) -> Iterator[tuple[str, Floats]]:
 def all_terms(step: StepShape, expected: Mapping[str, float]) -> Iterator[tuple[str, Floats]]:
     """The terms of a step (`TERM_NAMES`), without those of cp and of experts where there are none.
 
-    Args:
-        step: the step.
-        expected: the prior medians of the factors by the terms' names. They decide how long stages
-            wait for each other, and how much of a reduction can be hidden.
+    `expected` are the prior medians of the factors by the terms' names. They decide how long stages
+    wait for each other, and how much of a reduction can be hidden.
     """
     blocks = [*layer_terms(step), *tensor_terms(step)]
     blocks += context_terms(step, dict(blocks)["attention"])

@@ -34,11 +34,7 @@ def refuse_contradictions(
 ) -> None:
     """Refuses a measurement that is not of the requested probe, or not of such a device.
 
-    Args:
-        measured: the measurement.
-        request: the probe.
-        device_memory_bytes: memory of a device, as the cluster's description states it.
-        may_be_shortened: whether the probe could be stopped early.
+    `device_memory_bytes` is as the cluster's description states it.
 
     Raises:
         OutcomeInvalidError: a figure contradicts the request or the device; the message has both.

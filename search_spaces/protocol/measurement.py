@@ -436,11 +436,7 @@ def routing_words(balanced_routing: bool | None, expert_load: float | None) -> s
 
 
 def refuse_unequal(measured: Measurement, **expected: tuple[float, str]) -> None:
-    """Refuses figures that differ from what they follow from: a value, and its description.
-
-    Raises:
-        OutcomeInvalidError: one differs by more than `FIGURE_TOLERANCE`.
-    """
+    """Raises OutcomeInvalidError for a figure that differs from the value that it follows from."""
     for name, (value, what) in expected.items():
         if not math.isclose(getattr(measured, name), value, rel_tol=FIGURE_TOLERANCE):
             raise OutcomeInvalidError(

@@ -192,13 +192,7 @@ def _wrong_entries(name: str, table: object) -> Iterator[ClusterInvalidError]:
             yield ClusterInvalidError.of_field(name, f"{name}[{shown(key)}]={problem}")
 
 
-REQUIRED_FIELDS: Final = (
-    "name",
-    "device",
-    "num_nodes",
-    "devices_per_node",
-    "device_memory_bytes",
-)
+REQUIRED_FIELDS: Final = ("name", "device", "num_nodes", "devices_per_node", "device_memory_bytes")
 """Fields of a cluster without a default."""
 
 

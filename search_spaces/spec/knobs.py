@@ -7,7 +7,7 @@ the checks of values are loops over it. The choices of a knob are a scalar, a li
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal
 
 from search_spaces.documents.not_covered import known_word
@@ -108,16 +108,17 @@ class Knob:
         return self.word if self.is_switch else f"{self.word} {value}"
 
 
-def knob(**stated: Any) -> dict[str, Any]:
-    """The metadata of a layout's field: the fields of `Knob`, except name and default."""
-    return {_METADATA: stated}
+def knob(default: Any, label: str, word: str, help: str = "", **stated: Any) -> Any:  # noqa: A002
+    """A field of a layout; what is stated are the other fields of `Knob`."""
+    described = {"label": label, "word": word, "help": help, **stated}
+    return field(default=default, metadata={_METADATA: described})
 
 
 def knobs_of(layout: type) -> Mapping[str, Knob]:
-    """The knobs of a dataclass whose fields have the metadata of `knob`, by name."""
+    """The knobs of a dataclass whose fields are made by `knob`, by name."""
     return {
-        field.name: Knob(name=field.name, default=field.default, **field.metadata[_METADATA])
-        for field in fields(layout)
+        each.name: Knob(name=each.name, default=each.default, **each.metadata[_METADATA])
+        for each in fields(layout)
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, Self, get_args
 
 from search_spaces.documents.reading import read_mapping, refuse_unknown, shown
@@ -48,215 +48,153 @@ class Layout:
             suits a model and a cluster is for `search_spaces.spec.rules` to say.
     """
 
-    num_nodes: int = field(
-        default=1,
-        metadata=knob(label="nodes", word="nodes", heading="nodes", table_column="derived"),
-    )
+    num_nodes: int = knob(1, "nodes", "nodes", heading="nodes", table_column="derived")
     """Nodes that the job occupies."""
-    tp: int = field(
-        default=1,
-        metadata=knob(
-            label="tensor parallel, tp",
-            word="tp",
-            help="Tensor-parallel ranks.",
-            heading="tp",
-            table_column="stated",
-        ),
+    tp: int = knob(
+        1,
+        "tensor parallel, tp",
+        "tp",
+        "Tensor-parallel ranks.",
+        heading="tp",
+        table_column="stated",
     )
     """Tensor-parallel degree: ranks that share each weight matrix."""
-    tp_columns: int = field(
-        default=1,
-        metadata=knob(
-            label="tensor columns",
-            word="columns",
-            help="Ranks that divide the other side of each weight matrix.",
-            is_new=True,
-        ),
+    tp_columns: int = knob(
+        1,
+        "tensor columns",
+        "columns",
+        "Ranks that divide the other side of each weight matrix.",
+        is_new=True,
     )
     """Tensor columns: ranks that divide the side of each weight matrix that tp does not, and the
     features of the residual stream; a matrix has tp * tp_columns blocks (arXiv:2305.13525)."""
-    cp: int = field(
-        default=1,
-        metadata=knob(
-            label="context parallel, cp",
-            word="cp",
-            help="Context-parallel ranks.",
-            is_new=True,
-        ),
-    )
+    cp: int = knob(1, "context parallel, cp", "cp", "Context-parallel ranks.", is_new=True)
     """Context-parallel degree: ranks that share each sequence."""
-    pp: int = field(
-        default=1,
-        metadata=knob(
-            label="pipeline parallel, pp",
-            word="pp",
-            help="Pipeline stages.",
-            heading="pp",
-            table_column="stated",
-        ),
+    pp: int = knob(
+        1, "pipeline parallel, pp", "pp", "Pipeline stages.", heading="pp", table_column="stated"
     )
     """Pipeline-parallel degree: stages that the layers are cut into."""
-    dp: int = field(
-        default=1,
-        metadata=knob(
-            label="data parallel, dp",
-            word="dp",
-            help="Data-parallel replicas.",
-            heading="dp",
-            table_column="stated",
-        ),
+    dp: int = knob(
+        1, "data parallel, dp", "dp", "Data-parallel replicas.", heading="dp", table_column="stated"
     )
     """Data-parallel degree: replicas of the model."""
-    ep: int = field(
-        default=1,
-        metadata=knob(
-            label="expert parallel, ep",
-            word="ep",
-            help="Ranks that divide the experts of a layer.",
-            is_new=True,
-        ),
+    ep: int = knob(
+        1, "expert parallel, ep", "ep", "Ranks that divide the experts of a layer.", is_new=True
     )
     """Expert-parallel degree: ranks that each hold some of a layer's experts."""
-    etp: int = field(
-        default=1,
-        metadata=knob(
-            label="expert tensor parallel, etp",
-            word="etp",
-            help="Ranks that share each expert's weights.",
-            is_new=True,
-        ),
+    etp: int = knob(
+        1,
+        "expert tensor parallel, etp",
+        "etp",
+        "Ranks that share each expert's weights.",
+        is_new=True,
     )
     """Expert-tensor-parallel degree: ranks that share each weight matrix of an expert."""
-    vpp: int = field(
-        default=1,
-        metadata=knob(
-            label="virtual stages, vpp",
-            word="vpp",
-            help="Virtual stages a pipeline rank.",
-            table_column="may_be_empty",
-        ),
+    vpp: int = knob(
+        1,
+        "virtual stages, vpp",
+        "vpp",
+        "Virtual stages a pipeline rank.",
+        table_column="may_be_empty",
     )
     """Virtual stages a pipeline rank; more than 1 interleave the 1F1B schedule."""
-    schedule: Schedule = field(
-        default="1f1b",
-        metadata=knob(
-            label="pipeline schedule",
-            word="schedule",
-            help="Order of the pipeline's passes.",
-            choices=SCHEDULES,
-            is_new=True,
-        ),
+    schedule: Schedule = knob(
+        "1f1b",
+        "pipeline schedule",
+        "schedule",
+        "Order of the pipeline's passes.",
+        choices=SCHEDULES,
+        is_new=True,
     )
     """Order of the pipeline's forward and backward passes."""
-    cp_comm_type: CpCommType = field(
-        default="all_gather",
-        metadata=knob(
-            label="communication of cp",
-            word="cp by",
-            help="How attention exchanges keys and values over cp.",
-            choices=CP_COMM_TYPES,
-            is_new=True,
-        ),
+    cp_comm_type: CpCommType = knob(
+        "all_gather",
+        "communication of cp",
+        "cp by",
+        "How attention exchanges keys and values over cp.",
+        choices=CP_COMM_TYPES,
+        is_new=True,
     )
     """Communication of attention over cp."""
-    pipeline_split: PipelineSplit = field(
-        default="layers",
-        metadata=knob(
-            label="pipeline split",
-            word="split by",
-            help="Whether the embedding and the head each count as a layer of the pipeline's split.",
-            choices=PIPELINE_SPLITS,
-            is_new=True,
-        ),
+    pipeline_split: PipelineSplit = knob(
+        "layers",
+        "pipeline split",
+        "split by",
+        "Whether the embedding and the head each count as a layer of the pipeline's split.",
+        choices=PIPELINE_SPLITS,
+        is_new=True,
     )
     """What counts as a layer in the split over stages: `layers` is the transformer layers alone. A
     stage whose embedding or head counts has one transformer layer fewer."""
-    rank_order: RankOrder = field(
-        default="tp_cp_dp_pp",
-        metadata=knob(
-            label="order of ranks",
-            word="ranks by",
-            help="Axes from neighbouring ranks to distant ones; nodes hold neighbours.",
-            choices=RANK_ORDERS,
-            is_new=True,
-        ),
+    rank_order: RankOrder = knob(
+        "tp_cp_dp_pp",
+        "order of ranks",
+        "ranks by",
+        "Axes from neighbouring ranks to distant ones; nodes hold neighbours.",
+        choices=RANK_ORDERS,
+        is_new=True,
     )
     """Order in which ranks are numbered along the axes, the fastest first, after tensor columns.
     With `tp_cp_pp_dp` the stages of a pipeline are neighbours, not the replicas of a stage."""
-    micro_batch_size: int = field(
-        default=1,
-        metadata=knob(
-            label="micro-batch size, mbs",
-            word="mbs",
-            help="Sequences at once.",
-            heading="mbs",
-            table_column="stated",
-        ),
+    micro_batch_size: int = knob(
+        1,
+        "micro-batch size, mbs",
+        "mbs",
+        "Sequences at once.",
+        heading="mbs",
+        table_column="stated",
     )
     """Sequences that go through the model at once, on each replica."""
-    num_microbatches: int = field(
-        default=1,
-        metadata=knob(
-            label="micro-batches a step, mb",
-            word="mb",
-            help="Micro-batches a step, of each replica.",
-            heading="mb",
-            table_column="stated",
-        ),
+    num_microbatches: int = knob(
+        1,
+        "micro-batches a step, mb",
+        "mb",
+        "Micro-batches a step, of each replica.",
+        heading="mb",
+        table_column="stated",
     )
     """Micro-batches that each replica accumulates before a step (the Frontier paper's GAS)."""
-    zero_stage: int = field(
-        default=0,
-        metadata=knob(
-            label="ZeRO stage",
-            word="ZeRO",
-            help="1: shard the optimizer's states; 2: also the gradients; 3: also the weights (FSDP).",
-            choices=ZERO_STAGES,
-            heading="zero",
-            table_column="may_be_empty",
-        ),
+    zero_stage: int = knob(
+        0,
+        "ZeRO stage",
+        "ZeRO",
+        "1: shard the optimizer's states; 2: also the gradients; 3: also the weights (FSDP).",
+        choices=ZERO_STAGES,
+        heading="zero",
+        table_column="may_be_empty",
     )
     """What is sharded over dp * cp: nothing (0), optimizer states (1), gradients too (2), or also
     weights (3), which are gathered for each layer before it computes, as FSDP does."""
-    zero_replicas: int = field(
-        default=1,
-        metadata=knob(
-            label="ZeRO copies",
-            word="ZeRO copies",
-            help="Copies of what ZeRO shards; with stage 3 this is HSDP.",
-            is_shown=False,
-        ),
+    zero_replicas: int = knob(
+        1,
+        "ZeRO copies",
+        "ZeRO copies",
+        "Copies of what ZeRO shards; with stage 3 this is HSDP.",
+        is_shown=False,
     )
     """Copies of what ZeRO shards: a shard group is dp * cp / zero_replicas neighbouring ranks, and
     the groups hold the same. 1: one group of all dp * cp."""
-    recompute: Recompute = field(
-        default="none",
-        metadata=knob(
-            label="recomputation", word="recompute", choices=RECOMPUTE_MODES, table_column="stated"
-        ),
+    recompute: Recompute = knob(
+        "none", "recomputation", "recompute", choices=RECOMPUTE_MODES, table_column="stated"
     )
     """Activations that are recomputed in the backward pass."""
-    sequence_parallel: bool = field(
-        default=False,
-        metadata=knob(
-            label="sequence parallel",
-            word="sequence parallel",
-            choices=(False, True),
-            table_column="may_be_empty",
-        ),
+    sequence_parallel: bool = knob(
+        False,
+        "sequence parallel",
+        "sequence parallel",
+        choices=(False, True),
+        table_column="may_be_empty",
     )
     """Whether tensor-parallel ranks also share the sequence outside the matrix multiplications."""
-    precision: Precision = field(
-        default="fp32",
-        metadata=knob(
-            label="precision",
-            word="precision",
-            help="By default the cluster's: bf16 where it states a peak for it, else fp16, else "
-            "fp32; fp32 on CPU cores.",
-            choices=PRECISIONS,
-            heading="precision",
-            table_column="stated",
-        ),
+    precision: Precision = knob(
+        "fp32",
+        "precision",
+        "precision",
+        "By default the cluster's: bf16 where it states a peak for it, else fp16, else "
+        "fp32; fp32 on CPU cores.",
+        choices=PRECISIONS,
+        heading="precision",
+        table_column="stated",
     )
     """Type of the matrix multiplications."""
 
@@ -350,11 +288,7 @@ class Layout:
 
     @classmethod
     def of_key(cls, key: str) -> Self:
-        """The layout of a key.
-
-        Raises:
-            LayoutInvalidError: it is not the key of a layout.
-        """
+        """The layout of a key. Raises LayoutInvalidError if it is not the key of a layout."""
         found = _KEY.fullmatch(key)
         if found is None:
             raise LayoutInvalidError(

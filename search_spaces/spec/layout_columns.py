@@ -29,7 +29,7 @@ def codes_of(knob: str, values: Iterable[Any]) -> Codes:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LayoutColumns:
-    """Layouts as columns; the fields are those of `Layout`, each an array instead of a value.
+    """Layouts as columns; fields and properties are those of `Layout`, each an array of values.
 
     The shapes need not be equal, only broadcast: over a grid of knobs each column varies along its
     own axis, so that whatever is computed from two knobs costs the product of those two alone.
@@ -89,44 +89,34 @@ class LayoutColumns:
 
     @property
     def num_devices(self) -> Ints:
-        """Ranks of the job: tp * tp_columns * cp * pp * dp."""
         return self.tp_ranks * self.cp * self.pp * self.dp
 
     @property
     def tp_ranks(self) -> Ints:
-        """Ranks that hold one copy of a stage's weights: tp * tp_columns."""
         return self.tp * self.tp_columns
 
     @property
     def dp_cp(self) -> Ints:
-        """Ranks that hold the same weights and sum their gradients: dp * cp."""
         return self.dp * self.cp
 
     @property
     def edp(self) -> Ints:
-        """Ranks that hold the same experts: tp * cp * dp / (etp * ep), at least 1."""
         return np.maximum(self.tp * self.dp_cp // (self.etp * self.ep), 1)
 
     @property
     def counted_ends(self) -> tuple[Ints, Ints]:
-        """Layers that the embedding and the head count as in the pipeline's split: 0 or 1 each.
-
-        They are the bits of the code: embedding is 1, head is 2, embedding_and_head is 3.
-        """
+        # The bits of the code: embedding is 1, head is 2, embedding_and_head is 3.
         is_cut = self.pp > 1
         return (self.pipeline_split & 1) * is_cut, (self.pipeline_split >> 1) * is_cut
 
     @property
     def zero_group_size(self) -> Ints:
-        """Ranks that share one copy of what ZeRO shards: dp * cp / zero_replicas with ZeRO."""
         return np.where(self.zero_stage > 0, np.maximum(self.dp_cp // self.zero_replicas, 1), 1)
 
     @property
     def expert_zero_group_size(self) -> Ints:
-        """The same of what belongs to experts: edp / zero_replicas with ZeRO."""
         return np.where(self.zero_stage > 0, np.maximum(self.edp // self.zero_replicas, 1), 1)
 
     @property
     def global_batch_size(self) -> Ints:
-        """Sequences a step: dp * micro_batch_size * num_microbatches."""
         return self.dp * self.micro_batch_size * self.num_microbatches

@@ -100,11 +100,7 @@ def objective_factors(name: str, columns: LayoutColumns, model: ModelShape) -> F
 def measured_objective(
     name: str, measured: Measured, *, num_nodes: int, device_memory_bytes: int | None = None
 ) -> float | None:
-    """The measured objective; None where the measurement does not have it.
-
-    Raises:
-        ObjectiveInvalidError: there is no such objective.
-    """
+    """The measured objective, None if not measured; ObjectiveInvalidError if there is none such."""
     if name == MEMORY_HEADROOM:
         return memory_headroom(measured.peak_memory_bytes, device_memory_bytes)
     if name == "tokens_per_node_hour":
@@ -126,8 +122,7 @@ def pareto_front(values: Floats) -> NDArray[np.bool_]:
 
     Equal rows are both on the front or both off it. A NaN is worse than any number.
 
-    Args:
-        values: one row per layout, one column per objective, more is better.
+    There is one row per layout and one column per objective; more is better.
     """
     import numpy as np
 

@@ -56,7 +56,7 @@ class Rule:
 
     name: str
     """Its name in the counts of excluded layouts."""
-    scope: Scope
+    scope: Scope = "model"
     """What the rule protects."""
     illegal: Callable[[LayoutColumns, RuleContext], Bools | np.bool_ | bool] = field(repr=False)
     """Where the rule is broken, for columns that broadcast."""
@@ -76,15 +76,9 @@ def violations(
 ) -> list[str]:
     """Why `layout` is illegal: one sentence for each broken rule; empty: it is legal.
 
-    Args:
-        layout: the layout to check.
-        model: the model to train.
-        cluster: the cluster to train on.
-        global_batch: the required sequences per step; None: any number.
-        allow_tp_across_nodes: whether a tensor-parallel group may span nodes.
-        fill_nodes: whether a job on one node must use every device, too.
-        scopes: which rules to apply; `PROBE_SCOPES` lets ranks outnumber the devices,
-            `OTHER_TRAINER_SCOPES` checks layouts that another trainer runs.
+    Without a global batch any is legal; with `fill_nodes` a job on one node must use every device,
+    too. `PROBE_SCOPES` lets ranks outnumber the devices, `OTHER_TRAINER_SCOPES` checks layouts that
+    another trainer runs.
     """
     context = RuleContext(
         model=model,
@@ -112,7 +106,7 @@ def _divides(name: str, model_field: str, knob: str) -> Rule:
         dimension, degree = getattr(x.model, model_field), getattr(layout, knob)
         return f"{model_field}={dimension} is not divisible by {knob}={degree}"
 
-    return Rule(name=name, scope="model", illegal=illegal, sentence=sentence)
+    return Rule(name=name, illegal=illegal, sentence=sentence)
 
 
 def _layers_sentence(layout: Layout, x: RuleContext) -> str:
@@ -252,7 +246,6 @@ RULES: Final[tuple[Rule, ...]] = (
     _divides("heads_over_tp", "num_heads", "tp"),
     Rule(
         name="kv_heads_over_tp",
-        scope="model",
         # Where tp does not divide the heads, it does not divide the key/value heads either, and the
         # rule above gives the reason.
         illegal=lambda c, x: (x.model.num_heads % c.tp == 0) & (x.model.num_kv_heads % c.tp != 0),
@@ -267,7 +260,6 @@ RULES: Final[tuple[Rule, ...]] = (
     _divides("shared_expert_over_tp", "shared_expert_ffn_hidden_size", "tp"),
     Rule(
         name="vocab_over_tp",
-        scope="model",
         illegal=lambda c, x: x.model.vocab_size % c.tp_ranks != 0,
         sentence=lambda layout, x: (
             f"vocab_size={x.model.vocab_size} is not divisible by {_tp_ranks(layout)}"
@@ -276,7 +268,6 @@ RULES: Final[tuple[Rule, ...]] = (
     _divides("hidden_over_columns", "hidden_size", "tp_columns"),
     Rule(
         name="columns_without_experts",
-        scope="model",
         illegal=lambda c, x: (c.tp_columns > 1) & ((x.model.num_experts > 0) | (c.ep > 1)),
         sentence=lambda layout, _: (
             f"tp_columns={layout.tp_columns}: tensor columns divide the features of tokens, and "
@@ -285,19 +276,16 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="layers_over_stages",
-        scope="model",
         illegal=lambda c, x: (x.model.num_layers + sum(c.counted_ends)) % (c.pp * c.vpp) != 0,
         sentence=_layers_sentence,
     ),
     Rule(
         name="interleaving_needs_pipeline",
-        scope="model",
         illegal=lambda c, _: (c.vpp > 1) & (c.pp == 1),
         sentence=lambda layout, _: f"vpp={layout.vpp} has no pipeline to interleave: pp=1",
     ),
     Rule(
         name="schedule_interleaved",
-        scope="model",
         illegal=lambda c, _: (c.vpp > 1) & (c.pp > 1) & (c.schedule != 0),
         sentence=lambda layout, _: (
             f"vpp={layout.vpp} interleaves schedule=1f1b, not schedule={layout.schedule}; take "
@@ -306,7 +294,6 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="interleaved_microbatches",
-        scope="model",
         illegal=lambda c, _: (c.vpp > 1) & (c.num_microbatches % c.pp != 0),
         sentence=lambda layout, _: (
             f"num_microbatches={layout.num_microbatches} is not divisible by pp={layout.pp}, which "
@@ -315,7 +302,6 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="sequence_over_tp",
-        scope="model",
         # Where 2 cp does not divide the sequence, the rule below gives the reason.
         illegal=lambda c, x: (
             (c.sequence_parallel == 1)
@@ -326,7 +312,6 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="sequence_over_cp",
-        scope="model",
         illegal=lambda c, x: (c.cp > 1) & (x.model.seq_length % (2 * c.cp) != 0),
         sentence=lambda layout, x: (
             f"seq_length={x.model.seq_length} is not divisible by 2*cp=2*{layout.cp}={2 * layout.cp}: "
@@ -335,7 +320,6 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="heads_over_cp",
-        scope="model",
         # Where tp does not divide the heads, the rules of tp give the reason.
         illegal=lambda c, x: (
             _exchanges_heads(c)
@@ -350,7 +334,6 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="ep_needs_experts",
-        scope="model",
         illegal=lambda c, x: (x.model.num_experts == 0) & ((c.ep > 1) | (c.etp > 1)),
         sentence=lambda layout, _: (
             f"ep={layout.ep} and etp={layout.etp} divide experts, and the model has none; leave "
@@ -359,13 +342,11 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="ranks_over_experts",
-        scope="model",
         illegal=lambda c, _: (c.tp * c.dp_cp) % (c.etp * c.ep) != 0,
         sentence=_folding_sentence,
     ),
     Rule(
         name="experts_need_sequence_parallel",
-        scope="model",
         illegal=lambda c, x: (x.model.num_experts > 0) & (c.tp > 1) & (c.sequence_parallel == 0),
         sentence=lambda layout, _: (
             f"tp={layout.tp} with sequence_parallel=false: all tensor-parallel ranks would send "
@@ -397,12 +378,7 @@ RULES: Final[tuple[Rule, ...]] = (
         illegal=_tp_leaves_node,
         sentence=_tp_leaves_node_sentence,
     ),
-    Rule(
-        name="world_size",
-        scope="machine",
-        illegal=_world_is_wrong,
-        sentence=_world_sentence,
-    ),
+    Rule(name="world_size", scope="machine", illegal=_world_is_wrong, sentence=_world_sentence),
     Rule(
         name="precision_of_device",
         scope="machine",
@@ -412,15 +388,9 @@ RULES: Final[tuple[Rule, ...]] = (
             f"({', '.join(x.cluster.peak_flops_per_s)})"
         ),
     ),
-    Rule(
-        name="global_batch",
-        scope="batch",
-        illegal=_batch_is_wrong,
-        sentence=_batch_sentence,
-    ),
+    Rule(name="global_batch", scope="batch", illegal=_batch_is_wrong, sentence=_batch_sentence),
     Rule(
         name="zero_groups_over_dp",
-        scope="model",
         illegal=lambda c, _: c.dp_cp % c.zero_replicas != 0,
         sentence=lambda layout, _: (
             f"{_dp_cp(layout)} is not divisible by zero_replicas={layout.zero_replicas}"
@@ -428,7 +398,6 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="zero_groups_over_edp",
-        scope="model",
         # Where it does not divide dp * cp, the rule above gives the reason; where the ranks do not
         # divide the experts, the rule of these does.
         illegal=lambda c, x: (
@@ -444,7 +413,6 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="zero_groups_need_zero",
-        scope="model",
         illegal=lambda c, _: (c.zero_replicas > 1) & (c.zero_stage == 0),
         sentence=lambda layout, _: (
             f"zero_replicas={layout.zero_replicas} has no sharded optimizer states to copy: "
@@ -470,7 +438,6 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="experts_in_order_of_ranks",
-        scope="model",
         # Where they do not divide the ranks of a stage, the rule of these gives the reason.
         illegal=lambda c, x: (
             (x.model.num_experts > 0)

@@ -194,11 +194,7 @@ def _covers(rule: str, host: str) -> bool:
 
 
 def cluster_part(described: Any) -> Any:
-    """A cluster's file without its section `site`.
-
-    Raises:
-        SiteInvalidError: the section `site` is invalid.
-    """
+    """A cluster's file without its section `site`; SiteInvalidError if that is invalid."""
     if not isinstance(described, Mapping):
         return described
     if "site" in described:
@@ -210,11 +206,7 @@ def cluster_part(described: Any) -> Any:
 
 
 def refuse_unreadable_site(described: object) -> None:
-    """Refuses an invalid section `site`.
-
-    Raises:
-        SiteInvalidError: a preset or a field is unknown, or a value impossible.
-    """
+    """Raises SiteInvalidError for a section `site` with an unknown name or impossible value."""
     if isinstance(described, str):
         described = {"preset": described}
     values = read_mapping(described, SiteInvalidError, "the site")
@@ -224,11 +216,7 @@ def refuse_unreadable_site(described: object) -> None:
 
 
 def refuse_unknown_site(name: object) -> None:
-    """Refuses a name that is not a site preset.
-
-    Raises:
-        SiteInvalidError: it is unknown; the message lists the presets.
-    """
+    """Raises SiteInvalidError, with all presets, for a name that is none of them."""
     if name not in SITE_PRESETS:
         raise SiteInvalidError(f"unknown site {shown(name)}{nearest(name, SITE_PRESETS)}")
 

@@ -38,9 +38,10 @@ EVERY_ROW: Final = slice(None)
 class SearchSpace:
     """The choices of every knob of a layout.
 
-    A knob is a scalar, a list or a range (see `search_spaces.spec.knobs`). After construction each
-    is a tuple of its choices, in the given order. Missing knobs have the defaults below;
-    a campaign that is submitted gets others (`search_spaces.campaigns.default_space`).
+    The knobs are the fields of `Layout`, each a scalar, a list or a range (see
+    `search_spaces.spec.knobs`). After construction each is a tuple of its choices, in the given
+    order. Missing knobs have the defaults below; a campaign that is submitted gets others
+    (`search_spaces.campaigns.default_space`).
 
     Raises:
         SpaceInvalidError: at construction; the message begins with the knob.
@@ -50,41 +51,25 @@ class SearchSpace:
     """Sequences a step: a number, or bounds `{min:, max:}`. There is no default."""
     num_nodes: WholeNumbers = 1
     tp: WholeNumbers = 1
-    """Tensor-parallel degree."""
     tp_columns: WholeNumbers = 1
-    """Tensor columns."""
     cp: WholeNumbers = 1
-    """Context-parallel degree."""
     pp: WholeNumbers = 1
-    """Pipeline-parallel degree."""
     dp: WholeNumbers | None = None
     """Data-parallel degree; left out: as many replicas as fill the nodes."""
     ep: WholeNumbers = 1
-    """Expert-parallel degree."""
     etp: WholeNumbers = 1
-    """Expert-tensor-parallel degree."""
     vpp: WholeNumbers = 1
-    """Virtual stages a pipeline rank."""
     schedule: str | Sequence[str] = "1f1b"
-    """1f1b, gpipe, zero_bubble."""
     cp_comm_type: str | Sequence[str] = "all_gather"
-    """all_gather, p2p, a2a."""
     pipeline_split: str | Sequence[str] = "layers"
-    """layers, embedding, head, embedding_and_head."""
     rank_order: str | Sequence[str] = "tp_cp_dp_pp"
-    """tp_cp_dp_pp, tp_cp_pp_dp."""
     micro_batch_size: WholeNumbers = 1
-    """Sequences at once, on each replica."""
     num_microbatches: WholeNumbers | None = None
     """Micro-batches a step; derived where the global batch is fixed, a knob where it is bounded."""
     zero_stage: int | Sequence[int] = 0
-    """0, 1, 2, 3."""
     zero_replicas: WholeNumbers = 1
-    """Copies of the sharded optimizer states."""
     recompute: str | Sequence[str] = "none"
-    """none, selective, full."""
     sequence_parallel: bool | Sequence[bool] = False
-    """Whether tensor-parallel ranks share the sequence too."""
     precision: str | Sequence[str] = "fp32"
     """fp32, bf16, fp16, fp8. By default the cluster's (`Cluster.default_precision`), never fp8."""
     allow_tp_across_nodes: bool = False
@@ -226,11 +211,7 @@ DERIVABLE: Final = ("dp", "num_microbatches")
 
 
 def read_auto(value: object) -> tuple[str, ...]:
-    """The knobs whose choices the service made, as the document of a stored space lists them.
-
-    Raises:
-        SpaceInvalidError: it is not a list of knobs.
-    """
+    """The knobs whose choices the service made; SpaceInvalidError if it is no list of knobs."""
     if not isinstance(value, (list, tuple)) or not all(
         isinstance(name, str) and name in KNOBS for name in value
     ):
@@ -297,11 +278,7 @@ class LegalSet:
         return position
 
     def only(self, layouts: Collection[Layout]) -> LegalSet:
-        """The set of these layouts alone.
-
-        Raises:
-            SpaceInvalidError: one of them is not in the set.
-        """
+        """The set of these layouts alone; SpaceInvalidError if one of them is not in the set."""
         positions = []
         for layout in layouts:
             position = self.index_of(layout)
@@ -331,11 +308,7 @@ class LegalSet:
         return LayoutColumns(**{knob: self.column(knob, rows) for knob in LAYOUT_FIELDS})
 
     def refuse_if_empty(self) -> None:
-        """Raises where nothing is legal.
-
-        Raises:
-            NoLegalLayoutError: names each rule with how many combinations it excludes.
-        """
+        """Raises NoLegalLayoutError, with what each rule excludes, where nothing is legal."""
         if len(self):
             return
         first = self.exclusions[0]
@@ -359,13 +332,9 @@ def enumerate_legal(
     Each rule is computed over the axes of its own knobs alone and broadcast over the rest, so that
     the cost is that of one pass over the combinations a rule.
 
-    Args:
-        space: the choices.
-        model: what is trained.
-        cluster: where it runs.
-        scopes: the rules to apply (`OTHER_TRAINER_SCOPES`: whatever some trainer could run).
-        before_each_rule: called before a rule is computed; an error that it raises ends the
-            enumeration, for example after a time limit.
+    `scopes` are the rules to apply (`OTHER_TRAINER_SCOPES`: whatever some trainer could run).
+    `before_each_rule` is called before a rule is computed; an error that it raises ends the
+    enumeration, for example after a time limit.
     """
     context = RuleContext(
         model=model,

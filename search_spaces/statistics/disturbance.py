@@ -30,12 +30,7 @@ _POWER: Final = 1.5
 
 
 def is_disturbed(others_share: float | None, throttled: bool | None) -> bool:
-    """Whether a probe was disturbed. What is not known counts as quiet.
-
-    Args:
-        others_share: share, from 0 to 1, of a device's time that others took; None: not known.
-        throttled: whether heat or power held a device's clock down; None: not known.
-    """
+    """Whether a probe was disturbed. What is not known counts as quiet."""
     return throttled is True or (others_share is not None and others_share >= DISTURBED_SHARE)
 
 

@@ -19,9 +19,7 @@ def shows_enough(step_times_s: Sequence[float], than_s: float) -> bool:
     tests, whatever their number and dependence (union bound; error spending: Lan and DeMets 1983).
     Most of the error is spent on the first tests, which save most.
 
-    Args:
-        step_times_s: times of the timed iterations, in order.
-        than_s: the step time at which the layout would be as good as the best one.
+    At the step time `than_s` the layout would be as good as the best one.
     """
     look = len(step_times_s) - LEAST_TIMED + 1
     if look < 1:

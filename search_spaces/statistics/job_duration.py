@@ -47,10 +47,7 @@ JOB_OPTIONS: Final[Mapping[str, tuple[type[str | int | float], str]]] = {
         float,
         f"Seconds in which it writes a checkpoint.  [default: {CHECKPOINT_S:g}]",
     ),
-    "restart_s": (
-        float,
-        f"Seconds from a failure to the next step.  [default: {RESTART_S:g}]",
-    ),
+    "restart_s": (float, f"Seconds from a failure to the next step.  [default: {RESTART_S:g}]"),
 }
 """The options about a training job of every command and route that has them: types and texts."""
 
@@ -116,11 +113,7 @@ class TrainingJob:
         return None
 
     def duration(self, step: StepInterval, *, tokens_per_step: int, num_nodes: int) -> JobDuration:
-        """How long it takes on so many nodes.
-
-        Raises:
-            TrainingJobInvalidError: failures come faster than it can restart.
-        """
+        """How long it takes on so many nodes; TrainingJobInvalidError if it never ends."""
         mtbf_s = self.mtbf_hours * SECONDS_PER_HOUR / num_nodes
         interval_s = checkpoint_interval_s(mtbf_s, self.checkpoint_s)
         if interval_s + self.checkpoint_s + self.restart_s > _MOST_FAILURES * mtbf_s:
@@ -223,11 +216,7 @@ def expected_slowdown(
 
 
 def read_tokens(text: str) -> int:
-    """A number of tokens, such as "300B" or "1.4T" (k, M, B, T are thousand to trillion).
-
-    Raises:
-        TrainingJobInvalidError: it is none.
-    """
+    """A number such as "300B" or "1.4T" (k, M, B, T: 10^3 to 10^12), or TrainingJobInvalidError."""
     written = _WRITTEN.fullmatch(text.strip())
     if written is None:
         raise TrainingJobInvalidError(

@@ -55,9 +55,8 @@ class RunSpread:
     def told(self, layouts: Iterable[Sequence[float]]) -> RunSpread:
         """The distribution after some layouts.
 
-        Args:
-            layouts: the step times of each layout's runs, in seconds. Layouts with one run tell
-                nothing. The first `MOST_LAYOUTS` of the others count.
+        Step times are in seconds. Layouts with one run tell nothing. The first `MOST_LAYOUTS` of
+        the others count.
         """
         by_number: defaultdict[int, list[Sequence[float]]] = defaultdict(list)
         left = MOST_LAYOUTS
@@ -103,8 +102,7 @@ def _log_likelihood(logs: NDArray[np.float64]) -> NDArray[np.float64]:
     A layout's runs are normal around its own step time, about which nothing is known, and at most
     one of them is disturbed.
 
-    Args:
-        logs: logarithms of step times, of shape (layouts, runs).
+    `logs` are logarithms of step times, of shape (layouts, runs).
     """
     num_runs = logs.shape[1]
     disturbed = np.vstack([np.zeros(num_runs), np.eye(num_runs)])  # cases x runs

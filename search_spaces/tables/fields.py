@@ -40,11 +40,7 @@ class Fields:
         return value
 
     def refuse_formula(self, column: str) -> None:
-        """Refuses text that a spreadsheet, ours or another user's, would run as a formula.
-
-        Raises:
-            TableInvalidError: the value begins as a formula does.
-        """
+        """Raises TableInvalidError for text that a spreadsheet would run as a formula."""
         value = self.text.get(column, "").strip()
         if _FORMULA.match(value):
             raise TableInvalidError(

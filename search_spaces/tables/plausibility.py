@@ -59,11 +59,7 @@ def refuse_impossible_row(row: TableRow, model: ModelShape, cluster: Cluster) ->
 
 
 def refuse_impossible_cell(cell: TableCell) -> None:
-    """Refuses a cell in which all rows are a thousand times too slow.
-
-    Raises:
-        TableInvalidError: naming the fastest row.
-    """
+    """Raises TableInvalidError, naming the fastest row, for a cell that is 1,000 times too slow."""
     timed = [(row.step_time_s, row.number, row) for row in cell.rows if row.step_time_s is not None]
     if not timed:
         return
@@ -86,11 +82,7 @@ def ideal_step_time_s(layout: Layout, model: ModelShape, cluster: Cluster) -> fl
 
 
 def refuse_wrong_device_memory(gigabytes: float) -> None:
-    """Refuses megabytes and bytes in a column of gigabytes.
-
-    Raises:
-        TableInvalidError: no device has that much.
-    """
+    """Raises TableInvalidError for megabytes and bytes in a column of gigabytes."""
     if gigabytes > MAX_DEVICE_MEMORY_GB:
         raise TableInvalidError(
             f"device_memory_gb={gigabytes:g} is more than any device has; is it in megabytes or "

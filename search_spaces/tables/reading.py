@@ -30,8 +30,7 @@ _REQUIRED: Final = tuple(name for name in COLUMNS if name not in OPTIONAL_COLUMN
 def read_table(path_or_text: Path | str) -> MeasurementTable:
     """Reads a measurement table.
 
-    Args:
-        path_or_text: a file; a string that holds a line break (or nothing) is the table itself.
+    A string that holds a line break (or nothing) is the table itself, any other names a file.
 
     Raises:
         TableInvalidError: the file cannot be read, is no measurement table, or a row is wrong; the
@@ -163,11 +162,7 @@ class _Cells:
         self._rows.setdefault(read.key, []).append(read)
 
     def built(self) -> tuple[TableCell, ...]:
-        """The cells, after checks across their rows.
-
-        Raises:
-            TableInvalidError: rows contradict each other, or none completed.
-        """
+        """The cells, checked across their rows; TableInvalidError if rows contradict each other."""
         cells = tuple(self._built())
         if not any(cell.num_completed for cell in cells):
             raise TableInvalidError(

@@ -41,11 +41,7 @@ class CellFilter:
 
 
 def select(table: MeasurementTable, filters: Sequence[CellFilter]) -> tuple[TableCell, ...]:
-    """The cells that pass one of the filters; without filters every cell.
-
-    Raises:
-        TableInvalidError: no cell passes.
-    """
+    """The cells that pass a filter, or all without filters; TableInvalidError if none passes."""
     cells = tuple(c for c in table.cells if not filters or any(passes(c) for passes in filters))
     if not cells:
         known = "; ".join(str(cell.key) for cell in table.cells[:5])
@@ -55,11 +51,7 @@ def select(table: MeasurementTable, filters: Sequence[CellFilter]) -> tuple[Tabl
 
 
 def refuse_simulated(cells: Sequence[TableCell]) -> None:
-    """Refuses cells that nobody has measured, where measurements are asked for.
-
-    Raises:
-        TableInvalidError: a cell is simulated.
-    """
+    """Raises TableInvalidError for simulated cells, where measurements are asked for."""
     for cell in cells:
         if cell.key.is_simulated:
             raise TableInvalidError(

@@ -125,9 +125,8 @@ class WorkLine:
 def work_line(stream: TextIO, *, ticks: bool = False) -> Iterator[WorkLine]:
     """A line of progress for the time of the block.
 
-    Args:
-        stream: where it is shown; nothing is written unless it is a terminal.
-        ticks: whether a thread updates it during long steps. Not for commands that fork.
+    Nothing is written unless the stream is a terminal. With `ticks` a thread updates it during long
+    steps; not for commands that fork.
     """
     line = WorkLine(stream)
     over = threading.Event()
@@ -152,11 +151,8 @@ def work_line(stream: TextIO, *, ticks: bool = False) -> Iterator[WorkLine]:
 def sparkline(values: Sequence[float], width: int, *, encoding: str | None = "utf-8") -> str:
     """The values as bars of one row, the smallest as the lowest bar.
 
-    Args:
-        values: what is drawn, from left to right; of more than `width`, evenly spaced ones with the
-            first and the last.
-        width: most columns.
-        encoding: of the terminal; plain characters replace the bars where it has none.
+    Of more than `width` values it shows evenly spaced ones with the first and the last. Where the
+    terminal's encoding has no bars, plain characters replace them.
     """
     if not values or width < 1:
         return ""

@@ -43,11 +43,7 @@ _OPTIONS: Final = {
         0.0,
         "With --simulate: real seconds that a simulated second takes; 0 is as fast as possible.",
     ),
-    "seed": (
-        "integer",
-        0,
-        "With --simulate: decides which nodes are slow, and which fail when.",
-    ),
+    "seed": ("integer", 0, "With --simulate: decides which nodes are slow, and which fail when."),
 }
 """By option its kind, its default and its help."""
 

@@ -12,7 +12,7 @@ from search_spaces.trainers.placeholders import placeholder_values
 def _notes(_job: TrainerJob) -> list[str]:
     return [
         "the program must do what the layout says: nothing checks that it read LAYOUT_* or its "
-        "arguments",
+        "arguments"
     ]
 
 

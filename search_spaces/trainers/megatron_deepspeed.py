@@ -11,11 +11,7 @@ from typing import Any, Final
 
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.trainers.base import TrainerAdapter, TrainerJob, lacking_knobs, refusals_of_shape
-from search_spaces.trainers.deepspeed import (
-    batch_and_zero,
-    refusals_of_precision,
-    refusals_of_zero,
-)
+from search_spaces.trainers.deepspeed import batch_and_zero, refusals_of_precision, refusals_of_zero
 from search_spaces.trainers.log_patterns import LogPatterns
 from search_spaces.trainers.megatron_lm import (
     NORM_EPSILON,

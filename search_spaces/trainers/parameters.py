@@ -101,11 +101,7 @@ class Parameter:
 
     @classmethod
     def from_mapping(cls, mapping: object) -> Self:
-        """Reads a declaration.
-
-        Raises:
-            ParameterInvalidError: a field is unknown or wrong.
-        """
+        """Reads a declaration. Raises ParameterInvalidError if a field is unknown or wrong."""
         values = read_mapping(mapping, ParameterInvalidError, "a parameter")
         known = [f.name for f in fields(cls)]
         if "type" not in values:
@@ -206,11 +202,7 @@ def _end(bound: float | None) -> str:
 
 
 def read_declarations(value: object) -> dict[str, Parameter]:
-    """The declared parameters of a trainer, by name.
-
-    Raises:
-        ParameterInvalidError: a declaration has wrong fields; the error has all of them.
-    """
+    """A trainer's declared parameters by name, or ParameterInvalidError with all that is wrong."""
     given = read_mapping(value, ParameterInvalidError, "the parameters")
     if len(given) > MAX_PARAMETERS:
         raise ParameterInvalidError(f"{len(given)} are more than {MAX_PARAMETERS}")
@@ -269,11 +261,7 @@ def parameters_of(texts: Iterable[str]) -> dict[str, ParameterValue]:
 
 
 def read_parameters(value: object) -> dict[str, ParameterValue]:
-    """The parameters of a campaign's probe: names and plain values.
-
-    Raises:
-        ParameterInvalidError: there are too many, or a value is not a plain one.
-    """
+    """A probe's parameters by name; ParameterInvalidError for too many, or none of plain value."""
     given = read_mapping(value, ParameterInvalidError, "the parameters")
     if len(given) > MAX_PARAMETERS:
         raise ParameterInvalidError(

@@ -69,11 +69,7 @@ class TrainersFileInvalidError(SearchSpaceError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProgramTrainer:
-    """A trainer that is a program of its own.
-
-    Raises:
-        TrainersFileInvalidError: at construction, when a field is wrong.
-    """
+    """A trainer that is a program of its own; TrainersFileInvalidError for a wrong field."""
 
     name: str
     """What campaigns call it."""
@@ -190,11 +186,7 @@ class ProgramTrainer:
 
     @classmethod
     def from_mapping(cls, mapping: object) -> Self:
-        """Reads an entry of the file.
-
-        Raises:
-            TrainersFileInvalidError: a field is missing, unknown or wrong.
-        """
+        """Reads an entry; TrainersFileInvalidError if a field is missing, unknown or wrong."""
         values = read_mapping(mapping, TrainersFileInvalidError, "a trainer")
         problems = Problems(TrainersFileInvalidError)
         with problems.collecting():
@@ -222,11 +214,7 @@ class ProgramTrainer:
 
 
 def read_trainers(document: object, directory: str = "") -> dict[str, ProgramTrainer]:
-    """The trainers of a file in a directory (an absolute path), by name.
-
-    Raises:
-        TrainersFileInvalidError: the message names the trainer and the field.
-    """
+    """A file's trainers by name; TrainersFileInvalidError names trainer and field."""
     values = read_mapping(document, TrainersFileInvalidError, "the file")
     refuse_unknown(values, ("trainers",), TrainersFileInvalidError, "field")
     entries = values.get("trainers")

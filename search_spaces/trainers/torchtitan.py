@@ -334,7 +334,5 @@ TORCHTITAN_0_2: Final = _adapter(
 )
 TORCHTITAN_0_3: Final = _adapter("torchtitan-0.3", "torchtitan 0.3.0", _values_of_0_3)
 TORCHTITAN_MAIN: Final = _adapter(
-    "torchtitan-main",
-    f"torchtitan main of 2026-08 ({TORCHTITAN_MAIN_REVISION})",
-    _values_of_main,
+    "torchtitan-main", f"torchtitan main of 2026-08 ({TORCHTITAN_MAIN_REVISION})", _values_of_main
 )

@@ -149,13 +149,8 @@ def knob_steps(
     Of several such layouts, one that was tried is preferred. The effect of a layout that was not
     tried is predicted, relative to the prediction of the winner.
 
-    Args:
-        spec: the campaign's description.
-        layouts: its legal set.
-        winner: the layout around which the steps are taken; it is in the legal set.
-        value: its objective.
-        tried: the outcomes of layouts, by their keys.
-        step_time_s: predicts a layout's step time, in seconds.
+    The winner is in the legal set, and `value` is its objective; `tried` has outcomes by the keys
+    of layouts; `step_time_s` predicts a layout's step time, in seconds.
     """
     place = layouts.index_of(winner)
     assert place is not None, f"the winner {winner.key} is not legal"

@@ -120,10 +120,7 @@ def print_estimates(report: dict[str, Any]) -> None:
             ("step time, median error", _share(time["median_error"])),
             ("step time, mean error", _share(time["mean_error"])),
             ("Kendall tau within cells, mean", _plain(time["kendall_tau"])),
-            (
-                "regret of the first choice, mean over cells",
-                _share(time["first_choice_regret"]),
-            ),
+            ("regret of the first choice, mean over cells", _share(time["first_choice_regret"])),
             ("peak memory, median error", _share(memory["median_error"])),
             ("peak memory, mean error", _share(memory["mean_error"])),
             ("accepted although it failed", _share(memory["false_accepts"])),

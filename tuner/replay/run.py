@@ -189,11 +189,7 @@ class ReplayTask:
 
 
 def problem_of(
-    cell: TableCell,
-    layouts: CellLayouts,
-    knowledge: Knowledge,
-    *,
-    costs: ProbeCosts | None = None,
+    cell: TableCell, layouts: CellLayouts, knowledge: Knowledge, *, costs: ProbeCosts | None = None
 ) -> SearchProblem:
     return SearchProblem(
         layouts=layouts,
@@ -418,11 +414,7 @@ class ReplayPlan:
 
 
 def replay_all(tasks: Sequence[ReplayTask], *, jobs: int = 1) -> Iterator[ReplayRun]:
-    """Runs the searches in `jobs` processes; the results are in the order of the tasks.
-
-    Raises:
-        ReplayFailedError: a strategy failed; the first to do so ends the replay.
-    """
+    """Runs the tasks in `jobs` processes, in order; ReplayFailedError at the first that fails."""
     if jobs == 1:
         # The matrix products are too small for several threads.
         with threadpool_limits(1):

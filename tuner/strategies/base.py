@@ -277,13 +277,9 @@ class LayoutSearch:
         Several completed runs of one layout are pooled (`pooled`); beside them failed ones say
         nothing.
 
-        Args:
-            layout: what ran.
-            observation: the outcome.
-            run: number of the run; a later outcome of the same run replaces the earlier one. None:
-                another run.
-            fidelity: the part of the layout that ran; None: all of it. A part that fails is taken
-                for a failure of the layout.
+        A later outcome of the same `run` replaces the earlier one; None is another run. `fidelity`
+        is the part of the layout that ran, None: all of it. A part that fails is taken for a
+        failure of the layout.
         """
         if fidelity is None:
             self._history.note(self._index(layout), observation, run)

@@ -69,13 +69,9 @@ class DeepHyperProposer(Proposer):
     ) -> None:
         """Prepares the encoding.
 
-        Args:
-            layouts: the layouts that may be proposed.
-            seed: decides every draw.
-            max_peak_memory_bytes: the largest peak that keeps the memory headroom; a layout with a
-                larger peak counts as a failure.
-            fits: by layout, whether its memory is estimated to fit; by default all of them.
-            warm_start: positions of the layouts to propose first.
+        A layout with a larger peak than `max_peak_memory_bytes`, which keeps the memory headroom,
+        counts as a failure. `fits` says by layout whether its memory is estimated to fit, by
+        default of all; `warm_start` has positions of the layouts to propose first.
         """
         self._fits = np.ones(len(layouts), dtype=np.bool_) if fits is None else fits
         self._warm_start = warm_start
@@ -122,12 +118,7 @@ class DeepHyperProposer(Proposer):
         return rng.permutation(np.unique(np.concatenate(groups)))
 
     def _ask_cbo(
-        self,
-        told: Ints,
-        values: Floats,
-        candidates: Ints,
-        num_asked: int,
-        rng: np.random.Generator,
+        self, told: Ints, values: Floats, candidates: Ints, num_asked: int, rng: np.random.Generator
     ) -> int:
         """Fits one surrogate to all observations and picks among the candidates."""
         names = self._ranks.names

@@ -60,9 +60,8 @@ def soft_gains(above: Floats) -> Floats:
 def hypervolume(points: Floats) -> float:
     """The volume between the origin and the points (Zitzler and Thiele 1998), by slices.
 
-    Args:
-        points: one row a point, one column an objective, more is better; points that are not above
-            the origin in every objective add nothing.
+    There is one row a point and one column an objective; more is better. Points that are not above
+    the origin in every objective add nothing.
     """
     above = points[(points > 0).all(axis=1)]
     if not len(above):

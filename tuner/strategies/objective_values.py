@@ -72,10 +72,8 @@ class ObjectiveValues:
     def values(self, rows: Ints, log_s: Floats, peak_bytes: Floats) -> Floats:
         """Every objective of some layouts, along an added last axis.
 
-        Args:
-            rows: the layouts.
-            log_s: logarithms of their step times; their last axis is the layouts.
-            peak_bytes: their peaks of memory, of the same shape.
+        The last axis of `log_s`, logarithms of their step times, is the layouts; their peaks of
+        memory are of the same shape.
         """
         return np.stack(
             [
@@ -90,9 +88,7 @@ class ObjectiveValues:
     def shares(self, values: Floats, best: Floats) -> Floats:
         """Objectives as numbers from 0 on, whose products compare fronts.
 
-        Args:
-            values: as `values` returns them.
-            best: the best value of each objective; throughputs become shares of it.
+        `values` are as `values` returns them; throughputs become shares of the best value.
         """
         is_share = np.array([name == MEMORY_HEADROOM for name in self._names])
         return np.where(is_share, values, np.exp(np.where(is_share, 0.0, values - best)))
@@ -100,10 +96,8 @@ class ObjectiveValues:
     def weighing(self, values: Floats, num_asked: int, rng: np.random.Generator) -> Weighing:
         """The weights of the objectives for this proposal.
 
-        Args:
-            values: expected values of the candidates, one row each.
-            num_asked: proposals so far.
-            rng: draws the weights.
+        `values` are those expected of the candidates, one row each; `num_asked` are the proposals
+        so far.
         """
         num_objectives = len(self._names)
         weights = rng.dirichlet(np.ones(num_objectives))

@@ -15,11 +15,7 @@ from tuner.strategies.search_problem import SearchProblem
 
 
 def make_strategy(name: str, problem: SearchProblem, *, seed: int) -> LayoutSearch:
-    """Starts a strategy on a problem.
-
-    Raises:
-        StrategyUnknownError: there is no strategy of that name.
-    """
+    """Starts a strategy on a problem; StrategyUnknownError for a name that none has."""
     if name not in STRATEGIES:
         raise StrategyUnknownError(
             f"strategy={name!r} is not one of {', '.join(sorted(STRATEGIES))}"

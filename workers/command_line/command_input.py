@@ -159,8 +159,7 @@ def _names_of(http: ServiceHttp) -> list[str]:
     try:
         listed = http.request("GET", "/v1/clusters", None)
         return http.read(
-            listed,
-            lambda: [str(each["name"]) for each in listed["clusters"] if not each["preset"]],
+            listed, lambda: [str(each["name"]) for each in listed["clusters"] if not each["preset"]]
         )
     except WorkerError:
         return []

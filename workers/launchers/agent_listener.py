@@ -120,11 +120,7 @@ class AgentListener:
         return None
 
     def _receiver(self, hello: Document, line: JsonLines) -> Receiver:
-        """Who takes the events of an agent that has greeted.
-
-        Raises:
-            LookupError: its token is not expected.
-        """
+        """Who takes the events of an agent; LookupError if its token is not expected."""
         on_connected = self._expected.get(hello["token"])
         receiver = None if on_connected is None else on_connected(hello, line)
         if receiver is None:

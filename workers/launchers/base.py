@@ -78,11 +78,7 @@ class NodeSet(LaunchedNodes, Protocol):
     """Nodes with a zygote each."""
 
     def wait_until_ready(self) -> None:
-        """Waits until ranks can be forked at once.
-
-        Raises:
-            NodeLostError: a node does not get ready.
-        """
+        """Waits until ranks can be forked at once; NodeLostError if a node does not get ready."""
 
     def start(self, tasks: Mapping[int, Sequence[RankTask]]) -> None:
         """Forks the ranks of one group on some nodes.
@@ -95,11 +91,7 @@ class NodeSet(LaunchedNodes, Protocol):
         """
 
     def tell(self, nodes: Sequence[int], group: str, document: Document, /) -> None:
-        """Sends a document to every rank of a group.
-
-        Raises:
-            NodeLostError: one of the nodes is lost.
-        """
+        """Sends a document to every rank of a group; NodeLostError if one of the nodes is lost."""
 
     def poll(self, nodes: Sequence[int], group: str, timeout_s: float, /) -> list[NodeEvent]:
         """The events of a group and of its nodes since the last call.

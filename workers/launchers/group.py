@@ -133,11 +133,7 @@ class RankGroup:
         self._ends_at = math.inf
 
     def run(self) -> GroupEnd:
-        """Runs the group to its end; when this returns, no process of it is left.
-
-        Raises:
-            RanksLeftError: a process can't be ended.
-        """
+        """Runs the group until none of its processes is left, or raises RanksLeftError."""
         started = time.monotonic()
         try:
             self.nodes.wait_until_ready()

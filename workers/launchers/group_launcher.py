@@ -352,12 +352,7 @@ class GroupLauncher:
 
 
 def outcome_of(
-    request: ProbeRequest,
-    end: GroupEnd,
-    told: _Told,
-    *,
-    nodes: Sequence[Node],
-    memory_bytes: int,
+    request: ProbeRequest, end: GroupEnd, told: _Told, *, nodes: Sequence[Node], memory_bytes: int
 ) -> Outcome:
     """The outcome of a group that has ended; a failure where the service would refuse it.
 

@@ -19,12 +19,7 @@ from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.throughput import Throughput
 from search_spaces.statistics.early_stop import LEAST_TIMED, shows_enough
-from search_spaces.statistics.step_times import (
-    MAX_EXTRA_WARMUP,
-    has_settled,
-    is_warm,
-    quartiles,
-)
+from search_spaces.statistics.step_times import MAX_EXTRA_WARMUP, has_settled, is_warm, quartiles
 from search_spaces.trainers.simulator import simulator_trainer
 from search_spaces.units import memory
 from workers.errors import RanksLeftError, WorkerError
@@ -61,11 +56,7 @@ class TimedOutcome:
 
 
 class SimulatedLauncher:
-    """Simulates probes on a part of a simulated machine.
-
-    Raises:
-        PeakUnknownError: at construction, when the cluster's description has no peak.
-    """
+    """Simulates probes on a part of a machine; PeakUnknownError if its description has no peak."""
 
     def __init__(
         self,
@@ -106,11 +97,7 @@ class SimulatedLauncher:
         }
 
     def recover(self, node: int, /) -> None:
-        """A lost node stays lost.
-
-        Raises:
-            RanksLeftError: in every case.
-        """
+        """A lost node stays lost. Raises RanksLeftError in every case."""
         raise RanksLeftError("it has failed for good", node)
 
     def close(self) -> None:

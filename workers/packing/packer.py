@@ -36,12 +36,7 @@ class Reservation:
 
 
 def earliest(
-    table: DeviceTable,
-    request: PackRequest,
-    *,
-    whole: bool,
-    now_s: float,
-    expected: bool = False,
+    table: DeviceTable, request: PackRequest, *, whole: bool, now_s: float, expected: bool = False
 ) -> tuple[float, Bools] | None:
     """When a probe can start, and on which devices; None: never, with the devices usable now.
 

@@ -108,17 +108,11 @@ class ProgramRun:
 
     Only the thread that runs the probe uses it.
 
-    Args:
-        request: the probe.
-        trainer: the entry of the trainer.
-        on_event: called with {"event": "listening"} and with each step of the whole job.
+    `on_event` is called with {"event": "listening"} and with each step of the whole job.
     """
 
     def __init__(
-        self,
-        request: ProbeRequest,
-        trainer: ProgramTrainer,
-        on_event: Callable[[Document], None],
+        self, request: ProbeRequest, trainer: ProgramTrainer, on_event: Callable[[Document], None]
     ) -> None:
         self.request = request
         self._trainer = trainer
@@ -228,11 +222,7 @@ class ProgramRun:
         )
 
     def measurement(
-        self,
-        *,
-        peak_tflops: float,
-        peak_source: str,
-        oversubscribed: bool,
+        self, *, peak_tflops: float, peak_source: str, oversubscribed: bool
     ) -> Measurement:
         """What was measured, once the program has ended or `is_enough`.
 
@@ -344,11 +334,7 @@ class ProgramRun:
 
     def _memory(self) -> tuple[int, str]:
         """The largest peak of a rank in bytes, and its kind: as reported, or else as sampled."""
-        scales = {
-            "peak_memory_bytes": 1,
-            "peak_memory_mib": 1 << 20,
-            "peak_memory_gib": 1 << 30,
-        }
+        scales = {"peak_memory_bytes": 1, "peak_memory_mib": 1 << 20, "peak_memory_gib": 1 << 30}
         reported = [
             report.figures[name] * scale
             for reports in self._by_rank.values()

@@ -74,11 +74,7 @@ class ProgramFailedError(Exception):
 
 
 def run_program(task: RankTask, line: JsonLines) -> Document:
-    """Runs the program of a rank to its end; returns the rank's result.
-
-    Raises:
-        ProgramFailedError: it can't be started, or it failed.
-    """
+    """Runs a rank's program to its end; returns the rank's result, or raises ProgramFailedError."""
     program = ProgramTask.of(task)
     directory = make_directory(task)
     with _rendezvous(task, line) as reserved:

@@ -141,11 +141,7 @@ def _become(task: RankTask, keeper_pid: int, log_w: int) -> None:
 
 
 def allowed_cores(cores: Collection[int], allowed: Collection[int]) -> set[int]:
-    """The cores of a rank that this process may use.
-
-    Raises:
-        CoresForbiddenError: there are none.
-    """
+    """The cores of a rank that this process may use; CoresForbiddenError if there are none."""
     given = set(cores) & set(allowed)
     if not given:
         raise CoresForbiddenError(

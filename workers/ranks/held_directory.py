@@ -46,11 +46,7 @@ class HeldDirectory:
 
     @classmethod
     def create_below(cls, parent: Path, prefix: str) -> Self:
-        """Creates a directory whose name begins with the prefix.
-
-        Raises:
-            OSError: it can't be created or locked.
-        """
+        """Creates a directory whose name begins with the prefix; OSError if it can't."""
         while True:
             path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
             try:
@@ -70,10 +66,7 @@ class HeldDirectory:
 def remove_abandoned(parent: Path, prefix: str, variable: str) -> None:
     """Removes this user's directories that no process holds, and ends processes that use them.
 
-    Args:
-        parent: where they are.
-        prefix: of their names.
-        variable: has the path of a directory in the environment of the processes that use it.
+    `variable` has the path of a directory in the environment of the processes that use it.
     """
     for path in parent.glob(f"{prefix}*"):
         try:

@@ -38,11 +38,7 @@ class JsonLines:
         return len(self._pending)
 
     def send(self, *documents: Document) -> None:
-        """Writes documents, all at once.
-
-        Raises:
-            OSError: the other end has closed.
-        """
+        """Writes documents, all at once. Raises OSError if the other end has closed."""
         with self._sending:
             self.socket.sendall(_encoded(*documents))
 
@@ -69,8 +65,7 @@ class JsonLines:
     def read(self, *, block: bool) -> list[Document] | None:
         """The documents that have arrived; None when the other end has closed.
 
-        Args:
-            block: whether to wait until at least some bytes have come.
+        With `block` it waits until at least some bytes have come.
 
         Raises:
             ValueError: the bytes are not JSON, or it is nested too deeply.

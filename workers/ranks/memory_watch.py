@@ -82,9 +82,7 @@ def device_names(task: RankTask, environment: Mapping[str, str], *, amd: bool) -
 def visible_names(environment: Mapping[str, str], *, amd: bool | None = None) -> tuple[str, ...]:
     """The node's names for the devices that a rank's environment shows, in their order.
 
-    Args:
-        environment: of the rank, with the variables of `rank_variables`.
-        amd: whether the node has AMD's devices; None: it is looked up.
+    Whether the node has AMD's devices is looked up where `amd` is None.
     """
     amd = bool(amd_devices()) if amd is None else amd
     entries = environment.get(HIP if amd else CUDA, "").split(",")
@@ -107,11 +105,7 @@ def _used_bytes(devices: Sequence[DeviceUse], names: Iterable[str]) -> dict[str,
 
 
 def amd_devices(root: Path = ROOT) -> tuple[DeviceUse, ...]:
-    """AMD's devices that this process may use, in ROCm's order; none where there are none.
-
-    Args:
-        root: where the kernel's files are.
-    """
+    """AMD's devices that this process may use, in ROCm's order; none where there are none."""
     nodes = [path for path in (root / _KFD_NODES).glob("*") if path.name.isdecimal()]
     found: list[DeviceUse] = []
     for node in sorted(nodes, key=lambda path: int(path.name)):
@@ -236,11 +230,7 @@ class MemoryWatch:
             self._names_by_group.pop(group, None)
 
     def wait_until_back(self, group: str) -> None:
-        """Waits until the memory of a group is free again; to be called when its processes ended.
-
-        Raises:
-            MemoryNotBackError: it is not, after `wait_s`.
-        """
+        """Waits for the memory of an ended group; MemoryNotBackError after `wait_s`."""
         with self._lock:
             names = self._names_by_group.pop(group, None)
         if names is None:

@@ -112,11 +112,7 @@ class NodeRanks:
         return {"warden": self._warden.pid, "zygote": self._zygote_pid or 0}
 
     def wait_until_ready(self, within_s: float = START_WITHIN_S) -> None:
-        """Waits until the zygote has imported the modules of the ranks.
-
-        Raises:
-            NodeLostError: it ended, or was not ready in time.
-        """
+        """Waits until the zygote has imported the ranks' modules; NodeLostError if it does not."""
         with self._changed:
             self._changed.wait_for(lambda: self._zygote_pid or self._loss, within_s)
             if self._zygote_pid is not None:
@@ -125,11 +121,7 @@ class NodeRanks:
             raise NodeLostError(f"the zygote on {socket.gethostname()} did not get ready{why}")
 
     def start(self, tasks: Sequence[RankTask]) -> None:
-        """Forks the ranks of one group.
-
-        Raises:
-            NodeLostError: the zygote has ended.
-        """
+        """Forks the ranks of one group. Raises NodeLostError if the zygote has ended."""
         self._memory.group_starts(tasks)
         group = tasks[0].group
         try:

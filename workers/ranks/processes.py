@@ -49,8 +49,7 @@ def become_subreaper() -> None:
 def die_with_parent(parent_pid: int) -> None:
     """Makes the kernel kill this process when the thread that forked it ends.
 
-    Args:
-        parent_pid: pid of the parent; where it has ended already, this process ends here.
+    Where the parent has ended already, this process ends here.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:

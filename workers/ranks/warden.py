@@ -170,10 +170,7 @@ def main() -> None:
     parser.add_argument("command", nargs="+")
     arguments = parser.parse_args()
     code = watch(
-        arguments.guardian,
-        arguments.command,
-        arguments.pass_fd,
-        has_daemons=arguments.has_daemons,
+        arguments.guardian, arguments.command, arguments.pass_fd, has_daemons=arguments.has_daemons
     )
     if arguments.remove is not None:
         with contextlib.suppress(OSError):  # it is removed already, or the next start removes it

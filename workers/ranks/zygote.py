@@ -75,9 +75,7 @@ class Orphans:
     def tend(self, *, keepers: Collection[int], on_reaped: OnReaped) -> None:
         """Kills and reaps orphans, where the next look is due.
 
-        Args:
-            keepers: pids of the children that are not orphans.
-            on_reaped: called for each child that was reaped, also for keepers.
+        Keepers are the children that are not orphans; `on_reaped` is called for them, too.
         """
         now = time.monotonic()
         if self.next_look_at is None or now < self.next_look_at:

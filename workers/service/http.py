@@ -12,11 +12,7 @@ from typing import Any, Final, Self, TypeVar
 
 import httpx
 
-from search_spaces.connection.http_connection import (
-    TEMPORARY,
-    TOO_MANY_REQUESTS,
-    ServiceConnection,
-)
+from search_spaces.connection.http_connection import TEMPORARY, TOO_MANY_REQUESTS, ServiceConnection
 from search_spaces.connection.outage_log import OutageLog
 from search_spaces.connection.tls import trusting
 from search_spaces.errors import ServiceUnansweredError
@@ -75,11 +71,7 @@ class ServiceHttp:
         self._connection.close()
 
     def role(self, *, within_s: float = ANSWER_WITHIN_S) -> str:
-        """The role of the token.
-
-        Raises:
-            WorkerError: the errors of `request`.
-        """
+        """The role of the token; raises the errors of `request`."""
         answer = self.request("GET", "/v1/whoami", None, within_s=within_s)
         return self.read(answer, lambda: str(answer["role"]))
 
@@ -108,11 +100,7 @@ class ServiceHttp:
         raise self._refusal(answer)
 
     def read(self, answer: Any, reading: Callable[[], T]) -> T:
-        """Calls a function that reads values from an answer.
-
-        Raises:
-            AnswerUnreadableError: the answer has another form.
-        """
+        """Calls a reader of an answer's values; AnswerUnreadableError for another form."""
         try:
             return reading()
         except (KeyError, TypeError, ValueError) as error:

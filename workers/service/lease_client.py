@@ -29,12 +29,7 @@ from workers.errors import (
     WorkerReplacedError,
     WorkerUnknownError,
 )
-from workers.service.http import (
-    ANSWER_WITHIN_S,
-    ConflictError,
-    NotFoundError,
-    ServiceHttp,
-)
+from workers.service.http import ANSWER_WITHIN_S, ConflictError, NotFoundError, ServiceHttp
 
 OVER_AFTER_S: Final = 6.0
 """Seconds without a failure after which an outage is over; longer than the pause between two tries:
@@ -114,11 +109,7 @@ class LeaseClient(ServiceHttp):
         return leases[0] if leases else None
 
     def heartbeat(
-        self,
-        worker_id: str,
-        heartbeat: HeartbeatBody,
-        *,
-        within_s: float = ANSWER_WITHIN_S,
+        self, worker_id: str, heartbeat: HeartbeatBody, *, within_s: float = ANSWER_WITHIN_S
     ) -> HeartbeatReply:
         """Extends the leases of the trials.
 
@@ -147,11 +138,7 @@ class LeaseClient(ServiceHttp):
         return is_used
 
     def unregister(self, worker_id: str) -> None:
-        """Ends the session; its leases return at once.
-
-        Raises:
-            WorkerUnknownError: it has ended already.
-        """
+        """Ends the session, which returns its leases; WorkerUnknownError if it has ended."""
         self._request_of_worker(worker_id, "DELETE", "", None)
 
     def _request_of_worker(

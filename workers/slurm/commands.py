@@ -227,12 +227,7 @@ def remove(name: str, place: ServicePlace, as_json: bool) -> None:
 @_CLUSTER
 @service_options(is_worker=False)
 @json_option
-def release(
-    node: str,
-    cluster: str | None,
-    place: ServicePlace,
-    as_json: bool,
-) -> None:
+def release(node: str, cluster: str | None, place: ServicePlace, as_json: bool) -> None:
     """Take a node out of quarantine; it is checked before its next probe."""
     with refusals():
         found = _change_node(place, node, cluster, "release", None)
@@ -246,11 +241,7 @@ def release(
 @service_options(is_worker=False)
 @json_option
 def quarantine(
-    node: str,
-    reason: str,
-    cluster: str | None,
-    place: ServicePlace,
-    as_json: bool,
+    node: str, reason: str, cluster: str | None, place: ServicePlace, as_json: bool
 ) -> None:
     """Quarantine a node: no probe starts there until it is released."""
     with refusals():
@@ -344,11 +335,7 @@ def _allocations(ask: Callable[..., Any]) -> list[dict[str, Any]]:
 
 
 def _allocation(ask: Callable[..., Any], name: str) -> dict[str, Any]:
-    """The youngest allocation, ended or not, with this job, worker or session.
-
-    Raises:
-        RequestRefusedError: there is none.
-    """
+    """The youngest allocation of a job, worker or session; RequestRefusedError if there is none."""
     path = f"/allocations?all=true&limit=1&name={quote(name, safe='')}"
     found: list[dict[str, Any]] = ask("GET", path)["allocations"]
     if found:

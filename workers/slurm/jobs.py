@@ -114,9 +114,7 @@ def current_allocation(environ: Mapping[str, str]) -> SlurmAllocation | None:
         "scontrol", "show", "hostnames", environ.get("SLURM_JOB_NODELIST", ""), environ=environ
     )
     return SlurmAllocation(
-        job_id=job_id,
-        node_names=tuple(nodes.split()),
-        ends_in_s=ends_in_s(job_id, environ),
+        job_id=job_id, node_names=tuple(nodes.split()), ends_in_s=ends_in_s(job_id, environ)
     )
 
 
@@ -166,11 +164,7 @@ class Job:
 
 
 def list_jobs() -> list[Job]:
-    """The allocations of this user that wait or run.
-
-    Raises:
-        SlurmUnavailableError: Slurm is not installed here, or does not answer.
-    """
+    """This user's waiting and running allocations; SlurmUnavailableError without Slurm."""
     lines = call(*_SQUEUE, "-u", str(os.getuid()), "-o", _FORMAT).splitlines()
     return [job for line in lines if (job := _read(line)) is not None]
 
@@ -201,9 +195,7 @@ def cancel(job_id: str, *, now: bool = False) -> Job:
     The worker then ends its probes, posts its outcomes and gives its trials back; the job ends
     within a minute.
 
-    Args:
-        job_id: Slurm's number of the job.
-        now: kill the job; its leases expire later.
+    With `now` the job is killed; its leases expire later.
 
     Raises:
         JobNotOursError: it is not an allocation of this user, or has ended.

@@ -74,11 +74,7 @@ def _settings(job: TrainJob) -> TrainingSettings:
         clip_grad_norm=job.clip_grad_norm,
     )
     return TrainingSettings(
-        model=job.model,
-        layout=job.layout,
-        seed=job.seed,
-        optimizer=optimizer,
-        compile=job.compile,
+        model=job.model, layout=job.layout, seed=job.seed, optimizer=optimizer, compile=job.compile
     )
 
 

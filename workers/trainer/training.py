@@ -73,10 +73,7 @@ class Training:
         reduction = ShardedGradients if mesh.shards_gradients else GradientReduction
         self.reduction = reduction(self.flat, mesh)
         self.pipeline = Pipeline(
-            self.model.stages,
-            mesh,
-            hidden_size=shape.hidden_size // layout.tp_columns,
-            dtype=dtype,
+            self.model.stages, mesh, hidden_size=shape.hidden_size // layout.tp_columns, dtype=dtype
         )
         self.gathered = None
         if mesh.shards_weights:

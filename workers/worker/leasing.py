@@ -51,12 +51,7 @@ single outcome."""
 
 
 def next_request(
-    *,
-    usable: Sequence[int],
-    all_usable: bool,
-    num_waiting: int,
-    room: Room,
-    left_s: float | None,
+    *, usable: Sequence[int], all_usable: bool, num_waiting: int, room: Room, left_s: float | None
 ) -> LeaseRequest | None:
     """The next request: for the oldest trial that fits; while one waits, for trials beside it.
 

@@ -141,10 +141,7 @@ class TrialBook:
         _LOG.warning("trial %d of %s %s", lease.number, lease.campaign, _summary(outcome))
         self.posting.take(
             OutcomeReport(
-                trial_id=lease.trial_id,
-                attempt=lease.attempt,
-                worker_id=worker_id,
-                outcome=outcome,
+                trial_id=lease.trial_id, attempt=lease.attempt, worker_id=worker_id, outcome=outcome
             )
         )
 

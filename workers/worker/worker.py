@@ -75,11 +75,7 @@ class Drain:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Surrounds code that a signal may leave at any point.
-
-        Raises:
-            DrainRequested: a signal has come, before or meanwhile.
-        """
+        """Surrounds code that a signal may leave at any point, by DrainRequested."""
         self._waiting = True
         try:
             if self.requested:
@@ -89,11 +85,7 @@ class Drain:
             self._waiting = False
 
     def sleep(self, seconds: float) -> None:
-        """Waits until the time is over or a signal comes.
-
-        Raises:
-            DrainRequested: a signal has come.
-        """
+        """Waits until the time is over; DrainRequested if a signal comes."""
         with self.waiting():
             time.sleep(seconds)
 
@@ -169,9 +161,8 @@ class Worker:
     def run(self, *, patience_s: float) -> None:
         """Works until it must end; then it ends the probes and returns their leases.
 
-        Args:
-            patience_s: how long to wait for a service that does not answer at the start. Later the
-                worker waits without a limit.
+        It waits `patience_s` for a service that does not answer at the start, and later without a
+        limit.
 
         Raises:
             WorkerError: the worker can't go on; the leases have been returned where possible.

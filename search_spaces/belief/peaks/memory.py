@@ -69,11 +69,9 @@ class MemoryBelief:
     ) -> Self:
         """The belief without any measurement.
 
-        Args:
-            cluster: where the layouts run.
-            software: what runs them: a table's source; empty for this project's own trainer.
-            campaign: name of the campaign whose samples will follow.
-            storage: what the software is taken to store; None: see `storage_of`.
+        `software` is a table's source, empty for this project's own trainer; `campaign` the name of
+        the campaign whose samples will follow; `storage` what the software is taken to store, None:
+        see `storage_of`.
         """
         storage = storage or storage_of(software, cluster)
         return cls(cluster=cluster.name, software=software, storage=storage, campaign=campaign)

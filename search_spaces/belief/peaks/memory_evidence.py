@@ -114,10 +114,7 @@ def evidence_of(
 ) -> Evidence:
     """The rows of a campaign's samples, without those that have no information about memory.
 
-    Args:
-        samples: measured peaks and outcomes.
-        campaign: the campaign that they are from.
-        storages: by software, what it is taken to store, where that differs from `storage_of`.
+    `storages`: by software, what it is taken to store, where that differs from `storage_of`.
     """
     by_trainer: dict[tuple[ModelShape, TrainerStorage], list[PeakSample]] = {}
     for sample in samples:

@@ -126,11 +126,7 @@ def constants_file(data_dir: Path, cluster: str) -> Path:
 
 
 def refuse_unwritable(data_dir: Path) -> None:
-    """Checks before a measurement that its result can be written.
-
-    Raises:
-        MeasuredConstantsInvalidError: the folder of the constants can't be made or written to.
-    """
+    """Raises MeasuredConstantsInvalidError where the result of a measurement can't be written."""
     folder = data_dir / "measured"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -141,11 +137,7 @@ def refuse_unwritable(data_dir: Path) -> None:
 
 
 def write_constants(data_dir: Path, measured: MeasuredConstants) -> Path:
-    """Writes the constants atomically: a process that is killed leaves the former file.
-
-    Raises:
-        MeasuredConstantsInvalidError: the file can't be written.
-    """
+    """Writes the constants as a whole or not at all; MeasuredConstantsInvalidError if it can't."""
     path = constants_file(data_dir, measured.cluster)
     new = path.with_suffix(f".{os.getpid()}.new")
     try:
@@ -161,11 +153,7 @@ def write_constants(data_dir: Path, measured: MeasuredConstants) -> Path:
 
 
 def read_constants(data_dir: Path, cluster: str) -> MeasuredConstants | None:
-    """The stored constants of a cluster; None where it was never measured.
-
-    Raises:
-        MeasuredConstantsInvalidError: the file is invalid.
-    """
+    """A cluster's stored constants, None if unmeasured; MeasuredConstantsInvalidError if wrong."""
     path = constants_file(data_dir, cluster)
     advice = "run `layout-tuner calibrate` again, or remove the file"
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields
+from functools import partial
 from typing import Any, Final
 
 from search_spaces.documents.reading import (
@@ -33,6 +34,10 @@ _HOPPER_PEAKS: Final = {"fp32": 66.9e12, "bf16": 989.4e12, "fp16": 989.4e12, "fp
 _B200_PEAKS: Final = {"fp32": 80e12, "bf16": 2250e12, "fp16": 2250e12, "fp8": 4500e12}
 
 _DATA_SHEET: Final = "{} data sheet; bandwidths are nominal, inside a node 80 % of that"
+
+
+_of_eight: Final = partial(Cluster, num_nodes=128, devices_per_node=8)
+"""A cluster of any size, of nodes with eight devices."""
 
 
 def _reached(nominal_bytes_per_s: float) -> float:
@@ -67,11 +72,9 @@ _CLUSTERS: Final = (
         inter_node_bandwidth_bytes_per_s=25e9,
         source="NERSC documentation and NVIDIA's data sheet; bandwidths are nominal",
     ),
-    Cluster(
+    _of_eight(
         name="a100-sxm",
         device="NVIDIA A100-SXM4-80GB",
-        num_nodes=128,
-        devices_per_node=8,
         device_memory_bytes=80 * GIB,
         peak_flops_per_s=_A100_PEAKS,
         memory_bandwidth_bytes_per_s=2.039e12,
@@ -79,11 +82,9 @@ _CLUSTERS: Final = (
         inter_node_bandwidth_bytes_per_s=25e9,
         source="NVIDIA's data sheet; bandwidths are nominal",
     ),
-    Cluster(
+    _of_eight(
         name="h100-sxm",
         device="NVIDIA H100-SXM5-80GB",
-        num_nodes=128,
-        devices_per_node=8,
         device_memory_bytes=80 * GIB,
         peak_flops_per_s=_HOPPER_PEAKS,
         memory_bandwidth_bytes_per_s=3.35e12,
@@ -105,11 +106,9 @@ _CLUSTERS: Final = (
         inter_node_bandwidth_bytes_per_s=25e9,  # one HDR-200 port a device
         source=_DATA_SHEET.format("NVIDIA A100 80GB and HGX A100 4-GPU"),
     ),
-    Cluster(
+    _of_eight(
         name="h200",
         device="NVIDIA H200-SXM5-141GB",
-        num_nodes=128,
-        devices_per_node=8,
         device_memory_bytes=141 * GIB,
         # H200 data sheet: 67 fp32, 1,979 bf16 with sparsity (half of it dense); the H100's die.
         peak_flops_per_s=_HOPPER_PEAKS,
@@ -119,11 +118,9 @@ _CLUSTERS: Final = (
         inter_node_bandwidth_bytes_per_s=50e9,  # one NDR-400 port a device, as in DGX H200
         source=_DATA_SHEET.format("NVIDIA H200"),
     ),
-    Cluster(
+    _of_eight(
         name="mi300x",
         device="AMD Instinct MI300X",
-        num_nodes=128,
-        devices_per_node=8,
         device_memory_bytes=192 * GIB,
         # MI300X data sheet: matrix units, without sparsity.
         peak_flops_per_s={"fp32": 163.4e12, "bf16": 1307.4e12, "fp16": 1307.4e12, "fp8": 2614.9e12},
@@ -168,11 +165,9 @@ _CLUSTERS: Final = (
         inter_node_bandwidth_bytes_per_s=100e9,  # one 800 Gb/s port a device; see gb200
         source=_DATA_SHEET.format("NVIDIA GB300 NVL72"),
     ),
-    Cluster(
+    _of_eight(
         name="b200",
         device="NVIDIA B200-SXM-180GB",
-        num_nodes=128,
-        devices_per_node=8,
         # HGX B200 data sheet over its 8 devices: 1.44 TB of HBM3e, 62 TB/s, 640 TFLOP/s of fp32,
         # and with sparsity, half of it dense, 36 PFLOP/s of bf16 and 72 of fp8.
         device_memory_bytes=167 * GIB,
@@ -182,11 +177,9 @@ _CLUSTERS: Final = (
         inter_node_bandwidth_bytes_per_s=50e9,  # one 400 Gb/s port a device, as in DGX B200
         source=_DATA_SHEET.format("NVIDIA HGX B200"),
     ),
-    Cluster(
+    _of_eight(
         name="b300",
         device="NVIDIA B300-SXM6",
-        num_nodes=128,
-        devices_per_node=8,
         # HGX B300 data sheet over its 8 devices: 2.1 TB of HBM3e, 64 TB/s, 600 TFLOP/s of fp32,
         # and with sparsity, half of it dense, 36 PFLOP/s of bf16 and 72 of fp8.
         device_memory_bytes=244 * GIB,
@@ -276,10 +269,8 @@ def unknown_cluster(
 ) -> ClusterInvalidError:
     """The error about an unknown name of a cluster.
 
-    Args:
-        name: the name.
-        own: clusters that are stored in the service.
-        searched: other places that were searched, as the end of a sentence.
+    `own` are clusters that are stored in the service; `searched` are other places that were
+    searched, as the end of a sentence.
     """
     known = [LOCAL_CPU, *CLUSTER_PRESETS, *own]
     return ClusterInvalidError(

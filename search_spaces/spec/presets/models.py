@@ -156,11 +156,7 @@ MODEL_PRESETS: Final[Mapping[str, ModelShape]] = {shape.name: shape for shape in
 
 
 def model_preset(name: str) -> ModelShape:
-    """The model preset of a name.
-
-    Raises:
-        ModelShapeInvalidError: it is unknown; the message lists the presets.
-    """
+    """The model preset of a name; ModelShapeInvalidError with all of them for another name."""
     if name not in MODEL_PRESETS:
         raise ModelShapeInvalidError(f"unknown model {shown(name)}{nearest(name, MODEL_PRESETS)}")
     return MODEL_PRESETS[name]

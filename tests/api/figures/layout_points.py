@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from api.plot_data.layout_points import LayoutPoint, PlotFacts
+from api.plot_data.layout_points import PlotFacts
+from results_db.leaderboard.plot_points import PlotPoint
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 
@@ -25,7 +26,7 @@ MODEL: dict[str, Any] = {
 }
 
 
-def make_point(number: int, value: float | None = None, **changes: Any) -> LayoutPoint:
+def make_point(number: int, value: float | None = None, **changes: Any) -> PlotPoint:
     """A layout; `changes` are knobs, or fields of the point."""
     fields = {
         name: changes.pop(name)
@@ -34,7 +35,7 @@ def make_point(number: int, value: float | None = None, **changes: Any) -> Layou
     }
     if value is None:
         fields = {"state": "FAILED", "reason": "crashed"} | fields
-    return LayoutPoint(
+    return PlotPoint(
         **{
             "trial_id": 100 + number,
             "number": number,
@@ -47,7 +48,7 @@ def make_point(number: int, value: float | None = None, **changes: Any) -> Layou
     )
 
 
-def make_facts(points: Sequence[LayoutPoint], **changes: Any) -> PlotFacts:
+def make_facts(points: Sequence[PlotPoint], **changes: Any) -> PlotFacts:
     """The facts of layouts; the best of them wins."""
     ranked = [p for p in points if p.value is not None and not p.shortened]
     winner = max(ranked, key=lambda p: p.value or 0.0, default=None)

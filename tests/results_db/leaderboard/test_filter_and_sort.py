@@ -322,12 +322,13 @@ def test_a_plot_has_the_front_the_best_and_an_even_sample_and_says_what_it_leave
     assert (plot.num_ranked, plot.num_unranked) == (len(whole), 1)
     for point, layout in zip(plot.points, whole, strict=False):
         trial = layout.trial
-        assert point[:4] == (trial.id, trial.number, "COMPLETED", None)
-        assert point[4:6] == (layout.rank, layout.value)
+        assert (point.trial_id, point.number) == (trial.id, trial.number)
+        assert (point.state, point.reason) == ("COMPLETED", None)
+        assert (point.rank, point.value) == (layout.rank, layout.value)
         assert trial.measurement is not None
         assert point.peak_memory_bytes == trial.measurement.peak_memory_bytes
         assert point.shortened == layout.shortened
-        assert point.knobs == tuple(getattr(trial.layout, name) for name in KNOB_FIELDS)
+        assert point.knobs == trial.layout.to_mapping(every_knob=True)
     on_front = front(store, run.campaign.id)
     *_, last = plot.points
     assert (last.state, last.reason, last.rank, last.value) == (

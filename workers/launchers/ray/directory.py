@@ -62,11 +62,7 @@ class RayDirectory(HeldDirectory):
 
     @classmethod
     def hold(cls, path: Path) -> Self:
-        """Holds a directory that another process holds now.
-
-        Raises:
-            RayClusterFailedError: it has been removed.
-        """
+        """Holds a directory that others hold; RayClusterFailedError if it has been removed."""
         try:
             return cls(path=path, lock_fd=take_lock(path))
         except DirectoryGoneError as error:
@@ -89,11 +85,7 @@ def remove_abandoned(parent: Path) -> None:
 
 
 def _parent() -> Path:
-    """Where to create it: the directory for temporary files, or else /tmp.
-
-    Raises:
-        RayClusterFailedError: neither is safe.
-    """
+    """The directory for temporary files, or /tmp; RayClusterFailedError if neither is safe."""
     problems: list[str] = []
     for name in dict.fromkeys([tempfile.gettempdir(), _LAST_RESORT]):
         place = Path(name).resolve()

@@ -316,11 +316,7 @@ class RayNodes:
         return end
 
     def _order(self, node: int, order: Document) -> None:
-        """Sends an order to the agent of a node.
-
-        Raises:
-            NodeLostError: the node is lost.
-        """
+        """Sends an order to the agent of a node. Raises NodeLostError if the node is lost."""
         if self._router.is_lost(node):
             raise NodeLostError(self._router.lost().get(node, "it was lost"), node)
         try:

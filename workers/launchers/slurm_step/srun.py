@@ -76,11 +76,7 @@ class StepSettings:
 
 
 class SrunNodes:
-    """The nodes of an allocation, with one step for each running group.
-
-    Raises:
-        NodeLostError: no node answers.
-    """
+    """An allocation's nodes, with a step for each running group; NodeLostError if none answers."""
 
     def __init__(self, settings: StepSettings) -> None:
         self.settings = settings

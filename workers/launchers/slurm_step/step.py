@@ -200,10 +200,7 @@ class Step:
         ordered = {node: m for node, m in self._members.items() if m.ordered and m.is_there}
         for node in ordered:
             self._try_to_send(node, {"order": "end", "group": self._group})
-        self._wait_for(
-            lambda: not any(m.can_end for m in ordered.values()),
-            _ENDED_WITHIN_S,
-        )
+        self._wait_for(lambda: not any(m.can_end for m in ordered.values()), _ENDED_WITHIN_S)
         self._close_lines()
         self._lose_unended_nodes()
         members = self._members.values()

@@ -143,12 +143,8 @@ def start_all_to_all_rows(
 ) -> tuple[Tensor, Pending | None]:
     """Starts sending the next `sent[r]` rows to rank r of the group; returns what ranks sent.
 
-    Args:
-        rows: for each rank its rows, one after the other.
-        group: the ranks.
-        sent: rows for each rank.
-        received: rows from each rank.
-        largest: the most rows that any rank of the group sends to one rank.
+    `rows` has the rows for each rank, one after the other; `largest` is the most rows that any rank
+    of the group sends to one rank.
     """
     into = rows.new_empty(sum(received), *rows.shape[1:])
     with communication:

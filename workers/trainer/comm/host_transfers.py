@@ -34,11 +34,7 @@ class Host:
     """A rank's operations with the other ranks of its host, in queues."""
 
     def __init__(self, processes: dict[int, int], *, timeout_s: float, shares_cores: bool) -> None:
-        """Watches the processes of the peers; `processes` has the process of each rank.
-
-        Raises:
-            PeerLostError: one of them has ended.
-        """
+        """Watches the peers' `processes`, by rank; PeerLostError if one of them has ended."""
         self._timeout_s = timeout_s
         # Where ranks share cores, the peer may need the core that polling would occupy.
         self._poll_s = 0.0 if shares_cores else _POLL_S
@@ -62,11 +58,7 @@ class Host:
             _advance(queue)
 
     def wait(self, operation: Operation) -> None:
-        """Returns once the operation is done.
-
-        Raises:
-            PeerLostError: a rank that it needs has ended, or did nothing within the timeout.
-        """
+        """Returns once it is done; PeerLostError if a rank has ended, or did nothing in time."""
         if not operation.is_done:
             with _uncounted():
                 self._wait(operation)

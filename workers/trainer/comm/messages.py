@@ -66,11 +66,7 @@ def broadcast_document(document: Any, *, source: int, device: torch.device) -> A
 
 @contextmanager
 def reading_from(rank: int) -> Iterator[None]:
-    """Turns the errors of reading a rank's document into MessageInvalidError.
-
-    Raises:
-        MessageInvalidError: a field is missing, or of another type or value.
-    """
+    """Turns errors of a document's missing fields, types and values into MessageInvalidError."""
     try:
         yield
     except (

@@ -67,11 +67,7 @@ class SharedFile:
     """An anonymous file; the kernel frees it once it is closed and no rank maps it."""
 
     def __init__(self, num_ranks: int) -> None:
-        """Creates a file for a group of this size.
-
-        Raises:
-            OSError: the kernel refused.
-        """
+        """Creates a file for a group of this size. Raises OSError if the kernel refused."""
         self.nonce = secrets.randbits(63)
         self._descriptor = os.memfd_create("ranks")  # close-on-exec
         os.ftruncate(self._descriptor, _file_bytes(num_ranks))

@@ -42,11 +42,7 @@ _PARTIAL: Final = re.compile(r"step-\d{8,}\.partial")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSettings:
-    """Where and how often a job saves.
-
-    Raises:
-        CheckpointInvalidError: at construction, when a field is out of range.
-    """
+    """Where and how often a job saves; CheckpointInvalidError for a field out of range."""
 
     directory: str
     """Folder of the job's checkpoints, on a file system that all nodes share."""
@@ -164,11 +160,7 @@ class CheckpointDirectory:
         self.path = Path(path)
 
     def whole(self) -> list[Path]:
-        """The complete checkpoints, oldest first.
-
-        Raises:
-            CheckpointInvalidError: the directory can't be read.
-        """
+        """The complete checkpoints, oldest first; CheckpointInvalidError if unreadable."""
         return sorted(self._named(_WHOLE), key=lambda path: int(path.name.partition("-")[2]))
 
     def partial(self) -> list[Path]:
@@ -176,11 +168,7 @@ class CheckpointDirectory:
         return self._named(_PARTIAL)
 
     def newest(self) -> tuple[Path, CheckpointRecord] | None:
-        """The newest complete checkpoint and its record; None without one.
-
-        Raises:
-            CheckpointInvalidError: it can't be read.
-        """
+        """The newest complete checkpoint and record, or None; CheckpointInvalidError if damaged."""
         if not (whole := self.whole()):
             return None
         path = whole[-1]

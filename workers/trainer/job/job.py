@@ -42,11 +42,7 @@ _PARTS: Final[Mapping[str, tuple[type[Any], str, str]]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainJob:
-    """The settings of a training job, the same on every rank.
-
-    Raises:
-        TrainJobInvalidError: at construction, when a number is out of range.
-    """
+    """The settings of a training job, alike on every rank; TrainJobInvalidError if out of range."""
 
     model: ModelShape
     layout: Layout
@@ -167,11 +163,7 @@ class TrainJob:
 
 
 def read_job(path: Path, *, steps: int | None = None, warmup: int | None = None) -> TrainJob:
-    """Reads a job file; `steps` and `warmup`, if given, replace those of the file.
-
-    Raises:
-        TrainJobInvalidError: it cannot be read, or is malformed; the message names the file.
-    """
+    """Reads a job file, with other `steps` and `warmup` if given; TrainJobInvalidError names it."""
     try:
         mapping = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:

@@ -37,11 +37,7 @@ and Rackoff 1988)."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenFileSettings:
-    """A token file, and how to read it.
-
-    Raises:
-        TrainingTokensInvalidError: at construction, when a field is out of range.
-    """
+    """A token file and how to read it; TrainingTokensInvalidError for a field out of range."""
 
     tokens: str
     """The file's path."""

@@ -283,9 +283,7 @@ class RowExchange:
     Communicates over ep: an all-gather of the counts; for each `to_experts` and `start_to_tokens`
     an all-to-all of rows. With balanced routing a rank sends (N - 1) / N of its M rows.
 
-    Args:
-        counts_A: this rank's rows for each expert.
-        group: the ep group.
+    `counts_A` are this rank's rows for each expert of the ep group.
     """
 
     def __init__(self, counts_A: Tensor, group: AxisGroup) -> None:

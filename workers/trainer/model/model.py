@@ -163,11 +163,7 @@ class StageBuilder:
         if shape.family == "gpt":
             positions = self.declare(
                 _normal(
-                    "positions.weight",
-                    shape.seq_length,
-                    shape.hidden_size,
-                    dim=None,
-                    column_dim=1,
+                    "positions.weight", shape.seq_length, shape.hidden_size, dim=None, column_dim=1
                 )
             )
         return Embedding(
@@ -186,11 +182,7 @@ class StageBuilder:
 
 
 def _normal(
-    name: str,
-    *shape: int,
-    dim: int | None,
-    column_dim: int | None = None,
-    std: float = 0.02,
+    name: str, *shape: int, dim: int | None, column_dim: int | None = None, std: float = 0.02
 ) -> ParameterPart:
     return ParameterPart(
         name=name, shape=shape, shard_dim=dim, column_dim=column_dim, init="normal", std=std

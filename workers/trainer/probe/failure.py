@@ -46,8 +46,7 @@ def is_transport_error(error: BaseException) -> bool:
         return False
     return any(
         isinstance(
-            cause,
-            (PeerLostError, ConnectionError, dist.DistNetworkError, dist.DistStoreError),
+            cause, (PeerLostError, ConnectionError, dist.DistNetworkError, dist.DistStoreError)
         )
         or (isinstance(cause, RuntimeError) and mentions(str(cause), PEER_ENDED))
         for cause in _chain(error)
