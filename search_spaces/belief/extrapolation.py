@@ -97,12 +97,27 @@ def extrapolated_step(
 ) -> StepInterval:
     """The step time of a layout with its 95 % interval, from what a cheap probe of it measured.
 
+    The interval holds what the estimates do not know of the ratio: a cost that is a larger share of
+    the part than of the layout, such as the reduction of gradients after few micro-batches, may
+    take longer or shorter than they expect (`search_spaces.estimates.time.FACTOR_PRIORS`).
+
     `measured_s` is of a step of the part; layout and model are the whole ones.
     """
-    from search_spaces.belief.job import predicted_step
-    from search_spaces.estimates.time import step_time_s
+    import numpy as np
 
-    ran = fidelity.reduced(layout), fidelity.reduced_model(model)
-    here, there = (float(step_time_s(*each, cluster)[0]) for each in (ran, (layout, model)))
-    log_sd = math.hypot(extrapolation_log_sd(fidelity, layout, model), COMMON_LOG_SD)
-    return predicted_step(math.log(measured_s * there / here), log_sd)
+    from search_spaces.belief.factor_regression import log_step_s, slopes
+    from search_spaces.belief.job import predicted_step
+    from search_spaces.belief.time_fit import TIME_PRIOR
+    from search_spaces.estimates.time import time_terms
+
+    part = fidelity.reduced(layout), fidelity.reduced_model(model)
+    terms = [time_terms(*each, cluster) for each in (part, (layout, model))]
+    prior = TIME_PRIOR.factors
+    here, there = (float(log_step_s(each, prior.mean)[0]) for each in terms)
+    differ = np.subtract(*(slopes(each, prior.mean)[0] for each in terms))
+    log_sd = math.hypot(
+        extrapolation_log_sd(fidelity, layout, model),
+        COMMON_LOG_SD,
+        math.sqrt(differ @ prior.covariance @ differ),
+    )
+    return predicted_step(math.log(measured_s) + there - here, log_sd)

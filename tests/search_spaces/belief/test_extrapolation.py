@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from search_spaces.belief.extrapolation import (
@@ -16,7 +17,7 @@ from search_spaces.belief.extrapolation import (
     extrapolation_log_sd,
 )
 from search_spaces.campaigns.fidelity import Fidelity, fidelities
-from search_spaces.estimates.time import step_time_s
+from search_spaces.estimates.time import PRIOR, TERM_NAMES, step_time_s, time_terms
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import model_preset
@@ -61,6 +62,27 @@ def test_the_interval_holds_the_errors_of_the_parts_that_are_reduced(
     part = replace(WHOLE, **reduced)
     assert extrapolation_log_sd(part, LAYOUT, MODEL) == pytest.approx(log_sd)
     step = extrapolated_step(3.0, part, LAYOUT, MODEL, CLUSTER)
-    both = 1.96 * math.hypot(log_sd, COMMON_LOG_SD)
-    assert math.log(step.high_s / step.expected_s) == pytest.approx(both)
-    assert math.log(step.expected_s / step.low_s) == pytest.approx(both)
+    wide, stated = math.log(step.high_s / step.expected_s), 1.96 * math.hypot(log_sd, COMMON_LOG_SD)
+    assert math.log(step.expected_s / step.low_s) == pytest.approx(wide)
+    assert wide == pytest.approx(stated) if part == WHOLE else stated < wide < 3 * stated
+
+
+@pytest.mark.parametrize("times", [0.3, 3.0])
+def test_the_interval_holds_a_step_whose_reduction_takes_other_than_expected(times: float) -> None:
+    """It is a third of a part with eight micro-batches, and a hundredth of the layout."""
+    model, layout = (
+        model_preset("gpt-175b"),
+        Layout(
+            num_nodes=16, tp=8, pp=4, dp=4, num_microbatches=320, zero_stage=1, recompute="full"
+        ),
+    )
+    part = fidelities(layout, model, CLUSTER)[0]
+    factors = PRIOR * np.where(np.array(TERM_NAMES) == "data_across", times, 1.0)
+    ran, whole = (
+        float(time_terms(each, model, CLUSTER).step_time_s(factors)[0])
+        for each in (part.reduced(layout), layout)
+    )
+    step = extrapolated_step(ran, part, layout, model, CLUSTER)
+    assert step.low_s < whole < step.high_s
+    stated = 1.96 * math.hypot(MICROBATCHES_LOG_SD, COMMON_LOG_SD)
+    assert times < 1 or math.log(step.expected_s / whole) > stated
