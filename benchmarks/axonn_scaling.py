@@ -16,19 +16,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
+
+import numpy as np
 
 from benchmarks.results_file import table
-from search_spaces.belief.layout_predictions import LayoutPredictions
+from search_spaces.belief.layout_predictions import LayoutPredictions, RankedLayouts
 from search_spaces.campaigns.campaign import CampaignSpec
+from search_spaces.estimates import time_terms
 from search_spaces.estimates.links import CARDS_EXPONENT
+from search_spaces.estimates.time import PRIOR, TERM_NAMES, step_time_s
 from search_spaces.spec.cluster import Cluster
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.rules import OTHER_TRAINER_SCOPES
+from search_spaces.spec.space import LegalSet
 
 ROWS: Final = "axonn_scaling.csv"
 SEQUENCES: Final = 8192
+KNOWN: Final = "as AxoNN's code and logs say"
+"""No pipelines and 16-bit gradients, as in the code of their record runs; links as measured, and no
+congestion: in their logs bandwidth is the same on 2 to 64 nodes."""
 SENSITIVITY: Final[Mapping[str, Mapping[str, Any]]] = {
     "half of the batch": {"batch": SEQUENCES // 2},
     "twice the batch": {"batch": SEQUENCES * 2},
@@ -38,6 +47,9 @@ SENSITIVITY: Final[Mapping[str, Mapping[str, Any]]] = {
     "links as measured": {"links": True},
     "links as measured, without pipelines": {"links": True, "pp": [1]},
     "links as measured, twice the batch": {"links": True, "batch": SEQUENCES * 2},
+    KNOWN: {"known": True},
+    f"{KNOWN}, half of the batch": {"known": True, "batch": SEQUENCES // 2},
+    f"{KNOWN}, twice the batch": {"known": True, "batch": SEQUENCES * 2},
 }
 """Other assumptions than `SEQUENCES`, the presets' links, and all of `_SPACE`."""
 LINKS: Final = "collectives_frontier_perlmutter.csv"
@@ -107,13 +119,25 @@ def judge(folder: Path | None) -> tuple[str, str, bool]:
     said = ["as published" if is_so else "another" for is_so in are_in_order]
     text = (
         f"| {ROWS}: weak scaling at {JUDGED[0]:,} and {JUDGED[1]:,} GCDs, points off | "
-        f"{MOST_POINTS:g} | {', '.join(f'{off[devices]:+.1f}' for devices in JUDGED)} |\n"
+        f"{MOST_POINTS:g} | {_points(off)} |\n{_known_line(rows, folder)}"
         f"| the same: order of the {len(rows)} runs by FLOP/s | as published | {said[0]} |\n"
         "| the same: order of the machines by the largest run's share of the peak | as published | "
         f"{said[1]} |\n"
     )
     tables = f"\n{_runs_table(rows, found)}\n\n{_sensitivity_table(rows, found, folder)}\n"
     return text, tables, all(are_in_order)
+
+
+def _known_line(rows: Sequence[ScalingRun], folder: Path) -> str:
+    """What is missing where all is assumed that is known of AxoNN; empty without their logs."""
+    if not (folder / LINKS).exists():
+        return ""
+    found = [predict(row, folder, known=bool(row.efficiency)) for row in rows]
+    return f"| the same, {KNOWN} | {MOST_POINTS:g} | {_points(_points_off(rows, found))} |\n"
+
+
+def _points(off: Mapping[int, float]) -> str:
+    return ", ".join(f"{off[devices]:+.1f}" for devices in JUDGED)
 
 
 def read_rows(path: Path) -> list[ScalingRun]:
@@ -173,6 +197,7 @@ def predict(
     *,
     batch: int | None = SEQUENCES,
     links: bool = False,
+    known: bool = False,
     **space: Any,
 ) -> Predicted:
     """The estimates' first layout of a run.
@@ -182,10 +207,11 @@ def predict(
         folder: has the table of measured links.
         batch: sequences a step; None: one a device.
         links: whether links are as measured, not as in the preset.
+        known: whether to assume what is known of AxoNN (`KNOWN`).
         space: knobs in place of those of `_SPACE`.
     """
     cluster = CLUSTER_PRESETS[row.machine]
-    if links:
+    if links or known:
         cluster = measured_links(cluster, folder / LINKS)
     spec = CampaignSpec.from_mapping(
         {
@@ -200,16 +226,32 @@ def predict(
                 else batch or row.devices,
                 "num_nodes": row.devices // cluster.devices_per_node,
             }
+            | ({"pp": [1]} if known else {})
             | space,
         }
     )
     legal = spec.legal_set(OTHER_TRAINER_SCOPES)
-    ranked = LayoutPredictions(spec=spec, software="").rank(legal)
+    ranked = _known_ranking(spec, legal) if known else _predictions(spec).rank(legal)
     layout, step_s = legal.layout(int(ranked.order[0])), float(ranked.step_time_s[0])
     tokens = layout.global_batch_size * row.model.seq_length / step_s / row.devices
     return Predicted(
         layout=layout, step_s=step_s, tflops=tokens * _hardware_flops(row.model) / 1e12
     )
+
+
+def _predictions(spec: CampaignSpec) -> LayoutPredictions:
+    return LayoutPredictions(spec=spec, software="")
+
+
+def _known_ranking(spec: CampaignSpec, legal: LegalSet) -> RankedLayouts:
+    """The ranking with 16-bit gradients and without congestion."""
+    calm = PRIOR * np.where(np.array(TERM_NAMES) == "data_congestion", 0.0, 1.0)
+    predictions, columns = _predictions(spec), legal.columns()
+    with mock.patch.object(time_terms, "GRADIENT_BYTES", 2.0):
+        step_s = step_time_s(columns, spec.model, spec.cluster, calm)
+    fits = predictions.fits(columns)
+    order = np.argsort(step_s / fits, kind="stable")
+    return RankedLayouts(order=order, step_time_s=step_s[order], fits=fits[order])
 
 
 def _hardware_flops(model: ModelShape) -> float:
