@@ -1,11 +1,12 @@
 """The step time of a layout, extrapolated from a cheap probe that ran a part of it.
 
 The measured step time is multiplied by the ratio of the two step times that the closed form
-expects, so that only the error of the ratio counts. Its spread was chosen on pairs of rows of one
-published table (vTrain, one node of A100s) that differ in one knob: over 504 pairs that differ in
-the micro-batches alone, extrapolated steps are 4 % too short on average, and scatter about that by
-1.9 to 2.6 %; over 240 pairs that differ in the replicas alone, they are right and scatter by 0.5 %.
-No table has pairs that differ in the layers alone: the figure for these is assumed.
+expects, so that only the error of the ratio counts. Part of that error follows from the priors of
+the costs (`ratio_log_sd`). The rest was chosen on pairs of rows of one published table (vTrain, one
+node of A100s) that differ in one knob: over 504 pairs that differ in the micro-batches alone,
+extrapolated steps are 4 % too short on average, and scatter about that by 1.9 to 2.6 %; over 240
+pairs that differ in the replicas alone, they are right and scatter by 0.5 %. No table has pairs
+that differ in the layers alone: the figure for these is assumed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from search_spaces.statistics.job_duration import StepInterval
 
 if TYPE_CHECKING:  # clients read `CheapProbe`, and need none of these, which import numpy
     from search_spaces.campaigns.fidelity import Fidelity
+    from search_spaces.estimates.time import TimeTerms
     from search_spaces.spec.cluster import Cluster
     from search_spaces.spec.model_shape import ModelShape
 
@@ -77,19 +79,38 @@ class CheapProbe:
         )
 
 
-def extrapolation_log_sd(fidelity: Fidelity, layout: Layout, model: ModelShape) -> float:
+def extrapolation_log_sd(
+    fidelity: Fidelity, layout: Layout, model: ModelShape, part: TimeTerms, whole: TimeTerms
+) -> float:
     """The standard deviation of the logarithm of an extrapolated step time, of its own error.
 
     Beside it there is the error that all cheap probes share (`COMMON_LOG_SD`). The errors of the
-    parts that are reduced are taken as independent.
+    parts that are reduced, and that of the ratio, are taken as independent.
 
-    The layout and the model are the whole ones.
+    The layout and the model are the whole ones; `part` and `whole` are the terms of a step of what
+    runs and of the layout, one row each.
     """
     return math.hypot(
         MICROBATCHES_LOG_SD * (fidelity.num_microbatches < layout.num_microbatches),
         REPLICAS_LOG_SD * (fidelity.dp < layout.dp),
         LAYERS_LOG_SD * (fidelity.num_layers < model.num_layers),
+        ratio_log_sd(part, whole),
     )
+
+
+def ratio_log_sd(part: TimeTerms, whole: TimeTerms) -> float:
+    """How unsure the estimates are of the ratio of two steps, before any measurement.
+
+    A cost that is a larger share of the part than of the whole, such as the reduction of gradients
+    after few micro-batches, may take longer or shorter than they expect
+    (`search_spaces.estimates.time.FACTOR_PRIORS`). Linear in the logarithms of the factors.
+    """
+    from search_spaces.belief.factor_regression import slopes
+    from search_spaces.belief.time_fit import TIME_PRIOR
+
+    prior = TIME_PRIOR.factors
+    differ = slopes(part, prior.mean)[0] - slopes(whole, prior.mean)[0]
+    return math.sqrt(differ @ prior.covariance @ differ)
 
 
 def extrapolated_step(
@@ -97,27 +118,13 @@ def extrapolated_step(
 ) -> StepInterval:
     """The step time of a layout with its 95 % interval, from what a cheap probe of it measured.
 
-    The interval holds what the estimates do not know of the ratio: a cost that is a larger share of
-    the part than of the layout, such as the reduction of gradients after few micro-batches, may
-    take longer or shorter than they expect (`search_spaces.estimates.time.FACTOR_PRIORS`).
-
     `measured_s` is of a step of the part; layout and model are the whole ones.
     """
-    import numpy as np
-
-    from search_spaces.belief.factor_regression import log_step_s, slopes
     from search_spaces.belief.job import predicted_step
-    from search_spaces.belief.time_fit import TIME_PRIOR
     from search_spaces.estimates.time import time_terms
 
-    part = fidelity.reduced(layout), fidelity.reduced_model(model)
-    terms = [time_terms(*each, cluster) for each in (part, (layout, model))]
-    prior = TIME_PRIOR.factors
-    here, there = (float(log_step_s(each, prior.mean)[0]) for each in terms)
-    differ = np.subtract(*(slopes(each, prior.mean)[0] for each in terms))
-    log_sd = math.hypot(
-        extrapolation_log_sd(fidelity, layout, model),
-        COMMON_LOG_SD,
-        math.sqrt(differ @ prior.covariance @ differ),
-    )
-    return predicted_step(math.log(measured_s) + there - here, log_sd)
+    part = time_terms(fidelity.reduced(layout), fidelity.reduced_model(model), cluster)
+    whole = time_terms(layout, model, cluster)
+    ratio = float(whole.step_time_s()[0] / part.step_time_s()[0])
+    log_sd = math.hypot(extrapolation_log_sd(fidelity, layout, model, part, whole), COMMON_LOG_SD)
+    return predicted_step(math.log(measured_s * ratio), log_sd)

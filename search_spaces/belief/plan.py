@@ -157,9 +157,9 @@ class BoughtProbes:
     iterations: int
     """Iterations of a probe, warm-up included."""
     cheap_probes: int | None = None
-    """Cheap probes of layouts near the best that the node-hours of the budget pay for, beside one
-    probe of the best in full; below 0: they do not pay for that one; None: the campaign uses
-    none."""
+    """Cheap probes of layouts near the best, with all layers and the fewest micro-batches, that the
+    node-hours of the budget pay for beside one probe of the best in full; below 0: they do not pay
+    for that one; None: the campaign uses none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -388,17 +388,18 @@ def _bought(
 def _bought_cheap(
     spec: CampaignSpec, legal: LegalSet, ranked: RankedLayouts, costs: ProbeCosts
 ) -> int | None:
-    """See `BoughtProbes.cheap_probes`; they are taken to cost as much as those of the best ten."""
+    """See `BoughtProbes.cheap_probes`: by the mean cost of those of the best ten layouts."""
     if not spec.uses_cheap_probes or spec.budget.node_hours is None:
         return None
     node_s = []
     for position, step_s in zip(ranked.order[:_NEAR_BEST], ranked.step_time_s, strict=False):
         layout = legal.layout(int(position))
         parts = fidelities(layout, spec.model, spec.cluster)
-        part = next((each for each in reversed(parts) if each.keeps_memory(spec.model)), None)
-        if part is None:  # it is cheap already
+        kept = [each for each in parts if each.keeps_memory(spec.model)]
+        if not kept:  # it is cheap already
             node_s.append(costs.node_s(layout.num_nodes, float(step_s)))
             continue
+        part = min(kept, key=lambda each: (each.num_microbatches, each.dp))
         ran = part.reduced(layout)
         whole_s, part_s = step_time_s(
             LayoutColumns.of_each([layout, ran]), spec.model, spec.cluster

@@ -187,7 +187,7 @@ def _budget_words(bought: BoughtProbes) -> str:
     elif bought.cheap_probes is not None:
         cheap = (
             f". By its node-hours alone it pays for {counted(bought.cheap_probes, 'cheap probe')} "
-            "beside a full one of the best"
+            "at most, beside a full one of the best"
         )
     return (
         f"the budget pays for {counted(bought.num_probes, 'probe')} of the best layouts, of which "

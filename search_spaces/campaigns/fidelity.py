@@ -22,9 +22,10 @@ from search_spaces.spec.rules import ALL_SCOPES, violations
 T = TypeVar("T", float, NDArray[np.float64])
 
 _ROUNDS: Final = 2
-"""Micro-batches of a cheap probe, in pipeline depths: one fills the pipeline, one keeps it full."""
+"""Fewest micro-batches of a cheap probe, in pipeline depths: one fills the pipeline, one keeps it
+full."""
 _LEAST_MICROBATCHES: Final = 8
-"""Fewest micro-batches of a cheap probe: what happens once a step must not dominate it."""
+"""Fewest micro-batches of a cheap probe, however short the pipeline."""
 _LEAST_SAVING: Final = 2
 """A part is reduced only by at least this factor: less is not worth the error."""
 _ITERATIONS: Final = 4
@@ -138,24 +139,33 @@ def fidelity_of(layout: Layout, probed: Layout, num_layers: int) -> Fidelity:
 
 
 def fidelities(layout: Layout, model: ModelShape, cluster: Cluster) -> list[Fidelity]:
-    """The cheap probes of a layout: fewer micro-batches; then also replicas; then also layers.
+    """The cheap probes of a layout, by the micro-batches that they run.
+
+    Each has twice as many as the one before, up to half of the layout's: with more, what happens
+    once a step is a smaller share of what is measured. For each number: all replicas; then fewer;
+    then also fewer layers.
 
     Each is legal on the cluster. Empty: the layout is cheap already.
     """
     rounds = max(_ROUNDS * layout.pp, _LEAST_MICROBATCHES)
     num_microbatches = -(-rounds // layout.pp) * layout.pp  # the interleaved schedule needs this
-    if num_microbatches * _LEAST_SAVING > layout.num_microbatches:
-        return []
-    all_layers = model.num_layers
-    fewer = Fidelity(num_microbatches=num_microbatches, dp=layout.dp, num_layers=all_layers)
-    found = [fewer]
+    found: list[Fidelity] = []
+    while num_microbatches * _LEAST_SAVING <= layout.num_microbatches:
+        found += _of_microbatches(num_microbatches, layout, model)
+        num_microbatches *= 2
+    return [each for each in found if _is_legal(each, layout, model, cluster)]
+
+
+def _of_microbatches(count: int, layout: Layout, model: ModelShape) -> list[Fidelity]:
+    """The cheap probes of so many micro-batches: all replicas; fewer; and also fewer layers."""
+    found = [Fidelity(num_microbatches=count, dp=layout.dp, num_layers=model.num_layers)]
     dp = _fewest_replicas(layout)
     if dp * _LEAST_SAVING <= layout.dp:
-        found.append(replace(fewer, dp=dp))
+        found.append(replace(found[0], dp=dp))
     layers = _LEAST_LAYERS * layout.pp * layout.vpp - sum(layout.counted_ends)
-    if layers * _LEAST_SAVING <= all_layers:
+    if layers * _LEAST_SAVING <= model.num_layers:
         found.append(replace(found[-1], num_layers=layers))
-    return [each for each in found if _is_legal(each, layout, model, cluster)]
+    return found
 
 
 def _fewest_replicas(layout: Layout) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,13 @@ _MOST_RUNS: Final = 4
 """Runs of one layout: more would not show what these do not."""
 
 
+class _Part(NamedTuple):
+    """A part of a layout, as a cheap probe runs it."""
+
+    model: StepModel
+    extrapolation_log_sd: float
+
+
 class Predictions:
     """Predicted step times, peaks and objectives of all layouts, given the history of a search."""
 
@@ -62,7 +69,7 @@ class Predictions:
         """Predicts which layouts are far slower than the closed form says."""
         self.objectives = ObjectiveValues(problem, columns)
         self._problem = problem
-        self._known_parts: dict[tuple[int, Fidelity], StepModel] = {}
+        self._known_parts: dict[tuple[int, Fidelity], _Part] = {}
         self._is_calibrated = bool(problem.knowledge.samples)
 
     def belief(self, history: History) -> StepBelief:
@@ -88,23 +95,27 @@ class Predictions:
 
     def part(self, row: int, fidelity: Fidelity) -> StepModel:
         """The closed form of a part of a layout."""
+        return self._part(row, fidelity).model
+
+    def extrapolation_log_sd(self, row: int, fidelity: Fidelity) -> float:
+        """Standard deviation of a layout's step as extrapolated from a part, in logarithms."""
+        return self._part(row, fidelity).extrapolation_log_sd
+
+    def _part(self, row: int, fidelity: Fidelity) -> _Part:
         if (row, fidelity) not in self._known_parts:
-            problem = self._problem
+            problem, whole = self._problem, self._model.rows(np.array([row]))
+            layout = problem.layouts.layout(row)
             terms = time_terms(
-                fidelity.reduced(problem.layouts.layout(row)),
+                fidelity.reduced(layout),
                 fidelity.reduced_model(problem.model),
                 problem.cluster,
                 score_traffic=self._score_traffic,
             )
-            self._known_parts[row, fidelity] = replace(
-                self._model.rows(np.array([row])), terms=terms
+            self._known_parts[row, fidelity] = _Part(
+                replace(whole, terms=terms),
+                extrapolation_log_sd(fidelity, layout, problem.model, terms, whole.terms),
             )
         return self._known_parts[row, fidelity]
-
-    def extrapolation_log_sd(self, row: int, fidelity: Fidelity) -> float:
-        """Standard deviation of a layout's step as extrapolated from a part, in logarithms."""
-        layout = self._problem.layouts.layout(row)
-        return extrapolation_log_sd(fidelity, layout, self._problem.model)
 
     def doubted(self, history: History, belief: StepBelief) -> dict[int, float]:
         """How likely each measured layout was slowed down, where it may be worth another run."""

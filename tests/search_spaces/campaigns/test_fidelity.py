@@ -26,7 +26,9 @@ LARGE = Layout(
 
 
 def found(layout: Layout) -> list[Fidelity]:
-    return fidelities(layout, MODEL, FRONTIER)
+    """Those of the fewest micro-batches."""
+    every = fidelities(layout, MODEL, FRONTIER)
+    return [each for each in every if each.num_microbatches == every[0].num_microbatches]
 
 
 def test_micro_batches_go_first_then_replicas_and_then_layers() -> None:
@@ -34,6 +36,17 @@ def test_micro_batches_go_first_then_replicas_and_then_layers() -> None:
     assert fewer == Fidelity(num_microbatches=16, dp=2, num_layers=96)  # two pipelines full
     assert one_replica == Fidelity(num_microbatches=16, dp=1, num_layers=96)
     assert few_layers == Fidelity(num_microbatches=16, dp=1, num_layers=16)  # two a stage
+
+
+def test_parts_have_twice_as_many_micro_batches_up_to_half_of_the_layouts() -> None:
+    shortest = found(LARGE)
+    assert fidelities(LARGE, MODEL, FRONTIER) == [
+        replace(each, num_microbatches=count)
+        for count in (16, 32, 64, 128, 256)
+        for each in shortest
+    ]
+    few = replace(LARGE, num_microbatches=64)
+    assert {each.num_microbatches for each in fidelities(few, MODEL, FRONTIER)} == {16, 32}
 
 
 def test_fewer_layers_divide_over_the_stages_of_an_uneven_pipeline() -> None:
@@ -77,7 +90,8 @@ def test_a_layout_with_few_micro_batches_is_cheap_already(
 
 def test_an_interleaved_schedule_gets_a_multiple_of_its_stages() -> None:
     layout = replace(LARGE, num_nodes=12, pp=6, vpp=2)
-    assert {each.num_microbatches for each in found(layout)} == {12}
+    parts = fidelities(layout, MODEL, FRONTIER)
+    assert {each.num_microbatches for each in parts} == {12, 24, 48, 96, 192}
 
 
 def test_its_name_and_its_words_say_what_is_reduced() -> None:

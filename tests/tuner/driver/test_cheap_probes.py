@@ -55,7 +55,8 @@ class PartFirst(Proposer):
         problem = self._problem
         parts = fidelities(history.layouts.layout(chosen), problem.model, problem.cluster)
         assert problem.costs is not None
-        self._part = parts[-1] if parts and is_exploring else None
+        shortest = [each for each in parts if each.num_microbatches == parts[0].num_microbatches]
+        self._part = shortest[-1] if parts and is_exploring else None
         return chosen
 
     def fidelity(self, _index: int) -> Fidelity | None:

@@ -118,7 +118,8 @@ def test_a_cheap_probe_costs_a_fraction_and_is_predicted_as_what_runs() -> None:
     assert max(costs[True]) < 0.3 * min(costs[False])
     for probe in probes[3:]:
         assert probe.prediction is not None
-        assert probe.step_time_s is not None
+        if probe.step_time_s is None:  # it ran out of memory
+            continue
         assert probe.prediction.step_time_s == pytest.approx(probe.step_time_s, rel=0.2)
 
 
@@ -278,14 +279,15 @@ def make_search_with_headroom() -> tuple[LayoutSearch, list[TableRow], list[Tabl
 
 def tell_cheap(search: LayoutSearch, layout: Layout) -> None:
     parts = fidelities(layout, cell().model, cell().cluster)
-    fidelity = [part for part in parts if part.keeps_memory(cell().model)][-1]
+    kept = [part for part in parts if part.keeps_memory(cell().model)]
+    fidelity = min(kept, key=lambda part: (part.num_microbatches, part.dp))
     search.tell(layout, outcome(layout, fidelity), fidelity=fidelity)
 
 
 def test_a_layout_that_breaks_the_headroom_does_not_keep_others_from_a_full_probe() -> None:
     search, kept, broken = make_search_with_headroom()
     search.tell(kept[-1].layout, outcome(kept[-1].layout, None))
-    for row in (*kept[:-1], *broken[:2]):
+    for row in (*kept[:-1], *broken):
         tell_cheap(search, row.layout)
     layout, fidelity = ask(search)
     assert fidelity is None
