@@ -47,6 +47,7 @@ def measure(repeats: int) -> dict[str, float]:
     seconds: dict[str, list[float]] = {name: [] for name in lines}
     with TemporaryDirectory() as folder, LiveService(Path(folder)) as service:
         environment = {**os.environ, "LAYOUT_TUNER_DATA_DIR": str(service.data.path)}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         seconds_of((program, "campaign", "import", str(TABLE)), environment)
         for turn in range(repeats + 1):
             for name, command in lines.items():
