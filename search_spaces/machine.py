@@ -27,6 +27,16 @@ def usable_cores(root: Path = ROOT) -> int:
     return max(int(min([len(os.sched_getaffinity(0)), *quotas])), 1)
 
 
+def keep_to_one_core() -> None:
+    """Keeps numpy and scipy to one thread; to be called before they are imported.
+
+    The matrices of a search are small. Further threads of a BLAS would only spin, on cores that
+    probes may have. A number of threads that the environment states already stays.
+    """
+    for library in ("OPENBLAS", "MKL"):
+        os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+
+
 def available_memory_bytes(root: Path = ROOT) -> int:
     """Memory that is free for new processes, at most the container's limit."""
     usable_bytes = usable_memory_bytes(root)

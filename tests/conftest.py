@@ -54,6 +54,9 @@ for _word in (
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Two tests run side by side: threads of numpy's linear algebra would spin on the other one's core.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # Ray reads its authentication from the environment while it is imported, once a process; DeepHyper
 # imports Ray, and the tests of the tuner import DeepHyper.
 prepare_environment()

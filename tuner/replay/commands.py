@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from search_spaces.machine import keep_to_one_core, usable_cores
+
 if TYPE_CHECKING:
     from search_spaces.tables import MeasurementTable, TableCell
 
@@ -76,10 +78,10 @@ def replay(
     Every cell of the measurement table TABLE is searched on its own, with its rows as the only
     legal layouts and their measurements as the truth.
     """
+    keep_to_one_core()  # `jobs` is the number of those
     # Imported here, so that `layout-tuner --help` starts fast.
     from search_spaces.belief.known_measurements import knowledge_of, read_calibrating_cells
     from search_spaces.errors import SearchSpaceError
-    from search_spaces.machine import usable_cores
     from search_spaces.tables import read_table
     from search_spaces.tables.selection import CellFilter, select
     from search_spaces.terminal.live_output import work_line

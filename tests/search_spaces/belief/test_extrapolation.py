@@ -19,8 +19,8 @@ from search_spaces.belief.extrapolation import (
 from search_spaces.campaigns.fidelity import Fidelity, fidelities
 from search_spaces.estimates.time import PRIOR, TERM_NAMES, step_time_s, time_terms
 from search_spaces.spec.layout import Layout
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.model_shape import ModelShape
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import model_preset
 
 MODEL = model_preset("llama-7b")

@@ -52,6 +52,24 @@ def line_of(process: subprocess.Popen[str], words: str) -> str:
     raise AssertionError(f"the driver ended without saying {words!r}")
 
 
+_THREADS = """
+import click
+from tuner.driver.commands import driver
+try:
+    driver.main(["--data-dir", "/dev/null/nowhere"], standalone_mode=False)
+except click.ClickException:
+    import numpy, scipy.linalg, threadpoolctl
+    print(sorted({each["num_threads"] for each in threadpoolctl.threadpool_info()}))
+"""
+
+
+def test_its_linear_algebra_has_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others would spin on cores that probes may have."""
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS")
+    found = subprocess.run([sys.executable, "-c", _THREADS], capture_output=True, text=True)
+    assert found.stdout.strip() == "[1]", found.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["random", pytest.param("deephyper", marks=pytest.mark.slow)])
 def test_killed_in_the_middle_and_started_again_it_completes_the_campaign(
