@@ -27,7 +27,7 @@ def usable_cores(root: Path = ROOT) -> int:
     return max(int(min([len(os.sched_getaffinity(0)), *quotas])), 1)
 
 
-def keep_to_one_core() -> None:
+def use_one_blas_thread() -> None:
     """Keeps numpy and scipy to one thread; to be called before they are imported.
 
     The matrices of a search are small. Further threads of a BLAS would only spin, on cores that

@@ -9,7 +9,7 @@ import click
 
 from results_db.database.option import database_option
 from search_spaces.connection.data_home import PRIVATE_UMASK
-from search_spaces.machine import keep_to_one_core
+from search_spaces.machine import use_one_blas_thread
 
 
 @click.command()
@@ -26,7 +26,7 @@ def driver(data_dir: Path | None, database: str | None) -> None:
     Runs until it is told to stop (SIGTERM, SIGINT). It may be killed and started at any moment. Of
     several on one database one is active; the others stand by and take over within seconds.
     """
-    keep_to_one_core()
+    use_one_blas_thread()
     # Imported here, so that `layout-tuner --help` starts fast.
     from results_db.errors import ResultsDbError
     from tuner.driver.process import drive

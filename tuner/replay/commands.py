@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from search_spaces.machine import keep_to_one_core, usable_cores
+from search_spaces.machine import usable_cores, use_one_blas_thread
 
 if TYPE_CHECKING:
     from search_spaces.tables import MeasurementTable, TableCell
@@ -78,7 +78,7 @@ def replay(
     Every cell of the measurement table TABLE is searched on its own, with its rows as the only
     legal layouts and their measurements as the truth.
     """
-    keep_to_one_core()  # `jobs` is the number of those
+    use_one_blas_thread()  # `jobs` says how many cores are busy
     # Imported here, so that `layout-tuner --help` starts fast.
     from search_spaces.belief.known_measurements import knowledge_of, read_calibrating_cells
     from search_spaces.errors import SearchSpaceError
