@@ -44,6 +44,12 @@ def log_step_s(terms: TimeTerms, deviations: Floats) -> Floats:
     return np.asarray(np.log(terms.step_time_s(term_factors(deviations))) + deviations[..., -1])
 
 
+def drawn_log_step_s(terms: TimeTerms, deviations: Floats) -> Floats:
+    """The same of each layout with each row of deviations; shape [rows, layouts]."""
+    times = terms.drawn_step_times_s(term_factors(deviations))
+    return np.asarray(np.log(times) + deviations[:, -1:])
+
+
 def slopes(terms: TimeTerms, deviations: Floats) -> Floats:
     """By how much each logarithm grows with each deviation; shape [layouts, factors]."""
     shares = terms.shares(term_factors(deviations))

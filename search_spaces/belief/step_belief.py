@@ -22,6 +22,7 @@ from search_spaces.belief.factor_regression import (
     Linearised,
     Regression,
     StepFactors,
+    drawn_log_step_s,
     log_sd,
     log_step_s,
 )
@@ -66,6 +67,10 @@ class StepModel:
     def log_s(self, deviations_F: Floats) -> Floats:
         """Logarithm of each step in seconds, with the prior mean of the residual."""
         return np.asarray(log_step_s(self.terms, deviations_F) + self.residual)
+
+    def drawn_log_s(self, deviations_SF: Floats) -> Floats:
+        """The same with each row of deviations; shape [draws, layouts]."""
+        return np.asarray(drawn_log_step_s(self.terms, deviations_SF) + self.residual)
 
 
 def joined(models: Sequence[StepModel]) -> StepModel:
@@ -215,10 +220,8 @@ class StepBelief:
         """
         asked = self._model.rows(rows)
         deviations_SF = self._factors.mean + normal_draws(self._factors.covariance, num_draws, rng)
-        physics_SN = np.array([asked.log_s(deviations_F) for deviations_F in deviations_SF])
-        left_SM = self._log_s_M - np.array(
-            [self._measured.log_s(deviations_F) for deviations_F in deviations_SF]
-        )
+        physics_SN = asked.drawn_log_s(deviations_SF)
+        left_SM = self._log_s_M - self._measured.drawn_log_s(deviations_SF)
         residual_SN = np.empty_like(physics_SN)
         ends = np.rint(np.cumsum(list(self.kernels.values())) * num_draws).astype(int)
         for kernel, end, start in zip(self.kernels, ends, [0, *ends[:-1]], strict=True):

@@ -242,6 +242,10 @@ class TimeTerms:
         """Step time of each layout, with one factor per term, or one row of factors per layout."""
         return self._sums(factors).total
 
+    def drawn_step_times_s(self, factors: Floats) -> Floats:
+        """Step time of each layout with each row of factors; shape [rows, layouts]."""
+        return self._sums_alike(factors).total
+
     def shares(self, factors: Floats = PRIOR) -> Floats:
         """D log(step) / d log(factor) for each factor; one row per layout."""
         sums = self._sums(factors)
@@ -269,15 +273,18 @@ class TimeTerms:
         )
 
     def _sums_alike(self, factors: Floats) -> StepSums:
-        """The sums for the same factors everywhere: one matrix product, since layouts are many."""
-        weights = np.where(_IS_KIND, factors[:, None], 0.0).astype(self.seconds.dtype)
-        device, host, reduction, rest = (self.seconds @ weights).T
+        """The sums for the same factors everywhere; of each row where there are several.
+
+        One matrix product a row, since layouts are many.
+        """
+        weights = np.where(_IS_KIND, factors[..., None], 0.0).astype(self.seconds.dtype)
+        device, host, reduction, rest = np.moveaxis(self.seconds @ weights, -1, 0)
         return StepSums(
             device=device,
             host=host,
             reduction=reduction,
             rest=rest,
-            odds=(self.seconds[:, _ODDS] > 0) @ factors[_ODDS],
+            odds=factors[..., _ODDS] @ (self.seconds[:, _ODDS] > 0).T,
             backward_share=self.backward_share,
         )
 

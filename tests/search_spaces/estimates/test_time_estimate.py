@@ -429,6 +429,14 @@ def test_a_reduction_hides_behind_a_long_backward_pass() -> None:
     assert waited(256) < 0.5 * waited(1)
 
 
+def test_draws_of_the_factors_give_the_steps_of_each_draw_to_the_bit() -> None:
+    kinds = [make_layout(dp=8), make_layout(dp=8, zero_stage=1), make_layout(tp=4, pp=2)]
+    terms = time_terms(LayoutColumns.of_each(kinds), MODEL, MACHINE)
+    factors = PRIOR * np.exp(np.random.default_rng(0).normal(size=(5, len(PRIOR))))
+    one_by_one = np.array([terms.step_time_s(each) for each in factors])
+    assert terms.drawn_step_times_s(factors).tolist() == one_by_one.tolist()
+
+
 @given(layouts)
 def test_every_term_is_finite_and_none_is_negative(layout: Layout) -> None:
     terms = time_terms(layout, MODEL, MACHINE)
