@@ -116,24 +116,22 @@ def judge(folder: Path | None) -> tuple[str, str, bool]:
         _machines([row.share for row in rows], rows)
         == _machines(_shares_of_peak(rows, found), rows),
     ]
+    weak = [row for row in rows if row.efficiency]
+    base = [each for row, each in zip(rows, found, strict=True) if row.efficiency]
+    cases, known = _weak_cases(weak, base, folder), ""
+    if KNOWN in cases:
+        points = _points(_points_off(weak, cases[KNOWN]))
+        known = f"| the same, {KNOWN} | {MOST_POINTS:g} | {points} |\n"
     said = ["as published" if is_so else "another" for is_so in are_in_order]
     text = (
         f"| {ROWS}: weak scaling at {JUDGED[0]:,} and {JUDGED[1]:,} GCDs, points off | "
-        f"{MOST_POINTS:g} | {_points(off)} |\n{_known_line(rows, folder)}"
+        f"{MOST_POINTS:g} | {_points(off)} |\n{known}"
         f"| the same: order of the {len(rows)} runs by FLOP/s | as published | {said[0]} |\n"
         "| the same: order of the machines by the largest run's share of the peak | as published | "
         f"{said[1]} |\n"
     )
-    tables = f"\n{_runs_table(rows, found)}\n\n{_sensitivity_table(rows, found, folder)}\n"
+    tables = f"\n{_runs_table(rows, found)}\n\n{_sensitivity_table(weak, cases)}\n"
     return text, tables, all(are_in_order)
-
-
-def _known_line(rows: Sequence[ScalingRun], folder: Path) -> str:
-    """What is missing where all is assumed that is known of AxoNN; empty without their logs."""
-    if not (folder / LINKS).exists():
-        return ""
-    found = [predict(row, folder, known=bool(row.efficiency)) for row in rows]
-    return f"| the same, {KNOWN} | {MOST_POINTS:g} | {_points(_points_off(rows, found))} |\n"
 
 
 def _points(off: Mapping[int, float]) -> str:
@@ -303,14 +301,19 @@ def _runs_table(rows: Sequence[ScalingRun], found: Sequence[Predicted]) -> str:
     return table((*header, "layout"), lines)
 
 
-def _sensitivity_table(rows: Sequence[ScalingRun], found: Sequence[Predicted], folder: Path) -> str:
-    """Predicted weak scaling under other assumptions."""
-    weak = [row for row in rows if row.efficiency]
-    base = [each for row, each in zip(rows, found, strict=True) if row.efficiency]
+def _weak_cases(
+    weak: Sequence[ScalingRun], base: list[Predicted], folder: Path
+) -> dict[str, list[Predicted]]:
+    """The runs of the weak scaling under each assumption, where its table is there."""
     cases = {f"{SEQUENCES:,} sequences": base}
     for name, changes in SENSITIVITY.items():
-        if not changes.get("links") or (folder / LINKS).exists():
+        if not changes.keys() & {"links", "known"} or (folder / LINKS).exists():
             cases[name] = [predict(row, folder, **changes) for row in weak]
+    return cases
+
+
+def _sensitivity_table(weak: Sequence[ScalingRun], cases: Mapping[str, list[Predicted]]) -> str:
+    """Predicted weak scaling under other assumptions."""
     lines = [
         (name, *(f"{share:.1%}" for share in _efficiencies(weak, each).values()))
         for name, each in cases.items()

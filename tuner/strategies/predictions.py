@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,33 +71,23 @@ class Predictions:
         self._problem = problem
         self._known_parts: dict[tuple[int, Fidelity], _Part] = {}
         self._is_calibrated = bool(problem.knowledge.samples)
-        self._last_belief: tuple[tuple[object, ...], StepBelief] | None = None
+        self._last_belief: tuple[tuple[Any, ...], StepBelief] | None = None
         """What was measured, and the belief after it: proposal and stop ask for the same one."""
 
     def belief(self, history: History) -> StepBelief:
         """The prediction of step times after the measurements of the history."""
         runs = [(row, run) for row in history.observations for run in history.completed_runs(row)]
-        rows = np.array([row for row, _ in runs], dtype=np.int64)
-        log_s = [self.objectives.log_step_s(row, run) for row, run in runs]
-        cheap = {
-            row: (run.fidelity, run.observation.step_time_s or np.nan)
-            for row, run in history.cheap.items()
-        }
-        known = (*rows.tolist(), *log_s, *cheap.items())
+        full = [self.objectives.log_step_s(row, run) for row, run in runs]
+        cheap = [run.observation.step_time_s or np.nan for run in history.cheap.values()]
+        rows, log_s = [row for row, _ in runs], np.r_[full, np.log(cheap)]
+        fidelities = [run.fidelity for run in history.cheap.values()]
+        known = (rows, list(history.cheap), fidelities, log_s.tolist())
         if self._last_belief is None or known != self._last_belief[0]:
-            self._last_belief = known, self._fit(rows, log_s, history.cheap)
+            parts = self._parts(np.array(rows, np.int64), history.cheap) if cheap else None
+            every = np.array([*rows, *history.cheap], np.int64)
+            fitted = StepBelief(self._model, self._prior, every, log_s, parts)
+            self._last_belief = known, fitted
         return self._last_belief[1]
-
-    def _fit(
-        self, rows: NDArray[np.int64], log_s: list[float], cheap: Mapping[int, CheapRun]
-    ) -> StepBelief:
-        """The belief after full runs of the rows, and cheap probes."""
-        if not cheap:
-            return StepBelief(self._model, self._prior, rows, np.array(log_s))
-        seen_s = [run.observation.step_time_s or np.nan for run in cheap.values()]
-        every = np.concatenate([rows, list(cheap)]).astype(np.int64)
-        parts = self._parts(rows, cheap)
-        return StepBelief(self._model, self._prior, every, np.r_[log_s, np.log(seen_s)], parts)
 
     def _parts(self, rows: NDArray[np.int64], cheap: Mapping[int, CheapRun]) -> MeasuredParts:
         """What ran: some layouts in full, and then the parts of others."""

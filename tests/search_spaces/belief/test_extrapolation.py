@@ -15,13 +15,15 @@ from search_spaces.belief.extrapolation import (
     REPLICAS_LOG_SD,
     extrapolated_step,
     extrapolation_log_sd,
+    ratio_log_sd,
 )
 from search_spaces.campaigns.fidelity import Fidelity, fidelities
-from search_spaces.estimates.time import PRIOR, TERM_NAMES, step_time_s, time_terms
+from search_spaces.estimates.time import PRIOR, TERM_NAMES, TimeTerms, step_time_s, time_terms
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.model_shape import ModelShape
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.models import model_preset
+from search_spaces.units import NORMAL_95
 
 MODEL = model_preset("llama-7b")
 CLUSTER = CLUSTER_PRESETS["frontier"]
@@ -54,12 +56,15 @@ def test_a_part_that_takes_what_the_closed_form_expects_stands_for_the_expected_
         assert ran < 1.5 * expected * part.num_microbatches / 64  # its pipeline fills as often
 
 
-def own_log_sd(part: Fidelity, layout: Layout = LAYOUT, model: ModelShape = MODEL) -> float:
-    terms = (
+def terms_of(part: Fidelity, layout: Layout, model: ModelShape) -> tuple[TimeTerms, TimeTerms]:
+    return (
         time_terms(part.reduced(layout), part.reduced_model(model), CLUSTER),
         time_terms(layout, model, CLUSTER),
     )
-    return extrapolation_log_sd(part, layout, model, *terms)
+
+
+def own_log_sd(part: Fidelity, layout: Layout = LAYOUT, model: ModelShape = MODEL) -> float:
+    return extrapolation_log_sd(part, layout, model, *terms_of(part, layout, model))
 
 
 @pytest.mark.parametrize(
@@ -79,12 +84,13 @@ def test_the_interval_holds_the_errors_of_the_parts_that_are_reduced(
     reduced: dict[str, int], log_sd: float
 ) -> None:
     part = replace(WHOLE, **reduced)
-    own = own_log_sd(part)
-    assert own == log_sd == 0 if part == WHOLE else log_sd < own < 3 * math.hypot(log_sd, 0.05)
+    own, ratio = own_log_sd(part), ratio_log_sd(*terms_of(part, LAYOUT, MODEL))
+    assert own == pytest.approx(math.hypot(log_sd, ratio))
     step = extrapolated_step(3.0, part, LAYOUT, MODEL, CLUSTER)
-    wide = 1.96 * math.hypot(own, COMMON_LOG_SD)
-    assert math.log(step.high_s / step.expected_s) == pytest.approx(wide, rel=1e-4)
-    assert math.log(step.expected_s / step.low_s) == pytest.approx(wide, rel=1e-4)
+    wide, stated = (NORMAL_95 * math.hypot(each, COMMON_LOG_SD) for each in (own, log_sd))
+    assert math.log(step.high_s / step.expected_s) == pytest.approx(wide)
+    assert math.log(step.expected_s / step.low_s) == pytest.approx(wide)
+    assert wide == pytest.approx(stated) if part == WHOLE else stated < wide < 3 * stated
 
 
 @pytest.mark.parametrize("times", [0.3, 3.0])

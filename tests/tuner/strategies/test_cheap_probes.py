@@ -116,13 +116,16 @@ def test_a_cheap_probe_costs_a_fraction_and_is_predicted_as_what_runs() -> None:
     for probe in probes:
         costs[bool(probe.fidelity)].append(probe.node_seconds)
     assert max(costs[True]) < 0.3 * min(costs[False])
+    errors = []
     for probe in probes[3:]:
         assert probe.prediction is not None
-        if probe.step_time_s is None:  # it ran out of memory
-            continue
-        # The whole layout takes twice as long and more; which ones are probed, and so how well they
-        # are predicted, depends on how the processor rounds.
-        assert probe.prediction.step_time_s == pytest.approx(probe.step_time_s, rel=0.4)
+        if probe.step_time_s is not None:  # it fits
+            errors.append(abs(probe.prediction.step_time_s / probe.step_time_s - 1))
+    assert len(errors) >= 10
+    assert median(errors) < 0.1
+    # The whole layout takes twice as long and more. Which layouts are probed depends on how the
+    # processor rounds.
+    assert max(errors) < 0.4
 
 
 def test_an_interrupted_search_goes_on_as_if_it_had_not_been() -> None:
