@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import stat
@@ -238,6 +239,7 @@ def test_sigkill_of_rays_holder_leaves_nothing(wardens_too: bool, mark: str, pla
     wait_until("no process of the cluster is left", lambda: not marked(mark), 5)
     assert directory.parent == place
     assert directory.exists() == wardens_too
+    wait_until_released(place)
     RayDirectory.create().close()
     assert not directory.exists()
 
@@ -251,8 +253,27 @@ def test_daemons_that_survive_all_above_end_with_the_next_start(mark: str, place
         assert len(daemons) == 2
         kill_at_once([pid for pid in found if pid not in daemons])
     wait_until("the daemons alone are left", lambda: {p.pid for p in marked(mark)} == daemons, 5)
+    wait_until_released(place)
     RayDirectory.create().close()
     wait_until_gone(daemons)
+
+
+def wait_until_released(place: Path) -> None:
+    """Waits until no process holds the lock of a directory of Ray's.
+
+    A killed process loses its environment, and its first thread ends, before it closes its files.
+    """
+
+    def released(lock: Path) -> bool:
+        with lock.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
+
+    locks = list(place.glob("*/lock"))
+    wait_until("no process holds the directory", lambda: all(map(released, locks)), 20)
 
 
 @contextmanager
