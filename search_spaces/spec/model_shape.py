@@ -244,11 +244,6 @@ class ModelShape:
         return self.num_experts * 3 * self.hidden_size * self.moe_ffn_hidden_size
 
     @property
-    def num_parameters_of_experts(self) -> int:
-        """Parameters of the experts of all layers."""
-        return self.num_expert_layers * self.num_expert_parameters
-
-    @property
     def num_layer_matrix_parameters(self) -> int:
         """Parameters in the matrices of one block: attention and feed-forward.
 
