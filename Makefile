@@ -55,7 +55,7 @@ structure: $(INSTALLED)
 	$(BIN)/python -m tests.structure
 
 # Two tests at a time, each file's in their order; TEST_JOBS=0 runs one at a time. Of the tests that
-# start ranks (marker `ranks`) one runs at a time in any case, see tests/conftest.py.
+# start ranks (marker `ranks`), but for the trainer's, one runs at a time: see tests/conftest.py.
 TEST_JOBS ?= 2
 SIDE_BY_SIDE := -n $(TEST_JOBS) --dist loadfile
 ELSEWHERE := not gpu and not slurm and not exports

@@ -75,7 +75,10 @@ A number that no parameter's number of values is a multiple of leaves the most d
 """
 
 RANKS = "ranks"
-"""Marker of tests that start ranks, Ray or whole systems: one of them runs at a time."""
+"""Marker of tests that start ranks, Ray or whole systems: but for the trainer's, one at a time."""
+
+_TRAINER = "tests/workers/trainer/"
+"""Its tests fork their ranks themselves, and judge what was computed and not when."""
 
 _STARTS_RANKS = {"workers.ranks.zygote", "workers.ray_node", "torch.distributed.run"}
 """Modules that, run in a process of their own, start ranks or Ray."""
@@ -133,7 +136,10 @@ def _runs_on_postgresql(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Hands out the files whose tests start ranks as one unit, then the others one by one."""
+    """Hands out the files whose tests start ranks as one unit, then the others one by one.
+
+    Those of the trainer come first among the others: see `pytest_collection_modifyitems`.
+    """
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -146,7 +152,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class RanksTogether(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::", 1)[0]
-            return RANKS if starts_ranks(file) else file
+            is_alone = starts_ranks(file) and not file.startswith(_TRAINER)
+            return RANKS if is_alone else file
 
     config.option.loadscopereorder = False  # the longest unit comes first as it is
     return RanksTogether(config, log)
@@ -179,8 +186,8 @@ def _refuse_ranks_of_unmarked_tests(event: str, arguments: tuple[Any, ...]) -> N
         for item in _running:
             if item.get_closest_marker(RANKS) is None:
                 pytest.fail(
-                    f"{item.nodeid} starts ranks; mark it with pytest.mark.{RANKS}, "
-                    "so that it does not run beside others that do"
+                    f"{item.nodeid} starts ranks; mark it with pytest.mark.{RANKS}, so that it "
+                    "runs before tests with threads of OpenMP, and not beside a whole system"
                 )
 
 
