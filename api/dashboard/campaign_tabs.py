@@ -14,7 +14,7 @@ from api.campaigns.cheap_probes import cheap_probes
 from api.campaigns.trial_listing import page_of_trials
 from api.dashboard.campaign_page import ShowDep
 from api.dependencies import CampaignDep, StoreDep
-from api.html.result_sentences import REASONS
+from api.html.result_sentences import REASONS, end_of_log
 from api.http.cursors import MAX_CURSOR
 from api.http.query_parameters import TrialFilterDep
 from results_db.campaigns.charts import FailureCount
@@ -28,9 +28,6 @@ from search_spaces.protocol.states import TrialState
 
 PAGE: Final = 100
 """Trials or events on one page."""
-
-LOG_LINES: Final = 14
-"""Last lines of a failed trial's log that are shown."""
 
 _NEWEST_FIRST: Final = TrialOrder(key="number", descending=True)
 _WITHOUT_RESULT: Final[tuple[TrialState, ...]] = ("FAILED", "INFEASIBLE")
@@ -140,7 +137,7 @@ def _reasons(store: Store, campaign: CampaignRecord) -> list[FailureReason]:
                 num_trials=nodes.total(),
                 nodes=nodes.most_common(),
                 example=example,
-                log="\n".join(example.log_tail.splitlines()[-LOG_LINES:]),
+                log=end_of_log(example.log_tail),
             )
         )
     return sorted(found, key=lambda each: -each.num_trials)

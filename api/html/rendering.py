@@ -158,13 +158,19 @@ def _environment() -> Environment:
     )
     own: dict[str, Callable[..., Any]] = {
         "cheap_words": lambda probes: cheap_count_words(probes.number, probes.node_seconds),
-        "count": lambda number: f"{number:,}",
+        "count": _count,
         "labelled": _labelled,
         "timestamp": _timestamp,
     }
     environment.filters |= own | {each.__name__: each for each in _FILTERS}
     environment.globals |= {"zip": zip, "disturbed_meaning": MEANING, "KNOBS": KNOBS}
     return environment
+
+
+def _count(number: int, thing: str = "") -> str:
+    """A number with its thousands apart, and a noun, which gets an s unless the number is 1."""
+    noun = f" {thing}{'s' if number != 1 else ''}" if thing else ""
+    return f"{number:,}{noun}"
 
 
 def _labelled(row: Markup, columns: Sequence[str]) -> Markup:

@@ -31,8 +31,16 @@ REASONS: Final[Mapping[str, str]] = {
 }
 """Why trials have no result, with the meaning of each reason."""
 
+LOG_LINES: Final = 14
+"""Last lines of a failed trial's log that are shown."""
+
 Phrase = tuple[str, bool]
 """A part of a sentence, and whether it is strong."""
+
+
+def end_of_log(text: str) -> str:
+    """The lines of a failed trial's log that are shown."""
+    return "\n".join(text.splitlines()[-LOG_LINES:])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

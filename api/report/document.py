@@ -15,7 +15,7 @@ from api.formatting import duration, effect_words, half_interval, machine, momen
 from api.html.assets import assets
 from api.html.leaderboard_table import LeaderboardTable, leaderboard_table
 from api.html.rendering import document
-from api.html.result_sentences import REASONS, bounds, finding_of, lead
+from api.html.result_sentences import REASONS, bounds, end_of_log, finding_of, lead
 from api.html.trial_facts import TrialFacts, knob_pairs
 from api.http.documents import write_yaml
 from api.plot_data.campaign_plots import CampaignPlots, PlotChoices
@@ -247,8 +247,6 @@ def _steps(analysis: Analysis | None) -> list[tuple[Any, ...]]:
     ]
 
 
-LOG_LINES: Final = 14
-"""Last lines of a failed trial's log that are shown."""
 _NUMBERS_SHOWN: Final = 12
 _NODES_SHOWN: Final = 8
 
@@ -301,7 +299,7 @@ def failures(store: Store, ended: Sequence[TrialBrief]) -> list[Failure]:
         Failure(
             reason=reason,
             trials=trials,
-            log="\n".join(store.reports.log_tail(trials[-1].id).splitlines()[-LOG_LINES:]),
+            log=end_of_log(store.reports.log_tail(trials[-1].id)),
         )
         for (_state, reason), trials in by_reason.items()
     ]

@@ -20,7 +20,7 @@ from benchmarks.search.search_runs import (
     tasks_of,
 )
 from search_spaces.tables import MeasurementTable, TableCell
-from tuner.driver.budget_check import LEAST_COMPLETED
+from tuner.driver.campaign_end import LEAST_COMPLETED
 from tuner.replay.run import ReplayRun, is_within, replay_all
 
 STATED: Final = 0.95

@@ -27,7 +27,7 @@ Sinha et al. (SC 2022, arXiv 2208.11035) ran the same work on the GPUs of five l
 from the fastest to the slowest on average, 22 % at most. 8 % are two standard deviations of 4 %."""
 PRIOR_LOG_SD: Final = 0.8
 """Standard deviation of the logarithm of that: with 95 % it is between 0.8 and 19 %."""
-DISTURBED_SHARE: Final = 0.05
+UNNOTICED_SHARE: Final = 0.05
 """Probability that a run was disturbed and is not marked as such."""
 DISTURBED_SD: Final = 0.3
 """How far a disturbed run is off, as a standard deviation; the outliers of the same study were up
@@ -111,6 +111,6 @@ def _log_likelihood(logs: NDArray[np.float64]) -> NDArray[np.float64]:
     runs = logs[:, None, None, :]
     mean = (runs / variance).sum(-1) / total
     squares = ((runs - mean[..., None]) ** 2 / variance).sum(-1)
-    of_case = np.where(disturbed.any(-1), DISTURBED_SHARE, 1.0 - DISTURBED_SHARE)
+    of_case = np.where(disturbed.any(-1), UNNOTICED_SHARE, 1.0 - UNNOTICED_SHARE)
     density = np.log(of_case) - 0.5 * (np.log(variance).sum(-1) + np.log(total) + squares)
     return np.asarray(np.logaddexp.reduce(density, axis=-1).sum(axis=0), dtype=np.float64)

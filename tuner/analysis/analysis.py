@@ -30,6 +30,11 @@ from search_spaces.spec.objectives import objective_factors
 from tuner.analysis.importance import FOLLOWERS, METHOD, importances, knobs_of
 from tuner.strategies.base import LayoutSet
 
+ANALYSIS_INTERVAL_S: Final = 60.0
+"""Pause between two analyses of a running campaign; one more is made at its end."""
+ENDINGS_AN_ANALYSIS: Final = 5
+"""Trials that must have ended since the last analysis."""
+
 StepTime = Callable[[Layout], float]
 """Predicts the step time of a layout, in seconds."""
 

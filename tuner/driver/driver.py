@@ -27,8 +27,8 @@ from search_spaces.campaigns.campaign import CampaignSpec
 from search_spaces.connection.outage_log import OutageLog
 from search_spaces.errors import SearchSpaceError
 from search_spaces.spec.layout import Layout
-from tuner.analysis.analysis import analyse
-from tuner.driver.budget_check import (
+from tuner.analysis.analysis import ANALYSIS_INTERVAL_S, ENDINGS_AN_ANALYSIS, analyse
+from tuner.driver.campaign_end import (
     Spent,
     closing_message,
     is_reserved,
@@ -62,10 +62,6 @@ MAX_A_ROUND: Final = 16
 """New trials of a campaign in one round; outcomes are read between rounds."""
 _LOOKED_AT: Final = 100
 """Of the ranked layouts, the best so many may be repeated because they were disturbed."""
-ANALYSIS_INTERVAL_S: Final = 60.0
-"""Pause between two analyses of a running campaign; one more is made at its end."""
-ENDINGS_AN_ANALYSIS: Final = 5
-"""Trials that must have ended since the last analysis."""
 
 _log: Final = logging.getLogger("tuner.driver.driver")
 

@@ -9,7 +9,7 @@ from typing import Final
 from results_db.leaderboard.leaderboard_records import RankedLayout
 from results_db.trials.trials import RepeatsOfLayout
 from search_spaces.campaigns.campaign_settings import Budget
-from tuner.driver.budget_check import LARGEST_RESERVE
+from tuner.driver.campaign_end import LARGEST_RESERVE
 
 NUM_ROUNDS: Final = 2
 """How often each layout is measured again, at most: after each round, layouts that differ

@@ -1,4 +1,4 @@
-"""Whether the budget of a campaign is spent or it has converged, and the message of its end."""
+"""Whether a campaign has spent its budget or converged, and the message of its end."""
 
 from __future__ import annotations
 
