@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,13 +44,14 @@ _FARTHEST: Final = 4.0
 class RunSpread:
     """What is known of the standard deviation between runs, which is the same for all layouts."""
 
-    weights: NDArray[np.float64]
-    """Probability of each standard deviation on the grid."""
+    logs: NDArray[np.float64]
+    """Logarithm of the probability of each standard deviation on the grid, up to a constant; runs
+    that scatter widely leave small ones a probability below the smallest number."""
 
     @classmethod
     def prior(cls) -> Self:
         """Before any layout was run twice: log-normal."""
-        return cls(_normalised(-0.5 * (np.log(_GRID / PRIOR_MEDIAN) / PRIOR_LOG_SD) ** 2))
+        return cls(-0.5 * (np.log(_GRID / PRIOR_MEDIAN) / PRIOR_LOG_SD) ** 2)
 
     def told(self, layouts: Iterable[Sequence[float]]) -> RunSpread:
         """The distribution after some layouts.
@@ -66,10 +67,14 @@ class RunSpread:
                 left -= 1
         if not by_number:
             return self
-        logs = np.log(self.weights) + sum(
-            _log_likelihood(np.log(np.array(runs))) for runs in by_number.values()
-        )
-        return RunSpread(_normalised(logs))
+        likelihoods = (_log_likelihood(np.log(np.array(runs))) for runs in by_number.values())
+        return RunSpread(sum(likelihoods, self.logs))
+
+    @cached_property
+    def weights(self) -> NDArray[np.float64]:
+        """Probability of each standard deviation on the grid."""
+        weights = np.exp(self.logs - self.logs.max())
+        return np.asarray(weights / weights.sum(), dtype=np.float64)
 
     @cached_property
     def variance(self) -> float:
@@ -89,11 +94,6 @@ class RunSpread:
             else:
                 high = middle
         return high
-
-
-def _normalised(logs: NDArray[Any]) -> NDArray[np.float64]:
-    weights = np.exp(logs - logs.max())
-    return np.asarray(weights / weights.sum(), dtype=np.float64)
 
 
 def _log_likelihood(logs: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -68,6 +68,15 @@ def test_repeats_told_in_parts_are_told() -> None:
     )
 
 
+def test_runs_that_scatter_widely_rule_no_small_spread_out_for_ever() -> None:
+    wide, quiet = [[1.0, 1.12, 1.25]], repeated(0.002, layouts=150, runs=3)
+    at_once = RunSpread.prior().told([*wide, *quiet])
+    in_parts = RunSpread.prior().told(wide).told(quiet)
+    assert RunSpread.prior().told(wide).weights[0] == 0.0
+    np.testing.assert_allclose(in_parts.weights, at_once.weights, rtol=1e-9, atol=1e-300)
+    assert math.sqrt(in_parts.variance) < 0.01
+
+
 SECONDS = st.floats(1e-3, 1e4)
 
 
