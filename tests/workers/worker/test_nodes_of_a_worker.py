@@ -27,6 +27,16 @@ from workers.worker.roster import NodeRoster
 KILLED = "its raylet was killed"
 
 
+def make_report(failure: str = "") -> HealthReport:
+    return HealthReport(
+        device="cpu",
+        num_devices=2,
+        num_devices_seen=2,
+        gemm_tflops=(1.0, math.nan),
+        failure=failure,
+    )
+
+
 def crashed(message: str, node: str = "n0", duration_s: float = 1.0) -> Outcome:
     where = {"node": node, "duration_s": duration_s}
     return Outcome(state="failed", reason="crashed", message=message, **where)
@@ -143,18 +153,6 @@ def test_a_node_failing_twice_what_others_complete_is_set_aside(service: WorkedS
     assert sum(placement[0].node == 0 for placement in launcher.placements) == 2
 
 
-def make_report(failure: str = "") -> HealthReport:
-    return HealthReport(
-        device="cpu",
-        num_devices=2,
-        num_devices_seen=2,
-        memory_bytes=8,
-        memory_free_bytes=8,
-        gemm_tflops=(1.0, math.nan),
-        failure=failure,
-    )
-
-
 def test_a_node_is_checked_before_its_first_probe_and_on_release(service: WorkedService) -> None:
     checked: list[tuple[int, ...]] = []
 
@@ -197,25 +195,24 @@ def test_a_check_that_breaks_down_is_no_clean_bill(service: WorkedService) -> No
     assert launcher.requests == []
 
 
-def test_users_quarantine_and_release_nodes(service: WorkedService) -> None:
+def test_users_quarantine_and_release_nodes_also_before_the_worker_came(
+    service: WorkedService,
+) -> None:
+    service.quarantined = [{"node": "n0", "reason": "failed twice"}]
     service.quarantine = [{"node": "n1", "reason": "smells of smoke"}]
 
     def watch() -> bool:
-        if service.states().get("n1") == "quarantined" and not seen:
-            seen.append(service.heartbeats[-1]["status"]["nodes"][1]["reason"])
+        if set(service.states().values()) == {"quarantined"} and not seen:
+            nodes = service.heartbeats[-1]["status"]["nodes"]
+            seen.extend(node["reason"] for node in nodes)
             service.quarantine, service.release = [], ["n1"]
-        return bool(seen) and service.states().get("n1") == "idle"
+            service.add(1)
+        return bool(service.outcomes)
 
     seen: list[str] = []
-    service.share(launcher_of(2, 2), until=watch)
-    assert seen == ["smells of smoke"]
-
-
-def test_a_node_under_quarantine_stays_there_in_the_next_worker(service: WorkedService) -> None:
-    service.quarantined = [{"node": "n0", "reason": "failed twice"}]
     launcher = launcher_of(2, 2)
-    service.add(1)
-    service.share(launcher, until=lambda: service.outcomes)
+    service.share(launcher, until=watch)
+    assert seen == ["failed twice", "smells of smoke"]
     assert [placement[0].node for placement in launcher.placements] == [1]
 
 
@@ -243,8 +240,7 @@ def test_a_released_node_is_checked_once_what_runs_there_has_ended() -> None:
         nodes: Sequence[int], _cancelled: Cancelled, _known: Mapping[int, HealthReport]
     ) -> dict[int, HealthReport]:
         checked.append(nodes)
-        fit = HealthReport(device="cpu", num_devices=2, num_devices_seen=2)
-        return dict.fromkeys(nodes, fit)
+        return dict.fromkeys(nodes, make_report())
 
     def take_checked() -> None:
         event = events.get(timeout=30)
@@ -277,8 +273,7 @@ def test_a_check_of_a_node_that_was_lost_meanwhile_counts_for_nothing() -> None:
     ) -> dict[int, HealthReport]:
         why = failures.pop(0)
         assert goes_on.wait(30)
-        report = HealthReport(device="cpu", num_devices=2, num_devices_seen=2, failure=why)
-        return dict.fromkeys(nodes, report)
+        return dict.fromkeys(nodes, make_report(why))
 
     def states() -> list[str]:
         return [record.state for record in roster.records()]

@@ -14,7 +14,7 @@ import pytest
 
 from search_spaces.protocol.worker_messages import OutcomeReport
 from search_spaces.spec.layout import Layout
-from tests.kit.fake_service import problem
+from tests.kit.fake_service import TOKEN, problem
 from tests.kit.store import completed, failed
 from tests.kit.worker_loop import WorkedService, make_report
 from workers.errors import ServiceUnreachableError
@@ -62,27 +62,20 @@ def test_an_outcome_that_always_breaks_the_service_is_set_aside_in_the_end(
     assert not service.kept()
 
 
-def test_an_outcome_is_not_posted_again_at_once(
+def test_an_outcome_is_not_posted_again_at_once_and_a_service_that_is_away_costs_no_try(
     service: WorkedService, outbox: Outbox, clock: list[float]
 ) -> None:
-    service.breaks_over = {1}
-    outbox.keep(make_report(1))
-    outbox.post()
-    service.breaks_over = set()
-    outbox.post()
-    assert not service.outcomes
-    clock[0] = 1.0
-    outbox.post()
-    assert list(service.posted()) == [1]
-
-
-def test_a_service_that_is_away_costs_no_try(service: WorkedService, outbox: Outbox) -> None:
     service.away = True
     outbox.keep(make_report(1))
     for _ in range(30):
         with pytest.raises(ServiceUnreachableError):
             outbox.post()
-    service.away = False
+    service.away, service.breaks_over = False, {1}
+    outbox.post()
+    service.breaks_over = set()
+    outbox.post()
+    assert not service.outcomes
+    clock[0] = 1.0
     outbox.post()
     assert list(service.posted()) == [1]
 
@@ -246,19 +239,6 @@ def test_an_outcome_that_can_not_be_removed_is_posted_once(
     assert "read-only file system" in caplog.text
 
 
-def test_outcomes_that_an_absent_service_missed_are_posted_later(
-    posting: Posting, service: WorkedService
-) -> None:
-    posting.catch_up(PATIENCE_S)
-    service.away = True
-    posting.take(make_report(1))
-    with pytest.raises(ServiceUnreachableError, match="outcomes wait"):
-        posting.catch_up(0.05)
-    service.away = False
-    posting.catch_up(PATIENCE_S)
-    assert list(service.posted()) == [1]
-
-
 def test_waiting_for_outcomes_ends_the_pause_between_two_tries(
     posting: Posting, service: WorkedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,7 +248,7 @@ def test_waiting_for_outcomes_ends_the_pause_between_two_tries(
     posting.catch_up(PATIENCE_S)  # from here on its pauses are the long ones
     service.away = True
     posting.take(make_report(1))
-    with pytest.raises(ServiceUnreachableError):
+    with pytest.raises(ServiceUnreachableError, match="outcomes wait"):
         posting.catch_up(0.5)
     service.away = False
     deadline = time.monotonic() + PATIENCE_S
@@ -280,16 +260,16 @@ def test_waiting_for_outcomes_ends_the_pause_between_two_tries(
     assert list(service.posted()) == [2, 1]
 
 
-def test_what_breaks_the_service_holds_up_nobody(posting: Posting, service: WorkedService) -> None:
-    service.breaks_over = {1}
-    posting.take(make_report(1))
-    posting.catch_up(PATIENCE_S)
-    assert not service.outcomes
-
-
-def test_a_refused_token_holds_up_nobody_by_itself(service: WorkedService, spool: Spool) -> None:
-    with LeaseClient(service.url, "another") as client:
+@pytest.mark.parametrize(
+    ("token", "breaks_over"), [(TOKEN, {1}), ("another", set())], ids=["broken", "refused-token"]
+)
+def test_an_outcome_that_cannot_be_posted_holds_up_nobody(
+    service: WorkedService, spool: Spool, token: str, breaks_over: set[int]
+) -> None:
+    service.breaks_over = breaks_over
+    with LeaseClient(service.url, token) as client:
         posting = Posting(Outbox(client, spool))
         posting.take(make_report(1))
         posting.catch_up(PATIENCE_S)
         posting.close(PATIENCE_S)
+    assert not service.outcomes

@@ -72,21 +72,6 @@ def test_what_is_no_answer_of_the_service_is_asked_for_again(service: WorkedServ
     assert not list(service.spool_dir.glob("rejected/*")), "a page refuses nothing"
 
 
-def test_a_service_that_breaks_down_over_leases_is_asked_again(service: WorkedService) -> None:
-    broken: list[str] = []
-
-    def break_down(path: list[str], _body: Any) -> Answer | None:
-        if path[-1] != "leases" or len(broken) == 3:
-            return None
-        broken.append(path[-1])
-        return 500, None
-
-    service.add(1)
-    intercept(service, break_down)
-    service.work(launcher_of(2), until=lambda: service.outcomes)
-    assert len(broken) == 3
-
-
 def test_a_status_that_the_service_does_not_take_costs_no_lease(service: WorkedService) -> None:
     def refuse_every_status(path: list[str], body: Any) -> Answer | None:
         is_status = path[-1] == "heartbeats" and body["status"] is not None

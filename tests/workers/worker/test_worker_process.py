@@ -30,10 +30,13 @@ def is_under_way(service: WorkedService, trial_id: int) -> bool:
     return service.beats().get(trial_id, {"iterations_done": 0})["iterations_done"] > 1
 
 
-def test_a_worker_runs_trials_and_drains_on_sigterm(service: WorkedService, mark: str) -> None:
+@pytest.mark.parametrize("launcher", ["local", pytest.param("ray", marks=pytest.mark.slow)])
+def test_a_worker_runs_trials_and_drains_on_sigterm(
+    service: WorkedService, mark: str, launcher: str
+) -> None:
     service.add(1, num_devices=NUM_RANKS, warmup=2, iterations=2)
     add_long_trial(service, 2)
-    with running_worker(service) as worker:
+    with running_worker(service, "--launcher", launcher) as worker:
         wait_until("the first outcome is posted", lambda: service.outcomes, 60)
         assert service.outcomes[0]["outcome"]["state"] == "completed"
         wait_until("the second trial is under way", lambda: is_under_way(service, 2), 30)
@@ -43,7 +46,7 @@ def test_a_worker_runs_trials_and_drains_on_sigterm(service: WorkedService, mark
     assert list(service.posted()) == [1]
 
 
-def test_a_worker_reports_what_campaigns_may_set(
+def test_a_worker_reports_what_campaigns_may_set_and_its_spool_is_its_users_alone(
     service: WorkedService, mark: str, tmp_path: Path
 ) -> None:
     declared = {
@@ -54,8 +57,14 @@ def test_a_worker_reports_what_campaigns_may_set(
     theirs = {"name": "theirs", "version": "1", "command": ["true"], "parameters": declared}
     (file := tmp_path / "trainers.json").write_text(json.dumps({"trainers": [theirs, plain]}))
     options = ("--launcher", "local", "--trainers", str(file), "--end-when-idle", "0")
-    with running_worker(service, *options) as worker:
-        assert worker.wait(60) == 0
+    service.spool_dir.mkdir(mode=0o755)
+    before = os.umask(0)
+    try:
+        with running_worker(service, *options) as worker:
+            assert worker.wait(60) == 0
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((service.spool_dir / "lock").stat().st_mode) == 0o600
     (said,) = service.registrations
     assert said["trainers"] == {"theirs": "1", "plain": "2"}
     assert said["trainer_parameters"].keys() == {"theirs", "plain"}
@@ -114,17 +123,3 @@ def test_a_worker_with_a_wrong_token_ends_with_one_line(service: WorkedService, 
     (line,) = log_of(service).read_text().splitlines()
     assert line.startswith("error: the service at http://127.0.0.1:")
     assert line.endswith("answered 401: the token is unknown; check the token file")
-
-
-def test_the_spool_is_the_users_alone_whatever_the_umask(service: WorkedService, mark: str) -> None:
-    service.spool_dir.mkdir(mode=0o755)
-    lock = service.spool_dir / "lock"
-    before = os.umask(0)
-    try:
-        with running_worker(service, "--launcher", "local") as worker:
-            wait_until("the worker has its spool", lock.exists, 30)
-            worker.terminate()
-            worker.wait(30)
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE(lock.stat().st_mode) == 0o600
