@@ -73,14 +73,10 @@ def test_a_site_of_an_unknown_name_lists_those_that_there_are() -> None:
         site_of(CLUSTER | {"site": "fronteir"})
 
 
-def test_an_unknown_field_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(SiteInvalidError, match=r"site field 'module' \(did you mean 'modules'\?\)"):
-        site_of(CLUSTER | {"site": {"module": ["rocm"]}})
-
-
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
+        ("module", ["rocm"], "unknown site field 'module' (did you mean 'modules'?)"),
         ("modules", "rocm", "modules: 'rocm' is not a list of texts"),
         ("modules", ["rocm; rm -rf /"], "is not the name of a module"),
         ("environment", {"A": 1}, "environment.A: 1 is not a text; put it in quotes"),
@@ -109,20 +105,13 @@ def test_an_unknown_field_is_refused_with_the_nearest_name() -> None:
         ("http_proxy", 3128, "http_proxy: 3128 is not a text"),
     ],
 )
-def test_a_value_of_the_wrong_kind_is_named(field: str, value: object, says: str) -> None:
+def test_a_field_that_is_unknown_or_of_the_wrong_kind_is_named(
+    field: str, value: object, says: str
+) -> None:
     with pytest.raises(SiteInvalidError) as refused:
         site_of(CLUSTER | {"site": {field: value}})
     assert "site" in str(refused.value)
     assert says in str(refused.value)
-
-
-def test_limits_are_those_of_the_quality_of_service_or_the_partition_where_they_have_some() -> None:
-    site = site_of("frontier")
-    assert site is not None
-    assert site.max_times(partition=None, qos=None)[91] == 2 * 3600
-    assert site.max_times(partition="extended", qos=None) == {64: 24 * 3600}
-    assert site.max_times(partition="extended", qos="debug") == {9856: 2 * 3600}
-    assert site.max_times(partition="batch", qos="normal") == site.max_time
 
 
 def test_addresses_follow_from_name_and_position() -> None:
