@@ -34,12 +34,16 @@ def program_of(command: str) -> str:
     return f"from workers.commands.commands import {command}; {command}()"
 
 
-def test_probe_prints_one_json_object_with_every_iteration() -> None:
+def test_probe_prints_one_json_object_with_every_iteration_and_imports_nothing_from_here(
+    tmp_path: Path,
+) -> None:
     ended = run(
         "probe",
         *("--model", "tiny", "--tp", "2", "--pp", "2", "--dp", "1"),
         *("--micro-batch-size", "2", "--num-microbatches", "4"),
         *("--steps", "3", "--seed", "0", "--precision", "fp32", "--json"),
+        options=["-P"],  # an entry point's script does not look here either
+        cwd=make_decoys(tmp_path),
     )
     assert ended.returncode == 0, ended.stderr
     (line,) = ended.stdout.splitlines()
@@ -53,13 +57,6 @@ def test_probe_prints_one_json_object_with_every_iteration() -> None:
     assert min(printed[name] for name in ("tokens_per_s", "peak_memory_bytes", "mfu")) > 0
     assert isinstance(printed["oversubscribed"], bool)
     assert printed["environment"]["backend"] == "gloo"
-
-
-def test_packages_of_our_names_in_the_current_directory_are_left_alone(tmp_path: Path) -> None:
-    words = ("--model", "tiny", "--steps", "1", "--num-microbatches", "1")
-    # -P: an entry point's script does not look there either
-    ended = run("probe", *words, options=["-P"], cwd=make_decoys(tmp_path))
-    assert ended.returncode == 0, ended.stderr
 
 
 def test_a_failed_probe_exits_1_and_says_why() -> None:
@@ -101,17 +98,10 @@ def make_job(tmp_path: Path, **changes: Any) -> Path:
     return path
 
 
-def test_train_prints_one_json_object_with_the_progress_aside(tmp_path: Path) -> None:
-    ended = run("train", "--config", str(make_job(tmp_path)), "--steps", "3", "--json")
-    assert ended.returncode == 0, ended.stderr
-    result = json.loads(ended.stdout)
-    assert result["steps"] == 3
-    assert result["tokens_per_s"] > 0
-    assert [line.split("  loss")[0] for line in ended.stderr.splitlines()][-1] == "step    2"
-
-
 @pytest.mark.slow
-def test_train_appends_what_happens_to_a_log_as_lines_of_json(tmp_path: Path) -> None:
+def test_train_appends_what_happens_to_a_log_and_prints_its_result_apart_from_the_progress(
+    tmp_path: Path,
+) -> None:
     config = str(make_job(tmp_path, checkpoint={"directory": "saved", "every": 3}))
     log = tmp_path / "log.jsonl"
     for steps in ("3", "4"):
@@ -125,8 +115,11 @@ def test_train_appends_what_happens_to_a_log_as_lines_of_json(tmp_path: Path) ->
     steps_told = [event for event in events if event["event"] == "step"]
     assert [event["index"] for event in steps_told] == [0, 1, 2, 3]
     assert all({"loss", "tokens_per_s", "mfu"} < event.keys() for event in steps_told)
-    assert json.loads(ended.stdout)["first_step"] == 3
+    result = json.loads(ended.stdout)
+    assert (result["first_step"], result["steps"]) == (3, 4)
+    assert result["tokens_per_s"] > 0
     assert "resuming from" in ended.stderr
+    assert "step    3  loss" in ended.stderr
     assert (tmp_path / "saved/step-00000004").is_dir(), "paths are of the job file's folder"
 
 
