@@ -23,14 +23,13 @@ COLUMNS = SCENARIO.legal_set().columns()
 
 @pytest.mark.slow
 def test_most_layouts_fail_and_almost_none_of_the_rest_is_good() -> None:
-    for seed in range(2):
-        rows = simulated_table(SCENARIO, seed).rows
-        times = np.array([row.step_time_s for row in rows if row.step_time_s is not None])
-        near = int(np.sum(times <= times.min() / 0.95))
-        assert 6000 < len(rows) < 7000
-        assert 0.4 < 1 - len(times) / len(rows) < 0.9
-        # Random search draws (n + 1) / (near + 1) rows on average until it meets a near one.
-        assert (len(rows) + 1) / (near + 1) > 100
+    rows = simulated_table(SCENARIO, 0).rows
+    times = np.array([row.step_time_s for row in rows if row.step_time_s is not None])
+    near = int(np.sum(times <= times.min() / 0.95))
+    assert 6000 < len(rows) < 7000
+    assert 0.4 < 1 - len(times) / len(rows) < 0.9
+    # Random search draws (n + 1) / (near + 1) rows on average until it meets a near one.
+    assert (len(rows) + 1) / (near + 1) > 100
 
 
 def test_every_constant_of_a_stressed_machine_is_far_off() -> None:
