@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -67,18 +66,6 @@ def test_a_missing_interpreter_and_a_file_that_is_no_yaml_are_one_sentence_each(
     (tmp_path / "ours.yaml").write_text("name: ours\nsite: [\n")
     (sentence,) = submit(token, f"--cluster={tmp_path}/ours.yaml").stderr.splitlines()
     assert sentence.startswith(f"error: {tmp_path}/ours.yaml is not a readable JSON or YAML file")
-
-
-def test_a_cluster_without_a_site_works_with_a_warning(token: Path, tmp_path: Path) -> None:
-    file = tmp_path / "ours.json"
-    cluster = {"name": "ours", "device": "A100", "num_nodes": 20, "devices_per_node": 4}
-    file.write_text(json.dumps(cluster | {"device_memory_gb": 40}))
-    printed = submit(token, f"--cluster={file}", "--dry-run")
-    assert printed.exit_code == 0, printed.output
-    assert "nothing is known of ours's site" in printed.stderr
-    file.write_text(json.dumps(cluster | {"site": {"modul": []}}))
-    refused = submit(token, f"--cluster={file}").stderr
-    assert "unknown site field 'modul' (did you mean 'modules'?)" in refused
 
 
 @pytest.mark.parametrize(
