@@ -90,5 +90,5 @@ def test_the_command_of_a_trial_that_ran_out_of_memory_has_the_limit_to_the_byte
     assert "--memory-limit" not in without.line
 
 
-def test_several_nodes_have_no_command() -> None:
+def test_a_layout_over_several_nodes_has_no_command() -> None:
     assert probe_command(spec(), Layout(num_nodes=2, tp=8, dp=2)) is None

@@ -27,11 +27,8 @@ pytestmark = pytest.mark.ranks
 
 def run(command: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """A command in a process of its own, as the entry point starts it."""
-    return run_python(program_of(command), *arguments, **options)
-
-
-def program_of(command: str) -> str:
-    return f"from workers.commands.commands import {command}; {command}()"
+    program = f"from workers.commands.commands import {command}; {command}()"
+    return run_python(program, *arguments, **options)
 
 
 def test_probe_prints_one_json_object_with_every_iteration_and_imports_nothing_from_here(

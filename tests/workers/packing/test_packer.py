@@ -47,7 +47,7 @@ def test_small_probes_fill_a_node_before_the_next_is_begun() -> None:
     assert [nodes_of(placed[key]) for key in range(5)] == [[0], [0], [0], [0], [1]]
 
 
-def test_pairs_are_the_devices_of_a_package() -> None:
+def test_a_probe_of_two_devices_gets_the_two_of_one_package() -> None:
     placed = start(packer_of(8), make_request(1, devices=1), make_request(2, devices=2))
     assert placed[2][0].devices == (2, 3)
 
@@ -224,7 +224,7 @@ def test_a_probe_says_why_it_can_not_start() -> None:
     )
 
 
-def test_room_is_what_another_probe_could_use_at_once() -> None:
+def test_room_is_what_another_probe_could_use_now() -> None:
     packer = packer_of(8, 8, 8, 8)
     assert packer.room(0.0, None) == Room(nodes=4, devices=8, longest_s=None)
     start(packer, make_request(1, nodes=2), make_request(2, devices=4))

@@ -59,7 +59,7 @@ def test_a_place_counts_nodes_ranks_and_the_groups_that_share_a_nodes_cards() ->
     assert [other.senders(rank)[1] for rank in range(3)] == [False] * 3
 
 
-def test_zeros_shards_are_neighbours_and_their_copies_lie_apart() -> None:
+def test_ranks_that_share_zero_shards_are_neighbours_and_their_copies_lie_apart() -> None:
     shards, copies = Placement(Layout(num_nodes=4, dp=32), 8).shards("data", 8)
     assert (shards.size, shards.is_inside) == (8, True)
     assert (copies.size, copies.num_nodes, copies.crossing) == (4, 4, 8)

@@ -32,7 +32,7 @@ def small(name: str = "a100-1.3b", **knobs: object) -> Scenario:
         ("rank_order", ["tp_cp_pp_dp"]),
     ],
 )
-def test_spaces_of_new_knobs_have_tables(knob: str, values: list[object]) -> None:
+def test_a_space_of_any_knob_has_a_table(knob: str, values: list[object]) -> None:
     rows = simulated_table(small(**{knob: values, "pp": [2, 4]}), 3).rows
     assert {getattr(row.layout, knob) for row in rows} == set(values)
     assert any(row.status == "completed" for row in rows)

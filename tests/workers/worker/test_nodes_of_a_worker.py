@@ -110,7 +110,9 @@ def test_a_failure_counts_when_no_other_node_is_left_to_see_it(service: WorkedSe
     assert said == ("crashed", "boom", 1.0)
 
 
-def test_a_failure_is_seen_on_another_node_before_it_counts(service: WorkedService) -> None:
+def test_a_failed_trial_runs_on_another_node_before_its_failure_counts(
+    service: WorkedService,
+) -> None:
     failures = [crashed("the node's fault"), crashed("the layout's", "n1", 2.0)]
 
     def fail(_r: ProbeRequest, shares: Placement, _e: OnEvent, _c: Cancelled) -> Outcome:

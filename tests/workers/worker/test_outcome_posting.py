@@ -80,7 +80,7 @@ def test_an_outcome_is_not_posted_again_at_once_and_a_service_that_is_away_costs
     assert list(service.posted()) == [1]
 
 
-def test_a_directory_that_is_lost_is_said_and_memory_does(
+def test_outcomes_stay_in_memory_where_the_directory_for_them_is_lost(
     service: WorkedService, outbox: Outbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     service.spool_dir.rename(tmp_path / "elsewhere")
@@ -161,7 +161,7 @@ def test_refused_figures_of_another_outcome_are_left_out(
     assert set_aside(service) == {"trial-1-attempt-2.json": state}
 
 
-def test_whatever_is_refused_is_told_with_ever_less_and_then_no_more(
+def test_an_outcome_that_is_refused_again_is_told_with_ever_less_and_then_set_aside(
     service: WorkedService, outbox: Outbox
 ) -> None:
     service.refuse_outcomes = True

@@ -145,7 +145,9 @@ def test_a_trial_is_stopped_before_it_has_devices(service: WorkedService) -> Non
     assert len(launcher.requests) == 1
 
 
-def test_what_waits_goes_with_its_session_and_what_runs_counts(service: WorkedService) -> None:
+def test_a_forgotten_worker_drops_the_trial_that_waits_and_goes_on_with_the_one_that_runs(
+    service: WorkedService,
+) -> None:
     service.add(1, 2)
     go = threading.Event()
     launcher = launcher_of(2, ends=go.is_set)
@@ -169,7 +171,9 @@ LOST = Outcome(state="failed", reason="node_lost", message="the agent ended", no
 
 
 @pytest.mark.parametrize("failure", [KILLED, LOST], ids=["killed", "lost"])
-def test_ranks_that_hear_of_the_end_tell_nothing(service: WorkedService, failure: Outcome) -> None:
+def test_a_rank_that_ends_with_its_whole_job_counts_as_no_failure(
+    service: WorkedService, failure: Outcome
+) -> None:
     """`scancel` signals every process of a job: the ranks may be the first to end."""
     ended = threading.Event()
 
@@ -234,7 +238,7 @@ def test_a_campaign_that_is_deleted_and_named_again_is_new(service: WorkedServic
     assert [outcome["reason"] for outcome in service.posted().values()] == [DONE.reason] * 2
 
 
-def test_the_end_is_told_again_when_it_has_moved_and_a_failed_look_is_no_end() -> None:
+def test_an_end_of_the_allocation_that_moves_is_told_again_and_a_failed_look_up_is_no_end() -> None:
     events: Events = SimpleQueue()
     answers = iter([100.0, None, 50.0])
 
@@ -255,7 +259,7 @@ def test_the_end_is_told_again_when_it_has_moved_and_a_failed_look_is_no_end() -
     assert ends[0] > started + 99 > ends[1]
 
 
-def test_seconds_that_a_user_gives_count_from_when_they_are_given() -> None:
+def test_the_time_left_that_a_user_gives_counts_down_from_then() -> None:
     left_s = ends_after(1000.0)
     first, later = left_s(), left_s()
     assert first is not None

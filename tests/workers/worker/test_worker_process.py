@@ -87,15 +87,6 @@ def test_a_worker_ends_by_itself_before_its_allocation(service: WorkedService, m
 
 
 @pytest.mark.slow
-def test_a_worker_runs_trials_without_ray_or_slurm(service: WorkedService, mark: str) -> None:
-    service.add(1, 2, 3, num_devices=NUM_RANKS, warmup=2, iterations=2)
-    with running_worker(service, "--launcher", "local", "--end-when-idle", "1") as worker:
-        assert worker.wait(100) == 0
-    states = {i: outcome["state"] for i, outcome in service.posted().items()}
-    assert states == dict.fromkeys((1, 2, 3), "completed")
-
-
-@pytest.mark.slow
 def test_sigkill_of_a_worker_leaves_no_rank_and_no_ray(service: WorkedService, mark: str) -> None:
     def command_lines() -> list[str]:
         return [" ".join(command_line(process)) for process in marked(mark)]
