@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,7 +18,7 @@ import pytest
 
 from tests.kit.waiting import wait_until
 from tests.slurm.allocations import allocation, step_settings, steps
-from tests.slurm.site import SlurmSite, why_not
+from tests.slurm.site import SlurmSite
 from tests.workers.process_checks import (
     MARK,
     RANK_PROGRAMS,
@@ -55,15 +53,6 @@ nodes = SrunNodes(step_settings(site, job, names, mark, rank_entry={RANK_PROGRAM
 say = lambda event: print(event["pid"], flush=True)
 run_group(nodes, "hang", num_ranks=4, num_nodes=2, deadline_s=100, on_event=say)
 """
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[SlurmSite]:
-    reason = why_not()
-    if reason is not None:
-        pytest.skip(reason)
-    with SlurmSite(num_nodes=4) as site:
-        yield site
 
 
 @pytest.fixture
@@ -114,29 +103,6 @@ def test_ranks_of_several_nodes_meet_at_the_address_of_the_first(nodes: SrunNode
     assert [end.results[rank]["told"] for rank in range(8)] == [where] * 8
 
 
-def test_ranks_of_two_groups_run_side_by_side_on_one_node(nodes: SrunNodes) -> None:
-    """Each group waits in its first iteration for the other: one after the other would hang."""
-    there = threading.Barrier(2, timeout=60)
-    ends: dict[int, GroupEnd] = {}
-
-    def meet_the_other(event: dict[str, Any]) -> None:
-        if event.get("index") == 0:
-            there.wait()
-
-    def run(device: int) -> None:
-        shares = (Share(node=1, devices=(device,)),)
-        ends[device] = run_group(
-            nodes, "iterate", shares=shares, num_ranks=1, on_event=meet_the_other
-        )
-
-    threads = [threading.Thread(target=run, args=[device]) for device in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [ends[device].failure for device in (0, 1)] == [None, None]
-
-
 class Hanging:
     """A group of two ranks on each of two nodes that hang, and what happens once all of them do."""
 
@@ -170,24 +136,6 @@ class Hanging:
 def kill(pid: int | None) -> None:
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-
-
-def test_sigkill_of_a_rank_ends_the_group_and_names_rank_and_node(nodes: SrunNodes) -> None:
-    ranks: list[int] = []
-
-    def strike_the_last(event: dict[str, Any]) -> None:
-        ranks.append(event["pid"])
-        if len(ranks) == 4:
-            kill(ranks[-1])
-
-    end = run_group(nodes, "hang", num_ranks=4, num_nodes=2, on_event=strike_the_last)
-    assert end.failure is not None
-    assert end.failure.reason == "crashed"
-    assert "was killed by signal 9 (SIGKILL)" in end.failure.message
-    assert end.failure.rank is not None
-    assert end.failure.node == end.failure.rank // 2
-    assert not any(map(is_alive, ranks))
-    assert not nodes.lost()
 
 
 def test_sigkill_of_a_nodes_task_loses_that_node_and_it_can_be_recovered(nodes: SrunNodes) -> None:
@@ -249,13 +197,6 @@ def test_a_host_without_srun_says_so(
 def test_a_daemon_that_a_rank_leaves_is_gone_with_the_group(nodes: SrunNodes) -> None:
     end = run_group(nodes, "daemonise", num_ranks=4, num_nodes=2)
     assert not any(is_alive(result["daemon"]) for result in end.results.values())
-
-
-def test_a_failing_ranks_last_lines_come_with_its_node(nodes: SrunNodes) -> None:
-    end = run_group(nodes, "hang", by_rank={"3": "fail-late"}, num_ranks=4, num_nodes=2)
-    assert end.failure is not None
-    assert (end.failure.rank, end.failure.node) == (3, 1)
-    assert end.log_tail.endswith("ValueError: this rank was told to fail")
 
 
 def test_processes_of_an_ended_step_keep_a_lost_node_from_being_used(
@@ -356,18 +297,6 @@ def test_a_node_that_does_not_call_in_is_lost_by_name(site: SlurmSite, job: str,
     assert end.failure is not None
     assert end.failure.reason == "node_lost"
     assert end.failure.message.startswith("node n1 did not connect within 0 s")
-
-
-def test_strangers_are_turned_away(nodes: SrunNodes) -> None:
-    host, _, port = nodes.listener.address.rpartition(":")
-    for said in (b'{"token": "guessed"}\n', b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"x" * 200_000):
-        with (
-            socket.create_connection((host, int(port)), 30) as stranger,
-            contextlib.suppress(ConnectionError),
-        ):
-            stranger.sendall(said)
-            assert stranger.recv(1) == b""
-    assert run_group(nodes, "succeed").failure is None
 
 
 def test_neither_address_nor_token_can_be_read_from_a_command_line_or_in_a_rank(
