@@ -33,9 +33,7 @@ def assert_each_trial_was_run_once(tuning: Tuning, campaign: str, number: int) -
 
 
 @pytest.mark.parametrize("launcher", ["ray", "srun"])
-def test_a_campaign_goes_on_in_the_next_allocation_after_one_was_cancelled(
-    tuning: Tuning, launcher: str
-) -> None:
+def test_a_campaign_outlives_a_cancelled_allocation(tuning: Tuning, launcher: str) -> None:
     cluster = cpu_cluster(f"of-{launcher}")
     campaign = tuning.campaign(cluster)
     first = tuning.allocate(cluster, f"--launcher={launcher}")
@@ -57,9 +55,7 @@ def test_a_campaign_goes_on_in_the_next_allocation_after_one_was_cancelled(
     assert tuning.site.wait_for_end(second, 120)["JobState"] == "COMPLETED", tuning.log(second)
 
 
-def test_a_campaign_goes_on_in_the_next_allocation_after_the_wall_time_was_over(
-    tuning: Tuning,
-) -> None:
+def test_a_campaign_outlives_the_wall_time_of_its_allocation(tuning: Tuning) -> None:
     cluster = cpu_cluster("timed")
     # A probe that starts after the first 30 s may not end in time: only one round ever fits.
     campaign = tuning.campaign(cluster, probe={"warmup": 2, "iterations": 60, "deadline": "90s"})
@@ -72,9 +68,7 @@ def test_a_campaign_goes_on_in_the_next_allocation_after_the_wall_time_was_over(
     assert_each_trial_was_run_once(tuning, campaign, 4)
 
 
-def test_allocations_of_two_clusters_serve_one_service_each_with_its_own_trials(
-    tuning: Tuning,
-) -> None:
+def test_allocations_of_two_clusters_run_trials_of_their_own(tuning: Tuning) -> None:
     east = cpu_cluster("east", node_address="127.0.5.2{index}")
     west = cpu_cluster("west", node_address="127.0.5.3{index}")
     campaigns = {cluster["name"]: tuning.campaign(cluster) for cluster in (east, west)}

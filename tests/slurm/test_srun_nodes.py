@@ -90,13 +90,10 @@ def start_nodes(site: SlurmSite, job: str, mark: str, **changes: Any) -> SrunNod
     return SrunNodes(step_settings(site, job, site.node_names, mark, **entry))
 
 
-def test_nodes_tell_their_names_and_cores_before_the_first_group(nodes: SrunNodes) -> None:
+def test_ranks_of_several_nodes_meet_at_the_address_of_the_first(nodes: SrunNodes) -> None:
     assert [node.name for node in nodes.nodes] == ["n1", "n2", "n3", "n4"]
     assert nodes.nodes[0].core_ids == tuple(sorted(os.sched_getaffinity(0)))
     assert not nodes.lost()
-
-
-def test_ranks_of_several_nodes_meet_at_the_address_of_the_first(nodes: SrunNodes) -> None:
     end = run_group(nodes, "meet", num_ranks=8, num_nodes=4)
     assert end.failure is None, end
     where = {"address": "127.0.3.1", "port": 4321}
@@ -138,7 +135,9 @@ def kill(pid: int | None) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def test_sigkill_of_a_nodes_task_loses_that_node_and_it_can_be_recovered(nodes: SrunNodes) -> None:
+def test_sigkill_of_a_nodes_task_loses_that_node_until_nothing_of_the_step_is_left(
+    nodes: SrunNodes, site: SlurmSite, job: str, mark: str
+) -> None:
     hanging = Hanging(nodes, lambda step: kill(step.pids[1]))
     assert (hanging.failure.reason, hanging.failure.node) == ("node_lost", 1)
     assert hanging.failure.message.startswith("node n2 was lost: its line closed")
@@ -147,6 +146,18 @@ def test_sigkill_of_a_nodes_task_loses_that_node_and_it_can_be_recovered(nodes: 
     refused = run_group(nodes, "succeed", num_ranks=4, num_nodes=2).failure
     assert refused is not None
     assert refused.node == 1
+    of_the_step = {
+        MARK: mark,
+        "SLURM_JOB_ID": job,
+        "SLURMD_NODENAME": "n2",
+        STEP_VARIABLE: "layout-tuner-of-before",
+    }
+    left = subprocess.Popen(["sleep", "1000"], env={**site.environment, **of_the_step})
+    with pytest.raises(NodeLostError, match=r"are left on node n2: layout-tuner-of-before$"):
+        nodes.recover(1)
+    assert list(nodes.lost()) == [1]
+    left.kill()
+    left.wait()
     nodes.recover(1)
     assert not nodes.lost()
     assert run_group(nodes, "succeed", num_ranks=4, num_nodes=2).failure is None
@@ -168,9 +179,7 @@ def test_sigkill_of_srun_ends_the_step_and_blames_no_node(nodes: SrunNodes) -> N
     assert run_group(nodes, "succeed", num_ranks=4, num_nodes=2).failure is None
 
 
-def test_sigkill_of_the_launcher_leaves_neither_rank_nor_step(
-    site: SlurmSite, job: str, mark: str
-) -> None:
+def test_sigkill_of_the_launcher_leaves_nothing(site: SlurmSite, job: str, mark: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-P", "-c", HANGING, job, mark, *site.node_names],
         env={**site.environment, "PYTHONPATH": ROOT},
@@ -197,30 +206,6 @@ def test_a_host_without_srun_says_so(
 def test_a_daemon_that_a_rank_leaves_is_gone_with_the_group(nodes: SrunNodes) -> None:
     end = run_group(nodes, "daemonise", num_ranks=4, num_nodes=2)
     assert not any(is_alive(result["daemon"]) for result in end.results.values())
-
-
-def test_processes_of_an_ended_step_keep_a_lost_node_from_being_used(
-    nodes: SrunNodes, site: SlurmSite, job: str, mark: str
-) -> None:
-    hanging = Hanging(nodes, lambda step: kill(step.pids[1]))
-    assert hanging.failure.node == 1
-    left = subprocess.Popen(
-        ["sleep", "1000"],
-        env={
-            **site.environment,
-            MARK: mark,
-            "SLURM_JOB_ID": job,
-            "SLURMD_NODENAME": "n2",
-            STEP_VARIABLE: "layout-tuner-of-before",
-        },
-    )
-    with pytest.raises(NodeLostError, match=r"are left on node n2: layout-tuner-of-before$"):
-        nodes.recover(1)
-    assert list(nodes.lost()) == [1]
-    left.kill()
-    left.wait()
-    nodes.recover(1)
-    assert not nodes.lost()
 
 
 def test_a_node_that_dies_is_lost_by_name_and_the_others_work_on(
@@ -252,18 +237,14 @@ def test_a_node_that_dies_is_lost_by_name_and_the_others_work_on(
     assert list(lost_from_the_start) == [3]
 
 
-def test_scancel_of_the_whole_job_ends_the_group_and_every_process(
-    site: SlurmSite, nodes: SrunNodes, job: str
-) -> None:
+def test_scancel_of_the_job_ends_every_process(site: SlurmSite, nodes: SrunNodes, job: str) -> None:
     hanging = Hanging(nodes, lambda _: site.run("scancel", job) and None)
     assert hanging.failure.reason == "node_lost"
     assert not any(map(is_alive, hanging.ranks))
     site.wait_for_end(int(job))
 
 
-def test_groups_beyond_the_limit_of_steps_wait_for_their_turn(
-    site: SlurmSite, job: str, mark: str
-) -> None:
+def test_groups_beyond_the_limit_of_steps_wait(site: SlurmSite, job: str, mark: str) -> None:
     nodes = start_nodes(site, job, mark, max_steps=1)
     iterating = threading.Event()
     ends: list[GroupEnd] = []
@@ -299,9 +280,7 @@ def test_a_node_that_does_not_call_in_is_lost_by_name(site: SlurmSite, job: str,
     assert end.failure.message.startswith("node n1 did not connect within 0 s")
 
 
-def test_neither_address_nor_token_can_be_read_from_a_command_line_or_in_a_rank(
-    nodes: SrunNodes, mark: str
-) -> None:
+def test_no_rank_or_command_line_has_the_address_or_token(nodes: SrunNodes, mark: str) -> None:
     seen: list[tuple[str, bool]] = []
 
     def look(_: dict[str, Any]) -> None:

@@ -115,9 +115,7 @@ def test_a_program_runs_on_two_nodes(probes: Probes) -> None:
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2, 4])
-def test_a_probe_runs_on_some_nodes_with_the_variables_of_several_where_it_has_them(
-    probes: Probes, num_nodes: int
-) -> None:
+def test_a_probe_runs_on_one_node_and_on_several(probes: Probes, num_nodes: int) -> None:
     told: list[str] = []
     variables: set[str | None] = set()
 
@@ -168,7 +166,7 @@ def test_ranks_of_a_step_are_held_to_their_memory_limit(probes: Probes) -> None:
     assert "Traceback" in outcome.log_tail
 
 
-def test_a_killed_rank_fails_the_probe_with_rank_node_and_log(probes: Probes) -> None:
+def test_a_killed_rank_fails_the_probe_with_rank_and_node(probes: Probes) -> None:
     ranks: list[int] = []
 
     def kill_one(event: dict[str, Any]) -> None:

@@ -31,9 +31,7 @@ def run(command: str, *arguments: str, **options: Any) -> subprocess.CompletedPr
     return run_python(program, *arguments, **options)
 
 
-def test_probe_prints_one_json_object_with_every_iteration_and_imports_nothing_from_here(
-    tmp_path: Path,
-) -> None:
+def test_probe_prints_json_and_imports_nothing_from_here(tmp_path: Path) -> None:
     ended = run(
         "probe",
         *("--model", "tiny", "--tp", "2", "--pp", "2", "--dp", "1"),
@@ -96,9 +94,7 @@ def make_job(tmp_path: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.slow
-def test_train_appends_what_happens_to_a_log_and_prints_its_result_apart_from_the_progress(
-    tmp_path: Path,
-) -> None:
+def test_train_logs_what_happens_and_prints_its_result_alone(tmp_path: Path) -> None:
     config = str(make_job(tmp_path, checkpoint={"directory": "saved", "every": 3}))
     log = tmp_path / "log.jsonl"
     for steps in ("3", "4"):

@@ -26,9 +26,7 @@ from tests.kit.services import run_here
         ("up --time-scale 2", "--time-scale is for simulated workers"),
     ],
 )
-def test_options_that_make_no_sense_are_refused_with_a_sentence(
-    tmp_path: Path, words: str, sentence: str
-) -> None:
+def test_options_that_make_no_sense_are_refused(tmp_path: Path, words: str, sentence: str) -> None:
     (token := tmp_path / "token").write_text("lt_secret\n")
     where = ["--url", "http://127.0.0.1:9", "--token-file", str(token)]
     if words.startswith("up"):

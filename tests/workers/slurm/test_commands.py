@@ -57,7 +57,7 @@ def test_what_is_wrong_is_said_before_a_submit(token: Path, options: list[str], 
     assert says in refused.stderr
 
 
-def test_a_missing_interpreter_and_a_file_that_is_no_yaml_are_one_sentence_each(
+def test_a_missing_interpreter_and_a_file_of_no_yaml_are_refused(
     token: Path, tmp_path: Path
 ) -> None:
     refused = frontier(token, f"--environment={tmp_path}", "--dry-run")

@@ -66,9 +66,7 @@ def test_what_slurm_or_a_shell_could_misread_is_refused(changes: dict[str, Any],
         ({"account": None}, "--account: frontier charges every job"),
     ],
 )
-def test_a_job_over_the_limits_of_its_site_or_partition_is_refused(
-    changes: dict[str, Any], says: str
-) -> None:
+def test_a_job_over_its_sites_limits_is_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(AllocationInvalidError, match=says):
         frontier_request(**changes)
 

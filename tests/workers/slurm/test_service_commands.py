@@ -90,9 +90,7 @@ def test_show_tells_of_each_node_and_of_the_time_that_is_left(serve: ServeProces
     assert "theirs" not in shown
 
 
-def test_show_without_a_name_shows_every_allocation_and_a_jobs_number_finds_one(
-    serve: ServeProcess,
-) -> None:
+def test_show_shows_all_allocations_or_that_of_a_name_or_job(serve: ServeProcess) -> None:
     shown = call(serve, "show").stdout
     assert "ours-4711" in shown
     assert "theirs-4711" in shown
@@ -105,9 +103,7 @@ def test_show_without_a_name_shows_every_allocation_and_a_jobs_number_finds_one(
     assert "knows no allocation '4712'" in unknown.output
 
 
-def test_a_node_is_set_aside_and_released_by_its_name_and_where_two_have_it_by_its_cluster(
-    serve: ServeProcess,
-) -> None:
+def test_a_node_is_set_aside_and_released_by_name_and_cluster(serve: ServeProcess) -> None:
     said = call(serve, "quarantine", "ours-2", "--reason", "slow link")
     assert said.exit_code == 0, said.output
     nodes = {node["name"]: node for node in serve.get("/nodes?cluster=ours")["nodes"]}
@@ -165,9 +161,7 @@ def test_a_batch_script_is_not_given_another_token_than_a_workers(
     assert file.read_text() not in refused.output
 
 
-def test_the_command_in_a_refusal_makes_a_token_that_is_taken_without_a_word(
-    serve: ServeProcess, tmp_path: Path
-) -> None:
+def test_the_command_in_a_refusal_makes_a_valid_token(serve: ServeProcess, tmp_path: Path) -> None:
     admin = token_of(serve, "admin", tmp_path / "admin's token")
     refused = submit("--url", serve.url, "--token-file", str(admin))
     program, *command = shlex.split(refused.stderr.partition("with `")[2].partition("`, and")[0])
@@ -219,7 +213,7 @@ def test_submit_names_the_worker_token_of_the_data_directory(serve: ServeProcess
 
 
 @pytest.mark.parametrize("words", [["allocation", "show"], ["campaign", "list"]], ids=" ".join)
-def test_a_data_directory_names_the_service_and_goes_before_the_environments(
+def test_a_data_directory_goes_before_the_environment(
     serve: ServeProcess, words: list[str]
 ) -> None:
     elsewhere = {
@@ -256,7 +250,7 @@ def test_a_named_token_is_used_with_a_data_directory(serve: ServeProcess, tmp_pa
     assert who.stdout.startswith("viewer-"), who.stderr
 
 
-def test_a_worker_finds_its_service_by_the_data_directory_and_warns_of_an_admins_token(
+def test_a_worker_finds_the_service_of_a_data_directory(
     serve: ServeProcess, tmp_path: Path
 ) -> None:
     words = ["worker", "--launcher=local", "--end-when-idle=0.1", f"--spool-dir={tmp_path}"]

@@ -105,9 +105,7 @@ def test_a_site_of_an_unknown_name_lists_those_that_there_are() -> None:
         ("http_proxy", 3128, "http_proxy: 3128 is not a text"),
     ],
 )
-def test_a_field_that_is_unknown_or_of_the_wrong_kind_is_named(
-    field: str, value: object, says: str
-) -> None:
+def test_an_unknown_or_wrong_field_is_named(field: str, value: object, says: str) -> None:
     with pytest.raises(SiteInvalidError) as refused:
         site_of(CLUSTER | {"site": {field: value}})
     assert "site" in str(refused.value)

@@ -35,9 +35,7 @@ def never() -> bool:
     return False
 
 
-def test_links_between_nodes_are_measured_unless_the_check_is_cancelled(
-    nodes: SeveralLocalNodes,
-) -> None:
+def test_links_are_measured_unless_the_check_is_cancelled(nodes: SeveralLocalNodes) -> None:
     reports = check_nodes(make_launcher(nodes), [0, 1], cancelled=never)
     rates = [report.between_gbytes_per_s for report in reports.values()]
     assert rates[0] == rates[1]
@@ -70,9 +68,7 @@ def test_a_lost_node_fails_its_check_and_the_others_pass(nodes: SeveralLocalNode
     nodes.recover(1)
 
 
-def test_the_devices_of_a_node_are_measured_together_and_spare_probes_the_peak(
-    nodes: SeveralLocalNodes,
-) -> None:
+def test_the_devices_of_a_node_are_measured_together(nodes: SeveralLocalNodes) -> None:
     launcher = make_launcher(nodes, devices_per_node=2)
     report = check_nodes(launcher, [0], cancelled=never)[0]
     peak, source = launcher.peak("fp32", never)

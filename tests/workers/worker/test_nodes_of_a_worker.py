@@ -110,9 +110,7 @@ def test_a_failure_counts_when_no_other_node_is_left_to_see_it(service: WorkedSe
     assert said == ("crashed", "boom", 1.0)
 
 
-def test_a_failed_trial_runs_on_another_node_before_its_failure_counts(
-    service: WorkedService,
-) -> None:
+def test_a_failure_counts_once_another_node_has_seen_it(service: WorkedService) -> None:
     failures = [crashed("the node's fault"), crashed("the layout's", "n1", 2.0)]
 
     def fail(_r: ProbeRequest, shares: Placement, _e: OnEvent, _c: Cancelled) -> Outcome:
@@ -197,9 +195,7 @@ def test_a_check_that_breaks_down_is_no_clean_bill(service: WorkedService) -> No
     assert launcher.requests == []
 
 
-def test_users_quarantine_and_release_nodes_also_before_the_worker_came(
-    service: WorkedService,
-) -> None:
+def test_users_quarantine_and_release_nodes_at_any_time(service: WorkedService) -> None:
     service.quarantined = [{"node": "n0", "reason": "failed twice"}]
     service.quarantine = [{"node": "n1", "reason": "smells of smoke"}]
 

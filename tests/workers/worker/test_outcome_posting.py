@@ -130,9 +130,7 @@ MEASURED: Final = OutcomeReport(
 )
 
 
-def test_in_place_of_a_refused_measurement_the_service_is_told_what_it_refused(
-    service: WorkedService, outbox: Outbox
-) -> None:
+def test_the_service_is_told_what_it_refused(service: WorkedService, outbox: Outbox) -> None:
     service.refuses = has_measurement
     outbox.keep(MEASURED)
     assert not outbox.post()
@@ -161,9 +159,7 @@ def test_refused_figures_of_another_outcome_are_left_out(
     assert set_aside(service) == {"trial-1-attempt-2.json": state}
 
 
-def test_an_outcome_that_is_refused_again_is_told_with_ever_less_and_then_set_aside(
-    service: WorkedService, outbox: Outbox
-) -> None:
+def test_an_outcome_refused_again_is_told_with_less(service: WorkedService, outbox: Outbox) -> None:
     service.refuse_outcomes = True
     outbox.keep(MEASURED)
     assert not outbox.post()

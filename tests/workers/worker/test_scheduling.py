@@ -145,9 +145,7 @@ def test_a_trial_is_stopped_before_it_has_devices(service: WorkedService) -> Non
     assert len(launcher.requests) == 1
 
 
-def test_a_forgotten_worker_drops_the_trial_that_waits_and_goes_on_with_the_one_that_runs(
-    service: WorkedService,
-) -> None:
+def test_a_forgotten_worker_keeps_only_the_trial_that_runs(service: WorkedService) -> None:
     service.add(1, 2)
     go = threading.Event()
     launcher = launcher_of(2, ends=go.is_set)
@@ -171,7 +169,7 @@ LOST = Outcome(state="failed", reason="node_lost", message="the agent ended", no
 
 
 @pytest.mark.parametrize("failure", [KILLED, LOST], ids=["killed", "lost"])
-def test_a_rank_that_ends_with_its_whole_job_counts_as_no_failure(
+def test_ranks_that_end_with_their_job_say_nothing(
     service: WorkedService, failure: Outcome
 ) -> None:
     """`scancel` signals every process of a job: the ranks may be the first to end."""

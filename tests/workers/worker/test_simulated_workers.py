@@ -50,9 +50,7 @@ def test_outcomes_are_posted_in_the_order_of_their_simulated_ends(service: Worke
     assert [node["name"][-5:] for node in said["nodes"]] == ["00000", "00001"]
 
 
-def test_probes_end_as_real_ones_would_and_each_figure_says_that_it_is_simulated(
-    service: WorkedService,
-) -> None:
+def test_simulated_probes_end_as_real_ones_and_say_what_they_are(service: WorkedService) -> None:
     whole, other_seed, stopped, too_slow, too_large, measured = range(1, 7)
     add(service, whole, iterations=40)
     add(service, other_seed, iterations=40, simulation_seed=2)
@@ -96,9 +94,7 @@ def says_so(said: dict[str, Any], outcome: Outcome) -> None:
     assert not measured.losses_comparable
 
 
-def test_a_simulated_second_takes_as_long_as_was_asked_and_a_probe_can_be_stopped_or_drained(
-    service: WorkedService,
-) -> None:
+def test_simulated_time_runs_as_asked_and_probes_can_be_stopped(service: WorkedService) -> None:
     for trial_id in (1, 2):
         add(service, trial_id, iterations=1000)
     service.stop = [1]

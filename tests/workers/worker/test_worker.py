@@ -31,9 +31,7 @@ def test_a_trial_is_run_and_its_outcome_posted_once(service: WorkedService) -> N
     assert not service.kept()
 
 
-def test_heartbeats_tell_how_far_a_trial_is_until_the_service_stops_it(
-    service: WorkedService,
-) -> None:
+def test_heartbeats_tell_a_trials_progress_until_it_is_stopped(service: WorkedService) -> None:
     def stop_once_it_is_told() -> bool:
         if any(beat["iterations_done"] == 5 for beat in service.beats().values()):
             service.stop = [7]
@@ -58,9 +56,7 @@ def test_a_worker_whose_nodes_do_not_come_up_ends_at_once(service: WorkedService
     assert service.unregistered == ["session-1"]
 
 
-def test_outcomes_of_a_killed_worker_are_posted_by_the_next_and_refused_ones_set_aside(
-    service: WorkedService,
-) -> None:
+def test_the_next_worker_posts_outcomes_of_a_killed_one(service: WorkedService) -> None:
     with Spool(service.spool_dir) as spool:
         for trial_id, attempt in ((4, 1), (5, 2)):
             report = OutcomeReport(
@@ -76,9 +72,7 @@ def test_outcomes_of_a_killed_worker_are_posted_by_the_next_and_refused_ones_set
 
 
 @pytest.mark.parametrize("trials", [(7,), ()], ids=["while it probes", "while it waits"])
-def test_a_worker_whose_name_is_taken_ends_and_says_so(
-    service: WorkedService, trials: tuple[int, ...]
-) -> None:
+def test_a_worker_whose_name_is_taken_ends(service: WorkedService, trials: tuple[int, ...]) -> None:
     def be_superseded() -> bool:
         is_told = bool(service.heartbeats) and set(service.beats()) == set(trials)
         if is_told and len(service.registrations) == 1:

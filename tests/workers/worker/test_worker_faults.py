@@ -48,9 +48,7 @@ def test_probes_go_on_while_the_service_is_away(service: WorkedService) -> None:
     assert len(service.registrations) == 1
 
 
-def test_a_request_is_sent_again_where_something_else_than_the_service_answered(
-    service: WorkedService,
-) -> None:
+def test_a_request_that_a_proxy_answered_is_sent_again(service: WorkedService) -> None:
     """A proxy answers everything with a page of its own for a while: leases, beats and outcomes."""
     pages: list[str] = []
     most = 6

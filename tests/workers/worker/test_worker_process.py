@@ -46,7 +46,7 @@ def test_a_worker_runs_trials_and_drains_on_sigterm(
     assert list(service.posted()) == [1]
 
 
-def test_a_worker_reports_what_campaigns_may_set_and_its_spool_is_its_users_alone(
+def test_a_worker_reports_what_campaigns_may_set(
     service: WorkedService, mark: str, tmp_path: Path
 ) -> None:
     declared = {
