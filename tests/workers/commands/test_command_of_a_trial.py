@@ -45,7 +45,6 @@ layouts = st.builds(
 @given(layouts)
 def test_the_command_line_reads_the_same_layout(layout: Layout) -> None:
     command = probe_command(spec(), layout)
-    assert command is not None
     given = options_of(command.line)
     knobs = {name: given[name] for name in (*KNOBS, "global_batch_size") if name != "num_nodes"}
     # Under any cluster: the default precision depends on it.
@@ -61,7 +60,6 @@ def test_settings_of_the_probe_are_in_it() -> None:
         cluster={"name": "frontier"},
     )
     command = probe_command(changed, Layout(tp=2))
-    assert command is not None
     given = options_of(command.line)
     wanted = {"seed": 7, "warmup": 3, "steps": 20, "deadline": 60.0, "compiled": True}
     assert {name: given[name] for name in wanted} == wanted
@@ -71,7 +69,6 @@ def test_settings_of_the_probe_are_in_it() -> None:
 def test_a_model_of_no_preset_is_a_file(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     own = {**TINY, "name": "; rm -rf / #", "num_layers": 6}
     command = probe_command(spec(model=own), Layout())
-    assert command is not None
     assert command.model == own
     assert "rm -rf" not in command.line
     monkeypatch.chdir(tmp_path)
@@ -83,10 +80,8 @@ def test_a_model_of_no_preset_is_a_file(tmp_path: Any, monkeypatch: pytest.Monke
 def test_the_command_of_a_trial_that_ran_out_of_memory_has_the_limit_to_the_byte() -> None:
     limited = spec(cluster={"name": LOCAL_CPU, "device_memory_bytes": 123_456_789_013})
     command = probe_command(limited, Layout(), is_limited=True)
-    assert command is not None
     assert options_of(command.line)["memory_limit_gb"] * (1 << 30) == 123_456_789_013
     without = probe_command(limited, Layout())
-    assert without is not None
     assert "--memory-limit" not in without.line
 
 

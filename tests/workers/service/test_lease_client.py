@@ -33,7 +33,6 @@ def test_fields_of_a_newer_service_are_ignored(client: LeaseClient, service: Wor
     service.trials[0]["priority"] = 3
     session = client.register(IDENTITY)
     lease = client.lease(session.worker_id, LeaseRequest(wait_s=1))
-    assert lease is not None
     assert lease.lease_expires_at == datetime(2026, 1, 1, tzinfo=UTC)
     answer = client.heartbeat(session.worker_id, HeartbeatBody())
     assert session.quarantined == answer.quarantine == (SetAside(node="n", reason="loud"),)

@@ -266,7 +266,9 @@ def test_a_worker_finds_the_service_of_a_data_directory(
     (serve.data_dir / "worker-token").write_text("lt_wrong")
     refused = run_here(*words)
     assert refused.exit_code == 1
-    assert "answered 401" in refused.stderr
+    (sentence,) = refused.stderr.splitlines()
+    assert sentence.startswith(f"error: the service at {serve.url} answered 401: ")
+    assert sentence.endswith("; check the token file")
 
 
 def test_neither_tokens_nor_passwords_of_the_shell_reach_a_job(tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ CLUSTER: dict[str, Any] = {
 @pytest.mark.parametrize("name", SITE_PRESETS)
 def test_every_site_that_comes_along_is_a_clusters_and_fits_its_devices(name: str) -> None:
     site, cluster = site_of(name), CLUSTER_PRESETS[name]
-    assert site is not None
     assert len(site.device_cores) == cluster.devices_per_node
     assert max(site.max_time) == cluster.num_nodes
     assert site.needs_account
@@ -40,7 +39,6 @@ def test_every_file_of_a_site_is_a_preset() -> None:
 
 def test_frontiers_devices_have_the_cores_that_are_next_to_them() -> None:
     site = site_of("frontier")
-    assert site is not None
     assert site.device_cores[0] == (49, 50, 51, 52, 53, 54, 55)
     assert site.device_cores[4] == (1, 2, 3, 4, 5, 6, 7)
     assert {core % 8 for cores in site.device_cores for core in cores} == set(range(1, 8))
@@ -59,7 +57,6 @@ def test_a_users_file_is_a_cluster_with_a_site_beside_it() -> None:
 
 def test_a_site_may_start_from_a_preset_and_a_clusters_preset_brings_its_own() -> None:
     changed = site_of(CLUSTER | {"site": {"preset": "frontier", "modules": ["rocm/9"]}})
-    assert changed is not None
     assert changed.modules == ("rocm/9",)
     assert changed.needs_account
     assert site_of(CLUSTER | {"site": "frontier"}) == site_of("frontier")

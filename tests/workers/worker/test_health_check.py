@@ -39,7 +39,6 @@ def test_links_are_measured_unless_the_check_is_cancelled(nodes: SeveralLocalNod
     reports = check_nodes(make_launcher(nodes), [0, 1], cancelled=never)
     rates = [report.between_gbytes_per_s for report in reports.values()]
     assert rates[0] == rates[1]
-    assert rates[0] is not None
     assert rates[0] > 0.01
     (cancelled,) = check_nodes(make_launcher(nodes), [0], cancelled=lambda: True).values()
     assert "cancelled" in cancelled.failure

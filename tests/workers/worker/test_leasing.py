@@ -31,13 +31,11 @@ def test_any_trial_is_requested_while_none_waits(
     changes: dict[str, Any], room: RoomBody | None
 ) -> None:
     asked = ask(**changes)
-    assert asked is not None
     assert (asked.room, asked.longest_s) == (room, None)
 
 
 def test_while_a_trial_waits_only_trials_that_start_at_once_are_requested() -> None:
     asked = ask(num_waiting=1, room=Room(nodes=1, devices=3, longest_s=60.0))
-    assert asked is not None
     assert asked.room == RoomBody(nodes=1, devices=3)
     assert asked.longest_s == 60.0 - asked.wait_s - END_WITHIN_S
 
@@ -57,6 +55,5 @@ def test_no_trial_is_requested_that_could_not_start_soon(changes: dict[str, Any]
 
 def test_a_trial_leased_at_the_last_ends_in_time() -> None:
     asked = ask(left_s=100.0)
-    assert asked is not None
     assert asked.longest_s == 85.0
     assert ask(left_s=15.0) is None

@@ -252,15 +252,11 @@ def test_an_end_of_the_allocation_that_moves_is_told_again_and_a_failed_look_up_
     end.close()
     ends = [event.ends_at for event in told if isinstance(event, EndMoved)]
     assert len(ends) == 2
-    assert ends[0] is not None
-    assert ends[1] is not None
     assert ends[0] > started + 99 > ends[1]
 
 
 def test_the_time_left_that_a_user_gives_counts_down_from_then() -> None:
     left_s = ends_after(1000.0)
     first, later = left_s(), left_s()
-    assert first is not None
-    assert later is not None
     assert 900 < later <= first <= 1000
     assert ends_after(0.0)() == 0.0

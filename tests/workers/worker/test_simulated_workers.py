@@ -86,8 +86,6 @@ def says_so(said: dict[str, Any], outcome: Outcome) -> None:
     assert said["device"] == "simulated AMD MI250X GCD"
     assert said["nodes"][0]["name"] == "frontier-simulated-00000"
     measured, environment = outcome.measurement, outcome.environment
-    assert measured is not None
-    assert environment is not None
     assert (measured.trainer, measured.memory_kind) == (simulator_trainer(), "simulated")
     assert environment.backend == "simulator 1, nodes of seed 5"
     assert {each.loss for each in measured.iterations} == {None}, "nothing invents a loss"

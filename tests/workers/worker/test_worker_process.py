@@ -106,11 +106,3 @@ def test_sigkill_of_a_worker_leaves_no_rank_and_no_ray(service: WorkedService, m
         wait_until("no rank is left", lambda: not zygotes(), 2)
     wait_until("nothing else is left", lambda: not marked(mark), 10)
     assert not directory.exists()
-
-
-def test_a_worker_with_a_wrong_token_ends_with_one_line(service: WorkedService, mark: str) -> None:
-    with running_worker(service, token="wrong") as worker:
-        assert worker.wait(30) == 1
-    (line,) = log_of(service).read_text().splitlines()
-    assert line.startswith("error: the service at http://127.0.0.1:")
-    assert line.endswith("answered 401: the token is unknown; check the token file")
