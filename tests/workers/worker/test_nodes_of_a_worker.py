@@ -110,26 +110,25 @@ def test_a_failure_counts_when_no_other_node_is_left_to_see_it(service: WorkedSe
     assert said == ("crashed", "boom", 1.0)
 
 
-def test_a_failure_counts_once_another_node_has_seen_it(service: WorkedService) -> None:
+def test_a_failure_counts_once_another_node_has_seen_it_or_none_is_left(
+    service: WorkedService,
+) -> None:
     failures = [crashed("the node's fault"), crashed("the layout's", "n1", 2.0)]
 
     def fail(_r: ProbeRequest, shares: Placement, _e: OnEvent, _c: Cancelled) -> Outcome:
-        return failures[shares[0].node]
+        return crashed("no luck") if len(shares) == 2 else failures[shares[0].node]
 
     service.add(1)
+    service.add(2, num_devices=4, num_nodes=2)
     launcher = FakeLauncher(placed=fail, sizes=(2, 2))
-    service.share(launcher, until=lambda: service.outcomes)
-    assert [placement[0].node for placement in launcher.placements] == [0, 1]
-    (body,) = service.outcomes
-    assert (body["outcome"]["message"], body["outcome"]["duration_s"]) == ("the layout's", 3.0)
-    assert body["nodes_held"] == 1.0
-
-
-def test_a_failure_that_no_other_node_could_see_counts_at_once(service: WorkedService) -> None:
-    service.add(1, num_devices=4, num_nodes=2)
-    launcher = FakeLauncher(lambda *_: crashed("no luck"), sizes=(2, 2))
-    service.share(launcher, until=lambda: service.outcomes)
-    assert len(launcher.requests) == 1
+    service.share(launcher, until=lambda: len(service.outcomes) == 2)
+    nodes = [[share.node for share in placement] for placement in launcher.placements]
+    assert sorted(nodes) == [[0], [0, 1], [1]]
+    posted = {body["trial_id"]: body for body in service.outcomes}
+    outcome = posted[1]["outcome"]
+    assert (outcome["message"], outcome["duration_s"]) == ("the layout's", 3.0)
+    assert posted[1]["nodes_held"] == 1.0
+    assert posted[2]["outcome"]["message"] == "no luck"
 
 
 def test_a_node_failing_twice_what_others_complete_is_set_aside(service: WorkedService) -> None:

@@ -12,7 +12,14 @@ import pytest
 
 from search_spaces.protocol.outcome import Outcome, ProbeRequest
 from tests.kit.fake_launcher import FakeLauncher
-from tests.kit.worker_loop import DONE, FAILED, WorkedService, ends_when, launcher_of
+from tests.kit.worker_loop import (
+    DONE,
+    FAILED,
+    WorkedService,
+    ends_when,
+    launcher_of,
+    make_request,
+)
 from workers.errors import WorkerError
 from workers.launchers.base import Cancelled, OnEvent
 from workers.packing.packer import Packer
@@ -121,14 +128,16 @@ def test_a_launcher_that_breaks_down_costs_a_trial_alone(service: WorkedService)
     assert service.posted()[2]["message"] == FAILED.message
 
 
-def test_a_trial_of_more_devices_than_there_are_is_refused(service: WorkedService) -> None:
+def test_a_trial_that_the_worker_cannot_run_is_unsupported(service: WorkedService) -> None:
     service.add(1, num_devices=8, num_nodes=2)
+    service.add_trial(2, {**make_request(), "colour": "green"})
     launcher = launcher_of(4, 2)
-    service.share(launcher, until=lambda: service.outcomes)
+    service.share(launcher, until=lambda: len(service.outcomes) == 2)
     assert launcher.requests == []
-    outcome = service.posted()[1]
-    assert outcome["reason"] == "unsupported"
-    assert "are 4 a node, and this allocation has 1 nodes of so many devices" in outcome["message"]
+    large, unknown = (service.posted()[trial_id] for trial_id in (1, 2))
+    assert large["reason"] == unknown["reason"] == "unsupported"
+    assert "are 4 a node, and this allocation has 1 nodes of so many devices" in large["message"]
+    assert "colour" in unknown["message"]
 
 
 def test_a_trial_is_stopped_before_it_has_devices(service: WorkedService) -> None:

@@ -95,14 +95,6 @@ def test_a_heartbeat_that_hangs_gives_way_to_the_next(service: WorkedService) ->
     service.stalls = False
 
 
-def test_a_request_that_is_not_understood_is_an_unsupported_trial(service: WorkedService) -> None:
-    service.add_trial(7, {**make_request(), "colour": "green"})
-    launcher = service.work(until=lambda: service.outcomes)
-    assert launcher.requests == []
-    assert service.posted()[7]["reason"] == "unsupported"
-    assert "colour" in service.posted()[7]["message"]
-
-
 def test_a_node_that_cannot_be_cleaned_takes_no_other_trial(service: WorkedService) -> None:
     def leave_a_process(_on_event: OnEvent, _cancelled: Cancelled) -> Outcome:
         raise RanksLeftError("processes [1] are still there")
