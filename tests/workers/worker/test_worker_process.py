@@ -30,7 +30,7 @@ def is_under_way(service: WorkedService, trial_id: int) -> bool:
     return service.beats().get(trial_id, {"iterations_done": 0})["iterations_done"] > 1
 
 
-@pytest.mark.parametrize("launcher", ["local", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("launcher", ["ray", pytest.param("local", marks=pytest.mark.slow)])
 def test_a_worker_runs_trials_and_drains_on_sigterm(
     service: WorkedService, mark: str, launcher: str
 ) -> None:
