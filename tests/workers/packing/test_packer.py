@@ -157,9 +157,9 @@ def test_younger_probes_do_not_delay_the_oldest() -> None:
     packer = packer_of(8, 8, 8, 8)
     start(packer, make_request(1, nodes=2, at_most_s=100))
     oldest = make_request(2, nodes=4)
-    # The oldest needs all nodes in 100 s, so only what is gone by then may start before it.
-    placed = start(packer, oldest, make_request(3, at_most_s=101), make_request(4, at_most_s=100))
-    assert placed.keys() == {4}
+    # The oldest needs all nodes in 100 s: only what is certainly gone by then starts before it.
+    long = make_request(3, at_most_s=101, expected_s=10)
+    assert start(packer, oldest, long, make_request(4, at_most_s=100)).keys() == {4}
 
 
 def test_a_small_oldest_probe_has_a_reservation_too() -> None:

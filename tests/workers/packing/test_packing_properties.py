@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers.packing.packer import Packer
@@ -175,6 +175,7 @@ def nodes_of(one: Started) -> set[int]:
 
 
 @given(scenarios(), st.none() | st.integers(0, 200))
+@settings(max_examples=150)
 def test_a_probe_gets_what_it_asked_for_in_time(scenario: Scenario, ends_at_s: int | None) -> None:
     num_nodes, per_node, share_nodes, arrivals = scenario
     started = run(scenario, ends_at_s=ends_at_s)
