@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,7 +17,6 @@ from tests.kit.store import completed
 from tests.kit.waiting import wait_until
 from tests.kit.worker_loop import IDENTITY, WorkedService, ends_when, launcher_of
 from workers.launchers.base import Cancelled, OnEvent
-from workers.launchers.group_launcher import GroupLauncher
 from workers.packing.packer import Packer
 from workers.packing.request import PackRequest, Placement
 from workers.worker.events import NodeRecovered, NodesChecked, WorkerEvent
@@ -155,12 +154,7 @@ def test_a_node_failing_twice_what_others_complete_is_set_aside(service: WorkedS
 def test_a_node_is_checked_before_its_first_probe_and_on_release(service: WorkedService) -> None:
     checked: list[tuple[int, ...]] = []
 
-    def check(
-        _launcher: GroupLauncher,
-        nodes: Sequence[int],
-        _cancelled: Cancelled,
-        known: Mapping[int, HealthReport],
-    ) -> dict[int, HealthReport]:
+    def check(_launcher: object, nodes: Sequence[int], *_: object) -> dict[int, HealthReport]:
         checked.append(tuple(nodes))
         wait_until("checking is seen", lambda: "checking" in service.states().values(), 10)
         bad = "it smells" if len(checked) == 1 else ""
@@ -233,16 +227,12 @@ def test_a_node_that_joins_late_is_taken_up_and_what_needs_it_stays_with_the_ser
 def test_a_released_node_is_checked_once_what_runs_there_has_ended() -> None:
     checked: list[Sequence[int]] = []
 
-    def check(
-        nodes: Sequence[int], _cancelled: Cancelled, _known: Mapping[int, HealthReport]
-    ) -> dict[int, HealthReport]:
+    def check(nodes: Sequence[int], *_: object) -> dict[int, HealthReport]:
         checked.append(nodes)
         return dict.fromkeys(nodes, make_report())
 
     def take_checked() -> None:
-        event = events.get(timeout=30)
-        assert isinstance(event, NodesChecked)
-        roster.take_checked(event)
+        roster.take_checked(cast("NodesChecked", events.get(timeout=30)))
 
     events: SimpleQueue[WorkerEvent] = SimpleQueue()
     packer = Packer(share_nodes=True)
@@ -265,9 +255,7 @@ def test_a_check_of_a_node_that_was_lost_meanwhile_counts_for_nothing() -> None:
     goes_on = threading.Event()
     failures = ["node_lost: its agent was killed", ""]
 
-    def check(
-        nodes: Sequence[int], _cancelled: Cancelled, _known: Mapping[int, HealthReport]
-    ) -> dict[int, HealthReport]:
+    def check(nodes: Sequence[int], *_: object) -> dict[int, HealthReport]:
         why = failures.pop(0)
         assert goes_on.wait(30)
         return dict.fromkeys(nodes, make_report(why))
@@ -281,14 +269,10 @@ def test_a_check_of_a_node_that_was_lost_meanwhile_counts_for_nothing() -> None:
     roster.look(0.0)
     launcher.losses[0] = "its agent was killed"
     roster.look(1.0)
-    back = events.get(timeout=30)
-    assert isinstance(back, NodeRecovered)
-    roster.take_recovered(back, 1.0)
+    roster.take_recovered(cast("NodeRecovered", events.get(timeout=30)), 1.0)
     assert states() == ["starting"], "it is checked again once the first check is over"
     goes_on.set()
     for state in ("starting", "idle"):
-        ended = events.get(timeout=30)
-        assert isinstance(ended, NodesChecked)
-        roster.take_checked(ended)
+        roster.take_checked(cast("NodesChecked", events.get(timeout=30)))
         assert states() == [state]
         roster.look(2.0)
