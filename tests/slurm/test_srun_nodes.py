@@ -252,7 +252,7 @@ def test_a_daemon_that_a_rank_leaves_is_gone_with_the_group(nodes: SrunNodes) ->
 
 
 def test_a_failing_ranks_last_lines_come_with_its_node(nodes: SrunNodes) -> None:
-    end = run_group(nodes, "hang", by_rank={"3": "fail-late"}, num_ranks=4, num_nodes=2)
+    end = run_group(nodes, "hang", by_rank={"3": "pause-then-fail"}, num_ranks=4, num_nodes=2)
     assert end.failure is not None
     assert (end.failure.rank, end.failure.node) == (3, 1)
     assert end.log_tail.endswith("ValueError: this rank was told to fail")
