@@ -19,6 +19,8 @@ from workers.packing.request import Placement
 RANK_PROGRAMS = "tests.workers.rank_programs:run"
 """The entry of a zygote whose ranks do what `rank_programs` holds."""
 
+NOBODY = 65534
+
 MARK = "LAYOUT_TUNER_TEST_MARK"
 """Environment variable that finds every descendant of a process, whatever became of its parents."""
 

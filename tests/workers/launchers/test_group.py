@@ -18,7 +18,7 @@ from tests.kit.local_ranks import (
     several_nodes,
 )
 from tests.workers.process_checks import RANK_PROGRAMS, is_alive, run_group, wait_until_gone
-from workers.launchers.base import NodeEvent
+from workers.launchers.base import CAUSE_WITHIN_S, NodeEvent
 from workers.launchers.group import COMPLETED_LOG_LENGTH, FAILED_LOG_LENGTH, joined_tails
 from workers.launchers.local import LocalNodes
 
@@ -43,10 +43,6 @@ CAUSES = {
     "ranks-that-leave-after-a-transport-error-do-not-hide-it": (
         *("notice-dead-peer-then-exit", {"0": "pause-then-out-of-memory"}, {"num_ranks": 4}),
         *("out_of_memory", 0, "rank 0: RuntimeError: DefaultCPUAllocator: can't allocate memory"),
-    ),
-    "out-of-memory-is-told-apart": (
-        *("notice-dead-peer-then-hang", {"1": "out-of-memory"}, {}),
-        *("out_of_memory", 1, "rank 1: RuntimeError: DefaultCPUAllocator: can't allocate memory"),
     ),
     "a-rank-that-is-killed-is-named-with-the-signal": (
         *("hang", {"1": "kill-itself"}, {}, "crashed", 1),
@@ -81,13 +77,32 @@ def test_a_group_tells_the_cause_of_its_failure(
     assert failure.transport == message.endswith("Connection closed by peer")
 
 
+LEFT = {"by_rank": {"1": "notice-dead-peer-then-exit"}}
+
+
+def test_deadline_and_cancellation_end_the_wait_for_a_cause(nodes: LocalNodes) -> None:
+    failure = failure_of(nodes, "hang", deadline_s=1.0, **LEFT)
+    assert failure.message == "rank 1: RuntimeError: Connection closed by peer"
+    told: list[object] = []
+    is_told = {"on_event": told.append, "cancelled": lambda: bool(told)}
+    failure = failure_of(nodes, "hang", deadline_s=NEVER_S, **LEFT, **is_told)
+    assert failure.reason == "cancelled"
+
+
+@pytest.mark.slow
+def test_a_cause_that_does_not_come_is_given_up(nodes: LocalNodes) -> None:
+    end = run_group(nodes, "hang", deadline_s=NEVER_S, **LEFT)
+    assert end.failure is not None
+    assert end.failure.message == "rank 1: RuntimeError: Connection closed by peer"
+    assert end.duration_s >= CAUSE_WITHIN_S
+
+
 @pytest.mark.parametrize(
     ("oom_kills", "limit_bytes", "reason", "sentence"),
     [
         (1, 699, "out_of_memory", "rank 1 had taken 0.6836 KiB, over its limit of 0.6826 KiB"),
         (1, 700, "node_lost", "rank took more than rank 1, 0.6836 KiB of the 0.6836 KiB promised"),
         (2, None, "out_of_memory", "struck 2 times on the node meanwhile, which had 0.9766 KiB"),
-        (0, 500, "crashed", "killer did not strike on the node meanwhile"),
         (None, 500, "crashed", "can't be known: the kernel keeps no count"),
     ],
 )

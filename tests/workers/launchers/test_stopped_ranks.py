@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from search_spaces.protocol.outcome import Outcome
 from search_spaces.spec.layout import Layout
 from search_spaces.trainers.program import ProgramTrainer
-from tests.kit.local_ranks import (
-    NEVER_S,
-    SeveralLocalNodes,
-    failure_of,
-    local_nodes,
-    make_probe,
-    run_probe,
-)
-from tests.workers.process_checks import run_group
+from tests.kit.local_ranks import SeveralLocalNodes, make_probe, run_probe
 from tests.workers.programs.programs import TWO_CORES, make_request, python_trainer
-from workers.launchers.base import CAUSE_WITHIN_S, NodeSet
+from workers.launchers.base import NodeSet
 from workers.launchers.group_launcher import GroupLauncher
 from workers.launchers.local import LocalNodes
 
@@ -46,15 +36,12 @@ def at(point):
 """What stops a rank's program, or its supervisor, at a point that it reaches."""
 
 
-def probe(nodes: NodeSet, *trainers: ProgramTrainer, **changes: Any) -> Outcome:
-    launcher = GroupLauncher(
-        nodes,
-        replace(TWO_CORES, num_nodes=len(nodes.nodes)),
-        allow_sharing=True,
-        trainers={each.name: each for each in trainers},
-    )
+def probe(nodes: NodeSet, *trainers: ProgramTrainer) -> Outcome:
+    cluster = replace(TWO_CORES, num_nodes=len(nodes.nodes))
+    theirs = {each.name: each for each in trainers}
+    launcher = GroupLauncher(nodes, cluster, allow_sharing=True, trainers=theirs)
     if trainers:
-        return run_probe(launcher, make_request(deadline_s=60.0, **changes))
+        return run_probe(launcher, make_request(deadline_s=60.0))
     layout = Layout(dp=2, num_nodes=len(nodes.nodes))
     return run_probe(launcher, make_probe(layout=layout, iterations=3))
 
@@ -64,14 +51,10 @@ def stopping_program(code: str, *, who: str = "no", where: str = "") -> ProgramT
     return python_trainer(stop + code)
 
 
-def first_is_fast(*points: tuple[Any, str]) -> list[Any]:
-    """The first case stays in the fast suite, each other one is slow."""
-    return [points[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in points[1:])]
-
-
+@pytest.mark.sampled(10)  # the first
 @pytest.mark.parametrize(
     ("rank", "point"),
-    first_is_fast(
+    [
         (1, "before keeper error"),  # rank 0 reports first that the connection closed
         (0, "start"),
         (0, "after rank listening"),
@@ -79,7 +62,7 @@ def first_is_fast(*points: tuple[Any, str]) -> list[Any]:
         (1, "before rank error"),
         (0, "after rank error"),
         (0, "before keeper error"),
-    ),
+    ],
 )
 def test_a_ranks_memory_is_the_cause_wherever_ranks_of_the_embedded_trainer_stop(
     two_nodes: SeveralLocalNodes, orders: Path, rank: int, point: str
@@ -109,16 +92,17 @@ sys.exit(1)
 """
 
 
+@pytest.mark.sampled(10)  # the first
 @pytest.mark.parametrize(
     ("who", "where"),
-    first_is_fast(
+    [
         ("program", "1 after it has closed its connections"),
         ("supervisor", "1 after it has closed its connections"),
         ("program", "0 before its failure"),
         ("supervisor", "1 before its failure"),
         ("program", "1 before its exit"),
         ("supervisor", "0 before its exit"),
-    ),
+    ],
 )
 def test_a_ranks_memory_is_the_cause_wherever_ranks_of_a_program_stop(
     nodes: LocalNodes, who: str, where: str
@@ -143,16 +127,17 @@ sys.exit(1)
 """
 
 
+@pytest.mark.sampled(10)  # the first
 @pytest.mark.parametrize(
     ("who", "where"),
-    first_is_fast(
+    [
         ("program", "1 before its last step"),
         ("supervisor", "0 before its last step"),
         ("program", "0 before its first step"),
         ("supervisor", "1 before its first step"),
         ("program", "0 after its last step"),
         ("supervisor", "1 after its last step"),
-    ),
+    ],
 )
 def test_ranks_that_fail_after_the_last_step_complete(
     nodes: LocalNodes, who: str, where: str
@@ -214,30 +199,3 @@ time.sleep(60)
     trainer = stopping_program(code, who="supervisor", where="1 its first step")
     outcome = probe(nodes, trainer)
     assert outcome.reason == "diverged", outcome
-
-
-LEFT = {"by_rank": {"1": "notice-dead-peer-then-exit"}}
-
-
-@pytest.fixture(scope="module")
-def cheap_nodes() -> Iterator[LocalNodes]:
-    """Ranks that do what `tests.workers.rank_programs` says."""
-    with local_nodes() as nodes:
-        yield nodes
-
-
-def test_deadline_and_cancellation_end_the_wait_for_a_cause(cheap_nodes: LocalNodes) -> None:
-    failure = failure_of(cheap_nodes, "hang", deadline_s=1.0, **LEFT)
-    assert failure.message == "rank 1: RuntimeError: Connection closed by peer"
-    told: list[object] = []
-    is_told = {"on_event": told.append, "cancelled": lambda: bool(told)}
-    failure = failure_of(cheap_nodes, "hang", deadline_s=NEVER_S, **LEFT, **is_told)
-    assert failure.reason == "cancelled"
-
-
-@pytest.mark.slow
-def test_a_cause_that_does_not_come_is_given_up(cheap_nodes: LocalNodes) -> None:
-    end = run_group(cheap_nodes, "hang", deadline_s=NEVER_S, **LEFT)
-    assert end.failure is not None
-    assert end.failure.message == "rank 1: RuntimeError: Connection closed by peer"
-    assert end.duration_s >= CAUSE_WITHIN_S

@@ -13,12 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.kit.python_process import start_python
-from tests.workers.process_checks import RANK_PROGRAMS, wait_until_gone, wait_until_released
+from tests.workers.process_checks import NOBODY, RANK_PROGRAMS, wait_until_gone, wait_until_released
 from tests.workers.programs.test_memory_sample import task
 from workers.launchers.local import LocalNodes
 from workers.ranks.scratch import SCRATCH_VARIABLE, directory_of, remove_directories
-
-NOBODY = 65534
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,6 +20,7 @@ from tests.kit.python_process import printed_by, start_python
 from tests.kit.waiting import wait_until
 from tests.workers.grpc_call import call
 from tests.workers.process_checks import (
+    NOBODY,
     RANK_PROGRAMS,
     command_line,
     environment_of,
@@ -112,16 +114,10 @@ def test_another_user_can_not_reach_rays_sockets_and_packages(nodes: RayNodes) -
     (packages,) = directory.glob("r/session_2*/runtime_resources/py_modules_files")
     if os.geteuid() != 0:
         pytest.skip("only root can try it as another user")
+    nobody: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
     for attack in ('touch "$1/py_modules_files"', 'mv "$1" "$1-moved"', 'ls "$1/../sockets"'):
-        tried = subprocess.run(
-            ["sh", "-c", attack, "nobody", str(packages)],
-            user=65534,
-            group=65534,
-            extra_groups=[],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        words = ["sh", "-c", attack, "nobody", str(packages)]
+        tried = subprocess.run(words, **nobody, capture_output=True, text=True, check=False)
         assert "Permission denied" in tried.stderr
         assert tried.returncode != 0
 
