@@ -155,7 +155,7 @@ def test_a_killed_calibration_leaves_the_kept_constants_alone(tmp_path: Path, ma
     assert constants_file(tmp_path, "local-cpu").read_bytes() == before
 
 
-def test_nothing_kept_and_nonsense_kept_are_told_apart(tmp_path: Path) -> None:
+def test_a_missing_and_an_unreadable_calibration_are_told_apart(tmp_path: Path) -> None:
     arguments = ["--data-dir", str(tmp_path), "--show"]
     none = CliRunner().invoke(calibrate, arguments)
     assert none.exit_code == 1

@@ -137,7 +137,7 @@ def test_figures_that_cannot_be_true_are_a_failure(launcher: GroupLauncher, orde
     assert "is less than a rank of the layout certainly holds, " in outcome.message
 
 
-def test_what_forks_has_one_thread_and_no_device(
+def test_the_process_that_forks_ranks_has_one_thread_and_no_device(
     launcher: GroupLauncher, nodes: LocalNodes
 ) -> None:
     """With torch and the trainer loaded: a fork of more threads than one may hang in the child."""
@@ -192,7 +192,7 @@ def one_device() -> Iterator[LocalNodes]:
         ("bf16", "RuntimeError: DefaultCPUAllocator: can't allocate memory"),
     ],
 )
-def test_a_peak_that_could_not_be_measured_is_neither_the_probes_failure_nor_its_memory(
+def test_a_probe_says_why_its_peak_could_not_be_measured(
     one_device: LocalNodes, precision: Precision, why: str
 ) -> None:
     failing = GroupLauncher(one_device, make_cluster(1), allow_sharing=True)

@@ -114,7 +114,9 @@ def test_cuda_shows_a_rank_only_its_devices(environment: dict[str, str], chosen:
 
 @given(ENVIRONMENTS, CHOSEN)
 @example(ON_FRONTIER, [3])
-def test_over_ray_a_rank_sees_what_it_would(environment: dict[str, str], chosen: list[int]) -> None:
+def test_a_rank_over_ray_sees_only_its_devices(
+    environment: dict[str, str], chosen: list[int]
+) -> None:
     assume(not names_a_hidden_device(environment))
     given = devices_of_the_node(environment)
     assume(max(chosen) < len(given))
@@ -133,7 +135,7 @@ def test_a_device_that_the_batch_system_hides_is_named_with_what_it_shows() -> N
     )
 
 
-def test_numbers_of_hip_count_within_the_list_of_rocr_and_names_are_kept() -> None:
+def test_numbers_in_hips_list_count_within_rocrs_and_names_are_kept() -> None:
     assert rank_variables([1], {CUDA: "MIG-aa,MIG-bb"})[CUDA] == "MIG-bb"
     assert rank_variables([1], {ROCR: "4,6", HIP: "1,0"})[HIP] == "0"
     assert rank_variables([1], {ROCR: "4,6"}) == {ROCR: "4,6", HIP: "1", CUDA: "1"}

@@ -175,7 +175,7 @@ def test_one_node_that_is_down_at_the_start_is_lost_alone(environment: dict[str,
     nodes.close()
 
 
-def test_tasks_of_a_step_are_found_and_have_no_wishes_of_the_batch_script(
+def test_a_step_is_found_alive_and_ignores_options_of_the_batch_script(
     environment: dict[str, str],
 ) -> None:
     environment.update(SLURM_GPUS_PER_TASK="1", SLURM_NTASKS="64", SLURM_NETWORK="kept")
