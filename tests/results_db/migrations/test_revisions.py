@@ -41,6 +41,8 @@ ADDED: dict[str, dict[str, dict[str, object]]] = {
 """Columns that a revision adds to a table, with the values of earlier rows."""
 TABLES = ("trials", "measurements", "breakdowns")
 
+pytestmark = pytest.mark.sqlite_is_enough
+
 
 @pytest.fixture
 def upgraded(url: str) -> str:
@@ -64,7 +66,11 @@ def assign(url: str, table: str, assignment: str, **values: object) -> None:
         assert session.execute(text(f"UPDATE {table} SET {assignment}{only}"), values).rowcount
 
 
+@pytest.mark.sqlite_is_enough(False)
 def test_earlier_rows_keep_their_values_and_get_those_of_no_use(url: str) -> None:
+    with closing(Store.connect(url)) as store:
+        make_worker(store, "earlier", cluster="c", trainers={"theirs": "1"})
+        workers = store.workers.find(live=False)
     for revision in reversed(ADDED):
         before = {table: rows(url, table) for table in TABLES}
         migrate.downgrade(url, f"r{int(revision[1:]) - 1:03}")
@@ -84,6 +90,10 @@ def test_earlier_rows_keep_their_values_and_get_those_of_no_use(url: str) -> Non
         assert rows(url, table) == {key: row | new for key, row in earlier[table].items()}
     with closing(Store.connect(url)) as store:
         found = [store.trials.find(campaign.id) for campaign in store.campaigns.find()]
+        # Trainers of r002 have no known parameters.
+        assert store.workers.declared_parameters("c", "theirs") == [None]
+        assert store.workers.declared_parameters("c", "ours") == []
+        assert store.workers.find(live=False) == workers
     trials = [trial for of_campaign in found for trial in of_campaign]
     assert all(trial.layout_key.startswith(trial.layout.key) for trial in trials)
     assert any(trial.repeat_of for trial in trials)
@@ -108,17 +118,15 @@ REFUSED = [
 ]
 
 
-def test_values_that_cannot_be_are_refused(upgraded: str) -> None:
+CHANGED = ("num_devices", "tp_columns", "cp", "precision", "zero_stage")
+"""Columns that the test of new values changes."""
+
+
+@pytest.mark.sqlite_is_enough(False)
+def test_new_values_are_refused_by_earlier_revisions_and_stored_by_this_one(upgraded: str) -> None:
     for table, assignment, check in REFUSED:
         with pytest.raises(IntegrityError, match=f"ck_{table}_{check}"):
             assign(upgraded, table, assignment)
-
-
-CHANGED = ("num_devices", "tp_columns", "cp", "precision", "zero_stage")
-"""Columns that the next test changes."""
-
-
-def test_new_values_are_refused_by_earlier_revisions_and_stored_by_this_one(upgraded: str) -> None:
     before = rows(upgraded, "trials")[1]
     for revision, assignment, check in (
         ("r005", "num_devices = num_devices + 1", "num_devices"),
@@ -141,6 +149,13 @@ def test_new_values_are_refused_by_earlier_revisions_and_stored_by_this_one(upgr
         assert check_database(upgraded).findings == ()
         earlier = ", ".join(f"{name} = :{name}" for name in CHANGED)
         assign(upgraded, "trials", earlier, **{name: before[name] for name in CHANGED})
+    # The longest key fits.
+    key = longest_key()
+    assert 200 < len(key) == 218 <= 240
+    for table in ("trials", "knob_steps"):
+        assign(upgraded, table, "layout_key = :key", key=key)
+        with closing(Database(upgraded)) as database, database.read() as session:
+            assert key in session.scalars(text(f"SELECT layout_key FROM {table}")).all()
 
 
 OTHER_WORDS = {
@@ -179,35 +194,13 @@ def longest_key() -> str:
     return probe.key(longest, model)
 
 
-def test_the_longest_key_fits(upgraded: str) -> None:
-    key = longest_key()
-    assert 200 < len(key) == 218 <= 240
-    for table in ("trials", "knob_steps"):
-        assign(upgraded, table, "layout_key = :key", key=key)
-        with closing(Database(upgraded)) as database, database.read() as session:
-            assert key in session.scalars(text(f"SELECT layout_key FROM {table}")).all()
-
-
-def test_trainers_of_r002_have_no_known_parameters(url: str) -> None:
-    with closing(Store.connect(url)) as store:
-        make_worker(store, "earlier", cluster="c", trainers={"theirs": "1"})
-        before = store.workers.find(live=False)
-    migrate.downgrade(url, "r002")
-    migrate.upgrade(url)
-    assert check_database(url).findings == ()
-    with closing(Store.connect(url)) as store:
-        assert store.workers.find(live=False) == before
-        assert store.workers.declared_parameters("c", "theirs") == [None]
-        assert store.workers.declared_parameters("c", "ours") == []
-
-
 def triggers(url: str) -> set[str]:
     with closing(Database(url)) as database, database.read() as session:
         query = "SELECT sql FROM sqlite_master WHERE type = 'trigger'"
         return set(session.scalars(text(query)))
 
 
-def test_triggers_outlive_the_new_table(tmp_path: Path) -> None:
+def test_triggers_outlive_a_table_that_is_rebuilt(tmp_path: Path) -> None:
     url = write_first_weeks(tmp_path / "results.sqlite3")
     before = triggers(url)
     assert before
