@@ -73,25 +73,15 @@ def test_the_audit_goes_only_on_wish_and_says_so(store: Store, campaigns: tuple[
 
 @pytest.mark.sqlite_is_enough(False)
 def test_old_request_keys_go_and_their_campaigns_stay(store: Store, clock: TurnableClock) -> None:
-    def keep(key: str, name: str) -> None:
-        campaign = make_campaign(store, name)
-        with store._db.write() as session:
-            session.execute(
-                text(
-                    "INSERT INTO idempotency_keys (actor, key, request_hash, campaign_id, created_at) "
-                    "VALUES ('physics', :key, 'h', :campaign, :at)"
-                ),
-                {"key": key, "campaign": campaign, "at": clock().strftime("%F %T.%f")},
-            )
-
-    keep("old", "one")
+    physics = store.by(Actor(name="physics", role="submitter"))
+    old, young = (RequestKey(key=key, request_hash="h") for key in ("old", "young"))
+    physics.campaigns.create(make_spec("one"), num_legal_layouts=1, request=old)
     clock.forward(10 * DAY_S)
-    keep("young", "two")
+    physics.campaigns.create(make_spec("two"), num_legal_layouts=1, request=young)
     assert store.retention.prune(Retention(events=None)).requests == 1
     assert len(store.campaigns.find()) == 2
-    physics = store.by(Actor(name="physics", role="submitter"))
-    assert physics.campaigns.of_request(RequestKey(key="old", request_hash="h")) is None
-    assert physics.campaigns.of_request(RequestKey(key="young", request_hash="h")) is not None
+    assert physics.campaigns.of_request(old) is None
+    assert physics.campaigns.of_request(young) is not None
 
 
 def test_more_rows_than_a_transaction_takes_all_go_and_nothing_else_does(

@@ -133,7 +133,7 @@ def test_of_two_services_that_exchange_a_code_at_once_one_gets_a_session(databas
 
 
 @pytest.mark.sqlite_is_enough(False)
-def test_neither_backups_nor_restored_ones_have_sign_ins(database_url: str, tmp_path: Path) -> None:
+def test_backups_and_restored_databases_have_no_sign_ins(database_url: str, tmp_path: Path) -> None:
     path, restored = tmp_path / "backup.sqlite3", DataDir(tmp_path / "restored")
     with closing(Store(database_url)) as store:
         store.access.create_token("ci", "viewer")

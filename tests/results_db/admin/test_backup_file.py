@@ -246,7 +246,7 @@ NO_BACKUPS: dict[str, tuple[bytes | None, type[Exception]]] = {
 """What a file holds that is no backup, None where there is none, by how it is refused."""
 
 
-def test_a_full_database_is_set_aside_on_wish_alone(
+def test_a_full_database_is_replaced_only_when_asked(
     full: DataDir, other: Path, tmp_path: Path
 ) -> None:
     place = full.path / "results.sqlite3"
@@ -314,7 +314,7 @@ def test_a_backup_that_the_next_version_made_is_refused_by_this_one(
     assert migrate.check(postgres_url) == THIS
 
 
-def test_a_damaged_database_is_set_aside_without_a_trace(full: DataDir, other: Path) -> None:
+def test_a_damaged_database_is_replaced_with_all_its_files(full: DataDir, other: Path) -> None:
     place = full.path / "results.sqlite3"
     place.write_bytes(b"\xff" * 8192)
     place.with_name("results.sqlite3-wal").write_bytes(b"frames of another database")

@@ -241,7 +241,7 @@ def before(told: Callable[..., None], do: Callable[[], None]) -> Callable[..., N
     return tell
 
 
-def test_a_deletion_waits_for_an_heir_that_is_made(
+def test_a_deletion_waits_for_a_campaign_that_starts_from_it(
     race: Race, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meanwhile = before(campaigns.emit, lambda: race.begin_second(race.delete))
@@ -252,7 +252,7 @@ def test_a_deletion_waits_for_an_heir_that_is_made(
     assert race.here.campaigns.get(race.source).name == "source"
 
 
-def test_an_heir_waits_for_the_deletion_and_is_refused(
+def test_a_campaign_waits_for_the_deletion_of_what_it_starts_from(
     race: Race, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meanwhile = before(campaigns.emit, lambda: race.begin_second(race.make_heir))

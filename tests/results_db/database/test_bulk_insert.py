@@ -95,7 +95,7 @@ def test_columns_that_are_not_given_get_their_defaults(store: Store, trial_id: i
         assert list(session.scalars(select(Attempt.lost_node_seconds).where(later))) == [0.0] * 4
 
 
-def test_a_refused_row_is_the_refusal_of_all_in_its_words(store: Store, trial_id: int) -> None:
+def test_one_refused_row_refuses_all_for_its_own_reason(store: Store, trial_id: int) -> None:
     some = [iteration(trial_id, index) for index in range(4)]
     nul = "a text cannot be kept: .* holds a NUL character"
     for row, error, why in (

@@ -87,7 +87,7 @@ def test_a_user_without_rights_is_told_what_to_grant(postgres_server: PostgresSe
         assert "run fewer processes" in line
 
 
-def test_a_missing_or_odd_or_old_database_is_refused(
+def test_a_missing_badly_encoded_or_old_database_is_refused(
     postgres_server: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = refusal(postgres_server.url("nowhere"))

@@ -192,15 +192,6 @@ def test_whatever_happens_the_leaderboard_and_its_lists_are_those_of_the_oracle(
     follow(store, clock, described, history)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@given_histories(16)
-def test_in_other_histories_too_they_are_those_of_the_oracle(
-    store: Store, clock: TurnableClock, described: dict[str, Any], history: list[Any]
-) -> None:
-    follow(store, clock, described, history)
-
-
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 @given_histories(50)

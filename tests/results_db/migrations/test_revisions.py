@@ -2,7 +2,6 @@
 
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +17,7 @@ from search_spaces.documents.reading import MAX_COUNT
 from search_spaces.spec.layout import COUNT_KNOBS, KNOBS, Layout
 from search_spaces.spec.model_shape import MODEL_RANGES
 from search_spaces.spec.presets.models import model_preset
-from tests.kit.store import make_campaign, make_worker, run_trial
-from tests.results_db.first_weeks import write_first_weeks
+from tests.kit.store import make_worker
 
 ADDED: dict[str, dict[str, dict[str, object]]] = {
     "r002": {
@@ -158,31 +156,6 @@ def test_new_values_are_refused_by_earlier_revisions_and_stored_by_this_one(upgr
             assert key in session.scalars(text(f"SELECT layout_key FROM {table}")).all()
 
 
-OTHER_WORDS = {
-    "pipeline_split": "embedding_and_head",
-    "schedule": "zero_bubble",
-    "rank_order": "tp_cp_pp_dp",
-}
-
-
-def test_a_trial_of_another_word_is_stored_and_has_a_key_of_its_own(url: str) -> None:
-    for knob, word in OTHER_WORDS.items():
-        other = Layout(**{"pp": 2, "dp": 1, "num_microbatches": 4, knob: word})
-        plain = replace(other, **{knob: KNOBS[knob].default})
-        with closing(Store.connect(url)) as store:
-            campaign = make_campaign(store, knob, cluster=knob)
-            make_worker(store, knob, cluster=knob, num_nodes=1, devices_per_node=2)
-            for layout in (other, plain):
-                run_trial(store, campaign, layout)
-            first, second = store.trials.find(campaign)
-        assert (first.layout, first.layout_key) == (other, other.key)
-        assert (second.layout, second.layout_key) == (plain, plain.key)
-        assert plain.key in (
-            other.key.replace(f"-{word}", ""),
-            other.key.replace(f"-ps_{word}", ""),
-        )
-
-
 def longest_key() -> str:
     """The key of a cheap probe whose every number has the most digits."""
     longest = Layout(**dict.fromkeys(COUNT_KNOBS, MAX_COUNT))
@@ -192,19 +165,3 @@ def longest_key() -> str:
     model = replace(model_preset("tiny"), num_layers=MODEL_RANGES["num_layers"].high)
     probe = Fidelity(num_microbatches=MAX_COUNT, dp=MAX_COUNT, num_layers=model.num_layers - 1)
     return probe.key(longest, model)
-
-
-def triggers(url: str) -> set[str]:
-    with closing(Database(url)) as database, database.read() as session:
-        query = "SELECT sql FROM sqlite_master WHERE type = 'trigger'"
-        return set(session.scalars(text(query)))
-
-
-def test_triggers_outlive_a_table_that_is_rebuilt(tmp_path: Path) -> None:
-    url = write_first_weeks(tmp_path / "results.sqlite3")
-    before = triggers(url)
-    assert before
-    migrate.downgrade(url, "r003")
-    assert triggers(url) == before
-    migrate.upgrade(url)
-    assert triggers(url) == before

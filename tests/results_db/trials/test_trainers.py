@@ -87,7 +87,7 @@ def losses(value: float | None) -> tuple[Iteration, ...]:
     ("same_data", "other", "state"),
     [(True, 4.0, "FAILED"), (False, 4.0, "COMPLETED"), (True, None, "COMPLETED")],
 )
-def test_losses_are_compared_of_the_same_data(
+def test_only_losses_of_the_same_data_are_compared(
     store: Store, same_data: bool, other: float | None, state: str
 ) -> None:
     campaign, worker = campaign_of(store, "theirs"), worker_with(store, theirs="1.2")
