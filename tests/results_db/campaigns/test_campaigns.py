@@ -80,7 +80,7 @@ def test_campaigns_are_listed_by_pages_and_states(store: Store) -> None:
 @pytest.mark.parametrize(
     ("steps", "wall_time_s"),
     [
-        ([(30, "look"), *[(2, "drive")] * 10, (1, "look")], 19),
+        ([(5, "look"), *[(2, "drive")] * 10, (1, "look")], 19),
         (
             [(2, "drive"), (2, "beat"), (2, "drive"), (3600, "beat"), (0, "drive")],
             4 + MAX_CLOCK_GAP_S,
