@@ -14,8 +14,7 @@ LOG = logging.getLogger("tests.outage")
 
 
 class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
+    now = 0.0
 
     def __call__(self) -> float:
         return self.now
@@ -33,27 +32,18 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_an_outage_is_one_line_at_its_start_and_one_with_its_duration_at_its_end(
     caplog: pytest.LogCaptureFixture, clock: Clock
 ) -> None:
-    outage = OutageLog(LOG, "the disk", most_reasons=1, clock=clock)
+    outage = OutageLog(LOG, "the disk", most_reasons=2, clock=clock)
     outage.worked()
     assert lines(caplog) == []
     for _ in range(100):
-        outage.failed("the disk is full")
-        outage.failed("the disk is gone")
-    (start,) = lines(caplog)
-    assert start.startswith("the disk is full; ")
+        for reason in ("the disk is full", "the disk is gone", "the disk is back"):
+            outage.failed(reason)
+    starts = [line.split("; ")[0] for line in lines(caplog)]
+    assert starts == ["the disk is full", "the disk is gone"], "as many reasons as are wanted"
     clock.now = 12.34
     outage.worked()
     outage.worked()
-    assert lines(caplog)[1:] == ["the disk works again after 12.3 s (failed attempts: 200)"]
-
-
-def test_each_reason_of_an_outage_is_written_once_where_several_are_wanted(
-    caplog: pytest.LogCaptureFixture, clock: Clock
-) -> None:
-    outage = OutageLog(LOG, "the round", most_reasons=2, clock=clock)
-    for reason in ("one", "two", "one", "three", "two"):
-        outage.failed(reason)
-    assert [line.split(";")[0] for line in lines(caplog)] == ["one", "two"]
+    assert lines(caplog)[2:] == ["the disk works again after 12.3 s (failed attempts: 300)"]
 
 
 def test_an_outage_ends_once_nothing_has_failed_for_a_while(
@@ -97,33 +87,22 @@ def test_a_traceback_is_written_of_errors_that_nobody_expected(
     assert [record.exc_info is not None for record in caplog.records] == [False, True]
 
 
-def test_what_fails_and_works_in_turn_does_not_flood_and_is_counted(
+def test_what_fails_and_works_in_turn_does_not_flood_and_is_written_once_it_lasts(
     caplog: pytest.LogCaptureFixture, clock: Clock
 ) -> None:
     outage = OutageLog(LOG, "the page", clock=clock)
     for _ in range(100):
         outage.failed("the page is damaged")
         outage.worked()
+    outage.failed("the page is away")
     assert len(lines(caplog)) == 2 * MOST_STARTS
     clock.now = START_WINDOW_S
-    outage.failed("the page is damaged")
-    assert f"({100 - MOST_STARTS} shorter outages before it were not written)" in lines(caplog)[-1]
-
-
-def test_an_outage_that_was_not_written_at_its_start_is_written_when_it_lasts(
-    caplog: pytest.LogCaptureFixture, clock: Clock
-) -> None:
-    outage = OutageLog(LOG, "the page", clock=clock)
-    for _ in range(MOST_STARTS):
-        outage.failed("it is away")
-        outage.worked()
-    outage.failed("it is away for long")
-    assert len(lines(caplog)) == 2 * MOST_STARTS
-    clock.now = START_WINDOW_S
-    outage.failed("it is away for long")
+    outage.failed("the page is away for long")
     outage.worked()
-    assert lines(caplog)[-2].startswith("it is away for long; ")
-    assert lines(caplog)[-1] == "the page works again after 60.0 s (failed attempts: 2)"
+    start, end = lines(caplog)[2 * MOST_STARTS :]
+    assert start.startswith("the page is away for long; ")
+    assert f"({100 - MOST_STARTS} shorter outages before it were not written)" in start
+    assert end == "the page works again after 60.0 s (failed attempts: 2)"
 
 
 def test_threads_that_fail_at_once_write_one_line(caplog: pytest.LogCaptureFixture) -> None:

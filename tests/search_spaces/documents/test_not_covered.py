@@ -35,11 +35,6 @@ def test_a_known_word_is_recognised_by_name(model: Any, space: dict[str, Any], s
     assert "did you mean" not in str(refused.value)
 
 
-def test_a_word_that_is_misspelt_still_has_the_nearest_name() -> None:
-    with pytest.raises(SearchSpaceError, match=r"did you mean 'micro_batch_size'"):
-        CampaignSpec.from_document({**LEAST, "model": "tiny", "space": BATCH | {"micro_batch": 1}})
-
-
-@pytest.mark.parametrize("name", [None, 3, [], "tp", "", "_size", "_parallel_parallel_parallel"])
-def test_other_words_are_not_known(name: object) -> None:
-    assert known_word(name) == ""
+def test_other_words_are_not_known() -> None:
+    for name in (None, 3, [], "tp", "", "_size", "_parallel_parallel_parallel"):
+        assert known_word(name) == "", name
