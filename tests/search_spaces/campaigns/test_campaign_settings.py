@@ -20,7 +20,6 @@ BUDGET = {"trials": 10, "node_hours": None, "wall_time_s": 600.0}
         ({"node_hours": 2}, {"trials": 10, "node_hours": 2, "wall_time_s": 600.0}),
         ({}, BUDGET),
     ],
-    ids=str,
 )
 def test_bounds_that_are_not_named_stay_and_null_takes_one_away(
     changes: dict[str, Any], after: dict[str, Any]
