@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from search_spaces.campaigns.campaign import CampaignSpec
-from search_spaces.spec.presets.clusters import CLUSTER_PRESETS, resolve_cluster
+from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.spaces import SPACE_PRESETS
 from search_spaces.spec.rules import violations
 from tests.kit.campaigns import spec_of
@@ -16,6 +16,9 @@ GPU: dict[str, Any] = {**CPU, "name": "ours", "device": "a device"}
 
 def read(cluster: Any, space: Any) -> CampaignSpec:
     return spec_of(model="gpt-125m", cluster=cluster, space=space, strategy="exhaustive")
+
+
+BATCH = {"global_batch_size": 64}
 
 
 @pytest.mark.parametrize(
@@ -34,28 +37,19 @@ def read(cluster: Any, space: Any) -> CampaignSpec:
 def test_a_campaign_without_a_precision_takes_the_one_that_its_cluster_is_used_with(
     cluster: Any, expected: str
 ) -> None:
-    spec = read(cluster, {"global_batch_size": 64})
-    assert spec.space.values("precision") == (expected,)
+    spec = read(cluster, BATCH)
     assert spec.to_mapping()["space"]["precision"] == expected
-    assert spec.cluster.default_precision == expected
-    legal = spec.legal_set()
-    assert {legal.layout(place).precision for place in range(len(legal))} == {expected}
-    assert not violations(legal.layout(0), spec.model, spec.cluster)
-
-
-def test_a_stated_precision_stays() -> None:
-    stated = read("frontier", {"global_batch_size": 64, "precision": ["fp32", "fp16"]})
-    assert stated.space.values("precision") == ("fp32", "fp16")
-
-
-@pytest.mark.parametrize("name", SPACE_PRESETS)
-def test_a_preset_of_a_space_keeps_its_own_precision(name: str) -> None:
-    spec = read("frontier", name)
-    assert spec.space.values("precision") == SPACE_PRESETS[name].values("precision")
-    changed = read("frontier", {"preset": name, "global_batch_size": 640})
-    assert changed.space.values("precision") == SPACE_PRESETS[name].values("precision")
-
-
-def test_a_stored_campaign_reads_back_as_it_was() -> None:
-    spec = read(resolve_cluster("h100-sxm")[0].to_mapping(), {"global_batch_size": 64, "tp": [1]})
+    assert spec.space.values("precision") == (spec.cluster.default_precision,) == (expected,)
+    layout = spec.legal_set().layout(0)
+    assert layout.precision == expected
+    assert not violations(layout, spec.model, spec.cluster)
     assert CampaignSpec.from_mapping(spec.to_mapping()) == spec
+
+
+def test_a_stated_precision_stays_and_so_does_that_of_a_preset_of_a_space() -> None:
+    stated = read("frontier", {**BATCH, "precision": ["fp32", "fp16"]})
+    assert stated.space.values("precision") == ("fp32", "fp16")
+    for name, preset in SPACE_PRESETS.items():
+        for space in (name, {"preset": name, "global_batch_size": 640}):
+            found = read("frontier", space).space.values("precision")
+            assert found == preset.values("precision"), name

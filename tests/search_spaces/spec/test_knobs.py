@@ -15,6 +15,8 @@ from search_spaces.tables.columns import COLUMNS, EXTRA_COLUMNS
 def test_columns_and_search_spaces_have_the_knobs_of_a_layout() -> None:
     assert tuple(field.name for field in fields(LayoutColumns)) == tuple(KNOBS)
     assert set(KNOBS) < {field.name for field in fields(SearchSpace)}
+    headings = [knob.heading for knob in KNOBS.values() if knob.heading]
+    assert len(set(headings)) == len(headings)
 
 
 @pytest.mark.parametrize("knob", KNOBS.values(), ids=lambda each: each.name)
@@ -29,11 +31,6 @@ def test_a_knob_has_its_default_its_codes_and_its_column(knob: Knob) -> None:
     # A measurement table has a column for what does not follow from others.
     has_column = knob.name in (*COLUMNS, *EXTRA_COLUMNS)
     assert has_column == (knob.table_column != "derived")
-
-
-def test_headings_of_columns_are_distinct() -> None:
-    headings = [knob.heading for knob in KNOBS.values() if knob.heading]
-    assert len(set(headings)) == len(headings)
 
 
 def test_the_number_of_devices_is_the_product_of_the_degrees() -> None:
