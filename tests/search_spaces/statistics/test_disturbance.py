@@ -10,9 +10,8 @@ from search_spaces.statistics.disturbance import (
 )
 
 
-@pytest.mark.parametrize(
-    ("others_share", "throttled", "expected"),
-    [
+def test_a_probe_is_disturbed_by_others_on_its_devices_or_by_held_clocks() -> None:
+    for others_share, throttled, expected in (
         (None, None, False),
         (0.0, False, False),
         (DISTURBED_SHARE - 1e-9, False, False),
@@ -20,12 +19,8 @@ from search_spaces.statistics.disturbance import (
         (1.0, False, True),
         (None, True, True),
         (0.0, True, True),
-    ],
-)
-def test_a_probe_is_disturbed_by_others_on_its_devices_or_by_held_clocks(
-    others_share: float | None, throttled: bool | None, expected: bool
-) -> None:
-    assert is_disturbed(others_share, throttled) is expected
+    ):
+        assert is_disturbed(others_share, throttled) is expected, (others_share, throttled)
 
 
 def test_a_disturbed_probe_may_be_slower_by_more_than_what_others_took() -> None:
@@ -35,16 +30,11 @@ def test_a_disturbed_probe_may_be_slower_by_more_than_what_others_took() -> None
     assert possible_slowdown(1.0, True) < 5.0, "an interval has an end"
 
 
-@pytest.mark.parametrize(
-    ("shares", "counts"),
-    [
-        ((0.0, 0.04, 0.06), (True, True, False)),
-        ((0.5, 0.08, 0.06), (False, True, True)),
-        ((0.5,), (True,)),
-        ((None, 0.3), (True, False)),
-    ],
-)
-def test_of_a_layouts_runs_those_that_were_disturbed_least_count(
-    shares: tuple[float | None, ...], counts: tuple[bool, ...]
-) -> None:
-    assert disturbed_least([(share, None) for share in shares]) == [*counts]
+def test_of_a_layouts_runs_those_that_were_disturbed_least_count() -> None:
+    for shares, counts in (
+        ((0.0, 0.04, 0.06), [True, True, False]),
+        ((0.5, 0.08, 0.06), [False, True, True]),
+        ((0.5,), [True]),
+        ((None, 0.3), [True, False]),
+    ):
+        assert disturbed_least([(share, None) for share in shares]) == counts
