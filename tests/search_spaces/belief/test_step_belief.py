@@ -9,18 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from search_spaces.belief.residual import ResidualKernel, knob_coordinates, similarity
-from search_spaces.belief.slow_runs import (
-    MEAN_EXCESS,
-    SLOW_SHARE,
-    run_weights,
-    sound_probability,
-)
-from search_spaces.belief.step_belief import (
-    MeasuredParts,
-    StepBelief,
-    StepModel,
-    joined,
-)
+from search_spaces.belief.slow_runs import MEAN_EXCESS, SLOW_SHARE, run_weights, sound_probability
+from search_spaces.belief.step_belief import MeasuredParts, StepBelief, StepModel, joined
 from search_spaces.belief.time import TimeCalibration
 from search_spaces.estimates.time import PRIOR, TERM_NAMES, time_terms
 from search_spaces.spec.layout_columns import LayoutColumns

@@ -137,10 +137,7 @@ def test_telling_one_by_one_comes_to_the_same_as_telling_at_once() -> None:
     assert one == pytest.approx(other, abs=0.02)
 
 
-@given(
-    st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=12),
-    st.integers(0, len(LAYOUTS) - 1),
-)
+@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=12), st.integers(0, len(LAYOUTS) - 1))
 @settings(max_examples=25)
 def test_whatever_was_measured_factors_are_positive_and_predictions_finite(
     times_s: list[float], first: int

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from search_spaces.campaigns.campaign import ESTIMATE_MARGIN, ROWS_AT_ONCE, CampaignSpec
-from search_spaces.campaigns.campaign_settings import StopSettings
+from search_spaces.campaigns.campaign_settings import Budget, StopSettings, changed_budget
+from search_spaces.documents.not_covered import known_word
 from search_spaces.errors import (
     CampaignInvalidError,
     ModelTooLargeError,
@@ -155,13 +156,9 @@ def test_a_wall_time_is_seconds_or_has_a_unit() -> None:
         ({"strategy": "hyper"}, "strategy: 'hyper' is unknown"),
         ({"seed": -1}, "seed: -1 is not a whole number of at least 0"),
         ({"budget": ...}, "budget: strategy 'guided' needs at least one bound of trials, node_h"),
-        ({"budget": {}}, "budget: strategy 'guided' needs at least one bound"),
         ({"budget": 20}, "budget: the budget is 20, not a mapping"),
-        ({"budget": {"trial": 2}}, "budget: unknown bound 'trial' (did you mean 'trials'?)"),
         ({"budget": {"node_hours": "3"}}, "budget.node_hours: '3' is not a number from 1e-06 to"),
         ({"budget": {"wall_time_s": 0}}, "budget.wall_time_s: 0 is not a duration"),
-        ({"budget": {"wall_time_s": float("nan")}}, "budget.wall_time_s: nan is not a duration"),
-        ({"probe": {"iterations": 0}}, "probe.iterations: 0 is not a whole number of at least 1"),
         ({"probe": {"warmup": 1}}, "probe.warmup: 1 is not a whole number of at least 2"),
         ({"probe": {"compile": 1}}, "probe.compile: 1 is not true or false"),
         ({"probe": {"deadline_s": True}}, "probe.deadline_s: True is not a duration"),
@@ -182,20 +179,16 @@ def test_a_wall_time_is_seconds_or_has_a_unit() -> None:
         ({"constraints": {"memory_headroom": 1}}, "constraints.memory_headroom: 1 is not a share"),
         ({"constraints": {"memory_headroom": -0.1}}, "-0.1 is not a share of the memory"),
         ({"constraints": {"memory_headroom": True}}, "True is not a share of the memory"),
-        ({"constraints": {"memory_headroom": "10%"}}, "'10%' is not a share of the memory"),
         ({"knowledge": "all"}, "knowledge: 'all' is unknown; choose from auto, none"),
         ({"start_from": "first"}, "start_from: 'first' is not a list of campaigns' names"),
-        ({"start_from": [1]}, "start_from: [1] is not a list of campaigns' names"),
         ({"start_from": ["a", "a"]}, "start_from: 'a' is listed more than once"),
         ({"start_from": [str(n) for n in range(33)]}, "start_from: 33 campaigns are more than 32"),
         ({"stop": {"early": "yes"}}, "stop.early: 'yes' is not true or false"),
         ({"stop": {"converged_within": 2}}, "stop.converged_within: 2 is not a share between 0"),
-        ({"stop": {"converged_within": 0}}, "stop.converged_within: 0 is not a share"),
         ({"stop": {"converged_within": True}}, "stop.converged_within: True is not a share"),
         ({"stop": {"remeasure": -1}}, "stop.remeasure: -1 is not a whole number of at least 0"),
         ({"stop": {"remeasure": 21}}, "stop.remeasure: 21 is more than 20"),
         ({"stop": {"earlier": True}}, "unknown setting 'earlier' (did you mean 'early'?)"),
-        ({"stop": []}, "stop is [], not a mapping"),
     ],
 )
 def test_a_malformed_campaign_is_refused_with_the_field(
@@ -306,3 +299,75 @@ def test_the_limits_of_the_embedded_trainer_are_not_those_of_others() -> None:
     assert len(other.legal_set()) > 0
     assert other.baseline is not None
     assert other.baseline.precision == "fp8"
+
+
+BUDGET = {"trials": 10, "node_hours": None, "wall_time_s": 600.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "after"),
+    [
+        ({"trials": 40}, {"trials": 40}),
+        ({"wall_time": None}, {"wall_time_s": None}),
+        ({"wall_time_s": None}, {"wall_time_s": None}),
+        ({"wall_time": "1h"}, {"wall_time_s": 3600.0}),
+        ({"node_hours": 2}, {"node_hours": 2}),
+        ({}, {}),
+    ],
+)
+def test_bounds_that_are_not_named_stay_and_null_takes_one_away(
+    changes: dict[str, Any], after: dict[str, Any]
+) -> None:
+    assert changed_budget(BUDGET, changes, strategy="random") == BUDGET | after
+    lost = changed_budget({"trials": 3}, {"trials": None}, strategy="exhaustive")
+    assert Budget(**lost) == Budget(), "an exhaustive campaign may lose its last bound"
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "says"),
+    [
+        ({"trials": 0}, "budget.trials", "0 is not a whole number"),
+        ({"trials": True}, "budget.trials", "True"),
+        ({"node_hours": float("nan")}, "budget.node_hours", "not a number from 1e-06 to"),
+        ({"wall_time": "soon"}, "budget.wall_time", "not a duration"),
+        ({"wall_time": "1h", "wall_time_s": 5}, "budget.wall_time", "not both"),
+        ({"wall_time": None, "wall_time_s": 5}, "budget.wall_time", "not both"),
+        ({"trails": 5}, "budget.trails", "did you mean 'trials'"),
+        ({"trials": None, "wall_time_s": None}, "budget", "at least one bound"),
+        ([], "budget", "not a mapping"),
+    ],
+    ids=str,
+)
+def test_a_wrong_bound_is_named(changes: Any, where: str, says: str) -> None:
+    with pytest.raises(CampaignInvalidError, match=says) as caught:
+        changed_budget(BUDGET, changes, strategy="random")
+    assert caught.value.field == where
+
+
+@pytest.mark.parametrize(
+    ("model", "space", "says"),
+    [
+        ({}, {"context_parallel_size": 2}, "(here it is called 'cp')"),
+        ({}, {"ulysses": 2}, "(here it is called 'cp')"),
+        ({}, {"expert_model_parallel_size": 2}, "(here it is called 'ep')"),
+        ({}, {"expert_tensor_parallel_degree": 2}, "(here it is called 'etp')"),
+        ({"num_local_experts": 8}, {}, "(here it is called 'num_experts')"),
+        ({"family": "mixtral"}, {}, "(here it is called 'llama')"),
+        ({"capacity_factor": 1}, {}, "experts that drop tokens over a capacity"),
+        ({}, {"fsdp": True}, "(here it is called 'zero_stage')"),
+        ({}, {"precision": "mxfp8"}, "types narrower than fp8, and its recipes: not covered"),
+        ({}, {"tensor_model_parallel_size": 2}, "(here it is called 'tp')"),
+        ({}, {"gradient_accumulation_steps": 2}, "(here it is called 'num_microbatches')"),
+    ],
+)
+def test_a_word_of_other_trainers_is_recognised_by_name(
+    model: dict[str, Any], space: dict[str, Any], says: str
+) -> None:
+    said = refusal(model={"preset": "tiny", **model}, space={"global_batch_size": 8, **space})
+    assert says in said
+    assert "did you mean" not in said
+
+
+def test_other_words_are_not_known() -> None:
+    for name in (None, 3, [], "tp", "", "_size", "_parallel_parallel_parallel"):
+        assert known_word(name) == "", name

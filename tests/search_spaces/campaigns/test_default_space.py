@@ -14,6 +14,8 @@ from search_spaces.estimates.fitting import count_fitting
 from search_spaces.spec.layout import KNOBS
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
 from search_spaces.spec.presets.spaces import SPACE_PRESETS
+from search_spaces.spec.rules import violations
+from tests.kit.campaigns import spec_of as least_of
 
 BATCH = {"global_batch_size": 1024}
 
@@ -272,3 +274,43 @@ def test_few_legal_layouts_are_a_warning_once() -> None:
     (warning,) = warned.warnings
     assert warning.startswith("the space has few layouts: 2 of 2 combinations legal")
     assert warned.warned_of_few(legal) == warned
+
+
+GPU: dict[str, Any] = {"name": "ours", "device": "a device", "num_nodes": 1}
+GPU |= {"devices_per_node": 2, "device_memory_bytes": 8 << 30}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "peaks", "expected"),
+    [
+        *((name, {}, "bf16") for name in CLUSTER_PRESETS),
+        ("local-cpu", {}, "fp32"),
+        ("local-cpu", {"fp32": 1e11, "bf16": 1e12}, "fp32"),
+        ("local-cpu", {"bf16": 1e12}, "bf16"),
+        (GPU, {"fp32": 15.7e12, "fp16": 125e12}, "fp16"),
+        (GPU, {"fp32": 9e12}, "fp32"),
+        (GPU, {}, "fp32"),
+    ],
+    ids=str,
+)
+def test_a_campaign_without_a_precision_takes_the_one_that_its_cluster_is_used_with(
+    cluster: Any, peaks: dict[str, float], expected: str
+) -> None:
+    described = {"preset": cluster} if isinstance(cluster, str) else cluster
+    described = described | ({"peak_flops_per_s": peaks} if peaks else {})
+    spec = least_of(model="gpt-125m", cluster=described, space={"global_batch_size": 64})
+    assert spec.to_mapping()["space"]["precision"] == expected
+    assert spec.space.values("precision") == (spec.cluster.default_precision,) == (expected,)
+    layout = spec.legal_set().layout(0)
+    assert layout.precision == expected
+    assert not violations(layout, spec.model, spec.cluster)
+    assert CampaignSpec.from_mapping(spec.to_mapping()) == spec
+
+
+def test_a_stated_precision_stays_and_so_does_that_of_a_preset_of_a_space() -> None:
+    stated = least_of(space={"global_batch_size": 64, "precision": ["fp32", "fp16"]})
+    assert stated.space.values("precision") == ("fp32", "fp16")
+    for name, preset in SPACE_PRESETS.items():
+        for space in (name, {"preset": name, "global_batch_size": 640}):
+            found = least_of(model="gpt-125m", space=space).space.values("precision")
+            assert found == preset.values("precision"), name

@@ -90,10 +90,7 @@ def read_row(row: dict[str, Any]) -> Any:
 READERS: Final[dict[str, tuple[Callable[[Any], Any], Any]]] = {
     "outcome": (Outcome.from_mapping, OUTCOME),
     "failed outcome": (Outcome.from_mapping, asdict(failed())),
-    "posted outcome": (
-        message(OutcomePost),
-        {"worker_id": "w", "attempt": 1, "outcome": OUTCOME},
-    ),
+    "posted outcome": (message(OutcomePost), {"worker_id": "w", "attempt": 1, "outcome": OUTCOME}),
     "worker": (message(WorkerCreate), asdict(WORKER)),
     "heartbeat": (message(HeartbeatBody), asdict(HEARTBEAT)),
     "probe request": (

@@ -1,17 +1,13 @@
 from __future__ import annotations
 
-import pytest
-
 from search_spaces.estimates.fitting import count_fitting
 from search_spaces.estimates.memory import peak_memory_bytes
 from search_spaces.spec.presets.clusters import resolve_cluster
 from search_spaces.spec.presets.models import resolve_model
-from search_spaces.spec.space import LegalSet, SearchSpace, enumerate_legal
+from search_spaces.spec.space import SearchSpace, enumerate_legal
 
 MODEL = resolve_model("gpt-22b")
 CLUSTER, _ = resolve_cluster("frontier")
-
-
 
 
 def test_a_sample_is_within_its_stated_error_and_sees_every_value_of_each_knob() -> None:

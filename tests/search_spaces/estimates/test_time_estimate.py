@@ -10,13 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from search_spaces.estimates.time import (
-    PRIOR,
-    TERM_NAMES,
-    step_time_parts,
-    step_time_s,
-    time_terms,
-)
+from search_spaces.estimates.time import PRIOR, TERM_NAMES, step_time_parts, step_time_s, time_terms
 from search_spaces.spec.cluster import MEASURED_SOURCE
 from search_spaces.spec.layout import PIPELINE_SPLITS, Layout, PipelineSplit
 from search_spaces.spec.layout_columns import LayoutColumns
@@ -48,7 +42,7 @@ MODEL = ModelShape(
     tied_embeddings=True,
 )
 TOKENS = 1024
-RESIDUAL_BYTES = 2 * TOKENS * 1024
+RESIDUAL = 2 * TOKENS * 1024
 """The residual stream of a micro-batch of one sequence, in 16 bits."""
 LAYER_FLOPS = 2 * 12 * 1024**2 * TOKENS
 """A block's matrices, forward."""
@@ -146,7 +140,7 @@ def test_weights_and_activations_pass_through_memory() -> None:
     assert term("matrix_bytes") == pytest.approx(passed_s, rel=0.1)
     # Sequence parallelism shares the element-wise work of the residual stream.
     shared = term("elementwise", tp=4) - term("elementwise", tp=4, sequence_parallel=True)
-    assert shared == pytest.approx(8 * 3 * 10 * RESIDUAL_BYTES / 1e12 * 3 / 4)
+    assert shared == pytest.approx(8 * 3 * 10 * RESIDUAL / 1e12 * 3 / 4)
 
 
 ALL_REDUCES = 4 * 8 + 2
@@ -166,45 +160,41 @@ FOUR = {"dp": 8, "num_microbatches": 4}
     ("name", "knobs", "expected_s"),
     [
         # The bandwidth inside a node is that of the degree.
-        ("tensor_inside", {"tp": 2}, ALL_REDUCES * RESIDUAL_BYTES / 50e9),
-        ("tensor_inside", {"tp": 4}, ALL_REDUCES * 2 * 3 / 4 * RESIDUAL_BYTES / 100e9),
+        ("tensor_inside", {"tp": 2}, ALL_REDUCES * RESIDUAL / 50e9),
+        ("tensor_inside", {"tp": 4}, ALL_REDUCES * 2 * 3 / 4 * RESIDUAL / 100e9),
         ("tensor_across", {"tp": 4}, 0),
-        ("tensor_inside", {"tp": 4, **FULL}, (6 * 8 + 2) * 2 * 3 / 4 * RESIDUAL_BYTES / 100e9),
+        ("tensor_inside", {"tp": 4, **FULL}, (6 * 8 + 2) * 2 * 3 / 4 * RESIDUAL / 100e9),
         # A group across nodes has the cards of all its ranks.
-        ("tensor_across", {"tp": 8}, ALL_REDUCES * 2 * 7 / 8 * RESIDUAL_BYTES / (4 * 10e9)),
+        ("tensor_across", {"tp": 8}, ALL_REDUCES * 2 * 7 / 8 * RESIDUAL / (4 * 10e9)),
         ("tensor_inside", {"tp": 8}, 0),
         # Tensor columns sum what tp divides, 12 residual streams a block, and norms; the ends
         # scatter and gather two each. What tp sums is divided by them but for the head's gradient,
         # and goes as far apart as they are many.
-        ("tensor_inside", {"tp_columns": 2}, ((12 * 8 + 2) * RESIDUAL_BYTES + NORM_BYTES) / 50e9),
+        ("tensor_inside", {"tp_columns": 2}, ((12 * 8 + 2) * RESIDUAL + NORM_BYTES) / 50e9),
         (
             "tensor_inside",
             {"tp_columns": 2, **FULL},
-            ((19 * 8 + 2) * RESIDUAL_BYTES + NORM_BYTES + AGAIN) / 50e9,
+            ((19 * 8 + 2) * RESIDUAL + NORM_BYTES + AGAIN) / 50e9,
         ),
         (
             "tensor_inside",
             {"tp": 2, "tp_columns": 2},
-            ((33 / 2 + 1 + 12 * 8 / 2 + 2) * RESIDUAL_BYTES + NORM_BYTES) / 50e9,
+            ((33 / 2 + 1 + 12 * 8 / 2 + 2) * RESIDUAL + NORM_BYTES) / 50e9,
         ),
-        ("tensor_across", {"tp": 2, "tp_columns": 4}, (33 / 4 + 1) * RESIDUAL_BYTES / 10e9),
+        ("tensor_across", {"tp": 2, "tp_columns": 4}, (33 / 4 + 1) * RESIDUAL / 10e9),
         # Four sums of products and four of norms a block, four at the ends, two of the last norm.
         ("latency_inside", {"tp_columns": 4}, (8 * 8 + 6) * (40e-6 + 6 * 1e-6)),
-        ("pipeline_across", {**PIPED, "tp_columns": 2}, 11 * RESIDUAL_BYTES / 10e9),
+        ("pipeline_across", {**PIPED, "tp_columns": 2}, 11 * RESIDUAL / 10e9),
         # A collective costs a latency for each step around the ring.
         ("latency_inside", {"tp": 4}, ALL_REDUCES * (40e-6 + 6 * 1e-6)),
         ("latency_across", {"tp": 8}, ALL_REDUCES * (40e-6 + 14 * 10e-6)),
         # Stages send their boundaries each way.
-        ("pipeline_inside", PIPED, 2 * 11 * RESIDUAL_BYTES / 50e9),
-        ("pipeline_inside", {**PIPED, "vpp": 2}, 2 * 2 * 9.5 * RESIDUAL_BYTES / 50e9),
-        ("pipeline_across", {**PIPED, "dp": 2}, 2 * 11 * RESIDUAL_BYTES / 10e9),
+        ("pipeline_inside", PIPED, 2 * 11 * RESIDUAL / 50e9),
+        ("pipeline_inside", {**PIPED, "vpp": 2}, 2 * 2 * 9.5 * RESIDUAL / 50e9),
+        ("pipeline_across", {**PIPED, "dp": 2}, 2 * 11 * RESIDUAL / 10e9),
         # Of neighbouring stages on nodes of four, one boundary leaves the node: a card per rank.
-        (
-            "pipeline_across",
-            NEIGHBOURS,
-            15 * RESIDUAL_BYTES * (1 / 50e9 + 1 / (10e9 * 4**0.85)),
-        ),
-        ("pipeline_across", {**NEIGHBOURS, "tp": 4}, 2 * 15 * RESIDUAL_BYTES / 10e9),
+        ("pipeline_across", NEIGHBOURS, 15 * RESIDUAL * (1 / 50e9 + 1 / (10e9 * 4**0.85))),
+        ("pipeline_across", {**NEIGHBOURS, "tp": 4}, 2 * 15 * RESIDUAL / 10e9),
         ("weights_gather", {"dp": 8}, 0),
     ],
 )
@@ -251,7 +241,7 @@ def test_what_goes_over_all_parameters_takes_their_bytes_over_the_bandwidth(
 def test_context_parallelism_takes_its_rows_and_cuts_everything_but_the_weights() -> None:
     # Keys and values three times; queries, keys, values and outputs twice, of each other rank.
     for comm_type, elements, steps in (("all_gather", 6 * 3 / 4, 3), ("a2a", 8 * 3 / 16, 4)):
-        sent_s = elements * RESIDUAL_BYTES / 100e9
+        sent_s = elements * RESIDUAL / 100e9
         found = term("context", cp=4, cp_comm_type=comm_type, num_microbatches=2)
         assert found == pytest.approx(8 * 2 * (sent_s + steps * (4e-5 + 3 * 1e-6)))
     assert term("context", num_microbatches=2) == 0
@@ -274,7 +264,7 @@ def test_tensor_columns_cut_products_and_weights_and_leave_attention_alone() -> 
     assert term("attention", tp_columns=4) == term("attention")
     assert term("data_inside", tp_columns=2, dp=2) == term("data_inside", tp=2, dp=2)
     shared = term("elementwise") - term("elementwise", tp_columns=4)
-    assert shared == pytest.approx(8 * 3 * 10 * RESIDUAL_BYTES / 1e12 * 3 / 4)
+    assert shared == pytest.approx(8 * 3 * 10 * RESIDUAL / 1e12 * 3 / 4)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +273,7 @@ def test_tensor_columns_cut_products_and_weights_and_leave_attention_alone() -> 
         # No longer than the products of half of the weights (7 of a block's 12 H^2), or the sums:
         # with sequence parallelism two scatters of a block.
         ({"tp": 2}, 8 * LAYER_FLOPS * 7 / 12 / 2 / 100e12),
-        ({"tp": 2, "sequence_parallel": True}, 8 * RESIDUAL_BYTES / 50e9),
+        ({"tp": 2, "sequence_parallel": True}, 8 * RESIDUAL / 50e9),
         ({"tp_columns": 2}, 8 * LAYER_FLOPS * 5 / 12 / 2 / 100e12),
         ({"dp": 2}, 0),
     ],
@@ -295,7 +285,7 @@ def test_late_weight_gradients_hide_no_sum(knobs: dict[str, Any], lost_s: float)
     # Sequence parallelism leaves no product beside the sum over columns.
     both = {"tp": 2, "tp_columns": 2}
     lost = term("tensor_inside", **both, sequence_parallel=True) - term("tensor_inside", **both)
-    shared = NORM_BYTES / 2 + RESIDUAL_BYTES / 2  # norms and head have half of the tokens
+    shared = NORM_BYTES / 2 + RESIDUAL / 2  # norms and head have half of the tokens
     assert lost == pytest.approx(8 * LAYER_FLOPS * 5 / 12 / 4 / 100e12 - shared / 50e9)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -113,11 +114,10 @@ def test_an_impossible_value_is_refused_with_its_knob_and_itself(
     knobs: dict[str, Any], message: str
 ) -> None:
     stated = {"global_batch_size": 16, **knobs}
-    with pytest.raises(SpaceInvalidError) as caught:
+    with pytest.raises(SpaceInvalidError, match=re.escape(message)):
         SearchSpace.from_mapping(
             {name: value for name, value in stated.items() if value is not ...}
         )
-    assert message in str(caught.value)
 
 
 def test_a_preset_may_be_changed_knob_by_knob() -> None:

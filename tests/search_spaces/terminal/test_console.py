@@ -9,13 +9,7 @@ import unicodedata
 
 import pytest
 
-from search_spaces.terminal.console import (
-    clipped,
-    escape_output,
-    escaped,
-    escaped_line,
-    text_width,
-)
+from search_spaces.terminal.console import clipped, escape_output, escaped, escaped_line, text_width
 
 EVERY_KIND = [
     *map(chr, (*range(0x20), *range(0x7F, 0xA0))),

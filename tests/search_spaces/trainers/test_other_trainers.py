@@ -275,12 +275,7 @@ DEEPSPEED = "steps: 2 loss: 6.4141 iter time (s): 0.026 samples/sec: 309.369"
         (
             TITANS,
             TITAN,
-            {
-                "index": 9,
-                "loss": 3.50858,
-                "peak_memory_gib": 0.25,
-                "tokens_per_s_per_device": 1060,
-            },
+            {"index": 9, "loss": 3.50858, "peak_memory_gib": 0.25, "tokens_per_s_per_device": 1060},
         ),
         (TITANS, "validate step:  9  loss:  3.5085  memory:  0.25GiB(0.00%)  tps: 1,060", None),
         (["deepspeed"], DEEPSPEED, {"index": 2, "loss": 6.4141, "step_time_s": 0.026}),
