@@ -48,25 +48,25 @@ from tests.search_spaces.trainers.test_program_trainers import ENTRY
 
 OUTCOME: Final = asdict(completed())
 WORKER: Final = WorkerCreate(
-    name="w",
-    host="h",
-    cluster="c",
+    **dict.fromkeys(("name", "host", "cluster", "device"), "w"),
     num_nodes=1,
     devices_per_node=2,
-    device="d",
     versions={"torch": "2"},
     trainers={"mine": "1"},
     allocation=AllocationBody(job_id="7", launcher="srun"),
     nodes=[NodeBody(name="n", num_devices=2)],
 )
+NODE: Final = NodeStatusBody(name="n", state="idle", health={"failure": "", "device": "cpu"})
 HEARTBEAT: Final = HeartbeatBody(
     trials=[BeatBody(trial_id=1, attempt=1, iterations_done=0, waiting_because="of others")],
-    status=StatusBody(
-        nodes=[NodeStatusBody(name="n", state="idle", health={"failure": "", "device": "cpu"})]
-    ),
+    status=StatusBody(nodes=[NODE]),
 )
-CAMPAIGN: Final = campaign(
-    probe={"trainer": "mine", "parameters": {"rate": "x"}}, start_from=["wide"]
+CAMPAIGN: Final = replace(
+    campaign(probe={"trainer": "mine", "parameters": {"rate": "x"}}, start_from=["wide"]),
+    warnings=("it is small",),
+)
+REQUEST: Final = ProbeRequest(
+    model=model_preset("tiny"), layout=Layout(), trainer="mine", parameters={"rate": "x"}
 )
 PARAMETERS: Final = {
     "word": {"type": "choice", "choices": ["a", "b"]},
@@ -93,18 +93,10 @@ READERS: Final[dict[str, tuple[Callable[[Any], Any], Any]]] = {
     "posted outcome": (message(OutcomePost), {"worker_id": "w", "attempt": 1, "outcome": OUTCOME}),
     "worker": (message(WorkerCreate), asdict(WORKER)),
     "heartbeat": (message(HeartbeatBody), asdict(HEARTBEAT)),
-    "probe request": (
-        ProbeRequest.from_mapping,
-        ProbeRequest(
-            model=model_preset("tiny"), layout=Layout(), trainer="mine", parameters={"rate": "x"}
-        ).to_mapping(),
-    ),
-    "model": (ModelShape.from_mapping, model_preset("tiny").to_mapping()),
+    "probe request": (ProbeRequest.from_mapping, REQUEST.to_mapping()),
+    "model": (ModelShape.from_mapping, REQUEST.model.to_mapping()),
     "cluster": (Cluster.from_mapping, CAMPAIGN.cluster.to_mapping()),
-    "campaign": (
-        CampaignSpec.from_mapping,
-        replace(CAMPAIGN, warnings=("it is small",)).to_mapping(),
-    ),
+    "campaign": (CampaignSpec.from_mapping, CAMPAIGN.to_mapping()),
     "constants": (
         MeasuredConstants.from_mapping,
         make_constants(warnings=("it was busy",)).to_mapping(),

@@ -28,10 +28,15 @@ from tests.kit.odd_values import ODD_TEXTS, nested, odd_texts, one_of
 BAD_FAITH: list[Any] = [
     *(text for text in ODD_TEXTS if len(text) < 1000),
     *(json.loads(nested(depth)) for depth in (101, 300)),
-    *(int("9" * 4000), 10**5000, -math.inf, dict.fromkeys(map(str, range(500)), 1)),
-    *(1 << 20, 1 << 63, -(1 << 70), 10**400),
-    *(1e308, 5e-324, math.inf, math.nan),
-    *("\ud800", "half \udfff a pair", "one\ntwo", "bell\x07", "9" * 5000),
+    *(
+        int("9" * 4000),
+        10**5000,
+        1 << 20,
+        1 << 63,
+        -(1 << 70),
+        dict.fromkeys(map(str, range(500)), 1),
+    ),
+    *(1e308, 5e-324, math.inf, -math.inf, math.nan, "\ud800", "9" * 5000),
 ]
 SCALARS = (
     st.none()

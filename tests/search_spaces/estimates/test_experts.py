@@ -53,38 +53,9 @@ FOLDED = [
 ]
 
 
-def one_expert(model: ModelShape) -> ModelShape:
-    """A mixture of one expert, which every token takes: a dense model and a small router."""
-    return replace(model, num_experts=1, experts_per_token=1)
-
-
 def terms(model: ModelShape, layout: Layout = LAYOUT) -> dict[str, float]:
     found = time_terms(layout, model, H100)
     return dict(zip(found.names, found.seconds[0].tolist(), strict=True))
-
-
-def test_all_parameters_are_held_whatever_a_token_takes() -> None:
-    """Of two ranks, each half of every matrix, and all norms and routers."""
-    stages = stage_memory(LAYOUT, MIXTRAL)
-    routers = MIXTRAL.num_layers * MIXTRAL.hidden_size * (8 + 2) + MIXTRAL.hidden_size
-    held = sum(stage.weights_bytes for stage in stages) / 2
-    assert held == pytest.approx((MIXTRAL.num_parameters - routers) / 2 + routers, rel=1e-9)
-    fewer = replace(MIXTRAL, experts_per_token=1)
-    assert [s.weights_bytes for s in stage_memory(LAYOUT, fewer)] == [
-        s.weights_bytes for s in stages
-    ]
-
-
-def test_dense_first_layers_are_held_by_the_first_stages() -> None:
-    mixed = replace(MIXTRAL, num_dense_layers=12, ffn_hidden_size=4096)
-    layer = stage_memory(replace(LAYOUT, tp=1, etp=1), MIXTRAL)[1].weights_bytes / 2 / 8
-    dense = stage_memory(replace(LAYOUT, tp=1, etp=1), mixed.dense)[1].weights_bytes / 2 / 8
-    found = [stage.weights_bytes / 2 for stage in stage_memory(replace(LAYOUT, tp=1, etp=1), mixed)]
-    assert found[1] == pytest.approx(4 * layer + 4 * dense)
-    assert found[2] == pytest.approx(8 * layer)
-    embedding = mixed.vocab_size * mixed.hidden_size
-    assert found[0] == pytest.approx(8 * dense + embedding)
-    assert sum(found) == pytest.approx(mixed.num_parameters)
 
 
 def layer_parameters(layout: Layout, layer: int) -> tuple[int, int]:
@@ -166,16 +137,17 @@ def test_a_rank_holds_the_rows_of_the_tokens_that_come_to_its_experts(layout: La
 
 def test_the_work_is_that_of_the_experts_that_a_token_takes() -> None:
     dense = terms(MIXTRAL.dense)
-    one, two = terms(one_expert(MIXTRAL)), terms(replace(one_expert(MIXTRAL), num_experts=2))
+    # A mixture of one expert, which every token takes: a dense model and a small router.
+    alone = replace(MIXTRAL, num_experts=1, experts_per_token=1)
+    one, two = terms(alone), terms(replace(alone, num_experts=2))
     assert one["matrices"] == dense["matrices"]
     assert one["attention"] == dense["attention"] == two["attention"]
     assert two["matrices"] == pytest.approx(one["matrices"], rel=0.05)  # rows are halved
     assert two["matrix_bytes"] > one["matrix_bytes"]
     both = terms(replace(MIXTRAL, num_experts=2))
     active = MIXTRAL.num_attention_matrix_parameters + 2 * 3 * 4096 * 14336
-    assert both["matrices"] / one["matrices"] == pytest.approx(
-        active / MIXTRAL.dense.num_layer_matrix_parameters, rel=0.05
-    )
+    ratio = active / MIXTRAL.dense.num_layer_matrix_parameters
+    assert both["matrices"] / one["matrices"] == pytest.approx(ratio, rel=0.05)
 
 
 def test_attention_follows_window_and_head_and_layers_of_both_kinds_take_the_mean() -> None:
@@ -270,17 +242,25 @@ def test_gradients_of_experts_are_summed_over_the_ranks_that_hold_them() -> None
     assert alone["data_inside"] == pytest.approx(4 * 2 * 7 / 8 * others / 360e9)
 
 
-def test_products_of_local_experts_have_the_rows_of_all_ranks() -> None:
+def test_products_of_local_experts_have_the_rows_of_all_ranks_and_fp8_inputs_are_halved() -> None:
     """ep makes fewer and longer products of the same work; etp at the same rows narrower ones."""
     layout = Layout(dp=8, precision="bf16")
     whole, spread, narrow = (
-        terms(MIXTRAL, replace(layout, **knobs))  # type: ignore[arg-type]
-        for knobs in ({}, {"ep": 8}, {"etp": 8})
+        terms(MIXTRAL, each) for each in (layout, replace(layout, ep=8), replace(layout, etp=8))
     )
     assert spread["matrices"] < whole["matrices"]
     assert narrow["matrices"] == pytest.approx(whole["matrices"], rel=0.05)
     assert spread["matrix_bytes"] < whole["matrix_bytes"]
     assert spread["elementwise"] == whole["elementwise"] < narrow["elementwise"]
+    # Kept in fp8: inputs of attention's two products, and of the rows of experts: h and f.
+    fp8 = Layout(precision="fp8", ep=4, dp=4)
+    kept, half, in_bf16 = (
+        stage_memory(each, MIXTRAL, replace(MEGATRON_BRIDGE, keeps_fp8_inputs=in_fp8))[0]
+        for each, in_fp8 in ((fp8, False), (fp8, True), (replace(fp8, precision="bf16"), True))
+    )
+    inputs = 4096 + 4096 + 2 * (4096 + 14336)
+    assert kept.activations_bytes - half.activations_bytes == 32 * 4096 * inputs
+    assert in_bf16.activations_bytes > half.activations_bytes
 
 
 @pytest.mark.parametrize("model", [MIXED, MIXED.dense], ids=["experts", "dense"])
@@ -292,18 +272,3 @@ def test_every_term_is_made_once(model: ModelShape) -> None:
         none |= {name for name in TERM_NAMES if name.startswith("exchange") and model is not MIXED}
         assert sorted(name for name, _ in found) == sorted(set(TERM_NAMES) - none)
         assert all(np.all(np.isfinite(term)) and np.all(term >= 0) for _, term in found)
-
-
-def test_inputs_of_fp8_products_may_be_kept_in_fp8() -> None:
-    """Of attention's two products, and of the rows of experts: h and f, of 16 bits or of 8."""
-    layout = Layout(precision="fp8", ep=4, dp=4)
-    kept, half = (
-        stage_memory(layout, MIXTRAL, replace(MEGATRON_BRIDGE, keeps_fp8_inputs=in_fp8))[0]
-        for in_fp8 in (False, True)
-    )
-    inputs = 4096 + 4096 + 2 * (4096 + 14336)
-    assert kept.activations_bytes - half.activations_bytes == 32 * 4096 * inputs
-    in_bf16 = replace(layout, precision="bf16")
-    assert stage_memory(in_bf16, MIXTRAL, MEGATRON_BRIDGE)[0].activations_bytes > (
-        half.activations_bytes
-    )
