@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from search_spaces.belief import layout_predictions as predictions_module
-from search_spaces.belief.job import JobEstimate, estimate_job, extrapolated
+from search_spaces.belief.job import estimate_job, extrapolated
 from search_spaces.belief.known_measurements import Knowledge, Sample
 from search_spaces.belief.layout_predictions import LayoutPredictions, _capacity_for
 from search_spaces.belief.peaks.memory import MemoryBelief
@@ -42,9 +42,8 @@ SPACE = {
 
 
 def campaign(**fields: Any) -> CampaignSpec:
-    cluster = {"preset": "frontier", "num_nodes": 4}
-    least = {"model": "llama-7b", "cluster": cluster, "space": SPACE, "budget": {"trials": 10}}
-    return spec_of(**least | fields)
+    least = {"model": "llama-7b", "cluster": {"preset": "frontier", "num_nodes": 4}}
+    return spec_of(**{**least, "space": SPACE, "budget": {"trials": 10}} | fields)
 
 
 def measured(spec: CampaignSpec, *, times: float = 1.5, peak_times: float = 1.1) -> Knowledge:
@@ -186,10 +185,10 @@ def test_a_peak_fits_exactly_into_the_device_that_is_named_for_it() -> None:
     ids=str,
 )
 def test_the_budget_buys_probes_of_the_best_layouts_in_order(
-    budget: dict[str, Any], ended_by: str
+    budget: dict[str, Any], ended_by: str, plan: Plan
 ) -> None:
     spec = campaign(budget=budget, probe={"warmup": 3, "iterations": 7, "deadline": "170s"})
-    plan = all_of(spec, probe_start_s=45.0)
+    bought = make_plan(spec, probe_start_s=45.0).budget
 
     num_probes, node_s, wall_s, fits = 0, 0.0, 0.0, 0.0
     for each in plan.layouts:
@@ -202,7 +201,6 @@ def test_the_budget_buys_probes_of_the_best_layouts_in_order(
         if "wall_time" in budget and after[2] > 600:
             break
         (num_probes, node_s, wall_s), fits = after, fits + each.predicted.fits
-    bought = plan.budget
     assert (bought.num_probes, bought.ended_by) == (num_probes, ended_by)
     assert bought.node_hours == pytest.approx(node_s / 3600)
     assert bought.wall_time_s == pytest.approx(wall_s)
@@ -242,19 +240,17 @@ def test_of_what_is_known_failures_constants_and_what_lies_beyond_are_told_apart
     assert any("micro_batch_size 4, measured 1" in warning for warning in warnings), warnings
 
 
-def shares_of(spec: CampaignSpec, layout: Layout) -> dict[str, float]:
-    return {each.part: each.share for each in step_shares(layout, LayoutPredictions(spec=spec))}
-
-
 def test_the_bubble_is_the_idle_part_of_the_slots() -> None:
-    spec = campaign()
+    predictions = LayoutPredictions(spec=campaign())
     layout = Layout(num_nodes=1, pp=8, num_microbatches=8, recompute="full", precision="bf16")
-    shares = shares_of(spec, layout)
-    assert sum(shares.values()) == pytest.approx(1.0)
+    plain, interleaved = (
+        {each.part: each.share for each in step_shares(layout, predictions)}
+        for layout in (layout, replace(layout, vpp=4))
+    )
+    assert sum(plain.values()) == pytest.approx(1.0)
     # 8 micro-batches on 8 stages: 7 of 15 slots are idle, besides unequal stages.
-    assert shares["pipeline bubble"] == pytest.approx(7 / 15, abs=0.08)
-    interleaved = shares_of(spec, replace(layout, vpp=4))
-    assert interleaved["pipeline bubble"] < shares["pipeline bubble"]
+    assert plain["pipeline bubble"] == pytest.approx(7 / 15, abs=0.08)
+    assert interleaved["pipeline bubble"] < plain["pipeline bubble"]
 
 
 SLOW = {"inter_node_bandwidth_bytes_per_s": 1e8}
@@ -322,20 +318,16 @@ def test_a_measured_job_keeps_the_measured_time_on_its_own_nodes() -> None:
     layout = Layout(num_nodes=2, dp=16, num_microbatches=16, precision="bf16")
     step = StepInterval(expected_s=10.0, low_s=9.0, high_s=11.0)
     job = TrainingJob(tokens=10**11)
-
-    def measured_job(job: TrainingJob) -> JobEstimate:
-        step_of = extrapolated(step, layout, spec.model, spec.cluster)
-        return estimate_job(job, layout, spec.model, spec.cluster, step_of, is_measured=True)
-
-    here = measured_job(job)
+    step_of = extrapolated(step, layout, spec.model, spec.cluster)
+    here, there = (
+        estimate_job(each, layout, spec.model, spec.cluster, step_of, is_measured=True)
+        for each in (job, replace(job, num_nodes=4))
+    )
     assert here.step_source == "measured"
     tokens = 256 * spec.model.seq_length
     assert here.duration == job.duration(step, tokens_per_step=tokens, num_nodes=2)
-
     larger = replace(layout, num_nodes=4, dp=32, num_microbatches=8)
-    there = measured_job(replace(job, num_nodes=4))
-    assert there.step_source == "measured and extrapolated"
-    assert there.layout_key == larger.key
+    assert (there.step_source, there.layout_key) == ("measured and extrapolated", larger.key)
     assert here.duration is not None
     assert there.duration is not None
     was, becomes = (step_time_s(each, spec.model, spec.cluster)[0] for each in (layout, larger))
@@ -351,22 +343,17 @@ def test_spaces_without_a_usable_layout_are_refused_like_a_submission() -> None:
 
 
 def test_node_hours_pay_for_cheap_probes_beside_a_full_one_of_the_best() -> None:
-    spec = campaign(
-        budget={"node_hours": 4},
-        space=SPACE | {"global_batch_size": 2048, "num_nodes": 4},
-        probe={"deadline": "10h"},
-    )
+    space = SPACE | {"global_batch_size": 2048, "num_nodes": 4}
+    spec = campaign(budget={"node_hours": 4}, space=space, probe={"deadline": "10h"})
     plan = make_plan(spec, probe_start_s=30.0)
-    best = plan.layouts[0].layout
-    full_node_s = best.num_nodes * (30.0 + 12 * plan.layouts[0].predicted.step_time_s)
+    best = plan.layouts[0]
+    full_node_s = best.layout.num_nodes * (30.0 + 12 * best.predicted.step_time_s)
     assert plan.budget.cheap_probes is not None
-    left_node_s = 4 * 3600.0 - full_node_s
-    each_node_s = left_node_s / plan.budget.cheap_probes
+    each_node_s = (4 * 3600.0 - full_node_s) / plan.budget.cheap_probes
     assert 30.0 < each_node_s < 0.3 * full_node_s
     dearer = make_plan(replace(spec, budget=replace(spec.budget, node_hours=8.0)), probe_start_s=30)
-    assert dearer.budget.cheap_probes == pytest.approx(
-        (8 * 3600.0 - full_node_s) / each_node_s, abs=1.5
-    )
+    expected = (8 * 3600.0 - full_node_s) / each_node_s
+    assert dearer.budget.cheap_probes == pytest.approx(expected, abs=1.5)
 
 
 def test_a_campaign_without_cheap_probes_has_none_in_its_plan() -> None:
@@ -397,7 +384,8 @@ def test_no_probe_is_taken_to_cost_more_than_its_deadline_which_is_warned_of(pla
 
 
 def test_a_plan_for_an_unknown_trainer_names_what_decides_whether_layouts_fit() -> None:
-    plan = make_plan(campaign(), software="a new trainer", top=100)
+    space = SPACE | {"num_nodes": 4, "micro_batch_size": 4}
+    plan = make_plan(campaign(space=space), software="a new trainer", top=100)
     assert plan.fits_depend_on is not None
     text = " ".join(plan_lines(plan, None))
     assert f"depends most on {plan.fits_depend_on.name}" in " ".join(text.split())

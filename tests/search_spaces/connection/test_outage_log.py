@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -72,18 +73,13 @@ def test_a_success_of_another_part_ends_no_outage(caplog: pytest.LogCaptureFixtu
 def test_a_traceback_is_written_of_errors_that_nobody_expected(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    class ExpectedError(LayoutTunerError):
-        pass
-
-    logged = ExpectedError("it is away")
+    logged = LayoutTunerError("it is away")
     logged.is_logged = True
     outage = OutageLog(LOG, "the round")
-    for error in (ExpectedError("it is full"), logged, ZeroDivisionError("a bug")):
+    for error in (LayoutTunerError("it is full"), logged, ZeroDivisionError("a bug")):
         outage.failed("this round failed", error)
-    assert [line.split(";")[0] for line in lines(caplog)] == [
-        "this round failed: it is full",
-        "this round failed: a bug",
-    ]
+    starts = [line.split(";")[0] for line in lines(caplog)]
+    assert starts == ["this round failed: it is full", "this round failed: a bug"]
     assert [record.exc_info is not None for record in caplog.records] == [False, True]
 
 
@@ -109,16 +105,13 @@ def test_threads_that_fail_at_once_write_one_line(caplog: pytest.LogCaptureFixtu
     outage = OutageLog(LOG, "the database")
     together = threading.Barrier(8)
 
-    def fail() -> None:
+    def fail(_: int) -> None:
         together.wait()
         for _ in range(200):
             outage.failed("it is away")
 
-    threads = [threading.Thread(target=fail) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(fail, range(8)))
     outage.worked()
     assert len(lines(caplog)) == 2
     assert lines(caplog)[1].endswith("(failed attempts: 1600)")
