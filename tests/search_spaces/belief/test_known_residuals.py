@@ -59,13 +59,10 @@ def test_an_error_of_the_form_is_expected_of_a_deeper_model_too() -> None:
     assert scatter(off - expected(SOUND, DEEPER)) < 0.7 * scatter(off)
 
 
-def test_the_expected_residual_shrinks_with_the_doublings_of_parameters() -> None:
+def test_the_expected_residual_is_of_the_same_software_and_shrinks_with_the_parameters() -> None:
     doublings = np.log2(LARGE.num_parameters / SMALL.num_parameters)
     shrunk = expected(SOUND, SMALL) * np.exp(-doublings / 4.0)
     np.testing.assert_allclose(expected(SOUND, LARGE), shrunk)
-
-
-def test_residuals_of_other_software_say_nothing_and_without_measurements_there_are_none() -> None:
     others = wavy(SMALL, LAYOUTS, software="another")
     assert not expected(others, SMALL).any()
     assert expected(others, SMALL, software="another").any()

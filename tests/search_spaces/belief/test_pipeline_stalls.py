@@ -25,15 +25,14 @@ NOTHING = np.zeros(0, dtype=np.int64)
 STALLS = PipelineStalls(LayoutColumns.of_each(LAYOUTS), CLUSTER)
 
 
-def test_only_pipelines_across_nodes_are_at_risk_more_so_on_more_nodes() -> None:
+def test_pipelines_across_nodes_are_at_risk_which_each_measured_one_makes_more_or_less_real() -> (
+    None
+):
     risks = STALLS.probability(np.arange(4), NOTHING, np.zeros(0))
     np.testing.assert_allclose(risks, [0.0, 0.0, 2 / 34, 0.5])
     # Layouts without risk do not change it.
     told = STALLS.probability(np.array([MANY]), np.array([INSIDE, REPLICAS]), np.array([1.0, 1.0]))
     np.testing.assert_allclose(told, [0.5])
-
-
-def test_each_measured_pipeline_tells_how_real_the_risk_is() -> None:
     both = np.array([PAIR, MANY])
     sound = STALLS.probability(both, np.array([PAIR]), np.array([0.0]))
     np.testing.assert_allclose(sound, [1 / 34, 0.25])

@@ -52,9 +52,16 @@ def some_rows(count: int) -> NDArray[np.int64]:
     return np.random.default_rng(3).choice(len(PROBLEM.layouts), count, replace=False)
 
 
-def test_nothing_measured_is_the_closed_form_at_its_priors() -> None:
+def test_predictions_agree_with_measurements_and_without_any_with_the_closed_form() -> None:
     belief = believe(np.ones(len(EVERY)), np.empty(0, dtype=np.int64))
     np.testing.assert_allclose(np.exp(belief.marginals(EVERY)[0]), MODEL.terms.step_time_s(PRIOR))
+    truth_s = MODEL.terms.step_time_s() * 1.7
+    rows = some_rows(12)
+    belief = believe(truth_s, rows)
+    mean, deviation = belief.marginals(rows)
+    np.testing.assert_allclose(mean, np.log(truth_s[rows]), atol=0.05)
+    _, elsewhere = belief.marginals(np.setdiff1d(EVERY, rows))
+    assert deviation.mean() < elsewhere.mean()
 
 
 def test_one_slow_tensor_parallel_layout_makes_all_of_them_slower() -> None:
@@ -81,16 +88,6 @@ def test_a_wrong_form_is_learnt_by_the_residual() -> None:
     before = errors(believe(truth_s, measured[:0]), truth_s)[unseen].mean()
     after = errors(believe(truth_s, measured), truth_s)[unseen].mean()
     assert after < 0.5 * before
-
-
-def test_predictions_agree_with_measurements() -> None:
-    truth_s = MODEL.terms.step_time_s() * 1.7
-    rows = some_rows(12)
-    belief = believe(truth_s, rows)
-    mean, deviation = belief.marginals(rows)
-    np.testing.assert_allclose(mean, np.log(truth_s[rows]), atol=0.05)
-    _, elsewhere = belief.marginals(np.setdiff1d(EVERY, rows))
-    assert deviation.mean() < elsewhere.mean()
 
 
 def test_draws_scatter_about_the_mean_as_widely_as_is_believed() -> None:

@@ -98,7 +98,7 @@ def test_ten_samples_predict_the_other_layouts_in_narrow_intervals() -> None:
     assert np.mean(np.abs(off) < 2) > 0.9
 
 
-def test_another_model_s_samples_are_worth_most_of_its_own() -> None:
+def test_samples_of_the_same_campaign_weigh_most_and_of_another_model_less() -> None:
     known = TimeCalibration.fit(SLOW_LINKS.samples(SMALL, LAYOUTS[::2]))
     cold = errors(COLD, SLOW_LINKS, LARGE).mean()
     elsewhere = errors(known, SLOW_LINKS, LARGE).mean()
@@ -106,9 +106,6 @@ def test_another_model_s_samples_are_worth_most_of_its_own() -> None:
     two = SLOW_LINKS.samples(LARGE, [LAYOUTS[0], LAYOUTS[-1]])
     own = errors(known.told(two, campaign="mine"), SLOW_LINKS, LARGE, campaign="mine").mean()
     assert own < elsewhere
-
-
-def test_a_campaign_weighs_its_own_samples_most() -> None:
     known = TimeCalibration.fit(Truth(factors={}).samples(SMALL, LAYOUTS[::6]))
     slow = Truth(factors=dict.fromkeys(TERM_NAMES, 1.3))
     told = known.told(slow.samples(SMALL, LAYOUTS[::6]), campaign="mine")

@@ -203,10 +203,19 @@ def test_a_document_that_is_no_campaign_is_refused() -> None:
             CampaignSpec.from_mapping(document)
 
 
-def test_an_empty_legal_set_is_refused_with_counts() -> None:
+def test_a_campaign_without_a_legal_layout_is_refused_by_the_limits_of_its_trainer() -> None:
     spec = read(space={"global_batch_size": 256, "tp": 5, "precision": "bf16"})
     with pytest.raises(NoLegalLayoutError, match=r"none of the 1 combinations is legal: .*tp=5"):
         spec.legal_set()
+    space = written()["space"] | {"precision": "fp8"}
+    cluster = {"preset": "h100-sxm", "num_nodes": 4}
+    with pytest.raises(NoLegalLayoutError, match="precision=fp8 is not supported by the embedded"):
+        read(space=space, cluster=cluster).legal_set()
+    baseline = {"tp": 8, "num_nodes": 4, "zero_stage": 1}
+    other = read(space=space, cluster=cluster, probe={"trainer": "mine"}, baseline=baseline)
+    assert len(other.legal_set()) > 0
+    assert other.baseline is not None
+    assert other.baseline.precision == "fp8"
 
 
 def test_a_model_slightly_over_the_memory_is_accepted() -> None:
@@ -287,18 +296,6 @@ def test_a_model_that_fits_only_without_the_headroom_is_too_large_with_it() -> N
     assert tight.constraints.allowed_memory_bytes(1000) == 600
     with pytest.raises(ModelTooLargeError, match="beside the headroom of 40% that was asked for"):
         tight.refuse_if_too_large()
-
-
-def test_the_limits_of_the_embedded_trainer_are_not_those_of_others() -> None:
-    space = written()["space"] | {"precision": "fp8"}
-    cluster = {"preset": "h100-sxm", "num_nodes": 4}
-    with pytest.raises(NoLegalLayoutError, match="precision=fp8 is not supported by the embedded"):
-        read(space=space, cluster=cluster).legal_set()
-    baseline = {"tp": 8, "num_nodes": 4, "zero_stage": 1}
-    other = read(space=space, cluster=cluster, probe={"trainer": "mine"}, baseline=baseline)
-    assert len(other.legal_set()) > 0
-    assert other.baseline is not None
-    assert other.baseline.precision == "fp8"
 
 
 BUDGET = {"trials": 10, "node_hours": None, "wall_time_s": 600.0}

@@ -27,14 +27,11 @@ def found(layout: Layout) -> list[Fidelity]:
     return [each for each in every if each.num_microbatches == every[0].num_microbatches]
 
 
-def test_micro_batches_go_first_then_replicas_and_then_layers() -> None:
+def test_micro_batches_go_first_then_replicas_then_layers_and_double_up_to_half() -> None:
     fewer, one_replica, few_layers = found(LARGE)
     assert fewer == Fidelity(num_microbatches=16, dp=2, num_layers=96)  # two pipelines full
     assert one_replica == Fidelity(num_microbatches=16, dp=1, num_layers=96)
     assert few_layers == Fidelity(num_microbatches=16, dp=1, num_layers=16)  # two a stage
-
-
-def test_parts_have_twice_as_many_micro_batches_up_to_half_of_the_layouts() -> None:
     assert fidelities(LARGE, MODEL, FRONTIER) == [
         replace(each, num_microbatches=count)
         for count in (16, 32, 64, 128, 256)
@@ -49,6 +46,7 @@ def test_parts_have_twice_as_many_micro_batches_up_to_half_of_the_layouts() -> N
     ):
         parts = fidelities(layout, MODEL, FRONTIER)
         assert {each.num_microbatches for each in parts} == counts, layout.key
+    assert [cheap_iterations(count) for count in (1, 4, 10, 100)] == [1, 4, 4, 4]
 
 
 def test_what_runs_has_the_nodes_of_its_replicas_and_all_other_knobs() -> None:
@@ -105,7 +103,3 @@ def test_dense_layers_and_layers_with_experts_stay_in_proportion(
     width = 8192 if of_sixteen else model.moe_ffn_hidden_size
     assert reduced.ffn_hidden_size == width
     assert reduced.moe_ffn_hidden_size == model.moe_ffn_hidden_size
-
-
-def test_a_cheap_probe_times_few_iterations() -> None:
-    assert [cheap_iterations(count) for count in (1, 4, 10, 100)] == [1, 4, 4, 4]

@@ -61,7 +61,9 @@ def test_a_request_is_sent_again_if_it_is_repeatable_or_has_not_arrived(trouble:
         assert change.num_requests == 1
 
 
-def test_the_last_attempt_decides_and_without_retries_it_is_the_first() -> None:
+def test_other_statuses_and_the_last_attempt_are_final() -> None:
+    for status in (400, 401, 403, 404, 409, 422, 500):
+        assert status_of(Service(httpx.Response(status)), QUICK) == status
     service = Service(*[httpx.ReadError] * 3)
     with pytest.raises(ServiceUnansweredError, match="http://x does not answer") as caught:
         status_of(service, QUICK)
@@ -74,11 +76,6 @@ def test_the_last_attempt_decides_and_without_retries_it_is_the_first() -> None:
     assert once.num_requests == 1
 
 
-def test_other_statuses_are_final() -> None:
-    for status in (400, 401, 403, 404, 409, 422, 500):
-        assert status_of(Service(httpx.Response(status)), QUICK) == status
-
-
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses between attempts, which take no time."""
@@ -87,14 +84,14 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return taken
 
 
-def test_pauses_double_up_to_the_longest(pauses: list[float]) -> None:
+def test_pauses_double_up_to_the_longest_unless_the_service_states_them(
+    pauses: list[float],
+) -> None:
     retries = Retries(attempts=6, first_pause_s=1.0, longest_pause_s=3.0)
     assert status_of(Service(*[httpx.Response(503)] * 6), retries) == 503
     for pause_s, longest_s in zip(pauses, (1.0, 2.0, 3.0, 3.0, 3.0), strict=True):
         assert longest_s / 2 <= pause_s <= longest_s
 
-
-def test_the_service_states_the_pause_up_to_the_longest(pauses: list[float]) -> None:
     def put_off(seconds: str) -> httpx.Response:
         return httpx.Response(429, headers={"Retry-After": seconds})
 

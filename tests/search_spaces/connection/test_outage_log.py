@@ -47,7 +47,7 @@ def test_an_outage_is_one_line_at_its_start_and_one_with_its_duration_at_its_end
     assert lines(caplog)[2:] == ["the disk works again after 12.3 s (failed attempts: 300)"]
 
 
-def test_an_outage_ends_once_nothing_has_failed_for_a_while(
+def test_an_outage_ends_once_nothing_has_failed_for_a_while_and_its_own_part_works(
     caplog: pytest.LogCaptureFixture, clock: Clock
 ) -> None:
     outage = OutageLog(LOG, "the service", settled_after_s=6.0, clock=clock)
@@ -59,9 +59,6 @@ def test_an_outage_ends_once_nothing_has_failed_for_a_while(
     clock.now += 1
     outage.worked()
     assert lines(caplog)[1:] == ["the service works again after 500.0 s (failed attempts: 100)"]
-
-
-def test_a_success_of_another_part_ends_no_outage(caplog: pytest.LogCaptureFixture) -> None:
     outage = OutageLog(LOG, "the database")
     outage.failed("the disk is full", part="writing")
     outage.worked("reading")

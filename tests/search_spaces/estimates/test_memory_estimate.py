@@ -77,16 +77,13 @@ def test_states_take_so_many_bytes_a_parameter(layout: Layout, bytes_a_parameter
         assert stage_memory(replace(layout, precision="fp8"), LLAMA) == stage_memory(layout, LLAMA)
 
 
-def test_ranks_share_all_parameters_but_the_norms_and_megatrons_take_18_bytes_or_16() -> None:
+def test_parameters_are_shared_but_norms_and_tied_embeddings_are_held_twice() -> None:
     shared = states_bytes(Layout(pp=8, tp=8, precision="fp32")) * 8
     norms = LLAMA.hidden_size * (2 * LLAMA.num_layers + 1)
     assert shared == pytest.approx((LLAMA.num_parameters + 7 * norms) * 16)
     bf16, fp16 = Layout(precision="bf16"), Layout(precision="fp16")
     assert states_bytes(bf16, MEGATRON_LIKE) == pytest.approx(18 * LLAMA.num_parameters)
     assert states_bytes(fp16, MEGATRON_LIKE) == pytest.approx(16 * LLAMA.num_parameters)
-
-
-def test_a_tied_embedding_is_held_twice_in_a_pipeline() -> None:
     model = model_preset("llama-1b")
     one, two = (
         sum(stage.weights_bytes for stage in stage_memory(Layout(pp=pp), model)) for pp in (1, 2)
@@ -272,15 +269,12 @@ def test_the_estimate_is_near_and_under_what_the_embedded_trainer_was_measured_t
     assert 0.98 * measured_mib < estimate_mib < 1.002 * measured_mib
 
 
-def test_every_parameter_has_a_stage_whichever_way_layers_are_split() -> None:
+def test_every_parameter_has_a_stage_and_by_work_the_last_one_has_fewer_layers() -> None:
     splits: tuple[LayerSplit, ...] = ("even", "compute")
     for split, pp in product(splits, (1, 2, 3, 5, 8, 16, 31, 32, 33, 64)):
         stages = stage_memory(Layout(pp=pp), LLAMA, TrainerStorage(layer_split=split))
         weights = sum(stage.weights_bytes for stage in stages)
         assert weights == pytest.approx(4 * LLAMA.num_parameters), (split, pp)
-
-
-def test_split_by_work_the_last_stage_has_fewer_layers_because_of_its_logits() -> None:
     stages = np.arange(8)
     split = layers_of_stage(np.asarray(8), stages, LLAMA, TrainerStorage(layer_split="compute"))
     # 32 blocks, and an output projection worth 2.4 of them: 4.3 a stage.

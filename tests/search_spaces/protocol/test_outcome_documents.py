@@ -93,12 +93,18 @@ def test_an_outcome_survives_the_round_trip_through_json(outcome: Outcome) -> No
         assert Outcome.from_mapping(document) == outcome
 
 
-def test_the_shares_of_a_breakdown_are_of_the_whole_by_name() -> None:
+def test_the_shares_of_a_breakdown_are_of_the_whole_and_its_parts_not_negative() -> None:
     parts = Breakdown(
         compute_s=0.3, tp_s=0.1, pp_s=0.0, dp_s=0.05, optimizer_s=0.05, unexplained_s=0.0
     )
     expected = {"compute": 0.6, "tp": 0.2, "pp": 0, "dp": 0.1, "optimizer": 0.1, "unexplained": 0}
     assert parts.shares == pytest.approx(expected)
+    for part in ("compute_s", "tp_s", "pp_s", "dp_s", "optimizer_s"):
+        with pytest.raises(OutcomeInvalidError, match=rf"{part}: -0\.1 is not a finite number of"):
+            replace(BREAKDOWN, **{part: -0.1})
+    assert replace(BREAKDOWN, unexplained_s=-0.01).unexplained_s == -0.01
+    with pytest.raises(OutcomeInvalidError, match="unexplained_s: nan is not a finite number"):
+        replace(BREAKDOWN, unexplained_s=float("nan"))
 
 
 def test_a_probe_request_survives_the_round_trip_through_json() -> None:
@@ -239,15 +245,6 @@ def test_a_state_goes_with_its_own_reasons_alone() -> None:
     for state, reason, message in pairs:
         with pytest.raises(OutcomeInvalidError, match=message):
             Outcome(state=state, reason=reason)
-
-
-def test_no_part_of_an_iteration_is_negative_but_what_is_left_may_be() -> None:
-    for part in ("compute_s", "tp_s", "pp_s", "dp_s", "optimizer_s"):
-        with pytest.raises(OutcomeInvalidError, match=rf"{part}: -0\.1 is not a finite number of"):
-            replace(BREAKDOWN, **{part: -0.1})
-    assert replace(BREAKDOWN, unexplained_s=-0.01).unexplained_s == -0.01
-    with pytest.raises(OutcomeInvalidError, match="unexplained_s: nan is not a finite number"):
-        replace(BREAKDOWN, unexplained_s=float("nan"))
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def refuse(measured: Measurement, request: ProbeRequest) -> None:
     refuse_contradictions(whole, asked, device_memory_bytes=1 << 30, may_be_shortened=False)
 
 
-def test_impossible_loads_are_refused() -> None:
+def test_impossible_loads_are_refused_and_others_told_in_words() -> None:
     for routing, load, says in (
         (True, None, "state both, or neither"),
         (None, 1.0, "state both, or neither"),
@@ -90,9 +90,6 @@ def test_impossible_loads_are_refused() -> None:
     ):
         with pytest.raises(OutcomeInvalidError, match=says):
             make_measurement(balanced_routing=routing, expert_load=load)
-
-
-def test_people_read_how_a_probe_routed() -> None:
     assert routing_words(None, None) == ""
     assert routing_words(True, 1.0).startswith("balanced by force, not by the router")
     assert routing_words(False, 1.4) == "by the router; the fullest expert has 1.40 times the mean"

@@ -34,7 +34,7 @@ def test_presets_have_the_published_numbers_of_parameters(
     assert (model.num_active_parameters - left_out) / 1e9 == pytest.approx(active, rel=0.017)
 
 
-def test_work_counts_the_experts_that_a_token_takes() -> None:
+def test_work_counts_the_experts_that_a_token_takes_and_the_width_of_dense_layers() -> None:
     """Six operations for each active matrix parameter but the embedding, and attention's."""
     shape = replace(TINY, shared_expert_ffn_hidden_size=64)
     norms = shape.num_layers * (2 * shape.hidden_size + 2 * shape.head_size) + shape.hidden_size
@@ -44,9 +44,6 @@ def test_work_counts_the_experts_that_a_token_takes() -> None:
     more = replace(shape, num_experts=16)
     router = shape.num_layers * 8 * shape.hidden_size
     assert more.model_flops_per_token == shape.model_flops_per_token + 6 * router
-
-
-def test_dense_first_layers_have_the_width_of_a_dense_model() -> None:
     mixed = replace(TINY, ffn_hidden_size=512, num_dense_layers=1)
     assert [mixed.has_experts(i) for i in range(4)] == [False, True, True, True]
     dense = 4 * 128 * 128 - 2 * 128 * 64 + 3 * 128 * 512 + 2 * 128 + 2 * 32

@@ -85,7 +85,7 @@ def test_two_figures_are_told_apart_in_one_case_of_twenty_where_they_are_equal()
     assert not can_be_told_apart(exact, exact)
 
 
-def test_a_probe_is_disturbed_by_others_on_its_devices_or_by_held_clocks() -> None:
+def test_disturbed_probes_may_be_slower_and_of_several_runs_the_least_disturbed_count() -> None:
     for others_share, throttled, expected in (
         (None, None, False),
         (0.0, False, False),
@@ -96,16 +96,10 @@ def test_a_probe_is_disturbed_by_others_on_its_devices_or_by_held_clocks() -> No
         (0.0, True, True),
     ):
         assert is_disturbed(others_share, throttled) is expected, (others_share, throttled)
-
-
-def test_a_disturbed_probe_may_be_slower_by_more_than_what_others_took() -> None:
     assert possible_slowdown(None, None) == possible_slowdown(0.04, False) == 0.0
     assert possible_slowdown(0.5, None) == pytest.approx(1.5 * math.log(2))
     assert possible_slowdown(None, True) == pytest.approx(math.log(1.2))
     assert possible_slowdown(1.0, True) < 5.0, "an interval has an end"
-
-
-def test_of_a_layouts_runs_those_that_were_disturbed_least_count() -> None:
     for shares, counts in (
         ((0.0, 0.04, 0.06), [True, True, False]),
         ((0.5, 0.08, 0.06), [False, True, True]),

@@ -45,15 +45,12 @@ def test_tau_is_scipy_s_where_figures_are_exact(pairs: list[tuple[float, float]]
         assert tau == pytest.approx(expected)
 
 
-def test_overlapping_intervals_are_ties() -> None:
+def test_overlapping_intervals_are_ties_that_a_stated_number_of_runs_would_order() -> None:
     assert order_of(about(100, 0.1), about(115, 0.1)) == 0
     assert order_of(about(100, 0.01), about(115, 0.01)) == -1
     swapped = [about(100, 0.1), about(110, 0.1), about(50, 0.01)]
     same = [about(110, 0.1), about(100, 0.1), about(40, 0.01)]
     assert rank_agreement(swapped, same).tau == pytest.approx(1.0)
-
-
-def test_an_order_that_nobody_can_judge_says_how_many_runs_it_would_take() -> None:
     first = [about(100, 0.2), about(110, 0.2), about(200, 0.01)]
     second = [about(100, 0.3), about(100, 0.3), about(110, 0.3)]
     found = rank_agreement(first, second)

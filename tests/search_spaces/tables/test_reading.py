@@ -59,16 +59,7 @@ def test_the_software_is_the_source_without_names_of_files_and_nothing_for_our_o
         assert read_table(make_text(make_row(source=source))).cells[0].key.software == software
 
 
-def test_a_preset_cluster_keeps_its_constants_and_takes_the_tables_size() -> None:
-    text = make_text(make_row(cluster="h100-sxm", device_memory_gb=80, step_time_s=0.2))
-    cluster = read_table(text).cells[0].cluster
-    preset = CLUSTER_PRESETS["h100-sxm"]
-    assert cluster.peak_flops_per_s == preset.peak_flops_per_s
-    assert cluster.inter_node_bandwidth_bytes_per_s == preset.inter_node_bandwidth_bytes_per_s
-    assert (cluster.num_nodes, cluster.devices_per_node) == (2, 4)
-
-
-def test_assumed_values_are_noted() -> None:
+def test_what_a_row_does_not_state_is_assumed_and_noted() -> None:
     row = make_row(sequence_parallel="", zero_stage="")
     table = read_table(make_text(row))
     notes = "\n".join(table.notes)
@@ -78,14 +69,18 @@ def test_assumed_values_are_noted() -> None:
     assert "cluster 'testbox' is not a preset" in notes
     assert table.rows[0].layout.zero_stage == 0
 
-
-def test_the_family_is_stated_or_inferred_from_the_width_of_the_feed_forward_block() -> None:
     def family(**changes: object) -> str:
         return read_table(make_text(make_row(**changes))).cells[0].model.family
 
     assert family() == "gpt"
     assert family(ffn_hidden_size=1408) == "llama"
     assert family(family="llama") == "llama"
+    text = make_text(make_row(cluster="h100-sxm", device_memory_gb=80, step_time_s=0.2))
+    cluster = read_table(text).cells[0].cluster
+    preset = CLUSTER_PRESETS["h100-sxm"]
+    assert cluster.peak_flops_per_s == preset.peak_flops_per_s
+    assert cluster.inter_node_bandwidth_bytes_per_s == preset.inter_node_bandwidth_bytes_per_s
+    assert (cluster.num_nodes, cluster.devices_per_node) == (2, 4)
 
 
 def test_one_of_throughput_and_step_time_follows_from_the_other() -> None:

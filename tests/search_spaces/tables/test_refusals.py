@@ -108,7 +108,7 @@ def test_units_off_by_a_thousand_are_refused_with_the_row(
     assert reason in message
 
 
-def test_a_peak_is_compared_with_the_weights_that_zero_3_leaves_a_device() -> None:
+def test_a_peak_and_the_times_of_a_cell_that_no_device_has_are_refused() -> None:
     sharded = {"num_devices": 128, "tp": 1, "pp": 1, "dp": 128, "global_batch_size": 512}
     sharded |= {"num_layers": 64, "peak_memory_bytes": 60_000_000}
     read_table(make_text(make_row(**sharded, zero_stage=3)))
@@ -116,9 +116,6 @@ def test_a_peak_is_compared_with_the_weights_that_zero_3_leaves_a_device() -> No
     assert "is it in kilobytes" in refusal(
         make_row(**sharded | {"peak_memory_bytes": 60_000}, zero_stage=3)
     )
-
-
-def test_a_cell_whose_every_row_is_a_thousand_times_too_slow_is_refused() -> None:
     model = {"num_layers": 32, "hidden_size": 4096, "ffn_hidden_size": 16384, "num_heads": 32}
     big = {**model, "cluster": "a100-sxm", "device_memory_gb": 80, "peak_memory_bytes": ""}
     right = make_row(**big, step_time_s=0.4)
@@ -128,7 +125,7 @@ def test_a_cell_whose_every_row_is_a_thousand_times_too_slow_is_refused() -> Non
     assert "off by a thousand?" in message
 
 
-def test_rows_of_a_layout_that_contradict_each_other_are_refused_with_both() -> None:
+def test_rows_that_contradict_each_other_are_refused_with_both() -> None:
     message = refusal(make_row(), make_row(tp=4, pp=1), make_row(status="out_of_memory"))
     assert "row 1 (line 2) and row 3 (line 4) contradict each other" in message
     assert "completed in one and out_of_memory in the other" in message
@@ -136,19 +133,20 @@ def test_rows_of_a_layout_that_contradict_each_other_are_refused_with_both() -> 
     message = refusal(make_row(step_time_s=0.5), make_row(step_time_s=1.0))
     assert "row 1 (line 2) and row 2 (line 3) contradict each other" in message
     assert "takes 0.5 s in one and 1 s in the other" in message
-
-
-def test_one_name_for_two_shapes_or_two_machines_is_refused() -> None:
     for name, value in (("num_layers", 9), ("device_memory_gb", 32), ("devices_per_node", 8)):
         message = refusal(make_row(), make_row(tp=4, pp=1, **{name: value}))
         assert "row 2 (line 3): contradicts row 1 (line 2): " in message
         assert name.removesuffix("_gb") in message
 
 
-def test_a_table_in_which_nothing_completed_is_refused() -> None:
+def test_a_table_in_which_nothing_completed_is_refused_and_so_is_such_a_row() -> None:
     message = refusal(make_row(status="failed"), make_row(tp=4, pp=1, status="out_of_memory"))
     assert "no row is completed, of 2" in message
     assert "no row is completed, of 0" in refusal_of(make_text().splitlines()[0] + "\n")
+    with pytest.raises(TableInvalidError, match="status is completed and tokens_per_s is empty"):
+        TableRow(layout=Layout(), status="completed", step_time_s=1.0)
+    with pytest.raises(TableInvalidError, match="status='lost' is not one of"):
+        TableRow(layout=Layout(), status="lost")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -191,10 +189,3 @@ def test_a_file_that_is_no_text_or_not_there_is_refused_by_its_name(
     assert "cannot be read: Is a directory" in refusal_of(str(tmp_path))
     monkeypatch.setattr(reading_module, "MAX_TABLE_BYTES", 1 << 20)
     assert "is larger than 1 MiB" in reason(b"x" * ((1 << 20) + 1))
-
-
-def test_a_row_refuses_figures_without_completion_at_construction() -> None:
-    with pytest.raises(TableInvalidError, match="status is completed and tokens_per_s is empty"):
-        TableRow(layout=Layout(), status="completed", step_time_s=1.0)
-    with pytest.raises(TableInvalidError, match="status='lost' is not one of"):
-        TableRow(layout=Layout(), status="lost")  # type: ignore[arg-type]

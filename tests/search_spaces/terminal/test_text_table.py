@@ -71,12 +71,9 @@ def test_words_are_wrapped_in_their_column_and_a_row_that_would_be_tall_becomes_
     assert f"name {name}" in shown, "a name that is longer than the terminal stays whole"
 
 
-def test_wide_and_combining_characters_are_counted_as_a_terminal_shows_them() -> None:
+def test_characters_of_cells_are_counted_as_shown_and_forge_no_row() -> None:
     shown = lines(80, ("name", ">n"), [("日本", "1"), ("e\u0301a", "2"), ("abcd", "3")], keys=1)
     assert {text_width(line) for line in shown[1:]} == {7}
-
-
-def test_line_ends_and_escapes_in_a_cell_forge_no_row() -> None:
     shown = lines(80, ("name", ">n"), [("a\nb 9", "1"), ("\x1b[2J\r", "2")], keys=1)
     assert len(shown) == 1 + 2 + 2
     assert "a\\u000ab 9" in shown[3]

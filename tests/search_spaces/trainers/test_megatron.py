@@ -101,16 +101,13 @@ def test_every_knob_of_the_layout_reaches_megatron(layout: Layout, said: str, un
     assert not set(unsaid.split()) & set(words)
 
 
-def test_the_rotary_base_of_the_model_reaches_every_trainer() -> None:
+def test_the_rotary_base_and_the_vocabulary_of_the_model_reach_every_trainer() -> None:
     job = TrainerJob(model=LLAMA, layout=Layout())
     assert value_after(MEGATRON_DEEPSPEED, job, "--rotary-position-embeddings-theta") == "500000"
     assert MEGATRON_BRIDGE.values(job)["model"]["rotary_base"] == 500_000
     odd = TrainerJob(model=replace(LLAMA, rotary_base=1234.5), layout=Layout())
     said = ["rotary_base=1234.5 is not a whole number, which the flag needs"]
     assert all(adapter.refusals(odd) == said for adapter in FAMILY)
-
-
-def test_the_vocabulary_is_the_model_s_in_spite_of_the_token_that_deepspeed_s_fork_adds() -> None:
     job = TrainerJob(model=GPT, layout=Layout(tp=2))
     assert value_after(MEGATRON_LM, job, "--vocab-size") == "51200"
     assert value_after(MEGATRON_DEEPSPEED, job, "--vocab-size") == "51199"
@@ -240,15 +237,21 @@ def test_the_line_of_a_step_is_read_and_others_end_no_step(
         assert adapter.log.read(other) is None, other
 
 
-def test_every_adapter_states_a_version_and_what_it_needs() -> None:
+def test_adapters_state_what_they_need_and_the_example_what_arguments_leave_out() -> None:
     for name, adapter in ADAPTERS.items():
         assert adapter.name == name
         assert adapter.target_version
         assert adapter.needs
         assert not adapter.needs.endswith(".")
+    document = yaml.safe_load((EXAMPLES / "trainers.yaml").read_text())
+    entry = read_trainers(document, str(EXAMPLES))["megatron-lm"]
+    assert ADAPTERS[entry.adapter].name == "megatron-lm"
+    assert "{arguments}" in entry.command
+    for flag in ("--train-iters={steps}", "--lr={learning_rate}", "--mock-data"):
+        assert flag in entry.command
 
 
-def test_context_parallelism_has_its_flags_and_what_is_lacking_is_named() -> None:
+def test_context_parallelism_and_the_order_of_ranks_have_flags_where_they_can() -> None:
     for comm_type in CP_COMM_TYPES:
         job = TrainerJob(model=GPT, layout=Layout(cp=4, cp_comm_type=comm_type, tp=2))
         assert value_after(MEGATRON_LM, job, "--context-parallel-size") == "4"
@@ -257,9 +260,6 @@ def test_context_parallelism_has_its_flags_and_what_is_lacking_is_named() -> Non
         assert (model["context_parallel_size"], model["cp_comm_type"]) == (4, comm_type)
         assert value_after(MEGATRON_DEEPSPEED, job, "--ds-sequence-parallel-size") == "4"
         assert ("cp_comm_type" in MEGATRON_DEEPSPEED.lacking(job)) is (comm_type != "a2a")
-
-
-def test_the_order_of_ranks_is_a_flag_without_megatron_fsdp() -> None:
     layout = Layout(pp=2, dp=2, rank_order="tp_cp_pp_dp")
     job = TrainerJob(model=LLAMA, layout=layout)
     assert "--use-tp-pp-dp-mapping" in MEGATRON_LM.arguments(job)
@@ -271,12 +271,3 @@ def test_the_order_of_ranks_is_a_flag_without_megatron_fsdp() -> None:
 
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "trainers"
-
-
-def test_the_entry_of_megatron_lm_is_read_and_states_what_the_arguments_leave_out() -> None:
-    document = yaml.safe_load((EXAMPLES / "trainers.yaml").read_text())
-    entry = read_trainers(document, str(EXAMPLES))["megatron-lm"]
-    assert ADAPTERS[entry.adapter].name == "megatron-lm"
-    assert "{arguments}" in entry.command
-    for flag in ("--train-iters={steps}", "--lr={learning_rate}", "--mock-data"):
-        assert flag in entry.command

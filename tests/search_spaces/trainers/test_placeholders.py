@@ -26,15 +26,12 @@ JOB = TrainerJob(
 )
 
 
-def test_every_field_of_the_layout_and_of_the_model_has_a_placeholder() -> None:
+def test_every_field_has_a_placeholder_and_derived_numbers_are_those_of_the_arithmetic() -> None:
     values = placeholder_values(JOB)
     stated = {each.name for each in (*fields(Layout), *fields(ModelShape))} - {"name"}
     assert stated < set(values)
     assert tuple(values) == PLACEHOLDERS
     assert all(isinstance(value, str) for value in values.values())
-
-
-def test_derived_numbers_are_those_of_the_arithmetic_also_in_the_environment() -> None:
     expected = {
         "num_devices": 2 * 2 * 2 * 3 * 4,
         "ranks_per_node": 48,
