@@ -91,6 +91,7 @@ def test_pauses_double_up_to_the_longest_unless_the_service_states_them(
     assert status_of(Service(*[httpx.Response(503)] * 6), retries) == 503
     for pause_s, longest_s in zip(pauses, (1.0, 2.0, 3.0, 3.0, 3.0), strict=True):
         assert longest_s / 2 <= pause_s <= longest_s
+    pauses.clear()
 
     def put_off(seconds: str) -> httpx.Response:
         return httpx.Response(429, headers={"Retry-After": seconds})

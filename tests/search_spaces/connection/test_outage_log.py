@@ -59,6 +59,7 @@ def test_an_outage_ends_once_nothing_has_failed_for_a_while_and_its_own_part_wor
     clock.now += 1
     outage.worked()
     assert lines(caplog)[1:] == ["the service works again after 500.0 s (failed attempts: 100)"]
+    caplog.clear()
     outage = OutageLog(LOG, "the database")
     outage.failed("the disk is full", part="writing")
     outage.worked("reading")
