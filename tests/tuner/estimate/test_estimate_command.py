@@ -86,18 +86,6 @@ def test_every_degree_takes_devices_and_so_nodes() -> None:
     assert (found["layout"]["num_nodes"], found["num_devices"]) == (8, 64)
 
 
-def test_people_read_the_stages_and_the_largest_part_of_the_step_first() -> None:
-    result = run(*LAYOUT)
-    assert result.exit_code == 0
-    lines = result.stdout.splitlines()
-    assert lines[0] == "gpt-1.3b on 2 nodes of frontier, 16 devices, bf16"
-    stages = lines.index("memory by stage in GiB")
-    assert [line.split()[0] for line in lines[stages + 2 : stages + 6]] == ["0", "1", "2", "3"]
-    shares = [float(line.split("s")[1].split("%")[0]) for line in lines if "%  " in line]
-    assert shares[:-1] == sorted(shares[:-1], reverse=True)
-    assert "warning: not calibrated: the constants" in result.stderr
-
-
 def test_the_answer_comes_first_and_follows_from_the_step_time() -> None:
     found = report(*LAYOUT)
     flags = [flag for flag in LAYOUT if "microbatches" not in flag]
@@ -131,15 +119,22 @@ def test_recomputed_work_counts_in_the_rate_of_the_hardware_alone() -> None:
     assert rate[0] == pytest.approx(executed * rate[1])
 
 
-def test_small_parts_of_the_step_are_added_up_unless_all_are_asked_for() -> None:
-    found = report(*LAYOUT)
+def test_people_read_the_stages_and_the_largest_parts_of_the_step_first() -> None:
+    found, result = report(*LAYOUT), run(*LAYOUT)
+    assert "warning: not calibrated: the constants" in result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0] == "gpt-1.3b on 2 nodes of frontier, 16 devices, bf16"
+    stages = lines.index("memory by stage in GiB")
+    assert [line.split()[0] for line in lines[stages + 2 : stages + 6]] == ["0", "1", "2", "3"]
+    shares = [float(line.split("s")[1].split("%")[0]) for line in lines if "%  " in line]
+    assert shares[:-1] == sorted(shares[:-1], reverse=True)
     small = [part["seconds"] for part in found["time_parts"]]
     small = [seconds for seconds in small if seconds < 0.01 * found["step_time_s"]]
     assert len(small) > 5
-    short, full = run(*LAYOUT).stdout, run(*LAYOUT, "--all-terms").stdout
-    (folded,) = [line for line in short.splitlines() if "other terms" in line]
+    (folded,) = [line for line in lines if "other terms" in line]
     assert f"({len(small)} below 1%" in folded
     assert float(folded.split()[0]) == pytest.approx(sum(small), rel=1e-3)
+    full = run(*LAYOUT, "--all-terms").stdout
     assert "other terms" not in full
     assert full.count("%  ") == len(found["time_parts"])
 
