@@ -112,7 +112,7 @@ def test_predictions_follow_what_the_campaign_measured(store: Store) -> None:
         slower = 5.0 if layout.tp > 1 else 1.0
         return completed(layout, tokens_per_s=speed(layout) * layout.num_devices / slower)
 
-    spec = make_spec(strategy="exhaustive", budget={"trials": 14})
+    spec = make_spec(budget={"trials": 14})
     campaign = run_campaign(store, spec, tensor_parallelism_is_dear)
     step_time_s = calibrated_step_time(
         spec, store.leaderboard.ranked_layouts(campaign.id, spec.objective)
