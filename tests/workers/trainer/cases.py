@@ -20,12 +20,7 @@ from tests.workers.trainer.ranks import run_ranks
 from tests.workers.trainer.tolerances import TrainingTolerance, norm_error, training_tolerance
 from workers.trainer.comm.mesh import Mesh, build_mesh
 from workers.trainer.model.model import Stage
-from workers.trainer.model.parameters import (
-    ModelParameter,
-    ParameterPart,
-    initialise,
-    local_parts,
-)
+from workers.trainer.model.parameters import ModelParameter, ParameterPart, initialise, local_parts
 from workers.trainer.parallel.optimizer import OptimizerSettings
 from workers.trainer.training import Training
 

@@ -126,10 +126,7 @@ def reference(shape: ModelShape, settings: OptimizerSettings, *, balanced: bool 
 
 @pytest.mark.parametrize(
     "words",
-    [
-        *RUNS[:NUM_FAST],
-        *(pytest.param(words, marks=pytest.mark.slow) for words in RUNS[NUM_FAST:]),
-    ],
+    [*RUNS[:NUM_FAST], *(pytest.param(words, marks=pytest.mark.slow) for words in RUNS[NUM_FAST:])],
 )
 def test_every_pair_of_knobs_trains_as_the_reference(words: str) -> None:
     """AdamW forgives a gradient of the wrong scale; in SGD it shows in how far each weight moved.

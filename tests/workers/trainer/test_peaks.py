@@ -97,9 +97,7 @@ def test_a_stage_holds_what_is_estimated_under_every_schedule(
 
 @pytest.mark.sampled(4)
 @in_turn(
-    ("stages", "family"),
-    list(itertools.product([(1, 1), (2, 1), (2, 2)], ZERO_STAGES[1:])),
-    DENSE,
+    ("stages", "family"), list(itertools.product([(1, 1), (2, 1), (2, 2)], ZERO_STAGES[1:])), DENSE
 )
 def test_a_sharded_rank_holds_what_is_estimated(
     stages: tuple[tuple[int, int], int], family: str

@@ -13,13 +13,7 @@ from tests.workers.trainer.ranks import make_context, run_ranks
 from workers.trainer.model import matrix_products
 from workers.trainer.open_training import TrainingSettings, open_training
 from workers.trainer.parallel.optimizer import OptimizerSettings
-from workers.trainer.products import (
-    OWN_LAYOUTS,
-    Product,
-    fastest_layouts,
-    products_of,
-    to_rows,
-)
+from workers.trainer.products import OWN_LAYOUTS, Product, fastest_layouts, products_of, to_rows
 
 pytestmark = pytest.mark.ranks
 

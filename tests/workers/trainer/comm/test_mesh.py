@@ -8,12 +8,7 @@ import pytest
 from torch import distributed as dist
 
 from search_spaces.spec.layout import Layout
-from tests.workers.trainer.cases import (
-    ADAMW,
-    CPU,
-    make_layout,
-    make_shape,
-)
+from tests.workers.trainer.cases import ADAMW, CPU, make_layout, make_shape
 from tests.workers.trainer.ranks import make_context, run_ranks
 from workers.trainer.comm.mesh import build_mesh
 from workers.trainer.open_training import TrainingSettings, open_training

@@ -19,12 +19,7 @@ from workers.trainer.errors import LayoutUnsupportedError
 from workers.trainer.model import matrix_products
 from workers.trainer.training import Training
 
-EXPERTS = {
-    "num_experts": 6,
-    "experts_per_token": 2,
-    "moe_ffn_hidden_size": 64,
-    "num_layers": 1,
-}
+EXPERTS = {"num_experts": 6, "experts_per_token": 2, "moe_ffn_hidden_size": 64, "num_layers": 1}
 
 
 def gradients(training: Training) -> dict[str, Tensor]:

@@ -9,11 +9,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from tests.workers.trainer.cases import (
-    make_layout,
-    make_shape,
-    on_layout,
-)
+from tests.workers.trainer.cases import make_layout, make_shape, on_layout
 from workers.trainer.model.model import Stage
 from workers.trainer.model.parameters import ModelParameter
 from workers.trainer.training import Training

@@ -134,23 +134,3 @@ def test_a_layer_all_reduces_four_times(family: str, shares_memory: bool, all_re
     assert per_layer == 4
     ends = two.total() / layout.num_microbatches - 2 * per_layer
     assert ends == 4, "embedding 1, cross-entropy 2, gradient into the last norm 1"
-
-
-@pytest.mark.parametrize("shares_memory", [True, False])
-def test_accumulation_reduces_gradients_once_a_step(shares_memory: bool) -> None:
-    layout = make_layout(dp=2, zero_stage=1)
-
-    def work(training: Training) -> Counter[str]:
-        with CountingCollectives(training.mesh) as counting:
-            training.step(training.batch(0))
-        return counting.counts
-
-    counts = on_layout(layout, work, shares_memory=shares_memory)[0]
-    assert layout.num_microbatches > 1
-    if not shares_memory:
-        assert counts.pop("c10d::allreduce_") == 1, "the sums that are reported, and nothing else"
-        # ZeRO-1's reduce-scatter and all-gather are a share to the peer and one from it, each.
-        assert counts == {"c10d::send": 2, "c10d::recv_": 2}, "gradients, then weights"
-    else:
-        once = {"shared::all_reduce": 1, "shared::reduce_scatter": 1, "shared::all_gather": 1}
-        assert counts == once, "the sums that are reported, the gradients, and the weights"

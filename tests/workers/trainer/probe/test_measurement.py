@@ -11,15 +11,7 @@ from torch import distributed as dist
 
 from search_spaces.protocol.measurement import Breakdown
 from search_spaces.spec.presets.clusters import CLUSTER_PRESETS
-from tests.workers.trainer.cases import (
-    CPU,
-    PP,
-    TP,
-    ZERO,
-    ZERO_3,
-    make_layout,
-    over_axes,
-)
+from tests.workers.trainer.cases import CPU, PP, TP, ZERO, ZERO_3, make_layout, over_axes
 from tests.workers.trainer.probes import make_request, measured, probe
 from tests.workers.trainer.ranks import RanksFailedError, run_ranks
 from workers.trainer.device_peak import DENSE_PEAK_TFLOPS, MEASURED, known_device
