@@ -84,8 +84,11 @@ def test_a_worker_is_asked_what_was_submitted_and_its_outcome_is_kept_in_full(ap
     assert (request["seed"], request["warmup"], request["iterations"]) == (7, 3, 3)
     assert request["memory_limit_bytes"] == 8 << 30
 
-    iterations = make_iterations(8 * 128 / 100.0, warmup=3, timed=3)
-    sent = measured_as_asked(lease, layout, tokens_per_s=100.0, iterations=iterations)
+    slow, fast = (
+        {"tokens_per_s": rate, "iterations": make_iterations(8 * 128 / rate, warmup=3, timed=3)}
+        for rate in (100.0, 300.0)
+    )
+    sent = measured_as_asked(lease, layout, **slow)
     assert api.report(worker, lease, sent)["accepted"]
     read = api.get(f"/trials/{trial.id}")
     assert sent.measurement is not None
@@ -95,7 +98,7 @@ def test_a_worker_is_asked_what_was_submitted_and_its_outcome_is_kept_in_full(ap
     assert read["attempts"][0]["worker_name"] == "w1"
     assert read["layout"] == layout.to_mapping(every_knob=True)
 
-    api.complete(worker, "asked", Layout(tp=2, num_microbatches=8), tokens_per_s=300.0)
+    api.complete(worker, "asked", Layout(tp=2, num_microbatches=8), **fast)
     told = progress(api, "asked")
     assert (told["trials"]["COMPLETED"], told["trials_ended"], told["trials_planned"]) == (2, 2, 3)
     assert (told["best"], told["best_trial"], told["seconds_left"]) == (300.0, 2, None)
