@@ -64,7 +64,7 @@ def test_knobs_that_the_trainer_lacks_are_refused_with_what_happens_and_how_to_a
     for layout, without, knobs, says in (
         (INTERLEAVED, [], ("vpp",), happens),
         (GROUPED, [], both, "--without vpp --without zero_replicas"),
-        (GROUPED, ["vpp"], ("zero_replicas",), ""),
+        (GROUPED, ["vpp"], ("zero_replicas",), "sharded over all of dp=4"),
     ):
         with pytest.raises(KnobsLackingError, match=says) as caught:
             export("megatron-deepspeed", make_source(layout), without=without)

@@ -87,9 +87,9 @@ READERS: Final[dict[str, Callable[[str], Any]]] = {
 def values_of(text: str) -> dict[tuple[str, str], Any]:
     """What the language of each file reads in it; bash's are in `commands_of`."""
     return {
-        (format_name, name): READERS[kind](content)
-        for (format_name, name), content in files_of(text).items()
-        if (kind := name.rpartition(".")[2]) != "sh"
+        key: READERS[kind](content)
+        for key, content in files_of(text).items()
+        if (kind := key[1].rpartition(".")[2]) != "sh"
     }
 
 
@@ -114,14 +114,8 @@ def run_by_bash(program: str, folder: Path) -> str:
     """What bash prints; it finds no program, so that only its own commands can run."""
     bash = shutil.which("bash")
     assert bash
-    done = subprocess.run(
-        [bash],
-        input=program.encode(),
-        cwd=folder,
-        env={"PATH": ""},
-        capture_output=True,
-        check=False,
-    )
+    asked: dict[str, Any] = {"cwd": folder, "env": {"PATH": ""}, "input": program.encode()}
+    done = subprocess.run([bash], **asked, capture_output=True, check=False)
     assert (done.returncode, done.stderr, [*folder.iterdir()]) == (0, b"", [])
     return done.stdout.decode()
 

@@ -21,6 +21,7 @@ from search_spaces.protocol.outcome import ProbeRequest
 from search_spaces.spec.layout import Layout
 from search_spaces.spec.presets.calibration_file import constants_file
 from tests.kit.api import CAMPAIGN, Api
+from tests.kit.hostile_texts import changed
 
 HOSTILE = [
     *("../../../../etc/passwd", "/etc/passwd", "file:///etc/passwd", "http://203.0.113.9/x"),
@@ -85,14 +86,6 @@ def leaves(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
         yield path
 
 
-def with_value(document: Any, path: tuple[Any, ...], value: Any) -> Any:
-    if not path:
-        return value
-    changed = dict(document) if isinstance(document, Mapping) else list(document)
-    changed[path[0]] = with_value(changed[path[0]] if len(path) > 1 else None, path[1:], value)
-    return changed
-
-
 @pytest.fixture(scope="module")
 def api(lasting: TestClient) -> Api:
     return Api(lasting)
@@ -120,11 +113,11 @@ def test_hostile_text_anywhere_in_a_campaign_is_refused_or_stays_a_name(
     planned = [each["predicted"] for each in api.post("/plans", FULL)["layouts"]]
     for number, path in enumerate(leaves(FULL)):
         for hostile in HOSTILE[number % every :: every]:
-            changed = with_value(FULL, path, hostile)
+            document = changed(FULL, path, hostile)
             if path != ("name",):
-                changed["name"] = f"c{every}-{number}-{HOSTILE.index(hostile)}"
-            asked = asked_of_workers(api, changed)
-            plan = api.http.post("/v1/plans", json=changed)
+                document["name"] = f"c{every}-{number}-{HOSTILE.index(hostile)}"
+            asked = asked_of_workers(api, document)
+            plan = api.http.post("/v1/plans", json=document)
             assert plan.status_code == (422 if asked is None else 200), (path, hostile, plan.text)
             if asked is None:
                 continue
@@ -141,7 +134,7 @@ def test_hostile_text_anywhere_in_a_campaign_is_refused_or_stays_a_name(
 def test_unknown_fields_of_any_name_are_refused(api: Api) -> None:
     places = ((), ("model",), ("cluster",), ("space",), ("budget",), ("probe",), ("stop",))
     for place, hostile in zip(itertools.cycle(places), HOSTILE):
-        document = with_value(FULL, (*place, hostile), hostile)
+        document = changed(FULL, (*place, hostile), hostile)
         for route in ("campaigns", "plans"):
             api.post(f"/{route}", document, status=422)
 

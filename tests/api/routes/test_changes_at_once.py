@@ -20,6 +20,8 @@ from tests.kit.store import at_once
 
 AT_ONCE = 16
 MODEL = {"preset": "tiny", "num_layers": 2}
+MACHINE = {**CLUSTER, "name": "mine"}
+TOKEN_OF_BOT = {"name": "bot", "role": "viewer"}
 
 
 @pytest.fixture
@@ -75,25 +77,16 @@ CHANGES: dict[str, tuple[list[tuple[str, Any]], set[int]]] = {
         {200, 201, 204, 404},
     ),
     "clusters": (
-        [
-            ("PUT /clusters/mine", {**CLUSTER, "name": "mine"}),
-            ("DELETE /clusters/mine", None),
-            ("GET /clusters", None),
-        ],
+        [("PUT /clusters/mine", MACHINE), ("DELETE /clusters/mine", None), ("GET /clusters", None)],
         {200, 201, 204, 404},
     ),
     "tokens": (
-        [
-            ("POST /tokens", {"name": "bot", "role": "viewer"}),
-            ("DELETE /tokens/1", None),
-            ("GET /tokens", None),
-        ],
+        [("POST /tokens", TOKEN_OF_BOT), ("DELETE /tokens/1", None), ("GET /tokens", None)],
         {200, 201, 204, 404, 409},
     ),
     "campaigns": (
         [
-            ("POST /campaigns/first/pause", None),
-            ("POST /campaigns/first/resume", None),
+            *((f"POST /campaigns/first/{change}", None) for change in ("pause", "resume")),
             ("PATCH /campaigns/first", {"notes": "busy"}),
             ("POST /campaigns/first/cancel", None),
         ],
@@ -101,10 +94,8 @@ CHANGES: dict[str, tuple[list[tuple[str, Any]], set[int]]] = {
     ),
     "ends": (
         [
-            ("POST /campaigns/first/cancel", None),
-            ("DELETE /campaigns/first", None),
-            ("GET /campaigns/first", None),
-            ("POST /campaigns/first/clone", {}),
+            *(("POST /campaigns/first/cancel", None), ("DELETE /campaigns/first", None)),
+            *(("GET /campaigns/first", None), ("POST /campaigns/first/clone", {})),
         ],
         {200, 201, 204, 404, 409},
     ),
