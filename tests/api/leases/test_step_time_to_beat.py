@@ -52,8 +52,13 @@ class Leased:
         return seconds
 
 
-def test_the_first_probe_a_repeat_and_a_cheap_probe_have_no_step_time_to_beat(api: Api) -> None:
+def test_the_first_probe_a_repeat_a_baseline_and_a_cheap_probe_have_no_step_time_to_beat(
+    api: Api,
+) -> None:
     assert Leased(api, "first").to_beat() is None
+    leased = Leased(api, "compared", baseline=OTHER.to_mapping())
+    leased.measure(BEST)
+    assert leased.to_beat(OTHER) is None
     leased = Leased(api, "again")
     trial = leased.measure(OTHER, 10.0)
     leased.measure(BEST)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import pytest
 
 from search_spaces.estimates.prediction import Prediction
 from search_spaces.spec.layout import Layout
-from search_spaces.statistics.run_spread import RunSpread
 from tests.kit.api import Api, Command
 from tests.kit.store import failed
 
@@ -37,14 +35,9 @@ def test_a_campaign_its_trials_and_its_leaderboard_show_the_baseline(api: Api) -
     assert baseline["layout"] == SLOW.to_mapping(every_knob=True)
     assert (baseline["trial_number"], baseline["state"]) == (1, "COMPLETED")
     assert (baseline["value"], baseline["outside_space"]) == (pytest.approx(800.0), False)
-    # Nothing was repeated: both have the assumed spread of runs.
-    reach = math.exp(math.sqrt(2) * RunSpread.prior().reach)
-    assert baseline["gain"] == {
-        "ratio": pytest.approx(1.25),
-        "ratio_low": pytest.approx(1.25 / reach),
-        "ratio_high": pytest.approx(1.25 * reach),
-        "trial_number": 2,
-    }
+    gain = baseline["gain"]
+    assert gain["trial_number"] == 2
+    assert gain["ratio_low"] < gain["ratio"] == pytest.approx(1.25) < gain["ratio_high"]
     rows = api.get("/campaigns/first/leaderboard")["trials"]
     found = [(row["number"], row["is_baseline"]) for row in rows]
     assert found == [(2, False), (1, True), (3, False)]
@@ -80,17 +73,6 @@ def test_exports_and_commands_say_what_the_winner_gains_and_mark_the_baseline(
         assert "baseline" in heading
         assert [number for number, row in enumerate(rows) if " * " in row] == [place], table
     assert "baseline" not in command("trial", "list", "first", "--where", "tp=1").output
-
-
-def test_the_probe_of_the_baseline_is_never_stopped_early(api: Api) -> None:
-    created = api.submit(name="early", baseline={"tp": 2})
-    worker = api.register()
-    api.complete(worker, "early", FAST, tokens_per_s=1024.0)
-    for layout, is_stopped in ((SLOW, False), (OTHER, True)):
-        api.store.trials.add(created["id"], layout)
-        told = api.lease(worker)["request"]["stop_above_step_time_s"]
-        assert (told is not None) is is_stopped, layout
-    api.post("/campaigns/early/cancel")
 
 
 def test_a_baseline_outside_the_space_is_a_planned_trial_and_shown_with_the_reason_of_its_failure(

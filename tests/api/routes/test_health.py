@@ -41,11 +41,7 @@ def why_not_ready(http: TestClient) -> list[str]:
 
 
 def test_readiness_needs_no_token_and_ends_with_the_disk_the_schema_and_the_process(
-    api: Api,
-    served_url: str,
-    settings: Settings,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    api: Api, served_url: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     http = api.http
     assert why_not_ready(http) == []

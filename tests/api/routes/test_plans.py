@@ -126,11 +126,7 @@ def test_plans_campaigns_and_reports_use_what_the_service_has_measured(api: Api)
     assert becomes < was
 
     for number, (changes, num_known) in enumerate(
-        (
-            ({}, 1),
-            ({"knowledge": "none"}, 0),
-            ({"knowledge": "none", "start_from": ["first"]}, 1),
-        )
+        (({}, 1), ({"knowledge": "none"}, 0), ({"knowledge": "none", "start_from": ["first"]}, 1))
     ):
         knowledge = api.post("/plans", {**CAMPAIGN, **changes})["knowledge"]
         assert knowledge["num_measurements"] == num_known, changes

@@ -254,9 +254,7 @@ WAYS: dict[str, list[tuple[int, Any, str, str]]] = {
         (422, {"reason": ""}, "body.reason", ""),
         (422, {"reason": "a\nb\u202e"}, "body.reason", ""),
     ],
-    "POST /tokens": [
-        (422, {"expires_at": "2030-01-01T00:00:00"}, "body.expires_at", ""),
-    ],
+    "POST /tokens": [(422, {"expires_at": "2030-01-01T00:00:00"}, "body.expires_at", "")],
 }
 """By route the ways in which it refuses: status, what is asked, the wrong field, and a sentence.
 
@@ -377,11 +375,7 @@ WHOLE: dict[str, Any] = {**TEXTS, "seed": -1, "start_from": 3, "colour": 1, "bug
     [
         ("POST /campaigns", {**CAMPAIGN, **SECTIONS}, WRONG_IN_SECTIONS),
         ("POST /campaigns", {**CAMPAIGN, **WHOLE}, set(WHOLE)),
-        (
-            "POST /campaigns",
-            {**CAMPAIGN, "model": "tyni", **space(tp=0)},
-            {"model", "space.tp"},
-        ),
+        ("POST /campaigns", {**CAMPAIGN, "model": "tyni", **space(tp=0)}, {"model", "space.tp"}),
         (
             "PUT /models/ours",
             {"preset": "tiny", "num_layers": 0, "num_heads": 0},
