@@ -170,7 +170,9 @@ def test_a_trainer_refuses_unknown_keys_and_wrong_numbers(name: str, tmp_path: P
         assert says in answer.get("refused", ""), after
 
 
-def test_the_launch_script_says_the_accumulation_that_the_file_cannot(tmp_path: Path) -> None:
+def test_the_launch_script_states_the_gradient_accumulation_that_the_file_cannot(
+    tmp_path: Path,
+) -> None:
     (path,) = written(tmp_path, "accelerate", "accelerate.yaml", [Layout(dp=2, num_microbatches=6)])
     script = (path.parent / "accelerate.sh").read_text()
     assert "export ACCELERATE_GRADIENT_ACCUMULATION_STEPS=6\n" in script

@@ -91,7 +91,7 @@ def served(request: httpx.Request, operations: list[Operation]) -> Operation:
     return min(serving, key=lambda operation: operation.path.count("{"))
 
 
-def test_every_route_that_not_only_workers_call_has_a_method_with_all_of_its_parameters(
+def test_every_route_for_others_than_workers_has_a_client_method_with_all_of_its_parameters(
     operations: list[Operation],
 ) -> None:
     queries: defaultdict[str, set[str]] = defaultdict(set)

@@ -108,7 +108,9 @@ def test_with_two_objectives_a_probe_must_beat_a_layout_that_surely_needs_less_m
     assert leased.to_beat(BEST) == expected
 
 
-def test_of_a_front_the_fastest_layout_with_enough_headroom_is_to_be_beaten_in_every_rate() -> None:
+def test_a_probe_must_beat_the_fastest_layout_of_a_front_with_enough_headroom_in_every_rate() -> (
+    None
+):
     spec = CampaignSpec.from_mapping(CAMPAIGN | {"objective": TWO})
     peak = float(peak_memory_bytes(LayoutColumns.of_each([OTHER]), spec.model)[0])
     reachable = 1.0 - 0.8 * peak / spec.cluster.device_memory_bytes

@@ -181,7 +181,7 @@ def test_a_report_groups_failures_by_reason_with_nodes_and_the_end_of_the_latest
     assert num_told(page, "FAILED (crashed)") == 2 + 2  # the history and the timeline
 
 
-def test_of_several_objectives_the_front_is_the_campaigns(store: Store) -> None:
+def test_the_front_of_a_report_is_over_the_objectives_of_the_campaign(store: Store) -> None:
     campaign = make(store, objective=["tokens_per_s", "memory_headroom"])
     run_all(store, campaign, 2000.0, 1500.0, 1000.0, 900.0, peaks_gib=(6, 4, 2, 5))
     page = page_of(store, campaign)
@@ -314,7 +314,7 @@ def test_an_imported_campaign_says_where_it_comes_from(store: Store) -> None:
 @pytest.mark.parametrize(
     ("num_rows", "max_told"), [(120, 100), pytest.param(1200, 1000, marks=pytest.mark.slow)]
 )
-def test_a_long_campaign_is_drawn_in_little(
+def test_the_report_of_a_long_campaign_stays_small(
     store: Store, monkeypatch: pytest.MonkeyPatch, num_rows: int, max_told: int
 ) -> None:
     monkeypatch.setattr(static_plot, "MAX_TOLD", max_told)

@@ -34,7 +34,7 @@ def change_workers(api: Api, **values: Any) -> None:
         session.execute(update(WorkerRow).values(**values))
 
 
-def test_an_allocation_is_listed_with_what_its_worker_says_of_it_and_on_wish_after_its_end(
+def test_an_allocation_is_listed_with_what_its_worker_says_and_if_asked_also_after_its_end(
     api: Api,
 ) -> None:
     worker = register(api)

@@ -43,7 +43,7 @@ def test_a_request_that_is_repeated_makes_one_campaign_and_shows_it_as_it_is(api
     assert send(api, "key", "", document).json()["state"] == "PAUSED"
 
 
-def test_a_key_is_of_one_sender_and_one_request_that_was_accepted(api: Api) -> None:
+def test_an_idempotency_key_belongs_to_one_sender_and_one_accepted_request(api: Api) -> None:
     document = {**CAMPAIGN, "name": "keyed"}
     assert send(api, "k", "", {**document, "model": "gpt-0"}).status_code == 422
     assert send(api, "k", "", document).status_code == 201

@@ -55,7 +55,7 @@ def submit(client: TestClient) -> None:
     assert client.post("/v1/campaigns", json=CAMPAIGN).status_code == 201
 
 
-def test_unnamed_clones_that_are_made_at_once_get_names_and_those_of_one_request_one(
+def test_clones_made_at_the_same_time_get_names_of_their_own_and_a_repeated_request_makes_one(
     clients: list[TestClient],
 ) -> None:
     submit(clients[0])
@@ -104,7 +104,7 @@ CHANGES: dict[str, tuple[list[tuple[str, Any]], set[int]]] = {
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("what", CHANGES)
-def test_changes_by_one_name_at_once_are_done_or_refused_for_a_reason(
+def test_changes_of_one_thing_at_the_same_time_are_done_or_refused_for_a_reason(
     clients: list[TestClient], what: str
 ) -> None:
     submit(clients[0])

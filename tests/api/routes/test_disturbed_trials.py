@@ -76,7 +76,7 @@ def test_documents_and_files_have_what_others_took_and_why_a_trial_is_repeated(a
     assert column("table", "others_share") == ["0.01", "0.42", "", "0.42"]
 
 
-def test_every_page_marks_it_and_explains_the_mark_once(api: Api) -> None:
+def test_every_page_marks_a_disturbed_trial_and_explains_the_mark_once(api: Api) -> None:
     assert marks(page(api, "/campaigns/first")) == ["disturbed"]
     assert marks(page(api, "/campaigns/first/trials")) == ["disturbed"] * 2
     trial = page(api, "/trials/2")
@@ -104,7 +104,7 @@ def test_every_page_marks_it_and_explains_the_mark_once(api: Api) -> None:
         assert said in page(api, path.format("noisy"))
 
 
-def test_terminals_say_it(api: Api, command: Command) -> None:
+def test_commands_say_that_a_trial_is_disturbed(api: Api, command: Command) -> None:
     leaderboard = command("leaderboard", "first").stdout
     assert leaderboard.count("1, disturbed") == 1
     assert leaderboard.count("disturbed: others took") == 1
@@ -120,7 +120,7 @@ PLOTS = ["history", "slice", "parallel", "pareto", "estimated-time", "time-parts
 
 
 @pytest.mark.parametrize("name", PLOTS)
-def test_the_points_of_plots_say_it(api: Api, name: str) -> None:
+def test_the_points_of_plots_say_that_their_trial_is_disturbed(api: Api, name: str) -> None:
     drawn = api.http.get(f"/campaigns/first/figures/{name}.json").json()["data"]
     said: dict[int, set[bool]] = {}
     for trace in drawn:
@@ -140,7 +140,7 @@ def test_the_points_of_plots_say_it(api: Api, name: str) -> None:
         ("timeline", {"1", "2, disturbed", "3", "4, disturbed"}),
     ],
 )
-def test_the_tables_of_plots_say_it_and_their_page_explains_it_once(
+def test_the_tables_of_plots_mark_disturbed_trials_and_their_page_explains_the_mark_once(
     api: Api, tab: str, rows: set[str]
 ) -> None:
     html = page(api, f"/campaigns/first/{tab}")

@@ -59,7 +59,7 @@ class Seen:
         "campaigns/of-5/leaderboard?format=csv",
     ],
 )
-def test_what_has_not_changed_is_answered_without_a_body_until_it_does(
+def test_a_page_is_answered_without_a_body_until_it_changes(
     api: Api, request: pytest.FixtureRequest, path: str
 ) -> None:
     name = f"of-{request.node.callspec.indices['path']}"
@@ -106,7 +106,7 @@ def test_only_changes_of_the_campaign_itself_change_its_pages(api: Api) -> None:
     assert not board.has_changed(), "a heartbeat changes the list of trials alone"
 
 
-def test_lists_change_while_an_allocation_comes_to_its_end_and_a_driver_is_away(
+def test_lists_change_when_an_allocation_nears_its_end_or_the_driver_is_gone(
     http: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api = Api(http)
@@ -125,7 +125,7 @@ def test_lists_change_while_an_allocation_comes_to_its_end_and_a_driver_is_away(
     assert is_away == [False, True]
 
 
-def test_tags_are_of_one_page_and_one_of_several_is_enough_weak_or_strong(api: Api) -> None:
+def test_each_page_has_its_own_tag_and_any_of_several_tags_matches_weak_or_strong(api: Api) -> None:
     _, trials, leaderboard = submit(api, "tagged")
     pages = [trials, f"{trials}?limit=1", f"{trials}?state=PENDING", leaderboard]
     tag, of_one, *others = (ask(api, page).headers["etag"] for page in pages)

@@ -40,7 +40,7 @@ def why_not_ready(http: TestClient) -> list[str]:
     return reasons
 
 
-def test_readiness_needs_no_token_and_ends_with_the_disk_the_schema_and_the_process(
+def test_a_service_is_not_ready_with_a_full_disk_another_schema_or_while_it_ends(
     api: Api, served_url: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     http = api.http

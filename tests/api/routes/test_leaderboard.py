@@ -105,7 +105,7 @@ def test_runs_are_pooled_and_a_row_says_how_sure_it_is_and_where_its_time_went(a
     assert best["measurement"]["skipped_steps"] == 0
 
 
-def test_tables_have_the_pooled_runs_and_parquet_what_csv_has(api: Api) -> None:
+def test_tables_contain_the_pooled_runs_and_parquet_equals_csv(api: Api) -> None:
     best, second = rows_of(csv_of(api, "single", intervals="true"))
     assert (best["tp"], best["tokens_per_s"], best["status"]) == ("1", "120.0", "completed")
     assert (second["num_runs"], second["shortened"], second["tied_with_first"]) == ("2", "0", "1")

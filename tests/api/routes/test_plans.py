@@ -49,7 +49,7 @@ def test_a_plan_is_the_document_that_the_command_prints(planner: Api, tmp_path: 
     assert planned == json.loads(json.dumps(asdict(expected)))
 
 
-def test_a_plan_is_read_from_yaml_names_a_users_cluster_and_stores_nothing(planner: Api) -> None:
+def test_a_plan_may_be_of_yaml_and_of_a_users_cluster_and_is_not_stored(planner: Api) -> None:
     content, headers = yaml.safe_dump(CAMPAIGN), {"Content-Type": "application/yaml"}
     answer = planner.http.post("/v1/plans", content=content, headers=headers)
     assert answer.json() == planner.post("/plans", CAMPAIGN)

@@ -398,7 +398,7 @@ def test_all_wrong_fields_of_a_document_are_listed_by_their_paths(
     assert {each["field"] for each in refused.json()["errors"]} == {f"body.{f}" for f in fields}
 
 
-def test_of_very_many_wrong_fields_the_first_are_listed(api: Api) -> None:
+def test_only_the_first_of_very_many_wrong_fields_are_listed(api: Api) -> None:
     problem = api.post("/campaigns", {**SECTIONS, **WHOLE}, status=422)
     assert len(problem["errors"]) == MAX_PARTS
     assert "more" in problem["detail"]

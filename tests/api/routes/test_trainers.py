@@ -33,7 +33,7 @@ def api(module_api: Api) -> Api:
     return module_api
 
 
-def test_a_campaign_waits_for_its_trainer_which_its_measurements_show_everywhere(
+def test_a_campaign_waits_for_its_trainer_and_its_measurements_name_it_everywhere(
     api: Api, command: Command
 ) -> None:
     probe = {"trainer": "theirs", "parameters": {"rate": 0.1}}
