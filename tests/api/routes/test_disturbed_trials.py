@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from typing import Any
 
@@ -67,13 +65,10 @@ def test_documents_and_files_have_what_others_took_and_why_a_trial_is_repeated(a
     ranked = api.get("/campaigns/first/leaderboard")["trials"]
     found = [(each["num_runs"], each["disturbed"]) for each in ranked]
     assert found == [(1, False), (1, True), (1, False)], "beside a quiet run it does not count"
-
-    def column(path: str, name: str) -> list[str]:
-        text = api.http.get(f"/v1/campaigns/first/{path}").text
-        return [row[name] for row in csv.DictReader(io.StringIO(text))]
-
-    assert column("leaderboard?format=csv&intervals=true", "disturbed") == ["0", "1", "0"]
-    assert column("table", "others_share") == ["0.01", "0.42", "", "0.42"]
+    board = api.table("/campaigns/first/leaderboard", format="csv", intervals=True)
+    assert [row["disturbed"] for row in board] == ["0", "1", "0"]
+    table = api.table("/campaigns/first/table")
+    assert [row["others_share"] for row in table] == ["0.01", "0.42", "", "0.42"]
 
 
 def test_every_page_marks_a_disturbed_trial_and_explains_the_mark_once(api: Api) -> None:

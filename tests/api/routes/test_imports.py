@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -65,8 +63,8 @@ def test_a_table_becomes_a_campaign_that_has_ended_and_says_where_it_comes_from(
     post(api, make_text(*(make_row(**each, source=source) for each in layouts())), name="named")
     assert api.get("/campaigns/named/leaderboard")["source"] == source
     assert "imported, not measured here" in command("leaderboard", "named").output
-    table = api.http.get("/v1/campaigns/named/leaderboard", params={"format": "csv"}).text
-    assert {row["source"] for row in csv.DictReader(io.StringIO(table))} == {source}
+    rows = api.table("/campaigns/named/leaderboard", format="csv")
+    assert {row["source"] for row in rows} == {source}
     problem = api.get("/campaigns/named/analysis", status=404)
     assert "'named' is imported, and has no analysis" in problem["detail"]
 
@@ -111,9 +109,7 @@ def test_the_table_of_a_measured_campaign_has_its_failures(api: Api) -> None:
     broken = api.store.trials.add(campaign["id"], Layout(tp=2, num_microbatches=8))
     api.report(worker, api.lease(worker), failed("out_of_memory"))
     api.complete(worker, "first", Layout(pp=2, num_microbatches=8), oversubscribed=True)
-    answer = api.http.get("/v1/campaigns/first/table")
-    assert answer.headers["content-type"].startswith("text/csv")
-    rows = list(csv.DictReader(io.StringIO(answer.text)))
+    rows = api.table("/campaigns/first/table")
     assert [row["status"] for row in rows] == ["completed", "out_of_memory"]
     assert (rows[1]["tp"], rows[1]["tokens_per_s"]) == ("2", "")
     assert api.get(f"/trials/{broken.id}")["state"] == "INFEASIBLE"

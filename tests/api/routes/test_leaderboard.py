@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 from pathlib import Path
@@ -69,15 +68,8 @@ def numbers(api: Api, campaign: str = "first", **query: Any) -> list[int]:
     return [trial["number"] for trial in page_of(api, campaign, **query)["trials"]]
 
 
-def csv_of(api: Api, campaign: str = "first", **query: Any) -> str:
-    path = f"/v1/campaigns/{campaign}/leaderboard"
-    answer = api.http.get(path, params={**query, "format": "csv"})
-    assert answer.headers["content-type"].startswith("text/csv")
-    return answer.text
-
-
-def rows_of(text: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(text)))
+def rows_of(api: Api, campaign: str = "first", **query: Any) -> list[dict[str, str]]:
+    return api.table(f"/campaigns/{campaign}/leaderboard", format="csv", **query)
 
 
 def test_runs_are_pooled_and_a_row_says_how_sure_it_is_and_where_its_time_went(api: Api) -> None:
@@ -106,7 +98,7 @@ def test_runs_are_pooled_and_a_row_says_how_sure_it_is_and_where_its_time_went(a
 
 
 def test_tables_contain_the_pooled_runs_and_parquet_equals_csv(api: Api) -> None:
-    best, second = rows_of(csv_of(api, "single", intervals="true"))
+    best, second = rows_of(api, "single", intervals="true")
     assert (best["tp"], best["tokens_per_s"], best["status"]) == ("1", "120.0", "completed")
     assert (second["num_runs"], second["shortened"], second["tied_with_first"]) == ("2", "0", "1")
     assert float(second["tokens_per_s"]) == pytest.approx(2 / (1 / 100.0 + 1 / 130.0))
@@ -116,7 +108,7 @@ def test_tables_contain_the_pooled_runs_and_parquet_equals_csv(api: Api) -> None
     answer = api.http.get(path, params={**query, "format": "parquet"})
     assert answer.headers["content-type"] == "application/vnd.apache.parquet"
     table = parquet.read_table(io.BytesIO(answer.content))
-    rows = rows_of(csv_of(api, **query))
+    rows = rows_of(api, **query)
     assert table.column_names == list(rows[0])
     assert len(rows) == 3
     for typed, row in zip(table.to_pylist(), rows, strict=True):
@@ -139,7 +131,7 @@ def test_a_filter_narrows_and_a_table_orders_what_is_listed(api: Api) -> None:
     assert min(trial["rank"] for trial in page["trials"]) > 1
     second = page_of(api, tp=1, limit=1, offset=1)
     assert (second["trials"], second["next_offset"]) == ([whole[3]], 2)
-    rows = rows_of(csv_of(api, sort="peak_memory_bytes", order="desc"))
+    rows = rows_of(api, sort="peak_memory_bytes", order="desc")
     assert [float(row["peak_memory_bytes"]) / GIB for row in rows] == [6, 5, 4, 3]
 
 
@@ -173,7 +165,7 @@ def test_several_objectives_are_ranked_by_the_first_and_the_constraints(api: Api
 
     front = page_of(api, "goals", front=True)
     assert ([each["number"] for each in front["trials"]], front["total"]) == ([3], 1)
-    assert len(rows_of(csv_of(api, "goals", front=True))) == 1
+    assert len(rows_of(api, "goals", front=True)) == 1
     page = page_of(api, "goals", objective="tokens_per_node_hour")
     assert page["objective"] == "tokens_per_node_hour"
     assert page["trials"][0]["objectives"]["tokens_per_node_hour"] == 2000.0 * 3600
