@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +80,12 @@ class Api:
         answer = self.http.get(f"/v1{path}", params=query)
         assert answer.status_code == status, answer.text
         return answer.json()
+
+    def table(self, path: str, **query: Any) -> list[dict[str, str]]:
+        """The rows of a table that is answered as CSV."""
+        answer = self.http.get(f"/v1{path}", params=query)
+        assert answer.headers["content-type"].startswith("text/csv"), answer.text
+        return list(csv.DictReader(io.StringIO(answer.text)))
 
     def submit(self, **changes: Any) -> dict[str, Any]:
         created: dict[str, Any] = self.post("/campaigns", {**CAMPAIGN, **changes}, status=201)
