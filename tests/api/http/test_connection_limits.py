@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -21,7 +22,7 @@ import pytest
 from api.http.connection_limits import ConnectionLimits
 from api.settings import Settings
 from results_db.store import Store
-from tests.kit.api import HEADERS, INTRODUCTION, TOKEN
+from tests.kit.api import HEADERS, INTRODUCTION, TOKEN, answered
 from tests.kit.live import PATIENCE_S, Live, Watcher, live_server
 from tests.kit.postgres import upgraded
 from tests.kit.store import make_campaign
@@ -115,11 +116,12 @@ def send_what_is_taken(connection: socket.socket, data: bytes) -> None:
         connection.sendall(data)
 
 
-def send_for_ever(connection: socket.socket, data: bytes) -> None:
+def send_for_ever(connection: socket.socket, data: bytes, pause_s: float = 0.0) -> None:
     """Sends until the service closes the connection, which it must."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError, ssl.SSLEOFError):
         while True:
             connection.sendall(data)
+            time.sleep(pause_s)
 
 
 def is_well(live: Live) -> bool:
@@ -208,8 +210,8 @@ def test_a_header_that_trickles_in_is_counted_together_in_each_request_of_a_conn
         (b"POST /v1/campaigns HTTP/1.1\r\nHost: localhost\r\n" + BEARER
          + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n" + b"X: t\r\n" * 200, 431),
         (b"POST /v1/campaigns HTTP/1.1\r\nHost: localhost\r\n" + BEARER
-         + b"Transfer-Encoding: chunked\r\n\r\nno length\r\n", 400),
-    ],
+         + b"Transfer-Encoding: chunked\r\n\r\nno length\r\n", 400)
+    ]
 )  # fmt: skip
 def test_a_request_is_answered_by_its_size(live: Live, request_: bytes, status: int) -> None:
     with connected(live) as connection:
@@ -243,7 +245,7 @@ def test_a_header_that_does_not_come_closes_the_connection(hasty_headers: Live) 
             b"POST /v1/campaigns HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000000\r\n\r\n"
         )
         assert status_of(read_answer(connection)) == 401
-        send_for_ever(connection, b" ")
+        send_for_ever(connection, b" ", pause_s=0.01)
 
 
 def test_a_header_that_trickles_in_has_no_longer_time(store: Store) -> None:
@@ -251,11 +253,11 @@ def test_a_header_that_trickles_in_has_no_longer_time(store: Store) -> None:
     limits = dataclasses.replace(HASTY_HEADERS, header_bytes=1 << 40, num_headers=1 << 40)
     with live_server(Settings(token=TOKEN), store, limits=limits) as live, connected(live) as slow:
         slow.sendall(HEALTH)
-        send_for_ever(slow, b"X: y\r\n")
+        send_for_ever(slow, b"X: y\r\n", pause_s=0.01)
         assert is_well(live)
 
 
-def test_a_tls_handshake_that_does_not_come_closes_the_connection(
+def test_plain_http_on_a_tls_port_is_told_so_and_a_handshake_that_does_not_come_ends(
     store: Store, tls: ssl.SSLContext
 ) -> None:
     with (
@@ -270,6 +272,9 @@ def test_a_tls_handshake_that_does_not_come_closes_the_connection(
         for connection in connections:
             assert read_to_end(connection) == b""
         wait_until("no connection is left", lambda: len(live.server.connections) == 0)
+        assert is_well(live)
+        plain = httpx.get(live.url.replace("https", "http") + "/v1/health")
+        answered(plain, 400, "this port speaks TLS: the address begins with https://")
         assert is_well(live)
 
 
@@ -371,8 +376,7 @@ def test_a_connection_too_many_is_told_to_come_again(
             watcher.sendall(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n" + BEARER + b"\r\n")
             assert status_of(watcher.recv(65536)) == 200
         if server_tls is None:
-            answer = httpx.get(f"{live.url}/v1/health")
-            assert answer.status_code == 503
+            answer = answered(httpx.get(f"{live.url}/v1/health"), 503)
             assert answer.headers["Retry-After"] == "5"
             assert "holds 2 connections already" in answer.json()["detail"]
         else:
@@ -380,14 +384,6 @@ def test_a_connection_too_many_is_told_to_come_again(
                 connected(live)
         first.close()
         wait_until("a place is free", lambda: len(live.server.connections) < 2)
-        assert is_well(live)
-
-
-def test_plain_http_on_a_tls_port_is_told_so(store: Store, tls: ssl.SSLContext) -> None:
-    with live_server(Settings(token=TOKEN), store, tls=tls) as live:
-        answer = httpx.get(live.url.replace("https", "http") + "/v1/health")
-        assert answer.status_code == 400
-        assert "this port speaks TLS: the address begins with https://" in answer.json()["detail"]
         assert is_well(live)
 
 
