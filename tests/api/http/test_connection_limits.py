@@ -4,11 +4,9 @@ import contextlib
 import dataclasses
 import json
 import re
-import resource
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +23,7 @@ from results_db.store import Store
 from tests.kit.api import HEADERS, INTRODUCTION, TOKEN, answered
 from tests.kit.live import PATIENCE_S, Live, Watcher, live_server
 from tests.kit.postgres import upgraded
+from tests.kit.python_process import python_words
 from tests.kit.store import make_campaign
 from tests.kit.waiting import wait_until
 
@@ -396,22 +395,6 @@ def test_refusals_do_not_fill_the_log(store: Store, caplog: pytest.LogCaptureFix
     assert len([record for record in caplog.records if "400" in record.getMessage()]) == 1
 
 
-def test_more_connections_than_files_may_be_open_are_one_clear_error(tmp_path: Path) -> None:
-    arguments = ["serve", "--port", "0", "--data-dir", str(tmp_path), "--max-connections", "5000"]
-    refused = subprocess.run(
-        [sys.executable, "-m", "api.cli", *arguments],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (1000, 1000)),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert refused.returncode == 1
-    (line,) = refused.stderr.splitlines()
-    assert "5000 connections need 5256 open files, and this process may have at most 1000" in line
-    assert "--max-connections 744" in line
-
-
 def test_an_address_that_is_none_is_answered_400(
     hasty: Live, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -429,10 +412,24 @@ def test_an_address_that_is_none_is_answered_400(
         assert read_to_end(connection).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_service_that_may_open_few_files_says_so_and_starts(tmp_path: Path) -> None:
+FEW_FILES = """
+import resource, sys
+from api.cli import main
+resource.setrlimit(resource.RLIMIT_NOFILE, (1000, 1000))
+serve = ["serve", "--port", "0", "--data-dir", sys.argv[1]]
+try:
+    main([*serve, "--max-connections", "5000"])
+except SystemExit as refused:
+    print("refused with", refused.code, file=sys.stderr)
+main(serve)
+"""
+
+
+def test_a_service_that_may_open_few_files_says_so_and_refuses_more_connections(
+    tmp_path: Path,
+) -> None:
     serve = subprocess.Popen(
-        [sys.executable, "-m", "api.cli", "serve", "--port", "0", "--data-dir", str(tmp_path)],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (1000, 1000)),
+        python_words(FEW_FILES, str(tmp_path)),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -442,6 +439,8 @@ def test_a_service_that_may_open_few_files_says_so_and_starts(tmp_path: Path) ->
         assert "layout-tuner serves http" in serve.stdout.readline()
     finally:
         serve.terminate()
-        printed = serve.communicate(timeout=60)[1]
-    assert serve.returncode == 0
-    assert "may have 1000 open files, and so at most 744 connections at once" in printed
+        line, code, *printed = serve.communicate(timeout=60)[1].splitlines()
+    assert "5000 connections need 5256 open files, and this process may have at most 1000" in line
+    assert "--max-connections 744" in line
+    assert (code, serve.returncode) == ("refused with 1", 0)
+    assert "may have 1000 open files, and so at most 744 connections at once" in "".join(printed)

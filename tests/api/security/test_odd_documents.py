@@ -154,7 +154,7 @@ def check_batches(service: Odd, number: int) -> None:
 
 
 def test_no_batch_of_odd_documents_is_a_fault_or_breaks_a_list(service: Odd) -> None:
-    check_batches(service, 5)
+    check_batches(service, 8)
 
 
 @pytest.mark.slow
