@@ -74,7 +74,7 @@ def test_a_heartbeat_that_is_nested_too_deeply_is_refused_and_breaks_no_list(
         '{"a": [-1e999]}',
     ],
 )
-def test_the_quick_look_at_a_request_finds_all_that_the_closer_one_refuses(body: str) -> None:
+def test_the_quick_look_at_a_request_accepts_nothing_that_the_closer_one_refuses(body: str) -> None:
     assert not is_plainly_acceptable(body.encode(), from_json(body))
     with pytest.raises((DocumentInvalidError, DocumentMalformedError)):
         read_json_request(body.encode())
