@@ -119,9 +119,9 @@ def module_api(
         yield Api(stack.enter_context(serving(settings, url)))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    """A service in a process of its own, for the tests of a module."""
+    """A service in a process of its own, for all tests that have names of their own in it."""
     service = ServeProcess(tmp_path_factory.mktemp("service") / "data")
     yield service
     service.end()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from click.testing import Result
+from httpx import Response
 
 from api.client import Client
 from search_spaces.campaigns.fidelity import Fidelity
@@ -62,6 +63,24 @@ def measured_as_asked(lease: dict[str, Any], layout: Layout, **changes: Any) -> 
 
 Command = Callable[..., Result]
 """Runs a command of the command line; see the fixtures `command` and `run`."""
+
+
+def ends(result: Result, code: int, *texts: str) -> Result:
+    """Fails unless a command ended with this code, and said all texts: on stderr if it failed."""
+    assert result.exit_code == code, result.output
+    for text in texts:
+        assert text in (result.stderr if code else result.output)
+    return result
+
+
+def answered(answer: Response, status: int, *texts: str) -> Response:
+    """Fails unless an answer has this status, and says all texts."""
+    assert answer.status_code == status, answer.text
+    is_problem = answer.headers.get("Content-Type") == "application/problem+json"
+    said = answer.text + (answer.json()["detail"] if texts and is_problem else "")
+    for text in texts:
+        assert text in said
+    return answer
 
 
 class Api:
