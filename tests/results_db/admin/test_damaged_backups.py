@@ -163,21 +163,21 @@ def statements(bench: Bench, chance: random.Random) -> list[str]:
 
 
 @pytest.mark.slow
-def test_of_two_hundred_damaged_backups_none_is_restored(bench: Bench) -> None:
-    for seed in range(200):
+def test_of_five_hundred_damaged_backups_none_is_restored(bench: Bench) -> None:
+    for seed in range(500):
         bench.refusal(damaged(bench, seed))
     assert bench.content() == bench.before
 
 
 @pytest.mark.slow
-def test_of_forty_damaged_backups_of_a_postgresql_none_is_restored(
+def test_of_a_hundred_damaged_backups_of_a_postgresql_none_is_restored(
     empty_postgres_url: str, sqlite_url: str, postgres_url: str, tmp_path: Path
 ) -> None:
     write_first_weeks(tmp_path / "first.sqlite3")
     restore_into_postgresql(sealed(tmp_path / "first.sqlite3"), empty_postgres_url)
     for target in (sqlite_url, postgres_url):
         bench = Bench(tmp_path, empty_postgres_url, target)
-        for seed in range(20):
+        for seed in range(50):
             bench.refusal(damaged(bench, seed))
         assert bench.content() == bench.before
         bench.path.write_bytes(bench.whole)
