@@ -51,7 +51,7 @@ KNOBS: dict[str, tuple[Any, ...]] = {
     "cut": FLAG,
     "columns": DEGREES,
     "cp": DEGREES,
-    "cp_comm_type": CP_COMM_TYPES,
+    "cp_comm_type": ("none", *CP_COMM_TYPES),
     "pp": DEGREES,
     "vpp": (1, 2),
     "pipeline_split": PIPELINE_SPLITS,
@@ -109,6 +109,8 @@ def num_ranks(values: Values) -> int:
 def layout_of(values: Values) -> Layout:
     """Raises LayoutInvalidError where there is none."""
     fields = {field: values[name] for name, field in LAYOUT_FIELDS.items()}
+    if values["cp_comm_type"] == "none":
+        fields["cp_comm_type"] = CP_COMM_TYPES[0]
     microbatches = GLOBAL_BATCH // (values["dp"] * values["mbs"])
     return Layout(**fields, num_microbatches=microbatches)
 
@@ -144,6 +146,8 @@ def is_legal(values: Values) -> bool:
     """Whether the search space's rules let the trainer run it, and no smaller run is the same."""
     if values["balanced"] and values["family"] != "moe":
         return False
+    if (values["cp"] > 1) == (values["cp_comm_type"] == "none"):
+        return False
     if values["precision"] != "fp32" and values["family"] == "moe" and not values["balanced"]:
         return False
     try:
@@ -161,14 +165,49 @@ def pairs_of(values: Values) -> set[Pair]:
 STARTS = [
     values_of(words)
     for words in (
-        *("", "moe balanced", "pp2", "dp2", "tp2", "tp2 cut", "cp2", "dp4", "cp4", "columns2"),
-        *("dp2 zero1", "cp2 zero1", "dp4 zero1", "pp2 dp2", "pp2 dp2 zero1", "tp2 pp2", "pp4"),
-        *("pp2 cp2", "tp2 dp2", "tp2 cut dp2 zero1", "tp2 cut pp2", "tp2 cp2", "cp2 dp2 zero1"),
+        *(
+            "",
+            "moe balanced",
+            "pp2",
+            "dp2",
+            "tp2",
+            "tp2 cut",
+            "cp2 all_gather",
+            "dp4",
+            "cp4 all_gather",
+            "columns2",
+        ),
+        *(
+            "dp2 zero1",
+            "cp2 all_gather zero1",
+            "dp4 zero1",
+            "pp2 dp2",
+            "pp2 dp2 zero1",
+            "tp2 pp2",
+            "pp4",
+        ),
+        *(
+            "pp2 cp2 all_gather",
+            "tp2 dp2",
+            "tp2 cut dp2 zero1",
+            "tp2 cut pp2",
+            "tp2 cp2 all_gather",
+            "cp2 all_gather dp2 zero1",
+        ),
         *("columns2 dp2", "columns2 pp2", "columns2 tp2 cut", "tp4 cut", "columns4", "pp2 cp2 p2p"),
-        *("moe balanced dp2 ep2", "moe balanced dp4 ep2", "moe balanced cp2", "moe balanced pp2"),
+        *(
+            "moe balanced dp2 ep2",
+            "moe balanced dp4 ep2",
+            "moe balanced cp2 all_gather",
+            "moe balanced pp2",
+        ),
         *("moe balanced tp2 cut", "moe balanced tp2 cut dp2", "moe balanced pp2 dp2"),
         *("dp4 zero1 pp2", "dp4 zero1 tp2 cut", "dp4 zero1 columns2", "moe balanced dp4 ep2 pp2"),
-        *("moe balanced dp4 zero1", "moe balanced dp4 ep2 zero1", "moe balanced dp2 cp2"),
+        *(
+            "moe balanced dp4 zero1",
+            "moe balanced dp4 ep2 zero1",
+            "moe balanced dp2 cp2 all_gather",
+        ),
     )
 ]
 """Runs that a pair of values is tried in, to see whether any run may have it."""
@@ -215,6 +254,7 @@ RUNS = [
     "llama tied clipped fp16 columns2 pp2 vpp2 embedding mbs1",
     "tied sgd bf16 cp2 a2a pp2 vpp2 embedding zero2 full mbs4",
     "moe tied balanced sgd clipped fp16 pp2 embedding_and_head gpipe dp2 zero1 selective ep2 mbs4",
+    "moe tied balanced sgd cp2 all_gather zero1 full etp2",
     "llama tied sgd bf16 cp2 a2a dp2 zero3 replicas2 selective mbs1",
     "moe clipped dp4 zero1 selective ep4",
     "moe sgd clipped tp2 cut cp2 a2a zero3 ep2 etp2",
@@ -222,7 +262,7 @@ RUNS = [
     "moe tied balanced clipped bf16 tp4 cut zero2 full etp2 mbs1",
     "fp16 columns4 full",
     "moe tied sgd clipped cp2 p2p pp2 vpp2 head ep2 mbs4",
-    "tied sgd clipped bf16 cp4 selective mbs1",
+    "tied sgd clipped bf16 cp4 all_gather selective mbs1",
     "moe balanced fp16 dp4 full ep4 mbs1",
     "tied bf16 tp2 cut pp2 head gpipe",
     "tied clipped fp16 tp2 cut columns2 selective",
@@ -236,15 +276,23 @@ RUNS = [
     "moe tied balanced sgd clipped cp2 p2p dp2 zero2 ep4 mbs4",
     "sgd tp4 cut",
     "llama tied bf16 columns4 selective mbs4",
-    "cp2 pp2 vpp2 zero2 mbs4",
+    "cp2 all_gather pp2 vpp2 zero2 mbs4",
     "tied sgd fp16 columns2 pp2 head gpipe full mbs4",
     "moe tied sgd clipped cp2 p2p pp2 embedding_and_head zero_bubble zero2 selective ep2 mbs4",
     "moe tied balanced clipped bf16 tp4 cut zero1 mbs1",
     "moe tied balanced sgd clipped bf16 tp4 cut zero3 ep2 mbs4",
     "llama tied fp16 cp2 a2a pp2 embedding_and_head zero1 selective mbs4",
     "tied sgd clipped bf16 tp2 columns2 selective mbs1",
-    "llama tied bf16 cp4 zero3 selective mbs1",
+    "llama tied bf16 cp4 all_gather zero3 selective mbs1",
     "llama tied columns2 cp2 p2p mbs1",
+    "moe balanced clipped fp16 cp2 all_gather zero3 full ep2 mbs4",
+    "sgd cp2 all_gather dp2 zero2 replicas2 mbs4",
+    "llama tied sgd tp2 cut cp2 all_gather zero2 selective",
+    "tied sgd clipped cp2 all_gather pp2 head zero_bubble zero1 mbs1",
+    "tied sgd clipped fp16 cp2 all_gather pp2 embedding_and_head gpipe zero3",
+    "moe tied balanced sgd cp2 all_gather dp2 zero1 ep4",
+    "bf16 columns2 cp2 all_gather zero2 full mbs1",
+    "clipped bf16 cp2 all_gather pp2 embedding gpipe zero1 selective mbs4",
     "tied sgd clipped pp2 head zero_bubble dp4 zero3 replicas2 full mbs1",
     "llama bf16 tp2 cut pp2 vpp2 embedding_and_head tp_cp_pp_dp dp2 zero1 selective",
     "fp16 pp2 embedding_and_head gpipe tp_cp_pp_dp dp4 zero2 replicas2",
@@ -255,5 +303,5 @@ RUNS = [
     "tied sgd columns2 dp4 zero2 replicas2 selective",
 ]
 """Most new pairs first, and those of eight ranks last; SGD in fp32 has every value early."""
-NUM_FAST = 21
+NUM_FAST = 22
 """Runs of the fast suite: nine tenths of the pairs, with SGD in fp32 every value of each knob."""

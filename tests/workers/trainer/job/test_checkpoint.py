@@ -86,7 +86,7 @@ def path_of_record(folder: Path, step: int) -> Path:
             "llama",
             [
                 *("dp2", "dp4 zero1 mbs1", "dp4 zero1 replicas2", "pp2 vpp2", "dp2 zero3"),
-                *("columns2 dp2 zero3", "tp2", "cp2 zero1", "pp2 dp2 zero1 full"),
+                *("columns2 dp2 zero3", "tp2", "cp2 all_gather zero1", "pp2 dp2 zero1 full"),
             ],
             marks=pytest.mark.slow,
         ),
