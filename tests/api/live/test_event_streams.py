@@ -182,6 +182,7 @@ def deaf_watcher(url: str) -> Iterator[None]:
             f"GET /v1/events?after=0 HTTP/1.1\r\nHost: {host}\r\n"
             f"Authorization: {HEADERS['Authorization']}\r\n\r\n".encode()
         )
+        assert deaf.recv(12, socket.MSG_PEEK) == b"HTTP/1.1 200"  # it is admitted
         yield
 
 
