@@ -98,20 +98,25 @@ def test_leased_trials_show_their_phase_and_a_campaign_whose_trials_all_wait_say
 
 
 @pytest.mark.parametrize(
-    ("layout", "nodes", "status", "why"),
+    ("name", "layout", "nodes", "status", "why"),
     [
-        (Layout(dp=8), (), {}, "it needs 8 devices on 1 node, and a node here has 4"),
-        (Layout(num_nodes=3, dp=3), (), {}, "it needs 3 nodes, and there are 2 here"),
-        (Layout(num_nodes=2, dp=2), (node("n1"), SLOW), {}, SET_ASIDE),
-        (Layout(), (), {"ends_in_s": 100.0}, "its probe may take 300 s, and "),
-        (Layout(), (), {"state": "draining"}, "the allocation drains: it takes no more trials"),
+        ("devices", Layout(dp=8), (), {}, "it needs 8 devices on 1 node, and a node here has 4"),
+        ("nodes", Layout(num_nodes=3, dp=3), (), {}, "it needs 3 nodes, and there are 2 here"),
+        ("quarantine", Layout(num_nodes=2, dp=2), (node("n1"), SLOW), {}, SET_ASIDE),
+        ("time", Layout(), (), {"ends_in_s": 100.0}, "its probe may take 300 s, and "),
+        (
+            "draining",
+            Layout(),
+            (),
+            {"state": "draining"},
+            "the allocation drains: it takes no more trials",
+        ),
     ],
-    ids=["devices", "nodes", "quarantine", "time", "draining"],
 )
 def test_a_trial_that_an_allocation_will_not_lease_says_why(
-    api: Api, request: pytest.FixtureRequest, layout: Layout, nodes: Any, status: Any, why: str
+    api: Api, name: str, layout: Layout, nodes: Any, status: Any, why: str
 ) -> None:
-    here = Place(api, request.node.callspec.id.partition("-")[2])
+    here = Place(api, name)
     worker = here.register()
     beat(api, worker, *nodes, status=status)
     here.add(layout)
