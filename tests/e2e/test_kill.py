@@ -13,7 +13,7 @@ from tests.workers.process_checks import is_alive, kill
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks, pytest.mark.timeout(600)]
 
-NUM_TRIALS = 10
+NUM_TRIALS = 8
 LONG_PROBES: dict[str, Any] = {
     "budget": {"trials": NUM_TRIALS},
     "stop": {"remeasure": 0},
