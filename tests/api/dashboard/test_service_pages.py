@@ -13,7 +13,8 @@ from api.dashboard import access_pages
 from tests.api.dashboard.browser import Visitor, look_at, session_of, visiting
 from tests.kit.api import HEADERS, INTRODUCTION, TOKEN, answered
 from tests.kit.persons import served
-from tests.kit.populated import Populated
+from tests.kit.populated import Populated, populated_service
+from tests.kit.postgres import upgraded
 
 MARKUP = "<img src=x onerror=alert(1)>"
 
@@ -117,31 +118,36 @@ def test_the_audit_is_filtered_and_has_pages(
 
 
 def test_a_node_is_released_and_an_allocation_shows_what_runs_where_and_is_removed(
-    visitor: Visitor, shared: Populated
+    browser: Browser, tmp_path: Path
 ) -> None:
-    page = visitor.open("/allocations")
-    nodes = page.get_by_role("region", name="Nodes")
-    row = nodes.get_by_role("row").filter(has_text="n0")
-    expect(row).to_contain_text("in quarantine by a user: 4")
-    page.get_by_role("button", name="Release n0").click()
-    expect(page.get_by_text("The node was released")).to_be_visible()
-    expect(row).to_contain_text("released")
-    page.get_by_label("Reason to put n0 into quarantine").fill(f"smells {MARKUP}")
-    page.get_by_role("button", name="Put n0 into quarantine").click()
-    expect(row).to_contain_text(f"in quarantine by a user: smells {MARKUP}")
-    assert page.locator("#content img").count() == 0
-    look_at(page)
+    """On a service of its own, whose worker was heard of just now."""
+    with (
+        populated_service(upgraded(tmp_path).database_url) as populated,
+        visiting(browser, populated.url, populated.headers("admin")) as visitor,
+    ):
+        page = visitor.open("/allocations")
+        nodes = page.get_by_role("region", name="Nodes")
+        row = nodes.get_by_role("row").filter(has_text="n0")
+        expect(row).to_contain_text("in quarantine by a user: loud")
+        page.get_by_role("button", name="Release n0").click()
+        expect(page.get_by_text("The node was released")).to_be_visible()
+        expect(row).to_contain_text("released")
+        page.get_by_label("Reason to put n0 into quarantine").fill(f"smells {MARKUP}")
+        page.get_by_role("button", name="Put n0 into quarantine").click()
+        expect(row).to_contain_text(f"in quarantine by a user: smells {MARKUP}")
+        assert page.locator("#content img").count() == 0
+        look_at(page)
 
-    allocations = page.get_by_role("region", name="Allocations")
-    remove = page.get_by_role("button", name="Remove w", exact=True)
-    expect(allocations.get_by_role("row").filter(has=remove)).to_contain_text("working")
-    expect(page.get_by_role("link", name="first, trial 4")).to_be_visible()
-    expect(page.get_by_text("1 trial of local-cpu not leased yet")).to_be_visible()
-    remove.click()
-    expect(page.get_by_role("dialog")).to_contain_text("Remove the allocation of w")
-    page.get_by_role("dialog").get_by_role("button").nth(1).click()
-    expect(page.get_by_text("The allocation was removed")).to_be_visible()
-    command = f"layout-tuner worker --url {shared.url} --token-file worker.token"
-    expect(page.get_by_text(command)).to_be_visible()
-    page.get_by_role("link", name="with those that have ended").click()
-    expect(allocations).to_contain_text("ended")
+        allocations = page.get_by_role("region", name="Allocations")
+        remove = page.get_by_role("button", name="Remove w", exact=True)
+        expect(allocations.get_by_role("row").filter(has=remove)).to_contain_text("working")
+        expect(page.get_by_role("link", name="first, trial 4")).to_be_visible()
+        expect(page.get_by_text("1 trial of local-cpu not leased yet")).to_be_visible()
+        remove.click()
+        expect(page.get_by_role("dialog")).to_contain_text("Remove the allocation of w")
+        page.get_by_role("dialog").get_by_role("button").nth(1).click()
+        expect(page.get_by_text("The allocation was removed")).to_be_visible()
+        command = f"layout-tuner worker --url {populated.url} --token-file worker.token"
+        expect(page.get_by_text(command)).to_be_visible()
+        page.get_by_role("link", name="with those that have ended").click()
+        expect(allocations).to_contain_text("ended")
